@@ -9,14 +9,14 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tessera.db import inventory
-from tessera.db.clockwatch import CLOCK_S
-from tessera.db.documents import dumps
+from tessera.db.clock_watch import CLOCK_S
+from tessera.db.documents import dump_json
 from tessera.db.network import decision_from
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
-from tessera.db.turn import Change, Turn
+from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.records.agents import Desired, DesiredGang, Heartbeat
+from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat
 from tessera.formulation.records.clusters import NodeSpec
 
 _STORED = sa.text(f"""
@@ -145,7 +145,7 @@ WHERE l.node_id = ANY(:nodes) AND l.hold <> 'releasing' ORDER BY j.id
 _DROP = sa.text("DELETE FROM allocations WHERE node_id = ANY(:nodes)")
 
 
-def hello(
+def register_agent(
     connection: sa.Connection,
     cluster: str,
     agent: str,
@@ -180,7 +180,7 @@ def hello(
             )
         if silent_s > silence_s:
             dead.append(node.id)
-    _lose(turn, dead)
+    _lose_nodes(turn, dead)
     rack = {node.name: node.rack for node in stored}
     inventory.upsert_nodes(
         turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
@@ -192,7 +192,7 @@ def hello(
     turn.end()
 
 
-def heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:
+def record_heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:
     """Renew the leases of agents' nodes; return the positions of those whose agent is known.
 
     The rows are locked in one order, and this waits for no cluster's turn.
@@ -207,7 +207,7 @@ def heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int
         }
         for place, beat in enumerate(beats)
     ]
-    return set(connection.execute(_HEAR, {"beats": dumps(rows)}).scalars())
+    return set(connection.execute(_HEAR, {"beats": dump_json(rows)}).scalars())
 
 
 def require_agent(
@@ -230,7 +230,7 @@ def require_agent(
     return row
 
 
-def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> Desired:
+def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> DesiredState:
     """Return the gangs on the agent's nodes that hold all their GPUs, on every node.
 
     Raises NotFound.
@@ -258,7 +258,7 @@ def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> D
             )
         )
     levels = connection.execute(_LEVELS, {"cluster": me.cluster_id}).scalar()
-    return Desired(
+    return DesiredState(
         revision=me.revision,
         gangs=tuple(gangs),
         network_levels=levels or 0,
@@ -266,14 +266,14 @@ def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> D
     )
 
 
-def give_back(turn: Turn, names: Sequence[str]) -> None:
+def give_nodes_back(turn: Turn, names: Sequence[str]) -> None:
     """Give nodes that users create again back to the agents that still run there."""
     for statement in _GIVE_BACK:
         given = turn.connection.execute(statement, {"cluster": turn.cluster, "names": list(names)})
     turn.changed = turn.changed or given.rowcount > 0
 
 
-def find_dead(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:
+def find_dead_nodes(connection: sa.Connection, cluster: int, silence_s: float) -> list[int]:
     """Return the keys of nodes with allocations that were silent for longer than ``silence_s``."""
     return list(connection.execute(_DEAD, {"cluster": cluster, "silence_s": silence_s}).scalars())
 
@@ -289,21 +289,21 @@ class Silence(NamedTuple):
 def find_silence(connection: sa.Connection, cluster: str) -> Silence:
     """Return the silence of the nodes.
 
-    ``expire`` has something to do if some were silent for too long or were heard in the future.
+    ``expire_silent_nodes`` has something to do if some were silent for too long or were heard in the future.
     """
     return Silence(*connection.execute(_SILENCE, {"name": cluster}).one())
 
 
-def expire(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
+def expire_silent_nodes(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
     """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
     turn = Turn.take(connection, cluster)
     connection.execute(_HEARD_NOW, {"cluster": turn.cluster})
-    lost = _lose(turn, find_dead(connection, turn.cluster, silence_s))
+    lost = _lose_nodes(turn, find_dead_nodes(connection, turn.cluster, silence_s))
     turn.end()
     return lost
 
 
-def _lose(turn: Turn, nodes: Sequence[int]) -> list[str]:
+def _lose_nodes(turn: Turn, nodes: Sequence[int]) -> list[str]:
     """Delete the allocations of dead nodes.
 
     Their agents stopped their gangs when the lease expired. Jobs that owned any go through LOST.
@@ -316,7 +316,9 @@ def _lose(turn: Turn, nodes: Sequence[int]) -> list[str]:
     turn.connection.execute(_DROP, values)
     turn.apply(
         [
-            Change(job=key, state=JobState(state), event=JobEvent.LOST, detail="a node fell silent")
+            JobChange(
+                job=key, state=JobState(state), event=JobEvent.LOST, detail="a node fell silent"
+            )
             for key, _, state in losers
         ]
     )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tessera.db.engine import Database
 
-RULES: Final[Mapping[str, str]] = {
+INVARIANTS: Final[Mapping[str, str]] = {
     "a GPU has two holders": """
         SELECT node_id || '/' || gpu FROM allocations WHERE hold IN ('held', 'releasing')
         GROUP BY node_id, gpu HAVING count(*) > 1
@@ -54,18 +54,18 @@ RULES: Final[Mapping[str, str]] = {
 }
 """A query of names for each possible violation of a rule. Each result must be empty."""
 
-SHOWN: Final = 5
+MAX_NAMES: Final = 5
 """Largest number of names in a message."""
 
 
 def find_broken_rules(database: Database) -> list[str]:
-    """Return a sentence for each of ``RULES`` that does not hold now. Raises Unavailable."""
+    """Return a sentence for each of ``INVARIANTS`` that does not hold now. Raises Unavailable."""
     sentences = []
     with database.read() as connection:
-        for wrong, query in RULES.items():
+        for wrong, query in INVARIANTS.items():
             names = [str(name) for name in connection.execute(sa.text(query)).scalars()]
             if names:
-                sentences.append(f"{wrong}: {', '.join(names[:SHOWN])} ({len(names)} in all)")
+                sentences.append(f"{wrong}: {', '.join(names[:MAX_NAMES])} ({len(names)} in all)")
     return sentences
 
 

@@ -21,7 +21,7 @@ _TRAILER_BYTES = 2
 NULL = "\\N"
 """The text of a NULL in a row that is written."""
 
-AT_ONCE = 200
+ROWS_PER_CHUNK = 200
 """Number of rows that are formatted together when rows are written."""
 
 _WIRE = {"int8": ">i8", "float8": ">f8", "bool": "?"}
@@ -93,6 +93,6 @@ class _Lines:
     def read(self, _size: int) -> str:
         """Return the next lines, or "" at the end."""
         self.broken = True
-        lines = "".join(["\t".join(row) + "\n" for row in islice(self._rows, AT_ONCE)])
+        lines = "".join(["\t".join(row) + "\n" for row in islice(self._rows, ROWS_PER_CHUNK)])
         self.broken = False
         return lines

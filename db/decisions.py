@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tessera.db.documents import (
     allocation_from,
     allocation_plain,
-    dumps,
+    dump_json,
     finite_or_text,
     reason_from,
     reason_plain,
@@ -126,7 +126,7 @@ def find_reasons(
 def _pack(page: Sequence[tuple[int, int]], records: Sequence[DecisionRecord]) -> bytes:
     rows = [_plain(i, records[i]) for _, i in page]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return zlib.compress(dumps(columns).encode(), _LEVEL)
+    return zlib.compress(dump_json(columns).encode(), _LEVEL)
 
 
 def _unpack(page: bytes | memoryview) -> Iterator[dict[str, Any]]:

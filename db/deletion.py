@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import estimating, workloads
-from tessera.db.documents import dumps
+from tessera.db import derived_estimates, workloads
+from tessera.db.documents import dump_json
 from tessera.db.rows import enter_cluster
 from tessera.db.tables import LIVE
-from tessera.db.turn import CHANNEL, Turn
+from tessera.db.turn import STATE_CHANNEL, Turn
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, StaleEtag, Use
 from tessera.formulation.records.estimates import CellFilter
-from tessera.formulation.values import Source
+from tessera.formulation.values import EstimateSource
 
 PURGE_CHANNEL = "tessera_deleted"
 """Channel that receives a notice when a cluster was deleted (see ``tessera.db.purge``)."""
@@ -115,7 +115,7 @@ WHERE m.id = ANY(:models)
 
 _DROP_COMPUTED = sa.text(f"""
 DELETE FROM estimates WHERE workload_id = ANY(:workloads) AND derived
-    AND source > {int(Source.MEASURED)}
+    AND source > {int(EstimateSource.MEASURED)}
 """)  # noqa: S608 - a constant of formulation
 
 _DROP_MODELS = sa.text("DELETE FROM models WHERE id = ANY(:models)")
@@ -248,7 +248,10 @@ def delete_cluster(
     above = {"version": row.version + 1, "epoch": row.epoch + 1, "revision": row.revision + 1}
     connection.execute(_RAISE_HIGH_WATER, above)
     connection.execute(_BURY, {"cluster": row.id})
-    for channel in (CHANNEL, estimating.CHANNEL):  # streams end, and tasks forget the cluster
+    for channel in (
+        STATE_CHANNEL,
+        derived_estimates.ESTIMATING_CHANNEL,
+    ):  # streams end, and tasks forget the cluster
         connection.execute(_NOTIFY, {"channel": channel, "payload": name})
     connection.execute(_NOTIFY, {"channel": PURGE_CHANNEL, "payload": name})
 
@@ -313,13 +316,13 @@ def delete_cells(connection: sa.Connection, cluster: str, cells: CellFilter) -> 
         "gpus": cells.gpus,
     }
     ids = list(connection.execute(_MATCHING_WORKLOADS, values).scalars())
-    workloads.lock(connection, ids)
+    workloads.lock_workloads(connection, ids)
     if uses := JOBS_ON_CELLS.find(connection, values):
         advice = "cancel or hold the jobs that run on them, or wait until they have ended"
         raise InUse(f"a Cell of clusters/{cluster}", uses, advice)
     deleted = connection.execute(_DROP_CELLS, values).rowcount
     connection.execute(_ESTIMATE_AGAIN, {"ids": ids})
-    estimating.notify(connection, cluster)
+    derived_estimates.notify_estimators(connection, cluster)
     return deleted
 
 
@@ -338,20 +341,20 @@ def delete_models(
     """
     key = enter_cluster(connection, cluster)
     rows = [{"model": model, "params": params} for model, params in sorted(models)]
-    stored = connection.execute(_MODELS, {"cluster": key, "rows": dumps(rows)}).all()
+    stored = connection.execute(_MODELS, {"cluster": key, "rows": dump_json(rows)}).all()
     missing = set(models) - {(row.model, row.params) for row in stored}
     if missing and not allow_missing:
         raise NotFound(f"clusters/{cluster}/models/{'/'.join(filter(None, min(missing)))}")
     ids = {"models": [row.id for row in stored]}
     affected = {"workloads": sorted(connection.execute(_MODEL_WORKLOADS, ids).scalars())}
-    workloads.lock(connection, affected["workloads"])
+    workloads.lock_workloads(connection, affected["workloads"])
     if uses := JOBS_OF_WORKLOADS.find(connection, affected):
         advice = "cancel the jobs, or wait until they have ended; to change a model, add it again"
         raise InUse(f"a model of clusters/{cluster}", uses, advice)
     connection.execute(_DROP_COMPUTED, affected)
     connection.execute(_ESTIMATE_AGAIN, {"ids": affected["workloads"]})
     connection.execute(_DROP_MODELS, ids)
-    estimating.notify(connection, cluster)
+    derived_estimates.notify_estimators(connection, cluster)
 
 
 def require_version(what: str, wanted: int | None, stored: int) -> None:

@@ -37,7 +37,7 @@ def _value(plain: Any) -> Any:
     return tuple(_value(item) for item in plain) if isinstance(plain, list) else plain
 
 
-def dumps(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """Return JSON without NaN and infinity, and without NUL, which PostgreSQL cannot hold."""
     text = _JSON.encode(value)
     return text.replace("\\u0000", "") if "\\u0000" in text else text
@@ -53,7 +53,7 @@ def summary_json(summary: RoundSummary) -> str:
     # rest.
     if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
         del plain["bound_is_trivial"]
-    return dumps(_plain(plain))
+    return dump_json(_plain(plain))
 
 
 def summary_from(plain: dict[str, Any]) -> RoundSummary:

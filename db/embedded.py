@@ -27,7 +27,7 @@ The lock ends with the process, however that ends, so nothing waits for a proces
 """
 
 
-HOME = "TESSERA_HOME"
+HOME_VARIABLE = "TESSERA_HOME"
 """Environment variable with the folder for all data for which no other folder is configured."""
 
 
@@ -38,14 +38,14 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
     able to reach its files. To allow this, the permissions of every directory above them are
     loosened.
     """
-    if home := environment.get(HOME):
+    if home := environment.get(HOME_VARIABLE):
         return Path(home).expanduser().absolute() / "pg"
     if os.geteuid() == 0:
         return Path("/var/lib/tessera/pg")
     return platformdirs.user_data_path("tessera") / "pg"
 
 
-def start(directory: Path | None = None) -> str:
+def start_server(directory: Path | None = None) -> str:
     """Start PostgreSQL on ``directory``, unless it is already running, and return its URL.
 
     Any number of processes may do so, repeatedly. The last one to exit stops the server.
@@ -69,7 +69,7 @@ def start(directory: Path | None = None) -> str:
         ) from error
 
 
-def stop(directory: Path | None = None) -> None:
+def stop_server(directory: Path | None = None) -> None:
     """Release the server before the process ends. It stops if no other process uses it.
 
     Raises:
@@ -83,7 +83,7 @@ def stop(directory: Path | None = None) -> None:
                     _stop_unless_used(place, ours)
 
 
-def delete(directory: Path) -> None:
+def delete_server(directory: Path) -> None:
     """Stop the server on ``directory`` and delete its files.
 
     Raises:
@@ -91,7 +91,7 @@ def delete(directory: Path) -> None:
     """
     place = _absolute(directory)
     if place in _used:
-        stop(place)
+        stop_server(place)
     if not place.parent.exists():
         return
     with _turn(place), _open_mark(place, "users") as users:
@@ -103,14 +103,14 @@ def delete(directory: Path) -> None:
                 " that one first"
             ) from None
         if place.exists():
-            pgserver.stop(place)
+            pgserver.stop_server(place)
             shutil.rmtree(place)
 
 
 @atexit.register
 def _stop_all() -> None:
     for place in list(_used):
-        stop(place)
+        stop_server(place)
 
 
 os.register_at_fork(after_in_child=_used.clear)  # a forked child shares the lock but is not a user
@@ -121,7 +121,7 @@ def _stop_unless_used(place: Path, ours: IO[bytes]) -> None:
         fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    pgserver.stop(place)
+    pgserver.stop_server(place)
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from tessera.formulation.errors import InvalidInput, NotMigrated, TesseraError, 
 
 T = TypeVar("T")
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """Number of attempts at a transaction that conflicts with others (serialization, deadlock)."""
 
-LOST_AGAINST_OTHERS = frozenset({"40001", "40P01"})
+CONFLICT_STATES = frozenset({"40001", "40P01"})
 
 _WRONG_SCHEMA = frozenset({"42P01", "42703", "42883"})  # no such table, column, function
 _FULL = frozenset({"53100"})
@@ -62,14 +62,14 @@ class Database:
             Unavailable: the database cannot be reached, or is too busy.
             InvalidInput: a constraint refused a value.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 with self._begin() as connection:
                     result = work(connection)
                     connection.commit()
                     return result
             except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
-                if sqlstate(error) not in LOST_AGAINST_OTHERS or attempt == ATTEMPTS:
+                if sqlstate_of(error) not in CONFLICT_STATES or attempt == MAX_ATTEMPTS:
                     raise self._ours(error) from error
         raise AssertionError("unreachable")
 
@@ -138,7 +138,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
-        state, place = sqlstate(error), self.engine.url.render_as_string(hide_password=True)
+        state, place = sqlstate_of(error), self.engine.url.render_as_string(hide_password=True)
         if state in _WRONG_SCHEMA:
             return NotMigrated(
                 f"the schema of {place} belongs to another release; run `tessera migrate`"
@@ -154,7 +154,7 @@ class Database:
                 f"the database at {place} has no connection left; close some, raise its max_connections, or"
                 " lower the server's setting store_threads: each of its threads needs a connection"
             )
-        if state in ("57014", "55P03", *LOST_AGAINST_OTHERS) or isinstance(error, PoolTimeout):
+        if state in ("57014", "55P03", *CONFLICT_STATES) or isinstance(error, PoolTimeout):
             return Unavailable(f"the database at {place} is too busy; try again")
         return Unavailable(
             f"the database at {place} cannot be reached or has failed; start it, or correct"
@@ -162,7 +162,7 @@ class Database:
         )
 
 
-def sqlstate(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
+def sqlstate_of(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
     """Return the database's five-character code for the error, or "" if it has none."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     return str(getattr(origin, "pgcode", None) or "")
@@ -204,7 +204,7 @@ def without_password(url: str) -> str:
     return plain.difference_update_query(["password"]).render_as_string()
 
 
-def connect(
+def connect_database(
     url: str | None = None,
     *,
     directory: Path | None = None,
@@ -220,7 +220,7 @@ def connect(
     Raises:
         InvalidInput: not a PostgreSQL URL. Unavailable: the embedded database does not start.
     """
-    place = sqlalchemy_url(embedded.start(directory) if url is None else url)
+    place = sqlalchemy_url(embedded.start_server(directory) if url is None else url)
     limits = {
         "statement_timeout": statement_timeout_s,
         "lock_timeout": lock_timeout_s,

@@ -12,11 +12,11 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.snapshot import Snapshot
 
-Gpu = tuple[int, int]  # (node's key, GPU index)
+GpuKey = tuple[int, int]  # (node's key, GPU index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobNow:
+class CurrentJob:
     """A job's state while the round is committed."""
 
     key: int
@@ -26,7 +26,7 @@ class JobNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNow:
+class CurrentNode:
     """A node's state while the round is committed."""
 
     key: int
@@ -34,12 +34,12 @@ class NodeNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class CommitState:
     """The data that the guards need: jobs, nodes, and the owner of each held or reserved GPU."""
 
-    jobs: Mapping[str, JobNow]
-    nodes: Mapping[str, NodeNow]
-    owner: Mapping[Gpu, int]  # the job's key
+    jobs: Mapping[str, CurrentJob]
+    nodes: Mapping[str, CurrentNode]
+    owner: Mapping[GpuKey, int]  # the job's key
     types: Mapping[str, int]
     plans: Mapping[str, int]
 
@@ -53,7 +53,7 @@ def event_of(decision: Decision, state: JobState) -> JobEvent | None:
 
 
 def find_skipped(
-    snapshot: Snapshot, decisions: tuple[Decision, ...], world: World
+    snapshot: Snapshot, decisions: tuple[Decision, ...], world: CommitState
 ) -> dict[int, str]:
     """Return why decisions are not applied, by position in ``decisions``.
 
@@ -69,7 +69,7 @@ def find_skipped(
     return _keep_owners(snapshot, decisions, world, skipped)
 
 
-def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:
+def _stale_job(snapshot: Snapshot, decision: Decision, world: CommitState) -> str:
     job = world.jobs.get(snapshot.jobs.name[decision.job])
     if job is None:
         return "the job was deleted during the solve"
@@ -82,7 +82,7 @@ def _stale_job(snapshot: Snapshot, decision: Decision, world: World) -> str:
     return ""
 
 
-def _stale_node(snapshot: Snapshot, decision: Decision, world: World) -> str:
+def _stale_node(snapshot: Snapshot, decision: Decision, world: CommitState) -> str:
     if decision.kind not in CHANGES_GPUS or decision.gang is None:
         return ""
     for n, _ in decision.gang.members:
@@ -94,12 +94,12 @@ def _stale_node(snapshot: Snapshot, decision: Decision, world: World) -> str:
 
 
 def _keep_owners(
-    snapshot: Snapshot, decisions: tuple[Decision, ...], world: World, found: dict[int, str]
+    snapshot: Snapshot, decisions: tuple[Decision, ...], world: CommitState, found: dict[int, str]
 ) -> dict[int, str]:
     """Add to ``found`` the decisions that need a GPU which its owner does not give up."""
     names = {job.key: name for name, job in world.jobs.items()}
     position: dict[int, int] = {}  # job's key -> its decision, if that gives up GPUs
-    wanted: dict[Gpu, int] = {}
+    wanted: dict[GpuKey, int] = {}
     for i, decision in enumerate(decisions):
         job = world.jobs.get(snapshot.jobs.name[decision.job])
         if i in found or job is None:
@@ -110,7 +110,7 @@ def _keep_owners(
             for n, gpus in decision.gang.members:
                 key = world.nodes[snapshot.nodes.name[n]].key
                 wanted.update({(key, gpu): i for gpu in gpus})
-    owned: dict[int, list[Gpu]] = {}
+    owned: dict[int, list[GpuKey]] = {}
     for gpu, owner in world.owner.items():
         owned.setdefault(owner, []).append(gpu)
     # An owner that gives nothing up blocks the decisions that need its GPUs. Their jobs keep their

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from tessera.db.deletion import Users, require_remaining, require_version, start_above_deleted
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.db.tables import LIVE
 from tessera.db.turn import Turn
 from tessera.db.workloads import require_types
@@ -89,7 +89,7 @@ WHERE t.id = x.gpu_type_id AND t.cluster_id = :cluster AND t.name = ANY(:names)
     for table in ("estimates", "measurements", "profiles")
 )
 
-_DERIVE_ANEW = sa.text("""
+_RESET_DIGESTS = sa.text("""
 UPDATE workloads SET derived_from = 'before a type was dropped'
 WHERE cluster_id = :cluster AND derived_from <> ''
 """)
@@ -176,7 +176,7 @@ def upsert_cluster(
         }
         for i, t in enumerate(gpu_types)
     ]
-    connection.execute(_PUT_TYPES, {"cluster": cluster, "rows": dumps(rows)})
+    connection.execute(_PUT_TYPES, {"cluster": cluster, "rows": dump_json(rows)})
     if created is None:
         connection.execute(_BUMP, {"cluster": cluster})
     return created is not None
@@ -220,7 +220,7 @@ def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequen
             advice = f"remove what uses it first: {commands}"
             raise InUse(f"clusters/{cluster}/gpuTypes/{name}", uses, advice)
     if names:
-        for statement in (_DERIVE_ANEW, *_DROP_OWN, _DROP_TYPES):
+        for statement in (_RESET_DIGESTS, *_DROP_OWN, _DROP_TYPES):
             connection.execute(statement, {"cluster": key, "names": list(names)})
 
 
@@ -254,7 +254,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
         {"name": n.name, "gpu_type_id": types[n.gpu_type].id, "gpus": n.gpus, "rack": n.rack}
         for n in changed
     ]
-    values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dumps(rows)}
+    values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dump_json(rows)}
     for statement in (_PUT_NODES, _DROP_GPUS, _PUT_GPUS):
         turn.connection.execute(statement, values)
 

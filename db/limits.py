@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tessera.db.rows import cluster_id
 from tessera.formulation.errors import LimitReached
-from tessera.formulation.records.store import Limits
+from tessera.formulation.records.store import StoreLimits
 
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 
@@ -22,7 +22,7 @@ _OF_CLUSTER = {
 }
 
 
-def require_few_clusters(connection: sa.Connection, limits: Limits) -> None:
+def require_few_clusters(connection: sa.Connection, limits: StoreLimits) -> None:
     """Check the number of clusters after one was created, while other creations wait.
 
     Raises LimitReached.
@@ -31,7 +31,7 @@ def require_few_clusters(connection: sa.Connection, limits: Limits) -> None:
     _require("clusters", connection.execute(_CLUSTERS).scalar_one(), limits.clusters, "this server")
 
 
-def require_few(connection: sa.Connection, cluster: str, kind: str, limits: Limits) -> None:
+def require_few(connection: sa.Connection, cluster: str, kind: str, limits: StoreLimits) -> None:
     """Check the number of a cluster's rows of a kind after a creation. Raises LimitReached."""
     values = {"cluster": cluster_id(connection, cluster)}
     count = connection.execute(_OF_CLUSTER[kind], values).scalar_one()

@@ -12,7 +12,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import ProgrammingError
 
-from tessera.db.engine import Database, sqlstate
+from tessera.db.engine import Database, sqlstate_of
 from tessera.formulation.errors import NotMigrated
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def _config() -> Config:
 
 
 @cache
-def head() -> str:
+def head_revision() -> str:
     """Return the revision that this release needs."""
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     if revision is None:
@@ -50,7 +50,7 @@ def _known() -> frozenset[str]:
     return frozenset(script.revision for script in scripts.walk_revisions())
 
 
-def current(connection: sa.Connection) -> str | None:
+def current_revision(connection: sa.Connection) -> str | None:
     """Return the revision of the database, or None if it has no schema.
 
     No migration can end during this transaction.
@@ -59,7 +59,7 @@ def current(connection: sa.Connection) -> str | None:
         with connection.begin_nested():
             revision = connection.execute(_REVISION).scalar()
     except ProgrammingError as error:
-        if sqlstate(error) != _NO_TABLE:
+        if sqlstate_of(error) != _NO_TABLE:
             raise
         return None
     return None if revision is None else str(revision)
@@ -74,24 +74,24 @@ def require_head(connection: sa.Connection) -> None:
     try:
         revision = connection.execute(_REVISION).scalar()
     except ProgrammingError as error:
-        if sqlstate(error) != _NO_TABLE:
+        if sqlstate_of(error) != _NO_TABLE:
             raise
         revision = None
-    if revision == head():
+    if revision == head_revision():
         return
     if revision is None:
         raise NotMigrated("the database has no schema yet; run `tessera migrate`")
     _require_known(revision)
     raise NotMigrated(
-        f"the database has schema {revision}, but this release needs {head()}; run `tessera migrate`"
+        f"the database has schema {revision}, but this release needs {head_revision()}; run `tessera migrate`"
     )
 
 
 def _require_known(revision: str) -> None:
     if revision not in _known():
         raise NotMigrated(
-            f"the database has schema {revision} of a newer release, but this program needs {head()};"
-            " upgrade this program"
+            f"the database has schema {revision} of a newer release, but this program needs"
+            f" {head_revision()}; upgrade this program"
         )
 
 
@@ -108,7 +108,7 @@ class MigratedDatabase(Database):
         require_head(connection)
 
 
-def upgrade(database: Database, revision: str = "head") -> None:
+def upgrade_schema(database: Database, revision: str = "head") -> None:
     """Apply the migrations up to ``revision``, all or none.
 
     Raises:
@@ -117,7 +117,7 @@ def upgrade(database: Database, revision: str = "head") -> None:
     _run(database, revision, up=True)
 
 
-def downgrade(database: Database, revision: str) -> None:
+def downgrade_schema(database: Database, revision: str) -> None:
     """Undo the migrations down to ``revision``, all or none.
 
     The revision "base" undoes all of them.
@@ -134,7 +134,7 @@ def _run(database: Database, revision: str, *, up: bool) -> None:
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        if (found := current(connection)) is not None:
+        if (found := current_revision(connection)) is not None:
             # Wait for the transactions that still use the old schema.
             connection.execute(_LOCK_REVISION)
             _require_known(found)

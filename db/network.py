@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.db.rows import cluster_id
 from tessera.db.turn import Turn
 from tessera.formulation.errors import NotFound, RoundSuperseded, StaleEtag
@@ -85,7 +85,7 @@ WHERE j.cluster_id = :cluster AND (:job = '' OR j.name = :job) ORDER BY s.rank, 
 """)
 
 
-def topology(connection: sa.Connection, cluster: str) -> tuple[str, int]:
+def load_topology(connection: sa.Connection, cluster: str) -> tuple[str, int]:
     """Return the stored document of the cluster's network, and its version. Raises NotFound."""
     found = connection.execute(_NETWORK, {"cluster": cluster_id(connection, cluster)})
     row = found.one_or_none()
@@ -151,7 +151,7 @@ def drop_topology(
     turn.end()
 
 
-def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord | None:
+def commit_plan(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord | None:
     """Put a network plan that was made between rounds in force.
 
     Return None if it changes nothing.
@@ -165,15 +165,15 @@ def commit(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord 
     now = connection.execute(_EPOCH, {"cluster": turn.cluster}).one()
     if now.epoch != plan.snapshot.epoch:
         raise RoundSuperseded(f"clusters/{turn.name}/rounds/{now.last_round}")
-    if not is_for(turn, plan.snapshot.topology):
-        _, version = topology(connection, turn.name)
+    if not is_described_by(turn, plan.snapshot.topology):
+        _, version = load_topology(connection, turn.name)
         raise StaleEtag(f"the topology of {turn.name} has changed to version {version}; plan again")
-    number = record(turn, plan.outcome, plan.cause, plan.seconds)
+    number = record_plan(turn, plan.outcome, plan.cause, plan.seconds)
     turn.end()
-    return None if number is None else plans(connection, turn.name, number + 1, 1)[0]
+    return None if number is None else list_plans(connection, turn.name, number + 1, 1)[0]
 
 
-def is_for(turn: Turn, described: DescribedTopology | None) -> bool:
+def is_described_by(turn: Turn, described: DescribedTopology | None) -> bool:
     """Return whether the cluster's network still has this description."""
     if described is None:
         return False
@@ -181,7 +181,7 @@ def is_for(turn: Turn, described: DescribedTopology | None) -> bool:
     return bool(turn.connection.execute(_SAME, values).scalar())
 
 
-def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> int | None:
+def record_plan(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> int | None:
     """Write the standings that differ, and the network plan.
 
     Return the plan's number, or None if nothing differs. Decisions for allocations that have gone
@@ -206,7 +206,7 @@ def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> i
     if not rows and not gone:
         return None
     connection.execute(_FORGET, {"jobs": gone})
-    connection.execute(_PUT_STANDINGS, {"rows": dumps(rows)})
+    connection.execute(_PUT_STANDINGS, {"rows": dump_json(rows)})
     number = connection.execute(_NUMBER, {"cluster": turn.cluster}).scalar_one()
     connection.execute(
         _PUT_PLAN,
@@ -217,14 +217,14 @@ def record(turn: Turn, outcome: NetworkOutcome, cause: str, seconds: float) -> i
             "levels": outcome.levels,
             "changed": len(rows),
             "seconds": seconds,
-            "notes": dumps(list(outcome.notes)),
+            "notes": dump_json(list(outcome.notes)),
         },
     )
     turn.changed = True
     return int(number)
 
 
-def plans(
+def list_plans(
     connection: sa.Connection, cluster: str, before: int, limit: int
 ) -> list[NetworkPlanRecord]:
     """Return plans with a number below ``before`` (0: all) without decisions, newest first.
@@ -238,7 +238,7 @@ def plans(
     ]
 
 
-def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkPlanRecord:
+def plan_in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkPlanRecord:
     """Return the network plan in force with its decisions.
 
     If ``job`` is given, only its decisions are included.
@@ -246,9 +246,9 @@ def in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkP
     Raises:
         NotFound: the cluster, or there is no plan yet.
     """
-    found = plans(connection, cluster, 0, 1)
+    found = list_plans(connection, cluster, 0, 1)
     if not found:
-        topology(connection, cluster)
+        load_topology(connection, cluster)
         raise NotFound(f"clusters/{cluster}/networkPlans/-")
     values = {"cluster": cluster_id(connection, cluster), "job": job}
     rows = connection.execute(_IN_FORCE, values).mappings()

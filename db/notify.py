@@ -14,14 +14,14 @@ import psycopg2
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 
 from tessera.db.engine import KEEPALIVES, sqlalchemy_url
-from tessera.db.turn import CHANNEL
+from tessera.db.turn import STATE_CHANNEL
 
 log = logging.getLogger(__name__)
 
 RETRY_S, MAX_RETRY_S = 1.0, 30.0
 """Seconds until the first attempt to reconnect, doubled after each one, and their maximum."""
 
-EVERY = ""
+EVERY_CLUSTER = ""
 """The name that subscribers receive after the connection was lost: any cluster may have changed."""
 
 
@@ -29,19 +29,19 @@ class Listener:
     """A thread that calls its subscribers with the name of each cluster that changes.
 
     The channel says what changed: the desired state (``tessera.db.turn``), or the workloads to
-    estimate (``tessera.db.estimating``).
+    estimate (``tessera.db.derived_estimates``).
 
-    No change is missed: after a lost connection subscribers are called with ``EVERY``.
+    No change is missed: after a lost connection subscribers are called with ``EVERY_CLUSTER``.
     """
 
     def __init__(self, url: str) -> None:
         self._dsn = sqlalchemy_url(url).set(drivername="postgresql").render_as_string(False)
-        self._subscribers: dict[str, list[Callable[[str], None]]] = {CHANNEL: []}
+        self._subscribers: dict[str, list[Callable[[str], None]]] = {STATE_CHANNEL: []}
         self._closed, self.listening = threading.Event(), threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="tessera-listen", daemon=True)
 
-    def subscribe(self, callback: Callable[[str], None], channel: str = CHANNEL) -> None:
+    def subscribe(self, callback: Callable[[str], None], channel: str = STATE_CHANNEL) -> None:
         """Call ``callback`` with each message on ``channel`` after ``start``. It must not block."""
         self._subscribers.setdefault(channel, []).append(callback)
 
@@ -99,7 +99,7 @@ class Listener:
                 cursor.execute(f"LISTEN {channel}")
         self.listening.set()
         log.info("listening for the database's notices", extra={"action": "listen"})
-        self._tell({(channel, EVERY) for channel in self._subscribers})
+        self._tell({(channel, EVERY_CLUSTER) for channel in self._subscribers})
         while not self._closed.is_set():
             ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from tessera.db.agents import require_agent
-from tessera.db.documents import dumps
-from tessera.db.turn import Change, Turn, wake
+from tessera.db.documents import dump_json
+from tessera.db.turn import JobChange, Turn, notify_attention
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
 from tessera.formulation.records.agents import ObservedGang
 
@@ -54,13 +54,13 @@ WHERE l.hold = 'releasing' AND l.job_id = c.job AND l.generation = c.generation
 """)
 
 
-WARM_UP = 2
+WARM_UP_REPORTS = 2
 """Number of first reports of a generation that are ignored.
 
 Meanwhile caches fill, and kernels are compiled and chosen.
 """
 
-ENOUGH = 5
+REPORTS_PER_MEASUREMENT = 5
 """Number of reports whose median is the measurement. Later ones are ignored."""
 
 _MEASURE = sa.text("""
@@ -108,17 +108,17 @@ ON CONFLICT (job_id, node_id) DO UPDATE SET generation = excluded.generation,
 
 
 @dataclass(slots=True)
-class Findings:
+class ReportDifferences:
     """The differences between a report and the stored state."""
 
     progress: list[dict[str, object]] = field(default_factory=list)
     measured: list[dict[str, object]] = field(default_factory=list)
     traffic: list[dict[str, object]] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, object]] = field(default_factory=list)
 
 
-def observe(
+def record_observation(
     connection: sa.Connection,
     cluster: str,
     agent: str,
@@ -133,7 +133,9 @@ def observe(
     network planner.
     """
     me = require_agent(connection, cluster, agent, incarnation)
-    findings = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    findings = compare_report(
+        connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
+    )
     if not (findings.changes or findings.freed):
         _advance_progress(connection, findings)
         _keep_traffic(connection, cluster, findings)
@@ -141,40 +143,46 @@ def observe(
     # Take the turn and compare again, because other transactions may have had theirs.
     turn = Turn.take(connection, cluster)
     me = require_agent(connection, cluster, agent, incarnation)
-    findings = compare(connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision)
+    findings = compare_report(
+        connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
+    )
     _advance_progress(connection, findings)
     _keep_traffic(connection, cluster, findings)
     turn.apply(findings.changes)
     if findings.freed:
-        connection.execute(_FREE, {"rows": dumps(findings.freed)})
+        connection.execute(_FREE, {"rows": dump_json(findings.freed)})
     return turn.end()
 
 
-def _advance_progress(connection: sa.Connection, found: Findings) -> None:
+def _advance_progress(connection: sa.Connection, found: ReportDifferences) -> None:
     if found.progress:
         connection.execute(_LOCK_JOBS, {"ids": [row["id"] for row in found.progress]})
-        connection.execute(_PROGRESS, {"rows": dumps(found.progress)})
+        connection.execute(_PROGRESS, {"rows": dump_json(found.progress)})
     if found.measured:
-        values = {"rows": dumps(found.measured), "warm_up": WARM_UP, "enough": ENOUGH}
+        values = {
+            "rows": dump_json(found.measured),
+            "warm_up": WARM_UP_REPORTS,
+            "enough": REPORTS_PER_MEASUREMENT,
+        }
         connection.execute(_MEASURE, values)
 
 
-def _keep_traffic(connection: sa.Connection, cluster: str, found: Findings) -> None:
+def _keep_traffic(connection: sa.Connection, cluster: str, found: ReportDifferences) -> None:
     """Store the first measured traffic of an allocation on a node, and wake the network planner."""
-    if found.traffic and connection.execute(_TRAFFIC, {"rows": dumps(found.traffic)}).rowcount:
-        wake(connection, cluster)
+    if found.traffic and connection.execute(_TRAFFIC, {"rows": dump_json(found.traffic)}).rowcount:
+        notify_attention(connection, cluster)
 
 
-def compare(
+def compare_report(
     rows: Sequence[sa.Row[tuple[object, ...]]], gangs: Sequence[ObservedGang], revision: int
-) -> Findings:
+) -> ReportDifferences:
     """Compare a report with the rows of ``_ON_NODES``.
 
     A gang has started, advanced or succeeded when its leader says so. It has failed when any member
     says so. Only the job's current generation counts.
     """
     present = {(gang.job, gang.generation, gang.node): gang for gang in gangs}
-    findings, members = Findings(), defaultdict(list)
+    findings, members = ReportDifferences(), defaultdict(list)
     for row in rows:
         gang = present.get((row.name, row.of_generation, row.node))
         if gang is None:
@@ -225,19 +233,19 @@ def _advances(row: sa.Row[tuple[object, ...]], leader: ObservedGang) -> bool:
 
 def _change(
     row: sa.Row[tuple[object, ...]], leader: ObservedGang | None, failed: ObservedGang | None
-) -> Change | None:
+) -> JobChange | None:
     """Return the change of a job, or None.
 
     Success has precedence over failure, and failure over running.
     """
     state = JobState(row.state)
     if leader is not None and leader.phase == "succeeded" and is_allowed(state, JobEvent.FINISH):
-        return Change(job=row.job_id, state=state, event=JobEvent.FINISH)
+        return JobChange(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
         event = JobEvent.CRASH if row.retries + 1 <= row.max_retries else JobEvent.FAIL
         error = failed.error[:MAX_ERROR_CHARS]
         detail = f"on {failed.node}: {error}"
-        return Change(job=row.job_id, state=state, event=event, error=error, detail=detail)
+        return JobChange(job=row.job_id, state=state, event=event, error=error, detail=detail)
     if leader is not None and leader.phase == "running" and state is JobState.STARTING:
-        return Change(job=row.job_id, state=state, event=JobEvent.RAN)
+        return JobChange(job=row.job_id, state=state, event=JobEvent.RAN)
     return None

@@ -101,7 +101,7 @@ def ensure_running(place: Path) -> str:
     raise Unavailable(f"PostgreSQL ended right after its start; see {place / 'log'}")
 
 
-def stop(place: Path) -> None:
+def stop_server(place: Path) -> None:
     """Stop the server on ``place`` if it is running. Its clients are disconnected.
 
     Raises:

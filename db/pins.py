@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 
 from tessera.db import workloads
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 
@@ -53,7 +53,7 @@ def require_change(
 ) -> None:
     """Check the fields of a job that are about to change. Raises InvalidInput."""
     if _FITS & set(fields):
-        keys = workloads.ensure(connection, cluster, {job.workload})
+        keys = workloads.ensure_workloads(connection, cluster, {job.workload})
         workloads.require_fit(connection, cluster, [job], keys)
     if "deadline_s" in fields:
         require_future(connection, [job])
@@ -81,7 +81,7 @@ def put_avoids(connection: sa.Connection, cluster: int, jobs: Sequence[JobSpec])
         {"job": job.name, "node": node} for job in jobs for node in sorted(set(job.avoid_nodes))
     ]
     if rows:
-        connection.execute(_PUT_AVOIDS, values | {"rows": dumps(rows)})
+        connection.execute(_PUT_AVOIDS, values | {"rows": dump_json(rows)})
 
 
 def keeps_promise(before: JobSpec, after: JobSpec) -> bool:

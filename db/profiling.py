@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.db.rows import SERVICE_GPU_S, enter_cluster
 from tessera.db.tables import LIVE
-from tessera.db.workloads import ensure, require_types
+from tessera.db.workloads import ensure_workloads, require_types
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import ProfileRow, ProfilingJob
 from tessera.formulation.values import PROFILING, Workload
@@ -42,7 +42,7 @@ WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 
-def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
+def add_profiles(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
     """Store measured layers; return how many were new.
 
     Stored layers of a task are never changed.
@@ -52,7 +52,7 @@ def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> 
     """
     key = enter_cluster(connection, cluster)
     types = require_types(connection, key, {r.gpu_type for r in rows})
-    ids = ensure(connection, key, {r.workload for r in rows})
+    ids = ensure_workloads(connection, key, {r.workload for r in rows})
     plain = [
         {
             "workload_id": ids[r.workload],
@@ -75,10 +75,10 @@ def add(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> 
         }
         for r in rows
     ]
-    return connection.execute(_ADD, {"rows": dumps(plain)}).rowcount if plain else 0
+    return connection.execute(_ADD, {"rows": dump_json(plain)}).rowcount if plain else 0
 
 
-def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
+def load_profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
     """Return the measured layers of models with live jobs, oldest first."""
     return tuple(
         ProfileRow(
@@ -104,7 +104,7 @@ def profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, ...]:
     )
 
 
-def tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
+def list_tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
     """Return the profiling tasks, including those that have ended, in order of submission."""
     return tuple(
         ProfilingJob(

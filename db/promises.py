@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tessera.db.documents import certificate_plain, dumps, reason_plain
+from tessera.db.documents import certificate_plain, dump_json, reason_plain
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import LegRecord
 from tessera.formulation.snapshot import Legs, Snapshot
@@ -53,7 +53,7 @@ def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> N
         for p in promises
     ]
     if rows:
-        connection.execute(_RECORD, {"rows": dumps(rows)})
+        connection.execute(_RECORD, {"rows": dump_json(rows)})
 
 
 def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:

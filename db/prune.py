@@ -13,8 +13,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from tessera.db.derived_estimates import MAX_MEASUREMENTS
 from tessera.db.engine import Database
-from tessera.db.estimating import LATEST
 from tessera.db.rows import cluster_id
 from tessera.db.tables import LIVE
 from tessera.formulation.records.store import Retention
@@ -87,7 +87,7 @@ _OLD_MEASUREMENTS = f"""
     WHERE w.cluster_id = :cluster AND m.changed_at < now() - make_interval(secs => :jobs_s)
         AND m.id NOT IN (
             SELECT x.id FROM measurements x JOIN workloads v ON v.id = x.workload_id
-            WHERE v.cluster_id = :cluster ORDER BY x.changed_at DESC LIMIT {LATEST})
+            WHERE v.cluster_id = :cluster ORDER BY x.changed_at DESC LIMIT {MAX_MEASUREMENTS})
 """  # noqa: S608 - constants only
 
 _UNUSED_WORKLOADS = """
@@ -101,7 +101,7 @@ _UNUSED_WORKLOADS = """
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _RowKind:
     """A kind of rows to delete: a query of their keys, and statements for a batch of keys."""
 
     query: str
@@ -129,16 +129,16 @@ class _Kind:
         return deleted
 
 
-_KINDS: Final[Mapping[str, _Kind]] = {
-    "request_ids": _Kind(
+_KINDS: Final[Mapping[str, _RowKind]] = {
+    "request_ids": _RowKind(
         _OLD_REQUESTS, ("DELETE FROM request_ids WHERE id = ANY(:keys)",), of_cluster=False
     ),
-    "rounds": _Kind(
+    "rounds": _RowKind(
         _OLD_ROUNDS,
         ("DELETE FROM rounds WHERE cluster_id = :cluster AND number = ANY(:keys)",),
         waits_for_rounds=True,
     ),
-    "snapshots": _Kind(
+    "snapshots": _RowKind(
         _OLD_SNAPSHOTS,
         (
             "UPDATE rounds SET snapshot = NULL, base = NULL"
@@ -146,14 +146,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         ),
         waits_for_rounds=True,
     ),
-    "jobs": _Kind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
-    "job_history": _Kind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
-    "network_plans": _Kind(
+    "jobs": _RowKind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
+    "job_history": _RowKind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
+    "network_plans": _RowKind(
         _OLD_PLANS,
         ("DELETE FROM network_plans WHERE cluster_id = :cluster AND number = ANY(:keys)",),
     ),
-    "measurements": _Kind(_OLD_MEASUREMENTS, ("DELETE FROM measurements WHERE id = ANY(:keys)",)),
-    "workloads": _Kind(
+    "measurements": _RowKind(
+        _OLD_MEASUREMENTS, ("DELETE FROM measurements WHERE id = ANY(:keys)",)
+    ),
+    "workloads": _RowKind(
         _UNUSED_WORKLOADS,
         (
             "DELETE FROM estimates WHERE derived AND workload_id = ANY(:keys)",
@@ -175,7 +177,7 @@ def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[
     return {name: _delete(database, kind, values) for name, kind in _KINDS.items()}
 
 
-def prune(database: Database, retention: Retention) -> dict[str, int]:
+def prune_database(database: Database, retention: Retention) -> dict[str, int]:
     """Delete all old rows of every cluster, batch by batch; return the deleted numbers by kind."""
     deleted = dict.fromkeys(_KINDS, 0)
     for name, kind, values in _everywhere(database, retention):
@@ -185,7 +187,7 @@ def prune(database: Database, retention: Retention) -> dict[str, int]:
 
 
 def count_old(database: Database, retention: Retention) -> dict[str, int]:
-    """Return how many rows ``prune`` would delete, by kind.
+    """Return how many rows ``prune_database`` would delete, by kind.
 
     Workloads that become unused when their last job is deleted are not included.
     """
@@ -196,13 +198,13 @@ def count_old(database: Database, retention: Retention) -> dict[str, int]:
     return counts
 
 
-def _delete(database: Database, kind: _Kind, values: Mapping[str, object]) -> int:
+def _delete(database: Database, kind: _RowKind, values: Mapping[str, object]) -> int:
     return database.write(lambda connection: kind.delete(connection, values))
 
 
 def _everywhere(
     database: Database, retention: Retention
-) -> Iterator[tuple[str, _Kind, dict[str, object]]]:
+) -> Iterator[tuple[str, _RowKind, dict[str, object]]]:
     """Yield each kind for each cluster, and once each kind that belongs to no cluster."""
     with database.read() as connection:
         query = sa.text("SELECT id FROM clusters ORDER BY id")

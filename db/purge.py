@@ -57,7 +57,7 @@ _STATEMENTS = (
 _DROP_CLUSTER = sa.text("DELETE FROM clusters WHERE id = :cluster")
 
 
-def purge(connection: sa.Connection) -> bool:
+def purge_batch(connection: sa.Connection) -> bool:
     """Remove a batch of rows of one deleted cluster; return whether there may be more to remove."""
     cluster = connection.execute(_CLUSTER).scalar()
     if cluster is None:

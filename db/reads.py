@@ -21,11 +21,11 @@ from tessera.db.rows import (
 )
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.network.traffic import cell_traffic
+from tessera.formulation.network.traffic import parse_cell_traffic
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import EstimateSource, Workload
 
 _HISTORY = sa.text("""
 SELECT extract(epoch FROM h.at)::float8 AS at_s, h.event, h.state, h.detail
@@ -130,10 +130,10 @@ def list_estimates(
             workload=Workload(model=r.model, params=r.params, global_batch=r.global_batch),
             cell=cell_on(r),
             iter_time_s=r.iter_time_s,
-            source=Source(r.source),
+            source=EstimateSource(r.source),
             provenance=r.provenance,
             sd=r.sd,
-            traffic=cell_traffic(r.traffic) if r.traffic else None,
+            traffic=parse_cell_traffic(r.traffic) if r.traffic else None,
         )
         for r in rows[:limit]
     ]

@@ -18,12 +18,12 @@ _FIND = sa.text("SELECT method, digest, response FROM request_ids WHERE id = :id
 _ANSWER = sa.text("UPDATE request_ids SET response = :response WHERE id = :id")
 
 
-def claim(
+def claim_request(
     connection: sa.Connection, request: Request, response: bytes | None = None
 ) -> bytes | None:
     """Claim the id for this transaction, or return the answer that the request got before.
 
-    ``response`` is the answer if it is known already. If it is None, ``answer`` stores it later.
+    ``response`` is the answer if it is known already. If it is None, ``store_answer`` stores it later.
 
     Raises:
         RequestIdReused: the id was used with another method or body.
@@ -54,6 +54,6 @@ def find_answer(connection: sa.Connection, request: Request) -> bytes | None:
     return bytes(row.response)
 
 
-def answer(connection: sa.Connection, request: Request, response: bytes) -> None:
+def store_answer(connection: sa.Connection, request: Request, response: bytes) -> None:
     """Store the answer, to be committed with the work."""
     connection.execute(_ANSWER, {"id": request.id, "response": response})

@@ -11,11 +11,11 @@ from tessera.db import network, requests
 from tessera.db.decisions import read_decisions, write_decisions
 from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
-from tessera.db.guard import JobNow, NodeNow, World, event_of, find_skipped
+from tessera.db.guard import CommitState, CurrentJob, CurrentNode, event_of, find_skipped
 from tessera.db.promises import Promise, legs_by_job, record_promises
 from tessera.db.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
-from tessera.db.turn import Change, NewCell, Turn
+from tessera.db.turn import JobChange, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
@@ -75,7 +75,9 @@ ORDER BY number DESC LIMIT :limit
 _STATE = {state.value: state for state in JobState}
 
 
-def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool]) -> RoundRecord:
+def commit_round(
+    database: Database, commit: RoundCommit, in_time: Callable[[], bool]
+) -> RoundRecord:
     """Commit a round; see ``tessera.service.ports.Store.commit``."""
 
     def work(connection: sa.Connection) -> RoundRecord:
@@ -95,7 +97,7 @@ def commit(database: Database, commit: RoundCommit, in_time: Callable[[], bool])
     return database.write(work)
 
 
-class _Round(Turn):
+class _RoundTurn(Turn):
     """The turn of a round, whose first statement advanced the epoch."""
 
     def __init__(self, connection: sa.Connection, name: str, row: sa.Row[tuple[int, ...]]) -> None:
@@ -103,7 +105,7 @@ class _Round(Turn):
         self.epoch, self.number = int(row.epoch), int(row.last_round)
 
 
-def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRecord:
+def _advance(connection: sa.Connection, commit: RoundCommit) -> _RoundTurn | RoundRecord:
     """Take the turn, or return the round that the same request committed in the meantime."""
     name, request = commit.snapshot.cluster, commit.request
     values = {
@@ -120,15 +122,15 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _Round | RoundRe
         if number is None:
             raise NotFound(f"clusters/{name}")
         raise RoundSuperseded(f"clusters/{name}/rounds/{number}")
-    turn = _Round(connection, name, row)
+    turn = _RoundTurn(connection, name, row)
     if request is not None:
         response = f"clusters/{turn.name}/rounds/{turn.number}".encode()
-        if (answer := requests.claim(connection, request, response)) is not None:
+        if (answer := requests.claim_request(connection, request, response)) is not None:
             raise RoundSuperseded(answer.decode())  # rolls the advanced epoch back
     return turn
 
 
-def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
+def _commit(turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
@@ -145,8 +147,8 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     record_promises(connection, promises)
     plan = commit.network
     # A network plan is only valid for the topology that it was made for.
-    if plan and not plan.violations and network.is_for(turn, snapshot.topology):
-        network.record(turn, plan, "round", commit.summary.seconds.get("network", 0.0))
+    if plan and not plan.violations and network.is_described_by(turn, snapshot.topology):
+        network.record_plan(turn, plan, "round", commit.summary.seconds.get("network", 0.0))
     turn.end()
     records = tuple(decision_record(snapshot, d, skips.get(i, "")) for i, d in enumerate(decisions))
     summary = _summary(
@@ -169,23 +171,23 @@ def _commit(turn: _Round, commit: RoundCommit, stored: StoredSnapshot) -> RoundR
     return RoundRecord(summary=summary, decisions=records)
 
 
-def _world(turn: Turn, names: Sequence[str]) -> World:
+def _world(turn: Turn, names: Sequence[str]) -> CommitState:
     found = turn.connection.execute(
         _READ_WORLD, {"cluster": turn.cluster, "names": list(names)}
     ).one()
-    return World(
+    return CommitState(
         jobs={
-            name: JobNow(key=key, version=version, state=_STATE[state], generation=generation)
+            name: CurrentJob(key=key, version=version, state=_STATE[state], generation=generation)
             for name, key, version, state, generation in found.jobs
         },
-        nodes={name: NodeNow(key=key, version=at) for name, key, at in found.nodes},
+        nodes={name: CurrentNode(key=key, version=at) for name, key, at in found.nodes},
         owner={(node, gpu): job for node, gpu, job in found.owners},
         types=dict(found.types),
         plans=dict(found.plans),
     )
 
 
-def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | None:
+def _change(snapshot: Snapshot, decision: Decision, world: CommitState) -> JobChange | None:
     """Return the change of the job, or None if nothing happens to it."""
     job = world.jobs[snapshot.jobs.name[decision.job]]
     event = event_of(decision, job.state)
@@ -208,7 +210,7 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
             members=tuple(members),
         )
     why = decision.reason.message if decision.reason else ""
-    return Change(
+    return JobChange(
         job=job.key,
         state=job.state,
         event=event,
@@ -220,7 +222,7 @@ def _change(snapshot: Snapshot, decision: Decision, world: World) -> Change | No
 
 
 def _promises(
-    turn: _Round, commit: RoundCommit, world: World, skips: Mapping[int, str]
+    turn: _RoundTurn, commit: RoundCommit, world: CommitState, skips: Mapping[int, str]
 ) -> list[Promise]:
     """Return the promises of the round that differ from the stored ones.
 
@@ -253,7 +255,10 @@ def _promises(
 
 
 def _states_after(
-    snapshot: Snapshot, decisions: Sequence[Decision], world: World, changes: Sequence[Change]
+    snapshot: Snapshot,
+    decisions: Sequence[Decision],
+    world: CommitState,
+    changes: Sequence[JobChange],
 ) -> list[JobState]:
     """Return the state of each decision's job after the round, if the job still exists."""
     after = {change.job: change.after for change in changes}
@@ -263,7 +268,10 @@ def _states_after(
 
 
 def _summary(
-    turn: _Round, planned: RoundSummary, records: Sequence[DecisionRecord], states: list[JobState]
+    turn: _RoundTurn,
+    planned: RoundSummary,
+    records: Sequence[DecisionRecord],
+    states: list[JobState],
 ) -> RoundSummary:
     """Return the summary as committed, with its number, counting only applied decisions."""
     kinds = [DecisionKind(r.kind) for r in records if r.applied]

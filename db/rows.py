@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job
 from tessera.db.documents import certificate_from
-from tessera.db.stated import stated_in
+from tessera.db.job_columns import stated_in
 from tessera.db.tables import LIVE
-from tessera.db.why import reasons_of
+from tessera.db.wait_reasons import reasons_of
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason

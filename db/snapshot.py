@@ -12,7 +12,7 @@ from tessera.db.copy import read_columns, wire_types
 from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
-from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
 from tessera.formulation.snapshot import (
     STATES,
@@ -167,7 +167,7 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
 """  # noqa: S608 - constants only
 
 
-def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
+def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     """Return the cluster's snapshot.
 
     Nodes that were not heard for ``silence_s`` are not schedulable. The keys of rows never appear
@@ -233,18 +233,18 @@ def load(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
     )
 
 
-class _Network(TypedDict, total=False):
+class _NetworkFacts(TypedDict, total=False):
     topology: DescribedTopology
     traffic: Traffics
-    standing: Standing
-    measured: Measured
+    standing: StandingNetworkPlan
+    measured: TrafficMeasurements
 
 
 def _network(
     connection: sa.Connection,
     row: sa.Row[Any],
     at: tuple[_Index, _Index, _Index, _Index, _Index],
-) -> _Network:
+) -> _NetworkFacts:
     """Return the snapshot's facts about the network, or nothing if no network is described."""
     if row.topology is None:
         return {}
@@ -257,8 +257,8 @@ def _network(
     # The same order as that of the estimates. The last key counts first.
     order = np.lexsort([keys[k] for k in (3, 5, 4, 2, 1, 0)])
     workload, gpu_type, gpus, nodes, degree, plan = (key[order] for key in keys)
-    s = read_columns(connection, _STANDING.format(cluster=cluster), wire_types(Standing))
-    m = read_columns(connection, _MEASURED.format(cluster=cluster), wire_types(Measured))
+    s = read_columns(connection, _STANDING.format(cluster=cluster), wire_types(StandingNetworkPlan))
+    m = read_columns(connection, _MEASURED.format(cluster=cluster), wire_types(TrafficMeasurements))
     m |= {"job": job_at.of(m["job"]), "node": node_at.of(m["node"])}
     return {
         "topology": decode_topology(row.topology),
@@ -271,14 +271,14 @@ def _network(
             plan=plan,
             document=tuple(intern_traffic(columns[-1][k]) for k in order.tolist()),
         ),
-        "standing": Standing(
+        "standing": StandingNetworkPlan(
             job=job_at.of(s["job"]),
             generation=s["generation"],
             rank=s["rank"],
             level=s["level"],
             tag=s["tag"],
         ),
-        "measured": Measured(**m),
+        "measured": TrafficMeasurements(**m),
     }
 
 

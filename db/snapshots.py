@@ -63,21 +63,21 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseSnapshot:
     """A round whose snapshot is stored whole."""
 
     number: int
     document: bytes
 
 
-def read_base(connection: sa.Connection, cluster: str) -> Base | None:
+def read_base(connection: sa.Connection, cluster: str) -> BaseSnapshot | None:
     """Return the whole snapshot for the next round's difference, or None if none is stored."""
     values = {"name": cluster, "apart": MAX_ROUNDS_APART - 1}
     row = connection.execute(_LATEST_WHOLE, values).one_or_none()
-    return None if row is None else Base(row.number, bytes(row.snapshot))
+    return None if row is None else BaseSnapshot(row.number, bytes(row.snapshot))
 
 
-def pack_snapshot(base: Base | None, encoded: bytes) -> StoredSnapshot:
+def pack_snapshot(base: BaseSnapshot | None, encoded: bytes) -> StoredSnapshot:
     """Return a snapshot's canonical JSON in its stored form."""
     if base is not None and len(base.document) >= MIN_BASE_BYTES:
         delta = encode_delta(zlib.decompress(base.document), encoded)

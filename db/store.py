@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db import (
     agents,
-    estimating,
+    derived_estimates,
     migrate,
     network,
     prune,
@@ -23,16 +23,16 @@ from tessera.db import (
     snapshots,
     tenants,
 )
-from tessera.db.clockwatch import ClockWatch
+from tessera.db.clock_watch import ClockWatch
 from tessera.db.engine import Database
 from tessera.db.limits import require_few
-from tessera.db.observe import observe
+from tessera.db.observe import record_observation
 from tessera.db.tables import LIVE
 from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
-from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import (
     ClusterRecord,
     NodeRecord,
@@ -40,10 +40,10 @@ from tessera.formulation.records.clusters import (
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.records.estimates import EstimateRecord, Estimation, ModelSpec
+from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
-from tessera.formulation.records.store import Limits, Request, Retention
+from tessera.formulation.records.store import Request, Retention, StoreLimits
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
@@ -93,7 +93,7 @@ class PostgresStore:
         database: Database,
         lease_s: float = 30.0,
         margin_s: float = 15.0,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: StoreLimits = DEFAULT_LIMITS,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = migrate.MigratedDatabase(database.engine)
@@ -123,11 +123,14 @@ class PostgresStore:
         def transaction(connection: sa.Connection) -> bytes:
             if validate_only:
                 raise _DryRun(work(PostgresWriter(connection, self._silence_s, self._limits)))
-            if request is not None and (done := requests.claim(connection, request)) is not None:
+            if (
+                request is not None
+                and (done := requests.claim_request(connection, request)) is not None
+            ):
                 return done
             response = work(PostgresWriter(connection, self._silence_s, self._limits))
             if request is not None:
-                requests.answer(connection, request, response)
+                requests.store_answer(connection, request, response)
             return response
 
         try:
@@ -200,7 +203,7 @@ class PostgresStore:
             silence = agents.find_silence(connection, cluster)
             silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
             if not silence.is_ahead and silence.longest_s <= silence_s:
-                return snapshot.load(connection, cluster, silence_s)
+                return snapshot.load_snapshot(connection, cluster, silence_s)
         if lost := self.expire(cluster):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
         return self.snapshot(cluster)
@@ -208,19 +211,19 @@ class PostgresStore:
     def expire(self, cluster: str) -> list[str]:
         """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
         return self._database.write(
-            lambda c: agents.expire(c, cluster, self._believed_silence_s(c))
+            lambda c: agents.expire_silent_nodes(c, cluster, self._believed_silence_s(c))
         )
 
     def snapshot(self, cluster: str) -> Snapshot:
         """Read everything a round may look at."""
         with self._database.read() as connection:
-            return snapshot.load(connection, cluster, self._believed_silence_s(connection))
+            return snapshot.load_snapshot(connection, cluster, self._believed_silence_s(connection))
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
     ) -> RoundRecord:
         """Commit a round."""
-        return rounds.commit(self._database, commit, in_time)
+        return rounds.commit_round(self._database, commit, in_time)
 
     def get_round(self, cluster: str, number: int) -> RoundRecord:
         """Return a round with its decisions."""
@@ -230,37 +233,39 @@ class PostgresStore:
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name."""
         with self._database.read() as connection:
-            return estimating.list_models(connection, cluster)
+            return derived_estimates.list_models(connection, cluster)
 
-    def estimation(self, cluster: str) -> Estimation:
+    def estimation(self, cluster: str) -> EstimationInputs:
         """Return everything that the cluster's estimates are computed from."""
         with self._database.read() as connection:
-            return estimating.estimation(connection, cluster)
+            return derived_estimates.load_estimation(connection, cluster)
 
     def has_topology(self, cluster: str) -> bool:
         """Return whether the cluster's network is described."""
         with self._database.read() as connection:
             return network.has_topology(connection, cluster)
 
-    def get_topology(self, cluster: str, cancelled: Callable[[], bool] = never) -> TopologyRecord:
+    def get_topology(
+        self, cluster: str, cancelled: Callable[[], bool] = never_cancelled
+    ) -> TopologyRecord:
         """Return the cluster's network."""
         with self._database.read() as connection:
-            document, version = network.topology(connection, cluster)
+            document, version = network.load_topology(connection, cluster)
         return TopologyRecord(described=decode_topology(document, cancelled), version=version)
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
         """Put a network plan that was made between rounds in force."""
-        return self._database.write(lambda c: network.commit(c, plan))
+        return self._database.write(lambda c: network.commit_plan(c, plan))
 
     def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
         """Return the network plan in force."""
         with self._database.read() as connection:
-            return network.in_force(connection, cluster, job)
+            return network.plan_in_force(connection, cluster, job)
 
     def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
         """Return network plans, newest first."""
         with self._database.read() as connection:
-            return network.plans(connection, cluster, before, limit)
+            return network.list_plans(connection, cluster, before, limit)
 
     def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
         """Return rounds, newest first."""
@@ -288,7 +293,7 @@ class PostgresStore:
 
         def register(connection: sa.Connection) -> None:
             silence_s = self._believed_silence_s(connection)
-            agents.hello(connection, cluster, agent, incarnation, nodes, silence_s)
+            agents.register_agent(connection, cluster, agent, incarnation, nodes, silence_s)
             for kind in ("nodes", "agents"):
                 require_few(connection, cluster, kind, self._limits)
 
@@ -296,7 +301,7 @@ class PostgresStore:
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         """Renew the leases of agents' nodes."""
-        return self._database.write(lambda c: agents.heartbeats(c, beats))
+        return self._database.write(lambda c: agents.record_heartbeats(c, beats))
 
     def require_agent(self, cluster: str, agent: str, incarnation: str) -> None:
         """Check that the agent is known."""
@@ -313,10 +318,10 @@ class PostgresStore:
     ) -> bool:
         """Record what runs on the agent's nodes."""
         return self._database.write(
-            lambda c: observe(c, cluster, agent, incarnation, gangs, revision)
+            lambda c: record_observation(c, cluster, agent, incarnation, gangs, revision)
         )
 
-    def desired(self, cluster: str, agent: str) -> Desired:
+    def desired(self, cluster: str, agent: str) -> DesiredState:
         """Return the gangs that should run on the agent's nodes."""
         with self._database.read() as connection:
             return agents.load_desired_gangs(connection, cluster, agent)
@@ -328,11 +333,11 @@ class PostgresStore:
 
     def purge(self) -> bool:
         """Remove a batch of rows of deleted clusters; return whether there may be more."""
-        return self._database.write(purge.purge)
+        return self._database.write(purge.purge_batch)
 
     def prune(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
         """Delete all old rows; return the deleted numbers by kind."""
-        return prune.prune(self._database, _retention(older_than_s, keep_rounds))
+        return prune.prune_database(self._database, _retention(older_than_s, keep_rounds))
 
     def count_old(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
         """Return how many rows of each kind ``prune`` would delete."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.db.rows import cluster_id
 from tessera.db.turn import Turn
 from tessera.db.workloads import require_types
@@ -66,7 +66,7 @@ def _stored(connection: sa.Connection, cluster: int) -> list[TenantSpec]:
     ]
 
 
-def upsert(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
+def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
     """Create tenants or replace their settings, all or none; return them as given.
 
     Raises:
@@ -93,9 +93,9 @@ def upsert(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         for name, gpus in t.quotas.items()
     ]
     values = {"cluster": turn.cluster, "names": names}
-    turn.connection.execute(_PUT, values | {"rows": dumps(rows)})
+    turn.connection.execute(_PUT, values | {"rows": dump_json(rows)})
     turn.connection.execute(_DROP_QUOTAS, values)
-    turn.connection.execute(_PUT_QUOTAS, values | {"rows": dumps(quotas)})
+    turn.connection.execute(_PUT_QUOTAS, values | {"rows": dump_json(quotas)})
     stored = {t.name: t for t in _stored(turn.connection, turn.cluster)}
     return [stored[name] for name in names]
 
@@ -127,7 +127,7 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
         )
 
 
-def delete(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
+def delete_tenants(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
     """Delete the settings of tenants. Raises NotFound, unless ``allow_missing``."""
     values = {"cluster": turn.cluster, "names": list(names)}
     gone = turn.connection.execute(_DELETE, values).scalars().all()

@@ -11,14 +11,14 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.db.rows import json_rows
 from tessera.db.tables import LEAVES
 from tessera.formulation.errors import NotFound
-from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance_state
 from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
-CHANNEL = "tessera"
+STATE_CHANNEL = "tessera"
 """Channel that receives a cluster's name when its desired state has changed."""
 
 ROUNDS_CHANNEL = "tessera_rounds"
@@ -27,7 +27,7 @@ ROUNDS_CHANNEL = "tessera_rounds"
 NEEDS_ROUND = frozenset({JobEvent.CRASH, JobEvent.FAIL})
 """Events after which a cluster needs a round soon: a failed job leaves its GPUs to others."""
 
-QUIET = frozenset({JobEvent.RAN, JobEvent.GONE})
+QUIET_EVENTS = frozenset({JobEvent.RAN, JobEvent.GONE})
 """Events that do not change the job's version: a round decided without them is still right."""
 
 
@@ -45,7 +45,7 @@ class NewCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class JobChange:
     """An event that happens to a job. ``cell`` is the new Cell of START and MOVE."""
 
     job: int
@@ -59,7 +59,7 @@ class Change:
     @property
     def after(self) -> JobState:
         """Return the state that the event leads to. Raises NotAllowed."""
-        return advance(self.state, self.event)
+        return advance_state(self.state, self.event)
 
 
 _LOCK = sa.text("SELECT id, name, revision FROM clusters WHERE name = :name FOR NO KEY UPDATE")
@@ -175,7 +175,7 @@ class Turn:
             raise NotFound(f"clusters/{name}")
         return cls(connection, row.id, row.name, row.revision)
 
-    def apply(self, changes: Sequence[Change]) -> None:
+    def apply(self, changes: Sequence[JobChange]) -> None:
         """Apply the events: states, histories, and the GPUs that are given back or reserved.
 
         Jobs whose new state owns no GPUs, and jobs with a new Cell, give back the GPUs that they
@@ -188,11 +188,11 @@ class Turn:
         # Release first, because a GPU that one job gives up may be reserved for another.
         losing = [c.job for c in changes if c.cell is not None or c.after not in ACTIVE]
         self._release(losing)
-        self.connection.execute(_ADVANCE, {"rows": dumps([_row(c) for c in changes])})
+        self.connection.execute(_ADVANCE, {"rows": dump_json([_row(c) for c in changes])})
         history = [
             {"id": c.job, "event": c.event, "state": c.after, "detail": c.detail} for c in changes
         ]
-        self.connection.execute(_RECORD, {"rows": dumps(history)})
+        self.connection.execute(_RECORD, {"rows": dump_json(history)})
         self._reserve(changes)
 
     def lock(self, jobs: Sequence[int]) -> None:
@@ -208,7 +208,7 @@ class Turn:
         """Give free GPUs to the jobs that wait for them, and finish jobs that have left."""
         settled = self.connection.execute(_SETTLE, {"cluster": self.cluster}).one()
         self.changed |= settled.promoted > 0
-        gone = [Change(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in settled.gone]
+        gone = [JobChange(job=j, state=JobState(s), event=JobEvent.GONE) for j, s in settled.gone]
         self.apply(gone)
 
     def end(self) -> bool:
@@ -218,7 +218,7 @@ class Turn:
             values = {
                 "revision": self.revision,
                 "cluster": self.cluster,
-                "channel": CHANNEL,
+                "channel": STATE_CHANNEL,
                 "name": self.name,
             }
             self.connection.execute(_REVISE, values)
@@ -236,7 +236,7 @@ class Turn:
         if values["jobs"]:
             self.changed |= self.connection.execute(_RELEASE, values).rowcount > 0
 
-    def _reserve(self, changes: Sequence[Change]) -> None:
+    def _reserve(self, changes: Sequence[JobChange]) -> None:
         rows = [
             (node, gpu, c.job, c.generation)
             for c in changes
@@ -251,15 +251,15 @@ class Turn:
             self.connection.execute(_RESERVE, values)
 
 
-def wake(connection: sa.Connection, cluster: str) -> None:
+def notify_attention(connection: sa.Connection, cluster: str) -> None:
     """Notify listeners after the commit that a cluster needs attention.
 
     Its revision does not change.
     """
-    connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
+    connection.execute(_NOTIFY, {"channel": STATE_CHANNEL, "name": cluster})
 
 
-def _row(change: Change) -> dict[str, object]:
+def _row(change: JobChange) -> dict[str, object]:
     cell: dict[str, object] = {}
     if change.cell is not None:
         cell = asdict(change.cell)
@@ -268,7 +268,7 @@ def _row(change: Change) -> dict[str, object]:
         "id": change.job,
         "event": change.event,
         "state": change.after,
-        "quiet": change.event in QUIET,
+        "quiet": change.event in QUIET_EVENTS,
         "active": change.after in ACTIVE,
         "terminal": change.after in TERMINAL,
         "error": change.error,

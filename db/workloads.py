@@ -8,11 +8,11 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from tessera.db.cells import estimate_rows
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
@@ -72,7 +72,7 @@ SELECT id FROM workloads WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE
 _GIVE_WAY = sa.text(f"""
 DELETE FROM estimates e
 USING json_to_recordset(CAST(:rows AS json)) AS r(w bigint, t bigint, g bigint)
-WHERE e.derived AND e.source > {int(Source.MEASURED)}
+WHERE e.derived AND e.source > {int(EstimateSource.MEASURED)}
     AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id AND j.cell_type_id = r.t
         AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
@@ -86,7 +86,7 @@ GROUP BY e.workload_id, t.name ORDER BY e.workload_id, t.name
 """)
 
 
-def ensure(
+def ensure_workloads(
     connection: sa.Connection, cluster: int, workloads: Collection[Workload]
 ) -> dict[Workload, int]:
     """Return the keys of workloads, creating missing ones.
@@ -97,7 +97,7 @@ def ensure(
     plain = [
         {"model": w.model, "params": w.params, "global_batch": w.global_batch} for w in ordered
     ]
-    values = {"cluster": cluster, "rows": dumps(plain)}
+    values = {"cluster": cluster, "rows": dump_json(plain)}
     while True:  # again if retention deletes a workload between the two statements
         connection.execute(_ADD_WORKLOADS, values)
         keys = {
@@ -108,7 +108,7 @@ def ensure(
             return keys
 
 
-def lock(connection: sa.Connection, workload_ids: Collection[int]) -> None:
+def lock_workloads(connection: sa.Connection, workload_ids: Collection[int]) -> None:
     """Exclude other writers of these workloads' estimates until this transaction ends.
 
     The estimates that the service derives depend on those of users, and vice versa. Neither may
@@ -211,14 +211,14 @@ def upsert_estimates(
         InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
     """
     types = require_types(connection, cluster, {e.cell.gpu_type for e in estimates})
-    workload_ids = ensure(connection, cluster, {e.workload for e in estimates})
-    lock(connection, workload_ids.values())
+    workload_ids = ensure_workloads(connection, cluster, {e.workload for e in estimates})
+    lock_workloads(connection, workload_ids.values())
     plan_ids = ensure_plans(connection, cluster, {e.cell.plan for e in estimates})
     shaped = [replace(e, cell=_shaped(e.cell, types[e.cell.gpu_type].node_gpus)) for e in estimates]
     type_ids = {name: t.id for name, t in types.items()}
     rows = estimate_rows(shaped, workload_ids, type_ids, plan_ids)
     if rows:
-        values = {"rows": dumps(rows)}
+        values = {"rows": dump_json(rows)}
         connection.execute(_UPSERT, values)
         connection.execute(_WAIT_NO_MORE, {"ids": sorted(workload_ids.values())})
         if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():

@@ -9,13 +9,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db import agents, deletion, estimating, inventory, network, pins, profiling, workloads
+from tessera.db import (
+    agents,
+    deletion,
+    derived_estimates,
+    inventory,
+    network,
+    pins,
+    profiling,
+    workloads,
+)
 from tessera.db import tenants as settings
-from tessera.db.documents import dumps
+from tessera.db.documents import dump_json
+from tessera.db.job_columns import SUBMITTED_COLUMNS, UPDATABLE_COLUMNS, typed_columns
 from tessera.db.limits import require_few, require_few_clusters
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
-from tessera.db.stated import SUBMITTED, UPDATABLE, typed_columns
-from tessera.db.turn import Change, Turn
+from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -28,15 +37,15 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
 from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.store import Limits
+from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = StoreLimits()
 
 _SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED)})
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED)})
+INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED_COLUMNS)})
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
 """)  # noqa: S608 - a constant of this module
@@ -63,7 +72,7 @@ class PostgresWriter:
     """The changes of ``tessera.service.ports.Writer``, on one connection."""
 
     def __init__(
-        self, connection: sa.Connection, silence_s: float, limits: Limits = DEFAULT_LIMITS
+        self, connection: sa.Connection, silence_s: float, limits: StoreLimits = DEFAULT_LIMITS
     ) -> None:
         """Remember the connection and the settings.
 
@@ -102,7 +111,7 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         names = [node.name for node in nodes]
         inventory.upsert_nodes(turn, nodes)
-        agents.give_back(turn, names)
+        agents.give_nodes_back(turn, names)
         turn.end()
         require_few(self._connection, cluster, "nodes", self._limits)
         return nodes_named(self._connection, turn.cluster, names)
@@ -149,9 +158,11 @@ class PostgresWriter:
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
-        workload_ids = workloads.ensure(self._connection, key, {job.workload for job in jobs})
+        workload_ids = workloads.ensure_workloads(
+            self._connection, key, {job.workload for job in jobs}
+        )
         if workloads.require_fit(self._connection, key, jobs, workload_ids):
-            estimating.notify(self._connection, cluster)
+            derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         rows = []
         for job in jobs:
@@ -176,10 +187,10 @@ class PostgresWriter:
         job, state = self._job(turn, spec.name, version)
         if state in TERMINAL:
             raise NotAllowed(
-                f"job {spec.name} {_said(state)}; only jobs that have not ended can be changed"
+                f"job {spec.name} {_state_in_words(state)}; only jobs that have not ended can be changed"
             )
-        if unknown := set(fields) - UPDATABLE:
-            allowed = ", ".join(sorted(UPDATABLE))
+        if unknown := set(fields) - UPDATABLE_COLUMNS:
+            allowed = ", ".join(sorted(UPDATABLE_COLUMNS))
             raise InvalidInput("fields", f"{min(unknown)} cannot be changed; these can: {allowed}")
         old = jobs_named(self._connection, turn.cluster, [spec.name])[0].spec
         new = replace(old, **{field: getattr(spec, field) for field in fields})
@@ -187,7 +198,7 @@ class PostgresWriter:
         if fields:
             values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
             for document in {"labels", "command"} & values.keys():
-                values[document] = dumps(values[document])
+                values[document] = dump_json(values[document])
             if not pins.keeps_promise(old, new):
                 values |= {"admitted": False, "certificate": "[]"}
             assignments = "".join(f"{field} = :{field}, " for field in values)  # names: UPDATABLE
@@ -202,13 +213,13 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         job, state = self._job(turn, name, version)
         _require_allowed(name, state, event)
-        turn.apply([Change(job=job, state=state, event=event)])
+        turn.apply([JobChange(job=job, state=state, event=event)])
         turn.end()
         return jobs_named(self._connection, turn.cluster, [name])[0]
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""
-        put = settings.upsert(Turn.take(self._connection, cluster), tenants)
+        put = settings.upsert_tenants(Turn.take(self._connection, cluster), tenants)
         require_few(self._connection, cluster, "tenants", self._limits)
         return put
 
@@ -216,7 +227,9 @@ class PostgresWriter:
         self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
     ) -> None:
         """Delete the settings of tenants."""
-        settings.delete(Turn.take(self._connection, cluster), names, allow_missing=allow_missing)
+        settings.delete_tenants(
+            Turn.take(self._connection, cluster), names, allow_missing=allow_missing
+        )
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""
@@ -235,7 +248,7 @@ class PostgresWriter:
 
     def upsert_models(self, cluster: str, models: Sequence[ModelSpec]) -> int:
         """Create or replace models; return how many."""
-        count = estimating.upsert_models(self._connection, cluster, models)
+        count = derived_estimates.upsert_models(self._connection, cluster, models)
         require_few(self._connection, cluster, "models", self._limits)
         return count
 
@@ -246,12 +259,14 @@ class PostgresWriter:
         derived_from: Mapping[Workload, str],
     ) -> int:
         """Store estimates that the service made, where users wrote none."""
-        return estimating.derive(self._connection, cluster, estimates, derived_from)
+        return derived_estimates.put_derived_estimates(
+            self._connection, cluster, estimates, derived_from
+        )
 
     def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
         """Store measured layers; return how many were new."""
-        added = profiling.add(self._connection, cluster, rows)
-        estimating.notify(self._connection, cluster)
+        added = profiling.add_profiles(self._connection, cluster, rows)
+        derived_estimates.notify_estimators(self._connection, cluster)
         return added
 
     def set_topology(
@@ -268,7 +283,7 @@ class PostgresWriter:
 
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
         """Record why workloads have no estimates."""
-        estimating.say_waiting(self._connection, cluster, reasons)
+        derived_estimates.record_wait_reasons(self._connection, cluster, reasons)
 
     def _job(self, turn: Turn, name: str, version: int | None) -> tuple[int, JobState]:
         row = self._connection.execute(_JOB, {"cluster": turn.cluster, "name": name}).one_or_none()
@@ -282,7 +297,7 @@ class PostgresWriter:
         return row.id, JobState(row.state)
 
 
-_USERS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}
+_USER_EVENTS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}
 """The participles that error messages use for the events that users may request."""
 
 
@@ -290,24 +305,26 @@ def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
     """Raise NotAllowed, with possible alternatives, if ``event`` is not allowed in ``state``."""
     if is_allowed(state, event):
         return
-    others = [said for other, said in _USERS.items() if is_allowed(state, other)]
+    others = [said for other, said in _USER_EVENTS.items() if is_allowed(state, other)]
     if others:
         instead = f"it can be {' or '.join(others)}"
     elif state in TERMINAL:
         instead = "submit it again under another name"
     else:
         instead = "wait until its GPUs are free"
-    raise NotAllowed(f"job {name} {_said(state)}, so it cannot be {_USERS[event]}; {instead}")
+    raise NotAllowed(
+        f"job {name} {_state_in_words(state)}, so it cannot be {_USER_EVENTS[event]}; {instead}"
+    )
 
 
-def _said(state: JobState) -> str:
+def _state_in_words(state: JobState) -> str:
     """Return the words for a job's state, with a verb."""
     verbs = dict.fromkeys(TERMINAL, "has") | {JobState.CANCELLED: "was", JobState.REJECTED: "was"}
     return f"{verbs.get(state, 'is')} {state}"
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> str:
-    return dumps(list(rows))
+    return dump_json(list(rows))
 
 
 Work = Callable[[PostgresWriter], bytes]

@@ -24,10 +24,10 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 Names = NDArray[np.str_]
 
-FREEDOM = 4.0
+NOISE_DEGREES_OF_FREEDOM = 4.0
 """Degrees of freedom of the noise. The value is a usual one, between Cauchy and normal noise (Lange
 et al. 1989)."""
-PASSES = 4
+LINEARISATION_PASSES = 4
 """Number of linearisations of the model, and of reweightings after each linearisation."""
 
 
@@ -135,12 +135,12 @@ def _features(subjects: Sequence[Subject]) -> _Features:
     )
 
 
-def _apart(a: Floats, b: Floats, length: float) -> Floats:
+def _squared_distances(a: Floats, b: Floats, length: float) -> Floats:
     """Return squared distances in units of ``length``, shape (A, B)."""
     return ((a[:, None] - b[None, :]) / length) ** 2
 
 
-def _same(a: _Features, b: _Features) -> tuple[Bools, Bools, Bools]:
+def _same_groups(a: _Features, b: _Features) -> tuple[Bools, Bools, Bools]:
     """Return which pairs share the family, the GPU type, and the GPU type and shape.
 
     Each array has shape (A, B).
@@ -156,14 +156,16 @@ def _covariance(prior: _Prior, a: _Features, by_a: Floats, b: _Features, by_b: F
 
     The gradients ``by_a`` and ``by_b`` have shapes (A, P) and (B, P).
     """
-    family, gpu, shape = _same(a, b)
+    family, gpu, shape = _same_groups(a, b)
     total = (by_a * prior.shared) @ by_b.T
     total += family * ((by_a * prior.family) @ by_b.T) + gpu * ((by_a * prior.gpu) @ by_b.T)
     r = prior.residual
     # Similarity fades with the distance in GPUs and batch, and for families also in size.
-    apart = _apart(a.gpus, b.gpus, r.gpus_length) + _apart(a.batch, b.batch, r.batch_length)
+    apart = _squared_distances(a.gpus, b.gpus, r.gpus_length) + _squared_distances(
+        a.batch, b.batch, r.batch_length
+    )
     near = np.exp(-0.5 * apart)
-    nearer = near * np.exp(-0.5 * _apart(a.size, b.size, r.size_length))
+    nearer = near * np.exp(-0.5 * _squared_distances(a.size, b.size, r.size_length))
     # The residual of a shape is half as large for two GPUs and 0 for one.
     many = np.outer(np.minimum(a.gpus / 2, 1.0), np.minimum(b.gpus / 2, 1.0))
     total += gpu * (r.gpu_sd**2 * near) + shape * (r.shape_sd**2 * many)
@@ -227,7 +229,7 @@ class Calibration:
     def _learn(self, measurements: Sequence[Measurement]) -> None:
         subjects = [m.subject for m in measurements]
         times = np.log([m.iter_time_s for m in measurements])
-        for _ in range(PASSES):
+        for _ in range(LINEARISATION_PASSES):
             at = self.log_values(subjects)
             values, gradients = self.model.log_times(subjects, at)
             runs = np.isfinite(values)
@@ -242,7 +244,9 @@ class Calibration:
             # explain.
             offsets = times - values + (gradients * (at - self._prior.log_values)).sum(axis=1)
             covariance = _covariance(self._prior, known, gradients, known, gradients)
-            self._solve, self._weights = _robust(covariance, offsets, self._prior.residual.noise_sd)
+            self._solve, self._weights = _robust_inverse(
+                covariance, offsets, self._prior.residual.noise_sd
+            )
             self._known, self._gradients = known, gradients
 
     def log_values(self, subjects: Sequence[Subject]) -> Floats:
@@ -250,7 +254,7 @@ class Calibration:
         at = np.tile(self._prior.log_values, (len(subjects), 1))
         if not len(self._weights):
             return at
-        family, gpu, _ = _same(_features(subjects), self._known)
+        family, gpu, _ = _same_groups(_features(subjects), self._known)
         pull = self._weights[:, None] * self._gradients
         p = self._prior
         learned = pull.sum(axis=0) * p.shared
@@ -282,23 +286,25 @@ class Calibration:
         ]
 
 
-def _robust(covariance: Floats, offsets: Floats, noise_sd: float) -> tuple[Floats, Floats]:
+def _robust_inverse(covariance: Floats, offsets: Floats, noise_sd: float) -> tuple[Floats, Floats]:
     """Return the inverse of covariance plus noise, shape (K, K), and its product with ``offsets``.
 
     The product has shape (K,). The noise of a measurement grows with its distance from the fit, by
     the weights of Student's t.
     """
     trust = np.ones(len(offsets))
-    for _ in range(PASSES):
+    for _ in range(LINEARISATION_PASSES):
         noisy = covariance + np.diag(noise_sd**2 / trust)
         inverse = np.linalg.inv(noisy).astype(np.float64)
         weights: Floats = inverse @ offsets
         distance = (offsets - covariance @ weights) / noise_sd
-        trust = np.minimum((FREEDOM + 1) / (FREEDOM + distance**2), 1.0)
+        trust = np.minimum(
+            (NOISE_DEGREES_OF_FREEDOM + 1) / (NOISE_DEGREES_OF_FREEDOM + distance**2), 1.0
+        )
     return inverse, weights
 
 
-def most_telling(
+def select_measurements(
     model: TimeModel,
     choices: Sequence[Subject],
     targets: Sequence[Subject],

@@ -16,12 +16,12 @@ from tessera.estimator.collectives.links import LinkNetwork
 from tessera.estimator.costs import candidates_of, stage_costs
 from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.memory import Copies, Room, States
-from tessera.estimator.pipeline import DEFAULT, Overlap
+from tessera.estimator.memory import MemoryCopies, States, UsableMemory
+from tessera.estimator.pipeline import DEFAULT_OVERLAP, Overlap
 from tessera.estimator.planning.assembly import assembled_plan
-from tessera.estimator.planning.options import NoPlan, Options, depths, options_of
-from tessera.estimator.planning.pareto import comm_each, frontier
-from tessera.estimator.planning.search import Found, best_plans, latency_of, plan_of
+from tessera.estimator.planning.options import NoPlan, StageOptions, options_of, stage_depths
+from tessera.estimator.planning.pareto import comm_each, find_frontier
+from tessera.estimator.planning.search import PlanSearchResult, best_plans, latency_of, plan_of
 from tessera.estimator.planning.stages import Stages, least_cut
 from tessera.estimator.plans import (
     Candidates,
@@ -34,7 +34,7 @@ from tessera.estimator.plans import (
     powers_of_two,
 )
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Ints
 
@@ -67,13 +67,13 @@ class Planner(StrEnum):
 class Runtime:
     """The runtime that executes plans, as far as their time and memory depend on it."""
 
-    overlap: Overlap = DEFAULT
+    overlap: Overlap = DEFAULT_OVERLAP
     planned_as: Overlap | None = None
     """The overlap that the runtime's search assumes when it chooses a plan. If it is None, the search
     assumes the real overlap."""
     states: States = field(default_factory=States)
-    room: Room = field(default_factory=Room)
-    copies: Copies = field(default_factory=Copies)
+    room: UsableMemory = field(default_factory=UsableMemory)
+    copies: MemoryCopies = field(default_factory=MemoryCopies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +110,7 @@ class Setting:
     def depths(self, costs: StageCosts) -> Ints:
         """Return the places where candidate stages fit, as in :mod:`tessera.estimator.planning.options`."""
         training = self.training
-        return depths(
+        return stage_depths(
             costs,
             self.hardware.memory_bytes,
             training.micro_batches,
@@ -119,7 +119,7 @@ class Setting:
         )
 
 
-def on_sheets(
+def data_sheet_setting(
     graph: Graph, training: Training, hardware: Hardware, shape: Shape, states: States
 ) -> Setting:
     """Return the setting of a job on GPUs that are known only from their data sheets."""
@@ -135,7 +135,7 @@ def on_sheets(
 
 
 @lru_cache(maxsize=64)
-def _remembered(graph: Graph, most: int) -> list[Graph]:
+def _coarse_graph_cache(graph: Graph, most: int) -> list[Graph]:
     """Return the cache entry for the graph in ``most`` layers, a list that is empty at first.
 
     The coarse graph of a job is the same on all GPU types.
@@ -143,15 +143,17 @@ def _remembered(graph: Graph, most: int) -> list[Graph]:
     return []
 
 
-def coarsen_graph(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
+def coarsen_graph(
+    graph: Graph, most: int, cancelled: Callable[[], bool] = never_cancelled
+) -> Graph:
     """Return :func:`tessera.estimator.graph.merge_layers` of the graph, computed once for each graph."""
-    entry = _remembered(graph, most)
+    entry = _coarse_graph_cache(graph, most)
     if not entry:
         entry.append(merge_layers(graph, most, cancelled))
     return entry[0]
 
 
-def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never) -> Graph:
+def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never_cancelled) -> Graph:
     """Return the graph in :data:`COARSE_LAYERS` layers, or one for each stage if that is more."""
     return coarsen_graph(graph, max(COARSE_LAYERS, stages), cancelled)
 
@@ -165,12 +167,12 @@ def degrees_of(gpus: int) -> list[int]:
     return powers_of_two(min(gpus, COARSE_LAYERS))
 
 
-def cells(
+def plan_cells(
     setting: Setting,
     degrees: Iterable[int] | None = None,
     micro_batches: MicroBatches | None = None,
     planner: Planner = Planner.EXACT,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> dict[int, Plan]:
     """Return the planner's plan of each pipeline degree. A degree without a plan is absent.
 
@@ -186,16 +188,16 @@ def cells(
         raise InvalidInput("degrees", f"must be at least 1, not {wanted[0]}")
     coarse = replace(setting, graph=coarse_for(setting.graph, wanted[-1], cancelled))
     best: dict[int, Plan] = {}
-    for count, some in counts_of(wanted, setting.training, micro_batches).items():
+    for count, some in degrees_by_micro_batches(wanted, setting.training, micro_batches).items():
         training = setting.training.within(count)
         within = replace(coarse, training=training)
-        for stages, plan in _planned(within, some, planner, cancelled).items():
+        for stages, plan in _plans_of_degrees(within, some, planner, cancelled).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
                 best[stages] = plan
     return dict(sorted(best.items()))
 
 
-def counts_of(
+def degrees_by_micro_batches(
     degrees: Sequence[int], training: Training, rule: MicroBatches | None
 ) -> Mapping[int, list[int]]:
     """Return the degrees by their number of micro-batches, which is at most the number of samples."""
@@ -218,7 +220,7 @@ def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training)
     return min(wanted, training.global_batch)
 
 
-def _planned(
+def _plans_of_degrees(
     setting: Setting, degrees: Sequence[int], planner: Planner, cancelled: Callable[[], bool]
 ) -> dict[int, Plan]:
     """Return the plans of a coarse setting at its number of micro-batches."""
@@ -230,7 +232,7 @@ def _planned(
     return {stages: plan_of(plan, costs, training, room) for stages, plan in plans.items()}
 
 
-def cost_candidates(setting: Setting) -> tuple[StageCosts, Options]:
+def cost_candidates(setting: Setting) -> tuple[StageCosts, StageOptions]:
     """Return all candidate stages of a coarse setting, and the places where they fit."""
     candidates = candidates_of(setting.graph, setting.shape, sequence_parallel=False)
     costs = setting.costs(candidates)
@@ -240,10 +242,10 @@ def cost_candidates(setting: Setting) -> tuple[StageCosts, Options]:
 def search_plans(
     setting: Setting,
     costs: StageCosts,
-    options: Options,
+    options: StageOptions,
     degrees: Iterable[int],
-    cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> dict[int, PlanSearchResult]:
     """Return the plan that the runtime's search chooses for each degree, with its real latency."""
     runtime, count = setting.runtime, setting.training.micro_batches
     searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
@@ -252,7 +254,7 @@ def search_plans(
         return plans
     real = latency_of(costs, count, runtime.overlap)
     return {
-        stages: Found(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
+        stages: PlanSearchResult(rows=f.rows, latency_s=real.of(np.array(f.rows, dtype=np.int64)))
         for stages, f in plans.items()
     }
 
@@ -260,10 +262,10 @@ def search_plans(
 def proxy_plans(
     setting: Setting,
     costs: StageCosts,
-    options: Options,
+    options: StageOptions,
     degrees: Iterable[int],
-    cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> dict[int, PlanSearchResult]:
     """Return Arena's proxy plan of each degree (section 3.3), with its latency.
 
     GPUs are assigned in proportion to the load of layers, i.e. their computation on one GPU. The
@@ -276,22 +278,22 @@ def proxy_plans(
     )
     load_s = (training.forwards * forward_s + backward_s)[0]
     comm_s = comm_each(costs, training.micro_batches)
-    plans: dict[int, Found] = {}
+    plans: dict[int, PlanSearchResult] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
-            whole = frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
-            plans[stages] = _as_run(setting, costs, whole.proxy.rows)
+            whole = find_frontier(options, load_s, comm_s, gpus, stages, training.micro_batches)
+            plans[stages] = _with_latency(setting, costs, whole.proxy.rows)
     return plans
 
 
 def assembled_plans(
     setting: Setting,
     costs: StageCosts,
-    options: Options,
+    options: StageOptions,
     degrees: Iterable[int],
-    cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> dict[int, PlanSearchResult]:
     """Return Crius' plan of each degree, with its latency.
 
     The model is cut before memory is considered (section 4.2). Then each stage becomes data or
@@ -301,7 +303,7 @@ def assembled_plans(
     depth = np.zeros(len(costs.candidates), dtype=np.int64)
     depth[options.source] = options.depth
     handed_bytes = graph.element_bytes * training.micro_batch * graph.boundary
-    plans: dict[int, Found] = {}
+    plans: dict[int, PlanSearchResult] = {}
     for stages in degrees:
         require_caller(cancelled)
         with suppress(NoPlan):  # a degree without a plan is absent
@@ -316,19 +318,22 @@ def assembled_plans(
                 setting.shape.gpus_per_node,
                 training.micro_batches,
             )
-            plans[stages] = _as_run(setting, costs, best.rows)
+            plans[stages] = _with_latency(setting, costs, best.rows)
     return plans
 
 
-def _as_run(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> Found:
+def _with_latency(setting: Setting, costs: StageCosts, rows: Sequence[int]) -> PlanSearchResult:
     """Return a plan with the latency that the cost model predicts."""
     latency = latency_of(costs, setting.training.micro_batches, setting.runtime.overlap)
-    return Found(rows=tuple(rows), latency_s=latency.of(rows))
+    return PlanSearchResult(rows=tuple(rows), latency_s=latency.of(rows))
 
 
-Way = Callable[[Setting, StageCosts, Options, Iterable[int], Callable[[], bool]], dict[int, Found]]
+PlannerFunction = Callable[
+    [Setting, StageCosts, StageOptions, Iterable[int], Callable[[], bool]],
+    dict[int, PlanSearchResult],
+]
 
-PLANNERS: Final[Mapping[Planner, Way]] = MappingProxyType(
+PLANNERS: Final[Mapping[Planner, PlannerFunction]] = MappingProxyType(
     {Planner.EXACT: search_plans, Planner.ARENA: proxy_plans, Planner.CRIUS: assembled_plans}
 )
 """The function of each planner. Degrees for which it finds no plan are absent from its result."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.layouts import Settings, settings_of
-from tessera.estimator.memory import Copies, States, parameter_bytes, state_bytes
+from tessera.estimator.layouts import ParallelSettings, settings_of
+from tessera.estimator.memory import MemoryCopies, States, parameter_bytes, state_bytes
 from tessera.estimator.plans import (
     Candidates,
     Compute,
@@ -104,7 +104,7 @@ def stage_costs(
     network: Network,
     *,
     states: States | None = None,
-    copies: Copies | None = None,
+    copies: MemoryCopies | None = None,
 ) -> StageCosts:
     """Return the costs of candidate stages.
 
@@ -120,7 +120,7 @@ def stage_costs(
     running_s = _summed(forward_s, ends)
     return StageCosts(
         candidates=candidates,
-        forward_s=np.where(_runs(graph, training, candidates), running_s, np.inf),
+        forward_s=np.where(_can_run(graph, training, candidates), running_s, np.inf),
         backward_s=_summed(backward_s, ends) + (training.forwards - 1) * running_s,
         comm_s=_summed(comm_s, ends),
         send_s=handed_s[which, candidates.end],
@@ -129,7 +129,7 @@ def stage_costs(
         update_s=_updates_s(graph, training, hardware, rows, kept),
         state_bytes=rows.states(graph, training, kept),
         flight_bytes=_flight_bytes(graph, training, rows),
-        working_bytes=_working_bytes(graph, training, rows, kept, copies or Copies()),
+        working_bytes=_working_bytes(graph, training, rows, kept, copies or MemoryCopies()),
     )
 
 
@@ -141,7 +141,7 @@ def _summed(layers: Floats, ends: tuple[Ints, Ints, Ints]) -> Floats:
     return np.asarray(total[which, end] - total[which, start], dtype=np.float64)
 
 
-def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
+def _can_run(graph: Graph, training: Training, candidates: Candidates) -> Bools:
     """Return which candidates can run.
 
     Their degrees must be within the limits of the layers, and each replica needs a sample.
@@ -156,7 +156,7 @@ def _runs(graph: Graph, training: Training, candidates: Candidates) -> Bools:
 
 
 def _kernels_s(
-    graph: Graph, training: Training, compute: Compute, settings: Settings
+    graph: Graph, training: Training, compute: Compute, settings: ParallelSettings
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds, shape (D, L).
 
@@ -171,7 +171,7 @@ def _kernels_s(
 
 
 def _collectives_s(
-    graph: Graph, training: Training, network: Network, settings: Settings, states: States
+    graph: Graph, training: Training, network: Network, settings: ParallelSettings, states: States
 ) -> Floats:
     """Return the seconds of a micro-batch's collectives in each layer, both passes, shape (D, L).
 
@@ -181,7 +181,7 @@ def _collectives_s(
     passes = training.forwards + 1
     width = graph.element_bytes
     spread = _Spread(network, len(graph))
-    count = messages(graph)
+    count = message_counts(graph)
     reduced = width * settings.samples[:, None] * graph.reduced / count
     tensor = settings.tensor
     whole = spread.seconds(Primitive.ALL_REDUCE, reduced, tensor)
@@ -198,7 +198,7 @@ def _collectives_s(
 
 
 def _divided_s(
-    graph: Graph, training: Training, spread: _Spread, settings: Settings, states: States
+    graph: Graph, training: Training, spread: _Spread, settings: ParallelSettings, states: States
 ) -> Floats:
     """Return the seconds that ZeRO adds to a micro-batch in each layer, shape (D, L).
 
@@ -218,7 +218,7 @@ def _divided_s(
     return taken_s
 
 
-def messages(graph: Graph) -> Floats:
+def message_counts(graph: Graph) -> Floats:
     """Return the number of all-reduces that carry a layer's ``reduced``, shape (L,).
 
     Each of them is as large as the layer's boundary. The last layer hands nothing on, so the
@@ -253,11 +253,11 @@ def _positive_s(network: Network, primitive: Primitive, payload: Floats, groups:
     sent = np.flatnonzero((payload > 0) & (groups.size > 1)).astype(np.int64)
     taken = np.zeros(len(payload))
     if len(sent):
-        taken[sent] = network.seconds(primitive, payload[sent], _picked(groups, sent))
+        taken[sent] = network.seconds(primitive, payload[sent], _select_groups(groups, sent))
     return taken
 
 
-def _picked(groups: Groups, which: Ints) -> Groups:
+def _select_groups(groups: Groups, which: Ints) -> Groups:
     return Groups(
         size=groups.size[which], nodes=groups.nodes[which], node_groups=groups.node_groups[which]
     )
@@ -267,7 +267,7 @@ class _Rows:
     """Sums of graph columns over the candidates' segments, with their settings, of shape (K,)."""
 
     def __init__(
-        self, graph: Graph, candidates: Candidates, settings: Settings, which: Ints
+        self, graph: Graph, candidates: Candidates, settings: ParallelSettings, which: Ints
     ) -> None:
         self.start, self.end, self.which = candidates.start, candidates.end, which
         self.layers = len(graph)
@@ -303,7 +303,7 @@ class _Rows:
         return dense + state_bytes(graph, training, states, self.experts, self.expert_replicas)
 
 
-def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
+def _handed_s(graph: Graph, network: Network, settings: ParallelSettings) -> Floats:
     """Return the seconds to send a micro-batch's activations across a cut, and gradients back.
 
     The shape is (D, L + 1), for the cut before each layer. Nothing is sent before the first layer
@@ -333,7 +333,7 @@ def _handed_s(graph: Graph, network: Network, settings: Settings) -> Floats:
 
 
 def _syncs_s(
-    graph: Graph, network: Network, settings: Settings, rows: _Rows, states: States
+    graph: Graph, network: Network, settings: ParallelSettings, rows: _Rows, states: States
 ) -> Floats:
     """Return the seconds of the gradient exchange between replicas, once per iteration.
 
@@ -345,7 +345,7 @@ def _syncs_s(
     width = graph.element_bytes
 
     def exchanged_s(parameters: Floats, groups: Groups) -> Floats:
-        payload, group = width * parameters, _picked(groups, rows.which)
+        payload, group = width * parameters, _select_groups(groups, rows.which)
         match states.zero:
             case 0:
                 return _positive_s(network, Primitive.ALL_REDUCE, payload, group)
@@ -405,7 +405,7 @@ def _inputs(graph: Graph) -> Floats:
 
 
 def _working_bytes(
-    graph: Graph, training: Training, rows: _Rows, states: States, copies: Copies
+    graph: Graph, training: Training, rows: _Rows, states: States, copies: MemoryCopies
 ) -> Floats:
     """Return the bytes in use while a micro-batch is computed, but not between its passes.
 
@@ -421,14 +421,14 @@ def _working_bytes(
     return np.asarray(graph.element_bytes * total, dtype=np.float64)
 
 
-def _buffers(graph: Graph, rows: _Rows, states: States, copies: Copies) -> Floats:
+def _buffers(graph: Graph, rows: _Rows, states: States, copies: MemoryCopies) -> Floats:
     """Return the scalars that collectives hold in addition to their operands.
 
     They are the largest all-reduce or all-to-all of a micro-batch or, under ZeRO 3, the largest
     layer of gathered weights. Gradients on their way between replicas are added, except under ZeRO
     2 and 3, which reduce them layer by layer.
     """
-    reduced = rows.most(graph.reduced / messages(graph)) * (rows.tp > 1)
+    reduced = rows.most(graph.reduced / message_counts(graph)) * (rows.tp > 1)
     exchanged = rows.most(graph.exchanged) / 2 / rows.tp * (rows.ep > 1)
     largest = rows.samples * np.maximum(reduced, exchanged)
     if states.zero < 2:

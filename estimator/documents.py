@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import yaml
 
-from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.documents import (
-    Limits,
+    DocumentLimits,
     NotJson,
     check_counts,
     check_number,
@@ -36,7 +36,7 @@ class NotYaml(InvalidInput):
 
 
 def read_document(
-    field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
+    field: str, text: str, limits: DocumentLimits, cancelled: Callable[[], bool] = never_cancelled
 ) -> Any:
     """Return the single value of a text in YAML or JSON. If the text is empty, return None.
 
@@ -62,7 +62,7 @@ def read_document(
 
 
 def read_yaml(
-    field: str, text: str, limits: Limits, cancelled: Callable[[], bool] = never
+    field: str, text: str, limits: DocumentLimits, cancelled: Callable[[], bool] = never_cancelled
 ) -> list[Any]:
     """Return the values of the documents in a YAML text, without empty documents.
 
@@ -84,7 +84,9 @@ def read_yaml(
         raise NotYaml(field, f"is not valid YAML: {reason}") from error
 
 
-def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool]) -> Iterator[Any]:
+def _values(
+    field: str, raw: bytes, limits: DocumentLimits, cancelled: Callable[[], bool]
+) -> Iterator[Any]:
     """Yield the value of each document, built from parser events."""
     builder = _Builder(field, limits)
     for event in yaml.parse(raw, Loader=_Parser):
@@ -100,7 +102,7 @@ def _values(field: str, raw: bytes, limits: Limits, cancelled: Callable[[], bool
 class _Builder:
     """A value under construction: the open lists and mappings with their contents so far."""
 
-    def __init__(self, field: str, limits: Limits) -> None:
+    def __init__(self, field: str, limits: DocumentLimits) -> None:
         self._field, self._limits = field, limits
         self._scalars = yaml.SafeLoader("")
         self._document: Any = None

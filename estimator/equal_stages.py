@@ -10,10 +10,10 @@ import numpy as np
 from tessera.estimator.cells import Setting
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.plans import Candidates, powers_dividing
-from tessera.estimator.times import Parts
+from tessera.estimator.times import TimeParts
 from tessera.formulation.tables import Floats, Ints
 
-LIKELY = 0.02
+MIN_PLAN_SHARE = 0.02
 """Share below which a plan is considered unlikely and left out."""
 _TIE = 1e-4
 
@@ -43,7 +43,7 @@ class EqualStages:
         )
 
     def plans(
-        self, parts: Parts, factors: Floats, degrees: Sequence[int]
+        self, parts: TimeParts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
         """Return the plan of each likely degree with its share. The shares sum to one."""
         count, gpus = parts.setting.training.micro_batches, parts.setting.shape.gpus
@@ -59,12 +59,12 @@ class EqualStages:
             return []
         log_s = np.log([seconds for seconds, _ in plans])
         share = np.exp((log_s.min() - log_s) / self.softness)
-        share = np.where(share >= LIKELY * share.sum(), share, 0.0)
+        share = np.where(share >= MIN_PLAN_SHARE * share.sum(), share, 0.0)
         share /= share.sum()
         return [(float(s), rows) for s, (_, rows) in zip(share, plans, strict=True) if s > 0]
 
 
-def _equal_plan(parts: Parts, slot_s: Floats, degree: int) -> Ints:
+def _equal_plan(parts: TimeParts, slot_s: Floats, degree: int) -> Ints:
     """Return the rows of the best plan of ``degree`` equal stages.
 
     The best plan is the one whose slowest stage is fastest and, among those, the one of the

@@ -16,10 +16,10 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from tessera.estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find
+from tessera.estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find_published
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
-from tessera.estimator.architectures.transformer import Transformer, transformer
-from tessera.estimator.cells import coarse_for, on_sheets
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
+from tessera.estimator.cells import coarse_for, data_sheet_setting
 from tessera.estimator.graph import Graph, balanced_ends
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.memory import States
@@ -52,7 +52,7 @@ def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
         InvalidInput: there is no such family or GPU type, or the family does not run on this number
             of GPUs.
     """
-    known = families()
+    known = known_families()
     if name not in known:
         raise InvalidInput("family", f"unknown family {name!r}; use one of {', '.join(known)}")
     catalogue = {h.name: h for h in CATALOGUE}
@@ -72,34 +72,34 @@ def family_traffic(name: str, gpu_type: str, gpus: int) -> CellTraffic:
 
 
 @cache
-def families() -> Mapping[str, Family]:
+def known_families() -> Mapping[str, Family]:
     """Return all families by name."""
-    listed = (*_dense(), _gpt_family(), *_recommenders())
+    listed = (*_dense_families(), _gpt_family(), *_recommenders())
     return MappingProxyType({family.name: family for family in listed})
 
 
-GRADIENTS: Final = "gradients are sent once the backward pass has begun"
+GRADIENT_OVERLAP: Final = "gradients are sent once the backward pass has begun"
 
 
-def _dense() -> list[Family]:
+def _dense_families() -> list[Family]:
     """Return the data-parallel families for which we have graphs."""
     return [
-        _replicated(
+        _replicated_family(
             "bert",
-            lambda: find("bert", "336M").graph,
+            lambda: find_published("bert", "336M").graph,
             batch=12,
             state_bytes=ADAM_MIXED,
             source="BERT-large (Devlin et al. 2019) with its vocabulary padded, 512 tokens; 12 sequences"
             " per GPU (Wang et al., IISWC 2019, Table V)",
         ),
-        _replicated(
+        _replicated_family(
             "bert-base",
             _bert_base,
             batch=32,
             state_bytes=ADAM_MIXED,
             source="BERT-base (Devlin et al. 2019, section 3), 512 tokens; 32 sequences per GPU: ours",
         ),
-        _replicated(
+        _replicated_family(
             "resnet",
             lambda: _resnet(50),
             batch=64,
@@ -107,14 +107,14 @@ def _dense() -> list[Family]:
             source="ResNet-50 (He et al. 2016), 16 bits; 64 images per GPU (Wang et al., IISWC 2019,"
             " Table V)",
         ),
-        _replicated(
+        _replicated_family(
             "resnet-152",
             lambda: _resnet(152),
             batch=64,
             state_bytes=MOMENTUM_F32,
             source="ResNet-152 (He et al. 2016), 16 bits; 64 images per GPU, as for ResNet-50: ours",
         ),
-        _replicated(
+        _replicated_family(
             "nmt",
             lambda: _nmt("nmt", 1024, 16),
             batch=98,
@@ -122,16 +122,16 @@ def _dense() -> list[Family]:
             source="Transformer, big (Vaswani et al. 2017, Table 3: 213 M parameters); 25,000 tokens on 8"
             " GPUs (section 5.1) as 98 sentences of 32 tokens per GPU",
         ),
-        _replicated(
+        _replicated_family(
             "nmt-base",
             lambda: _nmt("nmt-base", 512, 8),
             batch=98,
             state_bytes=ADAM_MIXED,
             source="Transformer, base (Vaswani et al. 2017, Table 3: 65 M parameters); batch as for nmt",
         ),
-        _replicated(
+        _replicated_family(
             "transformer-nlp",
-            lambda: find("roberta", "355M").graph,
+            lambda: find_published("roberta", "355M").graph,
             batch=8,
             state_bytes=ADAM_MIXED,
             source="RoBERTa-large (Liu et al. 2019) in place of Crux's own transformer; 8,192 sequences"
@@ -140,14 +140,14 @@ def _dense() -> list[Family]:
     ]
 
 
-def _replicated(
+def _replicated_family(
     name: str, graph: Callable[[], Graph], *, batch: int, state_bytes: float, source: str
 ) -> Family:
     def traffic(hardware: Hardware, gpus: int) -> CellTraffic:
         training = Training(global_batch=batch * gpus, micro_batches=1, state_bytes=state_bytes)
-        return _planned(graph(), training, hardware, gpus, tp=1, stages=1)
+        return _stage_traffic(graph(), training, hardware, gpus, tp=1, stages=1)
 
-    return Family(name=name, source=source, overlap=GRADIENTS, traffic=traffic)
+    return Family(name=name, source=source, overlap=GRADIENT_OVERLAP, traffic=traffic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +199,11 @@ def gpt_traffic(hardware: Hardware, gpus: int, gpu_batch: float | None = None) -
         global_batch=replica * dp, micro_batches=replica, state_bytes=ADAM_MIXED, checkpointing=True
     )
     return _after_compute(
-        _planned(_gpt(size), training, hardware, gpus, tp=size.tp, stages=size.stages)
+        _stage_traffic(_gpt(size), training, hardware, gpus, tp=size.tp, stages=size.stages)
     )
 
 
-def _planned(
+def _stage_traffic(
     graph: Graph, training: Training, hardware: Hardware, gpus: int, *, tp: int, stages: int
 ) -> CellTraffic:
     """Return an iteration of equal stages whose tensor groups have ``tp`` GPUs of one host each.
@@ -212,7 +212,7 @@ def _planned(
     them. Their seconds therefore count as compute, and only the bytes that cross hosts count as
     traffic.
     """
-    setting = on_sheets(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
+    setting = data_sheet_setting(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
     coarse = coarse_for(graph, stages)
     ends = balanced_ends(coarse.flops, stages).tolist()
     dp = gpus // (tp * stages)
@@ -241,7 +241,7 @@ def _after_compute(traffic: CellTraffic) -> CellTraffic:
 
 
 def _bert_base() -> Graph:
-    return transformer(
+    return transformer_graph(
         Transformer(
             name="bert-base",
             layers=12,
@@ -266,7 +266,7 @@ def _resnet(depth: int) -> Graph:
 
 def _nmt(name: str, hidden: int, heads: int) -> Graph:
     """Return a Transformer of six plus six layers with one vocabulary of 37,000 for both languages."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name=name,
             layers=6,
@@ -285,7 +285,7 @@ def _nmt(name: str, hidden: int, heads: int) -> Graph:
 
 
 def _gpt(size: GptSize) -> Graph:
-    return transformer(
+    return transformer_graph(
         Transformer(
             name=f"gpt {size.hidden}x{size.layers}",
             layers=size.layers,
@@ -317,7 +317,7 @@ class Recommender:
         """Return an iteration of products and then memory traffic, each at 70 % of its peak."""
         compute_s = (
             self.flops / hardware.flops("tf32") + self.touched_bytes / hardware.memory_bytes_per_s
-        ) / REACHED
+        ) / REACHED_SHARE
         data = 2 * self.dense_bytes * (gpus - 1) / gpus, 2 * (gpus - 1)
         stage = StageTraffic(
             dp=gpus,
@@ -331,7 +331,7 @@ class Recommender:
         )
 
 
-REACHED: Final = 0.7
+REACHED_SHARE: Final = 0.7
 """Share of peak that products and memory traffic reach (assumed by Wang et al., IISWC 2019)."""
 
 MULTI_INTERESTS: Final = Recommender(

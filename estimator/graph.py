@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Floats, Ints
 
@@ -117,7 +117,7 @@ def layer_of(graph: Graph, index: int) -> Layer:
     return Layer(kind=graph.kind[index], **{f: float(getattr(graph, f)[index]) for f in _AMOUNTS})
 
 
-def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never) -> Graph:
+def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never_cancelled) -> Graph:
     """Return the graph with neighbours joined into at most ``most`` layers of about equal work.
 
     Planners work on a bounded number of coarse layers (Alpa, section 5; the Arena artifact uses
@@ -150,7 +150,9 @@ def _joined(graph: Graph, start: int, end: int) -> Layer:
     return Layer(kind="+".join(graph.kind[start:end]), **amounts)
 
 
-def balanced_ends(load: Floats, parts: int, cancelled: Callable[[], bool] = never) -> Ints:
+def balanced_ends(
+    load: Floats, parts: int, cancelled: Callable[[], bool] = never_cancelled
+) -> Ints:
     """Return the ends, shape (parts,), of contiguous non-empty parts whose heaviest is lightest.
 
     Raises:

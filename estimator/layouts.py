@@ -11,7 +11,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Settings:
+class ParallelSettings:
     """The D distinct settings (dp, tp, ep, sp), as arrays of shape (D,)."""
 
     dp: Ints
@@ -68,7 +68,9 @@ class Settings:
         return self.groups(self.gpus, np.ones_like(self.tp))
 
 
-def settings_of(candidates: Candidates, training: Training, shape: Shape) -> tuple[Settings, Ints]:
+def settings_of(
+    candidates: Candidates, training: Training, shape: Shape
+) -> tuple[ParallelSettings, Ints]:
     """Return the distinct settings and the index of each candidate's setting, shape (K,)."""
     stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
     # Each distinct (dp, tp, ep, sp) becomes one number.
@@ -77,7 +79,7 @@ def settings_of(candidates: Candidates, training: Training, shape: Shape) -> tup
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     dp = candidates.dp[first]
     samples = np.ceil(training.micro_batch / dp)
-    settings = Settings(
+    settings = ParallelSettings(
         dp=dp,
         tp=candidates.tp[first],
         ep=candidates.ep[first],

@@ -37,7 +37,7 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class MemoryCopies:
     """The numbers of copies that a runtime holds of the memory in use during a micro-batch.
 
     A calibration replaces them. The defaults are what the operators need. Compilers hold more, e.g.
@@ -59,7 +59,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class UsableMemory:
     """The part of a GPU's memory that a stage can use."""
 
     usable: float = 0.9  # share; the rest is lost to fragmentation and other processes
@@ -108,18 +108,20 @@ def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:
     return np.minimum(stages - np.arange(stages, dtype=np.int64), micro_batches)
 
 
-def memory_bytes(costs: StageCosts, flights: Ints | int, room: Room | None = None) -> Floats:
+def memory_bytes(
+    costs: StageCosts, flights: Ints | int, room: UsableMemory | None = None
+) -> Floats:
     """Return the bytes on the fullest GPU of each candidate, shape (K,).
 
     ``flights`` is the number of micro-batches in flight.
     """
-    context = (room or Room()).context_bytes
+    context = (room or UsableMemory()).context_bytes
     return costs.state_bytes + costs.flight_bytes * flights + costs.working_bytes + context
 
 
-def limit_bytes(memory: float, room: Room | None = None) -> float:
+def limit_bytes(memory: float, room: UsableMemory | None = None) -> float:
     """Return the bytes of a GPU's ``memory`` that a stage may use."""
-    return (room or Room()).usable * memory
+    return (room or UsableMemory()).usable * memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +142,12 @@ class Overflow:
         )
 
 
-def overflow(
-    costs: StageCosts, rows: Sequence[int], flights: Ints, memory: float, room: Room | None = None
+def find_overflow(
+    costs: StageCosts,
+    rows: Sequence[int],
+    flights: Ints,
+    memory: float,
+    room: UsableMemory | None = None,
 ) -> Overflow | None:
     """Return the stage of a plan that exceeds the limit most. If the plan fits, return None.
 
@@ -154,7 +160,7 @@ def overflow(
         "activations in flight": costs.flight_bytes[at] * flights,
         "working activations": costs.working_bytes[at],
     }
-    needed = sum(parts.values(), np.full(len(at), (room or Room()).context_bytes))
+    needed = sum(parts.values(), np.full(len(at), (room or UsableMemory()).context_bytes))
     stage = int(needed.argmax())
     most = limit_bytes(memory, room)
     if needed[stage] <= most:

@@ -58,7 +58,7 @@ class Overlap:
     sync: Sync = Sync.TOGETHER
 
 
-DEFAULT = Overlap()
+DEFAULT_OVERLAP = Overlap()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +83,9 @@ def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
     return total_s
 
 
-def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT) -> Floats:
+def iteration_s(
+    plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT_OVERLAP
+) -> Floats:
     """Return the seconds of an iteration of each plan, shape (P,)."""
     steady_s = sum(slots.max(axis=1) for slots in paces_s(plans, overlap))
     first_s = plans.busy_s.sum(axis=1) + first_send_s(plans.send_s, overlap).sum(axis=1)
@@ -94,7 +96,7 @@ def iteration_s(plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = 
     return pipeline_s
 
 
-def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[Floats]:
+def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT_OVERLAP) -> list[Floats]:
     """Return the terms whose maxima over stages add up to the time between micro-batches.
 
     Each array has the shape of the columns of ``costs``.
@@ -110,12 +112,14 @@ def paces_s(costs: Pipelines | StageCosts, overlap: Overlap = DEFAULT) -> list[F
             return [costs.busy_s + costs.send_s + costs.receive_s]
 
 
-def first_send_s(send_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
+def first_send_s(send_s: Floats, overlap: Overlap = DEFAULT_OVERLAP) -> Floats:
     """Return the seconds that the first micro-batch waits for each transfer."""
     return np.zeros_like(send_s) if overlap.transfers is Transfers.FREE else send_s
 
 
-def exposed_sync_s(sync_s: Floats, backward_s: Floats, overlap: Overlap = DEFAULT) -> Floats:
+def exposed_sync_s(
+    sync_s: Floats, backward_s: Floats, overlap: Overlap = DEFAULT_OVERLAP
+) -> Floats:
     """Return the part of each stage's gradient exchange that nothing hides."""
     if overlap.sync is Sync.BEHIND:
         return np.maximum(sync_s - backward_s, 0.0)

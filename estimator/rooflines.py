@@ -14,13 +14,13 @@ from tessera.estimator.plans import Training
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Floats, Ints
 
-PARTS: Final = ("compute", "memory", "rows", "launch")
+ROOFLINE_PARTS: Final = ("compute", "memory", "rows", "launch")
 """The parts whose sum is a layer's seconds: the FLOPs of its products, its memory traffic, the loss
 of products over few rows, and its launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class RooflineRates:
     """The shares of a GPU's data sheet that kernels reach.
 
     They are chosen by judgement, and a calibration corrects them.
@@ -45,15 +45,15 @@ class Rates:
             )
 
 
-DEFAULT_RATES: Mapping[str, Rates] = {
+DEFAULT_RATES: Mapping[str, RooflineRates] = {
     # Products alone reach four fifths of the peak. With memory traffic and launches, training
     # reaches half of it (Narayanan et al., SC 2021, Table 1: 44-52 % of an A100's).
-    "f16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
-    "bf16": Rates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
+    "f16": RooflineRates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
+    "bf16": RooflineRates(utilisation=0.8, half_rows=200.0, memory_utilisation=0.9, launch_s=1e-5),
     # This type does not use tensor cores, and models use it for convolutions. They read each
     # activation more than once, and lose speed below a thousand rows (late layers of a Wide-ResNet
     # have 49 positions per sample).
-    "f32": Rates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
+    "f32": RooflineRates(utilisation=0.8, half_rows=1000.0, memory_utilisation=0.8, launch_s=1e-5),
 }
 """Rates by data type of compute. They are round numbers at which the mean of the kernel times that
 the Arena artifact recorded on A40s is about right (``cell_modules.csv``). Estimates are judged on
@@ -69,7 +69,9 @@ class RooflineCompute:
     """
 
     hardware: Hardware
-    rates: Mapping[str, Rates] = field(default_factory=lambda: DEFAULT_RATES)  # by data type
+    rates: Mapping[str, RooflineRates] = field(
+        default_factory=lambda: DEFAULT_RATES
+    )  # by data type
 
     def layer_s(
         self, graph: Graph, training: Training, samples: Floats, tp: Ints

@@ -15,17 +15,17 @@ from typing import Final
 
 import numpy as np
 
-from tessera.estimator.architectures.published import Published, published_models
-from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsen_graph, on_sheets
+from tessera.estimator.architectures.published import PublishedModel, published_models
+from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsen_graph, data_sheet_setting
 from tessera.estimator.collectives import LinkNetwork, LinkRates
 from tessera.estimator.hardware import ALL, Hardware
 from tessera.estimator.memory import States
-from tessera.estimator.planning.even import Even, even_cuts, even_plans, least_times_s
+from tessera.estimator.planning.even import EvenPlanKey, even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape, powers_dividing
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
 PROVENANCE: Final = "analytic v2"
@@ -45,7 +45,12 @@ def sample_profiles(
 
 @cache
 def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecord, ...]:
-    asked = [(shape, d) for n in counts for shape in shapes(hardware, n) for d in degrees(n)]
+    asked = [
+        (shape, d)
+        for n in counts
+        for shape in sample_shapes(hardware, n)
+        for d in sample_degrees(n)
+    ]
     records: list[EstimateRecord] = []
     for model in sampled_models():
         coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS))
@@ -54,13 +59,13 @@ def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecor
     return tuple(records)
 
 
-def sampled_models() -> list[Published]:
+def sampled_models() -> list[PublishedModel]:
     """Return the models of the samples, which were published with several batches (Arena, section
     5.1)."""
     return [model for model in published_models().values() if len(model.batches) > 1]
 
 
-def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
+def sample_shapes(hardware: Hardware, gpus: int) -> list[Shape]:
     """Return the shape with the fewest nodes and one with twice as many, if they divide evenly."""
     fewest = math.ceil(gpus / hardware.gpus_per_node)
     return [
@@ -70,13 +75,13 @@ def shapes(hardware: Hardware, gpus: int) -> list[Shape]:
     ]
 
 
-def degrees(gpus: int) -> list[int]:
+def sample_degrees(gpus: int) -> list[int]:
     """Return the pipeline degrees: powers of two dividing ``gpus``, up to :data:`COARSE_LAYERS`."""
     return [degree for degree in powers_dividing(gpus) if degree <= COARSE_LAYERS]
 
 
 def _records(
-    model: Published, batch: int, hardware: Hardware, asked: Sequence[tuple[Shape, int]]
+    model: PublishedModel, batch: int, hardware: Hardware, asked: Sequence[tuple[Shape, int]]
 ) -> Iterator[EstimateRecord]:
     """Yield the estimates of a workload on shapes at pipeline degrees.
 
@@ -84,7 +89,7 @@ def _records(
     """
     asked = [(shape, degree) for shape, degree in asked if degree <= len(model.graph)]
     cuts: Mapping[int, list[list[int]]] = {}
-    times_s: dict[tuple[int, bool], Mapping[Even, float]] = {}
+    times_s: dict[tuple[int, bool], Mapping[EvenPlanKey, float]] = {}
     for largest in _largest_alike(shape for shape, _ in asked):
         setting = _setting(model, batch, hardware, largest)
         cuts = cuts or even_cuts(_loads(setting), {degree for _, degree in asked})
@@ -94,7 +99,7 @@ def _records(
     for shape, degree in asked:
         yield EstimateRecord(
             workload=work,
-            source=Source.ANALYTIC,
+            source=EstimateSource.ANALYTIC,
             provenance=PROVENANCE,
             cell=Cell(
                 gpu_type=hardware.name, gpus=shape.gpus, pipeline_degree=degree, nodes=shape.nodes
@@ -120,7 +125,7 @@ def _largest_alike(every: Iterable[Shape]) -> list[Shape]:
     return list(largest.values())
 
 
-def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> Setting:
+def _setting(model: PublishedModel, batch: int, hardware: Hardware, shape: Shape) -> Setting:
     """Return the setting in which a workload runs.
 
     Other jobs are assumed to use the other GPUs of its nodes with their part of the ports. A job
@@ -129,13 +134,15 @@ def _setting(model: Published, batch: int, hardware: Hardware, shape: Shape) -> 
     rates = LinkRates.usual(hardware)
     part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
     own = replace(rates, network_bytes_per_s=part * rates.network_bytes_per_s)
-    setting = on_sheets(model.graph, model.at(batch), hardware, shape, States(zero=model.zero))
+    setting = data_sheet_setting(
+        model.graph, model.at(batch), hardware, shape, States(zero=model.zero)
+    )
     return replace(setting, network=LinkNetwork(hardware=hardware, shape=shape, rates=own))
 
 
 def _times_s(
-    setting: Setting, cuts: Mapping[int, list[list[int]]], asked: Iterable[Even]
-) -> dict[Even, float]:
+    setting: Setting, cuts: Mapping[int, list[list[int]]], asked: Iterable[EvenPlanKey]
+) -> dict[EvenPlanKey, float]:
     """Return the seconds of the fastest even plans. A time is inf if no plan fits."""
     plans = even_plans(setting.graph, cuts, asked)
     costs = setting.costs(plans.candidates)

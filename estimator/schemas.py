@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
-NEAR: Final = 0.75
+MIN_SIMILARITY: Final = 0.75
 """Similarity from which a known name is suggested for an unknown one. Equal names have 1."""
 
 STRICT: Final = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
@@ -73,7 +73,7 @@ class Entry(BaseModel):
         allowed = [key for key in cls.model_fields if key not in cls.shown]
         for key in value:
             if key not in allowed and key not in cls.shown:
-                problem = f"unknown key {key!r}{hint(key, allowed)} (allowed: {', '.join(allowed)})"
+                problem = f"unknown key {key!r}{suggest_name(key, allowed)} (allowed: {', '.join(allowed)})"
                 raise PydanticCustomError(
                     "unknown_key", "{problem}", {"problem": problem, "key": str(key)}
                 )
@@ -82,7 +82,7 @@ class Entry(BaseModel):
         return {key: given for key, given in value.items() if given is not None}
 
 
-def check(kind: type[Checked], where: str, value: object) -> Checked:
+def check_value(kind: type[Checked], where: str, value: object) -> Checked:
     """Return ``value`` as a ``kind``. ``where`` names it in errors, e.g. ``jobs.yaml: jobs[2]``.
 
     Raises:
@@ -91,7 +91,7 @@ def check(kind: type[Checked], where: str, value: object) -> Checked:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _told(where, error) from error
+        raise _first_error(where, error) from error
 
 
 def check_fields(kind: type[DataclassInstance], where: str, value: object) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def check_fields(kind: type[DataclassInstance], where: str, value: object) -> di
     Raises:
         InvalidInput: as in :func:`check_value`.
     """
-    return check(entry_of(kind), where, value).model_dump(exclude_unset=True)
+    return check_value(entry_of(kind), where, value).model_dump(exclude_unset=True)
 
 
 @cache
@@ -113,12 +113,12 @@ def entry_of(kind: type[DataclassInstance]) -> type[Entry]:
     return create_model(kind.__name__, __base__=Entry, **definitions)
 
 
-def whole(low: int, high: int) -> WrapValidator:
+def whole_between(low: int, high: int) -> WrapValidator:
     """Return the annotation for whole numbers in [low, high]."""
     return _within(low, high, f"a whole number from {low:,} to {high:,}")
 
 
-def number(low: float, high: float) -> WrapValidator:
+def number_between(low: float, high: float) -> WrapValidator:
     """Return the annotation for numbers in [low, high]."""
     return _within(low, high, f"a number from {low:g} to {high:,g}")
 
@@ -152,9 +152,9 @@ def converted_by(read: Callable[[str, Any], object]) -> BeforeValidator:
     return BeforeValidator(converted)
 
 
-def hint(name: object, known: Collection[str]) -> str:
+def suggest_name(name: object, known: Collection[str]) -> str:
     """Return a suggestion of the most similar known name, or "" if no name is similar."""
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=NEAR)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=MIN_SIMILARITY)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -187,7 +187,7 @@ def _wrong(problem: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{problem}", {"problem": problem})
 
 
-def _told(where: str, error: ValidationError) -> InvalidInput:
+def _first_error(where: str, error: ValidationError) -> InvalidInput:
     """Return the first error, together with all other missing keys of the same mapping.
 
     If a mapping has no place, the place is its unknown or missing key.
@@ -213,7 +213,7 @@ def _problem(error: ErrorDetails) -> str:
     given = error["input"]
     if error["type"] in ("enum", "literal_error"):
         known = _QUOTED.findall(error["ctx"]["expected"])
-        return f"must be one of {', '.join(known)}{hint(given, known)}, not {describe_value(given)}"
+        return f"must be one of {', '.join(known)}{suggest_name(given, known)}, not {describe_value(given)}"
     wanted = _KINDS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
     return f"must be {wanted}, not {describe_value(given)}"
 

@@ -14,7 +14,13 @@ from tessera.estimator.costs import candidates_of, stage_costs
 from tessera.estimator.planning.options import options_of
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Candidates, Groups, Primitive, StageCosts
-from tessera.estimator.rooflines import DEFAULT_RATES, PARTS, Rates, RooflineCompute, RooflinePart
+from tessera.estimator.rooflines import (
+    DEFAULT_RATES,
+    ROOFLINE_PARTS,
+    RooflineCompute,
+    RooflinePart,
+    RooflineRates,
+)
 from tessera.formulation.tables import Floats, Ints
 
 PARAMETERS: Final = (
@@ -28,12 +34,12 @@ PARAMETERS: Final = (
 """Factors on the seconds of the four parts of kernels, of collectives, and of transfers between
 stages. The standard deviations are by judgement: compute is known to about a tenth, and
 communication to a third."""
-STEP: Final = 0.02
+LOG_STEP: Final = 0.02
 """Step of a log parameter for its numerical derivative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class TimeParts:
     """The candidate stages of a coarse setting that fit somewhere, with the parts of their times."""
 
     setting: Setting
@@ -53,11 +59,14 @@ class Parts:
         If ``rows`` is None, all rows are returned. Factors on kernels do not change the times of
         measured kernels.
         """
-        costs = self.costs if rows is None else _picked(self.costs, rows)
+        costs = self.costs if rows is None else _select_rows(self.costs, rows)
         kernels = slice(None) if rows is None else rows
-        compute, (collectives, transfers) = factors[: len(PARTS)], factors[len(PARTS) :]
+        compute, (collectives, transfers) = (
+            factors[: len(ROOFLINE_PARTS)],
+            factors[len(ROOFLINE_PARTS) :],
+        )
         if self.setting.timed:
-            compute = np.ones(len(PARTS))
+            compute = np.ones(len(ROOFLINE_PARTS))
         return replace(
             costs,
             forward_s=compute @ self.forward_s[:, kernels],
@@ -69,7 +78,7 @@ class Parts:
         )
 
 
-class Chooser(Protocol):
+class PlanChooser(Protocol):
     """A rule by which a runtime chooses its plan, possibly among several pipeline degrees."""
 
     def candidates(self, setting: Setting) -> Candidates:
@@ -77,7 +86,7 @@ class Chooser(Protocol):
         ...
 
     def plans(
-        self, parts: Parts, factors: Floats, degrees: Sequence[int]
+        self, parts: TimeParts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
         """Return pairs of a likelihood and a plan, as rows of ``parts`` in order.
 
@@ -94,7 +103,7 @@ class BestPlan:
         return candidates_of(setting.graph, setting.shape, sequence_parallel=False)
 
     def plans(
-        self, parts: Parts, factors: Floats, degrees: Sequence[int]
+        self, parts: TimeParts, factors: Floats, degrees: Sequence[int]
     ) -> list[tuple[float, Ints]]:
         """Return at most one plan."""
         setting, costs = parts.setting, parts.at(factors)
@@ -115,8 +124,8 @@ class CellTimes:
         self,
         setting_of: Callable[[Subject], Setting],
         degrees_of: Callable[[Subject], Sequence[int]],
-        rates: Mapping[str, Rates] = DEFAULT_RATES,
-        chooser: Chooser | None = None,
+        rates: Mapping[str, RooflineRates] = DEFAULT_RATES,
+        chooser: PlanChooser | None = None,
         parameters: Sequence[Parameter] = PARAMETERS,
     ) -> None:
         """Take the functions for the setting of a subject and for its possible pipeline degrees.
@@ -127,7 +136,7 @@ class CellTimes:
         self._setting_of, self._degrees_of, self._rates = setting_of, degrees_of, rates
         self._chooser = chooser or BestPlan()
         self._parameters = tuple(parameters)
-        self._parts: dict[Subject, Parts] = {}
+        self._parts: dict[Subject, TimeParts] = {}
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -155,7 +164,7 @@ class CellTimes:
                 gradients[i] = share @ np.stack([gradient for _, gradient in times])
         return values, gradients
 
-    def parts(self, subject: Subject) -> Parts:
+    def parts(self, subject: Subject) -> TimeParts:
         """Return the parts of a subject's times, cached as they do not depend on the parameters."""
         if subject not in self._parts:
             setting = self._setting_of(subject)
@@ -165,7 +174,9 @@ class CellTimes:
         return self._parts[subject]
 
 
-def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidates) -> Parts:
+def parts_of(
+    setting: Setting, rates: Mapping[str, RooflineRates], candidates: Candidates
+) -> TimeParts:
     """Return the parts of those candidates of a coarse setting that fit somewhere.
 
     Measured kernels are not divided into parts. All their time counts as the first part.
@@ -174,10 +185,10 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
     costs = (setting if setting.timed else replace(setting, compute=whole)).costs(candidates)
     depth = setting.depths(costs)
     fits = np.flatnonzero(depth > 0).astype(np.int64)
-    costs = _picked(costs, fits)
+    costs = _select_rows(costs, fits)
     if setting.timed:
-        none = np.zeros((len(PARTS) - 1, len(fits)))
-        return Parts(
+        none = np.zeros((len(ROOFLINE_PARTS) - 1, len(fits)))
+        return TimeParts(
             setting=setting,
             costs=costs,
             depth=depth[fits],
@@ -192,12 +203,12 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
             setting.shape,
             costs.candidates,
             RooflinePart(whole=whole, part=part),
-            _Silent(),
+            _FreeNetwork(),
             states=setting.runtime.states,
         )
-        for part in range(len(PARTS))
+        for part in range(len(ROOFLINE_PARTS))
     ]
-    return Parts(
+    return TimeParts(
         setting=setting,
         costs=costs,
         depth=depth[fits],
@@ -206,14 +217,14 @@ def parts_of(setting: Setting, rates: Mapping[str, Rates], candidates: Candidate
     )
 
 
-class _Silent:
+class _FreeNetwork:
     """A network that takes no time. It serves to cost kernels, which do not depend on collectives."""
 
     def seconds(self, primitive: Primitive, payload_bytes: Floats, groups: Groups) -> Floats:
         return np.zeros(len(payload_bytes))
 
 
-def _picked(costs: StageCosts, rows: Ints) -> StageCosts:
+def _select_rows(costs: StageCosts, rows: Ints) -> StageCosts:
     """Return the costs at these rows."""
     columns = (name for name in StageCosts.__dataclass_fields__ if name != "candidates")
     return StageCosts(
@@ -222,7 +233,7 @@ def _picked(costs: StageCosts, rows: Ints) -> StageCosts:
     )
 
 
-def _log_time(parts: Parts, rows: Ints, log_values: Floats) -> tuple[float, Floats]:
+def _log_time(parts: TimeParts, rows: Ints, log_values: Floats) -> tuple[float, Floats]:
     """Return the log seconds of a plan and their gradient, shape (P,)."""
     count, overlap = parts.setting.training.micro_batches, parts.setting.runtime.overlap
     order = np.arange(len(rows), dtype=np.int64)
@@ -231,5 +242,5 @@ def _log_time(parts: Parts, rows: Ints, log_values: Floats) -> tuple[float, Floa
         return float(np.log(latency_of(parts.at(np.exp(at), rows), count, overlap).of(order)))
 
     value = log_s(log_values)
-    moved = log_values + STEP * np.eye(len(log_values))
-    return value, (np.array([log_s(at) for at in moved]) - value) / STEP
+    moved = log_values + LOG_STEP * np.eye(len(log_values))
+    return value, (np.array([log_s(at) for at in moved]) - value) / LOG_STEP

@@ -14,13 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.estimator.cells import Setting, coarsen_graph
-from tessera.estimator.costs import messages
+from tessera.estimator.costs import message_counts
 from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
 from tessera.estimator.plans import Candidates, Plan, Stage, StageCosts, Training
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
-Sent = tuple[float, int]
+BytesAndMessages = tuple[float, int]
 
 
 def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
@@ -77,14 +77,14 @@ def _compute_s(setting: Setting, stages: Sequence[Stage]) -> tuple[float, float]
     The second result is the seconds of its longest backward pass and update.
     """
     costs = setting.costs(_candidates(stages))
-    quiet = _quiet(costs)
+    quiet = _without_collectives(costs)
     pipelines = pipelines_of(quiet, np.arange(len(stages), dtype=np.int64)[None])
     free = Overlap(transfers=Transfers.FREE)
     whole_s = float(iteration_s(pipelines, setting.training.micro_batches, free)[0])
     return whole_s, float((costs.backward_s + costs.update_s).max())
 
 
-def _quiet(costs: StageCosts) -> StageCosts:
+def _without_collectives(costs: StageCosts) -> StageCosts:
     none = np.zeros(len(costs.candidates))
     return replace(costs, comm_s=none, send_s=none, receive_s=none, sync_s=none)
 
@@ -110,7 +110,7 @@ def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
     samples = float(np.ceil(training.micro_batch / stage.dp))
     each = training.micro_batches * _passes(training)
     reduced = float(graph.reduced[layers].sum()) * width * samples
-    in_turn = int(messages(graph)[layers][graph.reduced[layers] > 0].sum())
+    in_turn = int(message_counts(graph)[layers][graph.reduced[layers] > 0].sum())
     exchanged = float(graph.exchanged[layers].sum()) * width * samples / stage.tp
     boundary = float(graph.boundary[stage.end - 1]) * width * samples / stage.tp
     own = width * float(graph.weights[layers].sum() / stage.tp + graph.shared_weights[layers].sum())
@@ -132,7 +132,7 @@ def _passes(training: Training) -> int:
     return training.forwards + 1
 
 
-def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sent:
+def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> BytesAndMessages:
     """Return the bytes and messages of a ring of ``size`` GPUs.
 
     There are ``rounds`` rounds, each with ``in_turn`` messages per step.
@@ -142,7 +142,7 @@ def _ring(payload_bytes: float, size: int, rounds: int, in_turn: int = 1) -> Sen
     return rounds * payload_bytes * (size - 1) / size, rounds * in_turn * (size - 1)
 
 
-def _gradients(payload_bytes: float, size: int, zero: int, training: Training) -> Sent:
+def _gradients(payload_bytes: float, size: int, zero: int, training: Training) -> BytesAndMessages:
     """Return the traffic of gradients and weights between replicas under ZeRO (its section 7)."""
     match zero:
         case 0 | 1:

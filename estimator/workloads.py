@@ -15,7 +15,7 @@ from typing import Final
 from tessera.estimator.architectures import files
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.calibration import Calibration, Measurement, Residual, Subject
-from tessera.estimator.cells import Setting, cells, degrees_of, on_sheets
+from tessera.estimator.cells import Setting, data_sheet_setting, degrees_of, plan_cells
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.memory import States, parameter_bytes
@@ -24,19 +24,19 @@ from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import CellTimes
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.records.estimates import (
+    ClusterGpuType,
     EstimateRecord,
-    Kind,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
 )
-from tessera.formulation.release import release
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.release import installed_version
+from tessera.formulation.values import Cell, EstimateSource, Workload
 
-MULTIPLES: Final = (0.5, 1.0, 2.0)
+GPU_MULTIPLES: Final = (0.5, 1.0, 2.0)
 """Multiples of a job's requested GPUs for which Cells are estimated (Crius, section 4.1)."""
 
 MAX_GPUS: Final = 512
@@ -60,7 +60,9 @@ class Model:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by GPU type
 
 
-def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = never) -> Model:
+def read_model(
+    field: str, spec: ModelSpec, cancelled: Callable[[], bool] = never_cancelled
+) -> Model:
     """Return the model that a user's specification describes.
 
     Raises:
@@ -69,14 +71,14 @@ def read_model(field: str, spec: ModelSpec, cancelled: Callable[[], bool] = neve
     """
     values = files.read_values(f"{field}.architecture", spec.architecture, cancelled)
     try:
-        architecture = files.parse(
+        architecture = files.parse_architecture(
             values,
             name=f"{spec.model} {spec.params}".strip(),
             sequence=spec.sequence or None,
             dtype=spec.dtype or None,
             flash=spec.flash,
         )
-        graph = files.graph(architecture)
+        graph = files.architecture_graph(architecture)
     except InvalidInput as wrong:
         place = f"{field}.architecture" + (f".{wrong.field}" if wrong.field else "")
         raise InvalidInput(place, wrong.problem) from wrong
@@ -162,7 +164,7 @@ def unknown_model(workload: Workload) -> str:
     )
 
 
-def hardware_of(field: str, kind: Kind, catalogue: Mapping[str, Hardware]) -> Hardware:
+def hardware_of(field: str, kind: ClusterGpuType, catalogue: Mapping[str, Hardware]) -> Hardware:
     """Return the hardware of a GPU type, with the memory and node size of the cluster.
 
     Raises:
@@ -188,7 +190,7 @@ def catalogue_of(hardware: Iterable[Hardware] = CATALOGUE) -> dict[str, Hardware
     return {kind.name: kind for kind in hardware}
 
 
-def counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
+def gpu_counts_of(requests: Iterable[int], multiples: Iterable[float]) -> list[int]:
     """Return these multiples of the requested numbers of GPUs, ascending.
 
     Only whole numbers of at least 1 are returned.
@@ -241,7 +243,7 @@ class Estimator:
         gpu_type: str,
         gpus: int,
         degrees: Sequence[int] | None = None,
-        cancelled: Callable[[], bool] = never,
+        cancelled: Callable[[], bool] = never_cancelled,
     ) -> list[CellEstimate]:
         """Return the Cell of each pipeline degree, whether or not it fits.
 
@@ -260,7 +262,7 @@ class Estimator:
         if not subjects:
             return []
         setting = self._setting(next(iter(subjects.values())))
-        plans = cells(setting, wanted, cancelled=cancelled)
+        plans = plan_cells(setting, wanted, cancelled=cancelled)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
         by_degree = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
@@ -270,7 +272,7 @@ class Estimator:
             record = EstimateRecord(
                 workload=workload,
                 cell=of_degree[degree],
-                source=Source.PROFILED if profile else Source.ANALYTIC,
+                source=EstimateSource.PROFILED if profile else EstimateSource.ANALYTIC,
                 iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
                 sd=time.sd if time is not None and fits else None,
                 provenance=self._provenance(plan if fits else None, profile),
@@ -314,7 +316,9 @@ class Estimator:
         model, hardware = self._models[subject.workload], self._hardware[subject.gpu_type]
         shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
         training = model.training.at(subject.global_batch)
-        setting = on_sheets(model.graph, training, hardware, shape, States(zero=model.zero))
+        setting = data_sheet_setting(
+            model.graph, training, hardware, shape, States(zero=model.zero)
+        )
         profile = model.profiles.get(subject.gpu_type)
         if profile is None:
             return setting
@@ -373,7 +377,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
             workload=r.workload,
             cell=r.cell,
             iter_time_s=median(times),
-            source=Source.MEASURED,
+            source=EstimateSource.MEASURED,
             sd=Residual().noise_sd / math.sqrt(len(times)),
             provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
         )
@@ -382,7 +386,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
 
 
 @lru_cache(maxsize=4)
-def _learned(measurements: tuple[MeasurementRecord, ...]) -> str:
+def _measurements_digest(measurements: tuple[MeasurementRecord, ...]) -> str:
     """Return a digest of the measurements to learn from, common to a cluster's workloads."""
     plain = (
         {"workload": asdict(m.workload), "iter_time_s": m.iter_time_s, **asdict(m.cell)}
@@ -396,12 +400,12 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-FORM: Final = 2
+ESTIMATES_VERSION: Final = 2
 """Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans.
 """
 
 
-def fingerprint(
+def estimates_fingerprint(
     workload: Workload,
     spec: ModelSpec | None,
     asked: Mapping[str, Sequence[int]],
@@ -415,13 +419,13 @@ def fingerprint(
     ``profiles`` the measurements of the workload by GPU type.
     """
     plain = [
-        release(),
-        FORM,
+        installed_version(),
+        ESTIMATES_VERSION,
         asdict(workload),
         spec and asdict(spec),
         {t: list(n) for t, n in asked.items()},
         {t: asdict(h) for t, h in hardware.items() if t in asked},
-        _learned(tuple(measurements)),
+        _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
     ]
     return _digest(plain)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import Row, RowKind
+from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 
@@ -28,10 +28,10 @@ Needs and capacity are rounded down, so the row never refuses what fits exactly.
 """
 
 
-def gpu_rows(snapshot: Snapshot) -> tuple[Row, ...]:
+def gpu_rows(snapshot: Snapshot) -> tuple[CouplingRow, ...]:
     """Return one row for each GPU type, in the order of the types."""
     return tuple(
-        Row(kind=RowKind.GPUS, subject=kind.name, capacity=gpus)
+        CouplingRow(kind=RowKind.GPUS, subject=kind.name, capacity=gpus)
         for kind, gpus in zip(snapshot.gpu_types, snapshot.schedulable_gpus().tolist(), strict=True)
     )
 
@@ -61,6 +61,8 @@ def _rows(draft: Draft, kind: RowKind, needs: Ints, has: Ints, unit: int) -> lis
         pool: Bools = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == index)
         column = np.flatnonzero((draft.gpu_type == index) & (needs > 0))
         if len(column) and not (has[pool] == NOT_STATED).any():
-            row = Row(kind=kind, subject=gpu_type.name, capacity=int(has[pool].sum()) // unit)
+            row = CouplingRow(
+                kind=kind, subject=gpu_type.name, capacity=int(has[pool].sum()) // unit
+            )
             uses.append(RowUse(row=row, column=column, amount=needs[column] // unit))
     return uses

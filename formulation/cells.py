@@ -155,7 +155,7 @@ def find_undominated(cells: Cells) -> Bools:
     return _unbeaten(cells, np.arange(len(cells), dtype=np.int64))
 
 
-def undominated_from(cells: Cells, workload: int, least: int) -> Ints:
+def find_undominated_from(cells: Cells, workload: int, least: int) -> Ints:
     """Return the indices of the undominated Cells of ``workload`` on ``least`` or more GPUs.
 
     Smaller Cells do not count as dominating.
@@ -206,7 +206,7 @@ def _unbeaten_in_all(demand: Demands, rate: Floats, first: Ints) -> Bools:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Known:
+class _CacheEntry:
     """Cells, together with everything that they depend on."""
 
     estimates: Estimates
@@ -223,14 +223,14 @@ class _Known:
         return same
 
 
-REMEMBERED: Final = 4
-"""Number of results of ``cells_of`` that are kept, because rounds of a few clusters take turns."""
+MAX_CACHED_RESULTS: Final = 4
+"""Number of results of ``cached_cells`` that are kept, because rounds of a few clusters take turns."""
 
-_REMEMBERED: Final[deque[_Known]] = deque(maxlen=REMEMBERED)
+_CACHE: Final[deque[_CacheEntry]] = deque(maxlen=MAX_CACHED_RESULTS)
 _LOCK: Final = threading.Lock()
 
 
-def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
+def cached_cells(snapshot: Snapshot) -> tuple[Cells, Bools]:
     """Return ``build_cells`` and ``find_undominated`` of the snapshot, cached if nothing has changed.
 
     Estimates change rarely but are read again for each round, so they are compared by content. This
@@ -242,14 +242,14 @@ def cells_of(snapshot: Snapshot) -> tuple[Cells, Bools]:
         snapshot.schedulable_gpus(),
     )
     with _LOCK:
-        known = [entry for entry in _REMEMBERED if all(map(np.array_equal, entry.given, given))]
+        known = [entry for entry in _CACHE if all(map(np.array_equal, entry.given, given))]
     for entry in sorted(known, key=lambda entry: entry.estimates is not snapshot.estimates):
         if entry.holds(snapshot.estimates):
             return entry.cells, entry.best
     cells = build_cells(snapshot)
     best = find_undominated(cells)
     with _LOCK:
-        _REMEMBERED.append(
-            _Known(estimates=snapshot.estimates, given=given, cells=cells, best=best)
+        _CACHE.append(
+            _CacheEntry(estimates=snapshot.estimates, given=given, cells=cells, best=best)
         )
     return cells, best

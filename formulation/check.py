@@ -30,7 +30,7 @@ class Violation:
     detail: str
 
 
-def violations(problem: Problem, solution: Solution) -> list[Violation]:
+def find_violations(problem: Problem, solution: Solution) -> list[Violation]:
     """Return every rule that ``solution`` breaks: eqs. (2) to (4), its objective and its bound."""
     choice, count = solution.choice, len(problem.jobs)
     if len(choice) != count:
@@ -86,7 +86,7 @@ def _used(problem: Problem, columns: Ints, waits: Bools) -> Ints:
     return used
 
 
-def placement_violations(
+def find_placement_violations(
     snapshot: Snapshot,
     problem: Problem,
     solution: Solution,
@@ -320,7 +320,7 @@ def _changes_over_cap(
             yield Violation(rule="changes", detail=detail)
 
 
-def held_twice(snapshot: Snapshot) -> list[Violation]:
+def find_doubly_held(snapshot: Snapshot) -> list[Violation]:
     """Return a violation for each GPU with two holders or two successors.
 
     A constraint of the database forbids both.
@@ -341,7 +341,9 @@ def held_twice(snapshot: Snapshot) -> list[Violation]:
     ]
 
 
-def score(problem: Problem, solution: Solution, placement: Placement | None = None) -> float:
+def score_solution(
+    problem: Problem, solution: Solution, placement: Placement | None = None
+) -> float:
     """Return the value of a solution in units of the objective, not in the solver's integers.
 
     Without a placement, each Cell runs at its own shape, and the score is objective / scale. With

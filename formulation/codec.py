@@ -20,9 +20,9 @@ import numpy as np
 from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.facts import Measured, Standing, Traffics
+from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
-from tessera.formulation.problem import Problem, Row
+from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
@@ -40,7 +40,7 @@ from tessera.formulation.tables import Table
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 
-FORMAT = 2
+FORMAT_VERSION = 2
 """Version of the JSON form. A reader refuses other versions."""
 
 _CLASSES: Final[dict[str, type[Any]]] = {
@@ -51,16 +51,16 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "GpuType": GpuType,
     "Jobs": Jobs,
     "Legs": Legs,
-    "Measured": Measured,
+    "Measured": TrafficMeasurements,
     "Nodes": Nodes,
     "Prices": Prices,
     "Problem": Problem,
     "Quotas": Quotas,
-    "Row": Row,
+    "Row": CouplingRow,
     "Shapes": Shapes,
     "Snapshot": Snapshot,
     "Solution": Solution,
-    "Standing": Standing,
+    "Standing": StandingNetworkPlan,
     "Tenants": Tenants,
     "Traffics": Traffics,
     "Workload": Workload,
@@ -89,7 +89,7 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _unknown(value: Any) -> frozenset[str]:
+def _usual_fields(value: Any) -> frozenset[str]:
     """Return the fields at their usual value.
 
     They are not written, so the encoded form is the same as before these fields existed.
@@ -110,12 +110,12 @@ def _plain(value: Any) -> Any:
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             return {"f": [_plain_float(v) for v in value.tolist()]}
         return {value.dtype.kind: value.tolist()}
-    if isinstance(value, Row):
+    if isinstance(value, CouplingRow):
         return {"is": "Row", "name": value.name, "capacity": value.capacity}
     if isinstance(value, DescribedTopology | DescribedTraffic):
         return value.document
     if is_dataclass(value):
-        left_out = _unknown(value)
+        left_out = _usual_fields(value)
         body = {
             f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in left_out
         }
@@ -147,8 +147,8 @@ def _value(plain: Any) -> Any:
         kind = _CLASSES.get(plain["is"])
         if kind is None:
             raise InvalidInput("is", f"unknown kind {plain['is']!r}")
-        if kind is Row:
-            return Row.from_name(plain["name"], plain["capacity"])
+        if kind is CouplingRow:
+            return CouplingRow.from_name(plain["name"], plain["capacity"])
         rest = {k: v for k, v in plain.items() if k != "is"}
         return kind(**{k: _READERS.get((kind, k), _value)(v) for k, v in rest.items()})
     ((kind_code, values),) = plain.items()
@@ -162,7 +162,7 @@ def _value(plain: Any) -> Any:
 
 def encode(value: Snapshot | Problem | Solution) -> bytes:
     """Return the canonical JSON of ``value``, UTF-8."""
-    plain = {"format": FORMAT, "body": _plain(value)}
+    plain = {"format": FORMAT_VERSION, "body": _plain(value)}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -189,8 +189,8 @@ def decode(text: bytes) -> Snapshot | Problem | Solution:
         plain = read_json("", text, SNAPSHOT)
     except NotJson as error:
         raise InvalidInput("", f"not JSON: {error}") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise InvalidInput("format", f"expected {FORMAT}")
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT_VERSION:
+        raise InvalidInput("format", f"expected {FORMAT_VERSION}")
     try:
         value = _value(plain["body"])
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as error:

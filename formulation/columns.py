@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.cells import Cells, cells_of, undominated_from
+from tessera.formulation.cells import Cells, cached_cells, find_undominated_from
 from tessera.formulation.draft import Draft
-from tessera.formulation.information import cautious
+from tessera.formulation.information import apply_caution
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Bools, Ints, ranges
+from tessera.formulation.tables import Bools, Ints, concatenate_ranges
 
 
 def first_draft(
@@ -33,8 +33,8 @@ def first_draft(
     everything that uses the draft. Columns larger than the cluster are absent (see
     ``tessera.formulation.explain``).
     """
-    snapshot = cautious(snapshot, policy.caution)
-    cells, best = cells_of(snapshot)
+    snapshot = apply_caution(snapshot, policy.caution)
+    cells, best = cached_cells(snapshot)
     kept = np.ones(len(cells), np.bool_) if every_cell else _with_bounded(snapshot, cells, best)
     job_start, cell, current = _columns(snapshot, cells, kept)
     count = len(snapshot.jobs)
@@ -67,7 +67,7 @@ def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
     kept = best.copy()
     pairs = np.unique(np.stack([jobs.workload[bounded], jobs.min_gpus[bounded]]), axis=1)
     for workload, least in pairs.T.tolist():
-        kept[undominated_from(cells, workload, least)] = True
+        kept[find_undominated_from(cells, workload, least)] = True
     return kept
 
 
@@ -79,7 +79,7 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     first = np.searchsorted(cells.workload[keep], jobs.workload)
     count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
     count = np.where(snapshot.jobs.among(SCHEDULABLE), count, 0)
-    kept = keep[ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
+    kept = keep[concatenate_ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
     running = _current_cell(snapshot, cells)
     is_current = np.flatnonzero(kept == running[owner])
@@ -118,7 +118,7 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
     # A job may have several such Cells, which differ in degree and execution plan.
-    cell, job = ranges(first, count), np.repeat(staying, count)
+    cell, job = concatenate_ranges(first, count), np.repeat(staying, count)
     # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])

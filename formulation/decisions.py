@@ -69,7 +69,7 @@ class Decision(NamedTuple):
     opportunistic: bool = False
 
 
-def decide(
+def make_decisions(
     snapshot: Snapshot,
     statement: Statement,
     solution: Solution,

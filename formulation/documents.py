@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
 
-MAX_NUMBER: Final = 40
+MAX_NUMBER_CHARS: Final = 40
 """Characters of one number. No quantity here needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DocumentLimits:
     """The sizes that a document of one kind may have."""
 
     size_bytes: int
@@ -33,25 +33,25 @@ class Limits:
     """Bytes of a YAML text, which takes fifty times as long to read as JSON."""
 
 
-ARCHITECTURE: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
+ARCHITECTURE: Final = DocumentLimits(size_bytes=2**20, depth=16, nodes=100_000)
 """A model. Configurations of image classifiers name tens of thousands of labels."""
-TOPOLOGY: Final = Limits(
+TOPOLOGY: Final = DocumentLimits(
     size_bytes=16 * 2**20, depth=8, nodes=2_000_000, text=1000, yaml_bytes=2**20
 )
 """A network of up to a hundred thousand links, written one by one."""
-POLICY: Final = Limits(size_bytes=65_536, depth=4, nodes=1000)
+POLICY: Final = DocumentLimits(size_bytes=65_536, depth=4, nodes=1000)
 """The options of a round."""
-CLUSTER_FILE: Final = Limits(size_bytes=16 * 2**20, depth=16, nodes=1_000_000)
+CLUSTER_FILE: Final = DocumentLimits(size_bytes=16 * 2**20, depth=16, nodes=1_000_000)
 """A cluster, jobs or tenants: up to ten thousand jobs."""
-HARDWARE: Final = Limits(size_bytes=2**20, depth=8, nodes=20_000, text=1000)
+HARDWARE: Final = DocumentLimits(size_bytes=2**20, depth=8, nodes=20_000, text=1000)
 """The user's own GPU types."""
-TABLE_ROW: Final = Limits(size_bytes=2**20, depth=16, nodes=100_000)
+TABLE_ROW: Final = DocumentLimits(size_bytes=2**20, depth=16, nodes=100_000)
 """A line of a file of records, such as measured layers."""
-NODE_LIST: Final = Limits(size_bytes=2**20, depth=4, nodes=100_000, text=1000)
+NODE_LIST: Final = DocumentLimits(size_bytes=2**20, depth=4, nodes=100_000, text=1000)
 """The nodes of an agent, or the settings that its network is to be given."""
-CELL_TRAFFIC: Final = Limits(size_bytes=2**20, depth=8, nodes=100_000, text=1000)
+CELL_TRAFFIC: Final = DocumentLimits(size_bytes=2**20, depth=8, nodes=100_000, text=1000)
 """The traffic of a Cell with up to a thousand stages."""
-SNAPSHOT: Final = Limits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)
+SNAPSHOT: Final = DocumentLimits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)
 """A stored round. It is large by its nature, so only its depth and its numbers are limited."""
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -62,7 +62,7 @@ _SOME_STRINGS: Final = re.compile(
 
 This is as much as is scanned without a pause for other threads.
 """
-_LONG_NUMBER: Final = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER + 1))
+_LONG_NUMBER: Final = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_CHARS + 1))
 _SUSPECT: Final = re.compile(rb"\\u|N|I|[eE]\+?0*[1-9][0-9]{2}")
 """A text without a match holds no NUL, no surrogate and no number that is not finite."""
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -73,7 +73,7 @@ class NotJson(InvalidInput):
     """An error for a text that is not JSON. It may be in another format."""
 
 
-def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
+def read_json(field: str, text: str | bytes, limits: DocumentLimits) -> Any:
     """Return the value of a JSON text.
 
     Raises:
@@ -101,7 +101,7 @@ def read_json(field: str, text: str | bytes, limits: Limits) -> Any:
     return value
 
 
-def to_utf8(field: str, text: str | bytes, limits: Limits) -> bytes:
+def to_utf8(field: str, text: str | bytes, limits: DocumentLimits) -> bytes:
     """Return the text in UTF-8.
 
     Raises:
@@ -117,7 +117,7 @@ def to_utf8(field: str, text: str | bytes, limits: Limits) -> bytes:
     raise InvalidInput(field, f"must be at most {limits.size_bytes:,} bytes")
 
 
-def check_scalar(field: str, place: str, value: object, limits: Limits) -> None:
+def check_scalar(field: str, place: str, value: object, limits: DocumentLimits) -> None:
     """Refuse a text that is too long or has a NUL or a surrogate, and a non-finite number."""
     at = f"{place}: " if place else ""
     if isinstance(value, str):
@@ -133,14 +133,14 @@ def check_scalar(field: str, place: str, value: object, limits: Limits) -> None:
 
 def check_number(field: str, place: str, written: str) -> None:
     """Refuse a number that is too long, before it is parsed."""
-    if len(written) > MAX_NUMBER:
+    if len(written) > MAX_NUMBER_CHARS:
         at = f"{place}: " if place else ""
         raise InvalidInput(
-            field, f"{at}the number {written[:20]}... has more than {MAX_NUMBER} characters"
+            field, f"{at}the number {written[:20]}... has more than {MAX_NUMBER_CHARS} characters"
         )
 
 
-def check_counts(field: str, depth: int, nodes: int, limits: Limits) -> None:
+def check_counts(field: str, depth: int, nodes: int, limits: DocumentLimits) -> None:
     """Refuse a document that is nested too deep or has too many values."""
     if depth > limits.depth:
         raise InvalidInput(field, f"nests lists and mappings more than {limits.depth} levels deep")
@@ -148,7 +148,7 @@ def check_counts(field: str, depth: int, nodes: int, limits: Limits) -> None:
         raise InvalidInput(field, f"has more than {limits.nodes:,} keys and values")
 
 
-def _check_structure(field: str, raw: bytes, limits: Limits) -> int:
+def _check_structure(field: str, raw: bytes, limits: DocumentLimits) -> int:
     """Check depth, counts and lengths before anything is built.
 
     The check is exact up to where the text stops being JSON. Return the length in bytes of the

@@ -17,7 +17,7 @@ from tessera.formulation.admission import Admission
 from tessera.formulation.cells import Cells
 from tessera.formulation.demand import Demands
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Row
+from tessera.formulation.problem import CouplingRow
 from tessera.formulation.rates import (
     effective_weight,
     expected_rate,
@@ -32,7 +32,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 _NONE = np.zeros(0, np.int64)
 
 
-def go_on() -> None:
+def do_not_check() -> None:
     """Do nothing: the answer is still wanted."""
 
 
@@ -43,7 +43,7 @@ class RowUse:
     Neither a column nor a job occurs twice.
     """
 
-    row: Row
+    row: CouplingRow
     column: Ints  # int64[entries], index into the draft's columns
     amount: Ints  # int64[entries]
     idle_job: Ints = field(default_factory=lambda: _NONE)  # int64[idle entries]
@@ -84,7 +84,7 @@ class Draft:
 
     It is None if no such answer is known.
     """
-    check: Callable[[], None] = go_on
+    check: Callable[[], None] = do_not_check
     """Raises an error once nobody waits for the statement any more. Long loops call it."""
 
     @cached_property

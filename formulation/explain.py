@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.lifecycle import SCHEDULABLE, JobState
-from tessera.formulation.offers import lost_out
+from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
-from tessera.formulation.reasons import Reason, ReasonCode, is_held, is_leaving
+from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 
 
-def explain(
+def explain_waiting_jobs(
     snapshot: Snapshot,
     problem: Problem,
     solution: Solution,
@@ -68,7 +68,7 @@ def explain(
             reasons[job] = _GIVEN_UP
         else:
             others.append(job)
-    return reasons | lost_out(problem, solution, np.array(others, dtype=np.int64))
+    return reasons | explain_unchosen(problem, solution, np.array(others, dtype=np.int64))
 
 
 _GIVEN_UP: Final = Reason(
@@ -79,7 +79,7 @@ _GIVEN_UP: Final = Reason(
 
 
 def _not_schedulable(state: JobState, name: str) -> Reason:
-    return is_held(state, name) if state is JobState.HELD else is_leaving(state)
+    return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
 
 
 def _no_cell(snapshot: Snapshot, workload: int, *, estimated: bool) -> Reason:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints, frozen
+from tessera.formulation.tables import Floats, Ints, freeze_array
 
 WEIGHTED_SUM: Final = "weighted sum"
 """Unit of a sum of several objectives, whose units differ."""
@@ -81,4 +81,4 @@ class GoalResult:
 
 def _freeze(goal: object, **dtypes: type[np.generic]) -> None:
     for name, dtype in dtypes.items():
-        object.__setattr__(goal, name, frozen(getattr(goal, name), dtype))
+        object.__setattr__(goal, name, freeze_array(getattr(goal, name), dtype))

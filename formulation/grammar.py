@@ -101,7 +101,7 @@ def require_bounded(stages: tuple[Stage, ...]) -> None:
 
 
 @lru_cache(maxsize=256)
-def parse(text: str) -> tuple[Stage, ...]:
+def parse_objective(text: str) -> tuple[Stage, ...]:
     """Return the stages of ``text``. The last is a sum: the one named, or else throughput.
 
     Raises:

@@ -15,20 +15,20 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, Table
-from tessera.formulation.values import BEST_FOUND, Source
+from tessera.formulation.values import BEST_FOUND, EstimateSource
 
 Information = Callable[[Snapshot], Snapshot]
 
-COUNTS: Final = (1, 2, 4, 8, 16)
+MEASURED_GPU_COUNTS: Final = (1, 2, 4, 8, 16)
 """The five GPU counts that Arena measures (section 2.3)."""
 
 
-def estimates(snapshot: Snapshot) -> Snapshot:
+def all_estimates(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot unchanged: every estimate, whatever its source."""
     return snapshot
 
 
-def cautious(snapshot: Snapshot, caution: float) -> Snapshot:
+def apply_caution(snapshot: Snapshot, caution: float) -> Snapshot:
     """Return the snapshot with uncertain iteration times made longer.
 
     Each becomes longer by ``caution`` standard deviations of its logarithm. Estimates of unknown
@@ -41,7 +41,7 @@ def cautious(snapshot: Snapshot, caution: float) -> Snapshot:
     return replace(snapshot, estimates=replace(e, iter_time_s=slower))
 
 
-def optimum(snapshot: Snapshot) -> Snapshot:
+def searched_optimum(snapshot: Snapshot) -> Snapshot:
     """Return only the results of a full search, which is what Arena calls the AP optimum.
 
     Rows of an execution plan that a full search chose (``BEST_FOUND``) stay. If a workload has
@@ -51,7 +51,7 @@ def optimum(snapshot: Snapshot) -> Snapshot:
     searched = e.pipeline_degree == BEST_FOUND
     has_searched = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     has_searched[e.workload[searched]] = True
-    measured = (e.source == Source.MEASURED) & ~has_searched[e.workload]
+    measured = (e.source == EstimateSource.MEASURED) & ~has_searched[e.workload]
     return _with(snapshot, _rows(e, searched | measured))
 
 
@@ -76,7 +76,7 @@ def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) 
         raise InvalidInput("data_parallel", "safety and fraction must be positive")
 
     def gated(snapshot: Snapshot) -> Snapshot:
-        visible = optimum(snapshot)
+        visible = searched_optimum(snapshot)
         pairs = zip(memory.workload, memory.gpus.tolist(), strict=True)
         known = dict(zip(pairs, memory.memory_bytes.tolist(), strict=True))
         e, keys = visible.estimates, [w.key for w in visible.workloads]
@@ -110,12 +110,12 @@ def single_gpu(measured_counts: int = 1) -> Information:
     Raises:
         InvalidInput: ``measured_counts`` is not one of 1 to 5.
     """
-    if not 1 <= measured_counts <= len(COUNTS):
-        raise InvalidInput("measured_counts", f"must lie in [1, {len(COUNTS)}]")
-    largest = COUNTS[measured_counts - 1]
+    if not 1 <= measured_counts <= len(MEASURED_GPU_COUNTS):
+        raise InvalidInput("measured_counts", f"must lie in [1, {len(MEASURED_GPU_COUNTS)}]")
+    largest = MEASURED_GPU_COUNTS[measured_counts - 1]
 
     def extrapolated(snapshot: Snapshot) -> Snapshot:
-        return _with(snapshot, _linear_beyond(optimum(snapshot).estimates, largest))
+        return _with(snapshot, _linear_beyond(searched_optimum(snapshot).estimates, largest))
 
     return extrapolated
 
@@ -134,7 +134,7 @@ def _linear_beyond(e: Estimates, largest: int) -> Estimates:
     return replace(
         e,
         iter_time_s=np.where(beyond, linear_s, e.iter_time_s),
-        source=np.where(beyond, int(Source.ANALYTIC), e.source),
+        source=np.where(beyond, int(EstimateSource.ANALYTIC), e.source),
     )
 
 

@@ -106,7 +106,7 @@ def is_allowed(state: JobState, event: JobEvent) -> bool:
     return (state, event) in TRANSITIONS
 
 
-def advance(state: JobState, event: JobEvent) -> JobState:
+def advance_state(state: JobState, event: JobEvent) -> JobState:
     """Return the state after ``event``.
 
     Raises:
@@ -118,7 +118,7 @@ def advance(state: JobState, event: JobEvent) -> JobState:
         raise NotAllowed(f"a job that is {state} cannot {event}") from None
 
 
-def successors() -> dict[JobState, frozenset[JobState]]:
+def next_states() -> dict[JobState, frozenset[JobState]]:
     """Return, for each state, the other states one event away. The database enforces this."""
     following: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     for (before, _), after in TRANSITIONS.items():

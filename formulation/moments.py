@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 
-def rfc3339(moment_s: float) -> str:
+def format_rfc3339(moment_s: float) -> str:
     """Return seconds since 1970 as RFC 3339 in UTC, rounded up to whole seconds.
 
     From the end of the year 9999 on, the result is "never".

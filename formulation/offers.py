@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.goals import WEIGHTED_SUM
-from tessera.formulation.problem import Problem, Row, RowKind, jobwise
+from tessera.formulation.problem import CouplingRow, Problem, RowKind, reduce_by_job
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.solution import Solution
-from tessera.formulation.tables import Bools, Floats, Ints, ranges
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 _NO_WEIGHT: Final = Reason(
     code=ReasonCode.NO_WEIGHT,
@@ -61,7 +61,7 @@ _LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
 """Kind of row -> the reason if that row is what holds a job back."""
 
 
-def lost_out(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
+def explain_unchosen(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
     """Return a reason for each of ``jobs`` (int64[jobs], rising).
 
     These are jobs that have columns but were not chosen.
@@ -116,11 +116,11 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
     cost = problem.cost(solution.prices) if known else np.zeros(len(problem.cell))
     first = problem.job_start[jobs]
     count = problem.job_start[jobs + 1] - first
-    own = ranges(first, count)
+    own = concatenate_ranges(first, count)
     value = problem.value[own]
     ratio = np.where(value > 0, value / np.maximum(cost[own], 1e-9), value)
     owner = np.repeat(np.arange(len(jobs)), count)
-    best = jobwise(np.maximum, ratio, np.append(0, np.cumsum(count)))
+    best = reduce_by_job(np.maximum, ratio, np.append(0, np.cumsum(count)))
     top = np.flatnonzero(ratio == best[owner])[::-1]
     column = np.zeros(len(jobs), dtype=np.int64)
     column[owner[top]] = own[top]  # the first of each job is written last
@@ -149,14 +149,14 @@ _AMOUNTS: Final[dict[RowKind, str]] = {
 """Kind of row -> an amount of it in words. Other kinds are called by the row's name."""
 
 
-def _amount_of(row: Row, amount: int) -> str:
+def _amount_of(row: CouplingRow, amount: int) -> str:
     """Return the use of a row in words, e.g. ``2 x a40``."""
     if row.kind not in _AMOUNTS:
         return f"{amount} of {row.name}"
     return _AMOUNTS[row.kind].format(amount=amount, what=row.subject)
 
 
-def _shortage_of(row: Row, left: int) -> str:
+def _shortage_of(row: CouplingRow, left: int) -> str:
     """Return in words how much of a row the chosen jobs have left."""
     if row.kind is RowKind.GPUS:
         taken = "are taken by jobs of higher value"
@@ -277,7 +277,7 @@ def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
     stopped = np.zeros(len(problem.cell))
     stopped[column] = 1.0
     first_entry[problem.column_job[column[::-1]]] = entry[::-1]  # the first of each job
-    return np.where(jobwise(np.minimum, stopped, problem.job_start) > 0, first_entry, -1)
+    return np.where(reduce_by_job(np.minimum, stopped, problem.job_start) > 0, first_entry, -1)
 
 
 def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:

@@ -9,7 +9,7 @@ from tessera.formulation.decisions import Decision
 from tessera.formulation.snapshot import Snapshot
 
 
-def at_real_pace(snapshot: Snapshot) -> Snapshot:
+def to_real_pace(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with iteration times and restart durations in real seconds.
 
     All other times are already real: those of a snapshot (deadlines, ages, deadline schedules) and
@@ -27,7 +27,7 @@ def at_real_pace(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def at_training_pace(decisions: Iterable[Decision], clock_factor: float) -> tuple[Decision, ...]:
+def to_training_pace(decisions: Iterable[Decision], clock_factor: float) -> tuple[Decision, ...]:
     """Return decisions made at real pace, with their rates as estimates and agents state them."""
     if clock_factor == 1.0:
         return tuple(decisions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import Stage, parse, require_bounded
+from tessera.formulation.grammar import Stage, parse_objective, require_bounded
 
 DeadlineMode = Literal["ignore", "keep", "myopic", "look-ahead", "planned"]
 DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = (
@@ -17,12 +17,12 @@ DEADLINE_MODES: Final[tuple[DeadlineMode, ...]] = (
     "look-ahead",
     "planned",
 )
-KEEP: Final = "keep"
+KEEP_MODE: Final = "keep"
 """The mode that keeps earlier promises of deadlines, as look-ahead does, and adds none."""
-PLANNED: Final = "planned"
+PLANNED_MODE: Final = "planned"
 """The mode that plans again in each round, as look-ahead does, and promises nothing."""
-LOOKS_AHEAD: Final = (KEEP, "look-ahead", PLANNED)
-PROMISES_NONE: Final = ("ignore", KEEP)
+LOOK_AHEAD_MODES: Final = (KEEP_MODE, "look-ahead", PLANNED_MODE)
+MODES_WITHOUT_PROMISES: Final = ("ignore", KEEP_MODE)
 """Modes that ignore a deadline which is not promised yet."""
 
 NETWORK_LEVELS: Final = 8
@@ -178,7 +178,7 @@ class Policy:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the objective's stages, in order. Raises InvalidInput."""
-        return parse(self.objective)
+        return parse_objective(self.objective)
 
     @property
     def deadline_mode(self) -> DeadlineMode:
@@ -187,7 +187,7 @@ class Policy:
             if self.deadlines == mode:
                 return mode
         named = any(term.objective == "deadline" for stage in self.stages for term in stage.terms)
-        return "look-ahead" if named else KEEP
+        return "look-ahead" if named else KEEP_MODE
 
     @property
     def weight_of_queue(self) -> dict[int, float]:

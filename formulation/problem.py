@@ -19,7 +19,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells
 from tessera.formulation.errors import InvalidInput, ProblemTooLarge
-from tessera.formulation.tables import Bools, Floats, Ints, frozen, ranges
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges, freeze_array
 
 VALUE_SCALE: Final = 1_000_000
 """Solver integers in one effective GPU. Rounding is then below a thousandth of any gap."""
@@ -27,7 +27,7 @@ VALUE_SCALE: Final = 1_000_000
 MAX_TOTAL: Final = 2**53
 """Limit of every objective and row. Integers below it are exact in float64, far inside int64."""
 
-MAX_WORTH: Final = MAX_TOTAL / 8
+MAX_TOTAL_VALUE: Final = MAX_TOTAL / 8
 """Limit of the sum of all jobs' values."""
 
 _FINITE: Final = 1e280
@@ -50,7 +50,7 @@ class RowKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CouplingRow:
     """A coupling row: a resource that columns use.
 
     ``subject`` is the GPU type, tenant, job or goal that the row is for. It is empty if the kind is
@@ -95,7 +95,7 @@ class Problem:
     restart_price: Ints  # int64[columns], the restart cost that was subtracted
     scale: float  # solver integers in one unit of the objective
     unit: str  # of the objective, e.g. "effective GPUs" or "samples/s"
-    rows: tuple[Row, ...]
+    rows: tuple[CouplingRow, ...]
     usage_start: Ints  # int64[columns + 1]
     row: Ints  # int64[nonzeros]
     amount: Ints  # int64[nonzeros]
@@ -129,7 +129,7 @@ class Problem:
             ("restart_share", np.float64),
             ("weight", np.float64),
         ):
-            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
+            object.__setattr__(self, name, freeze_array(getattr(self, name), dtype))
         jobs, columns = len(self.jobs), len(self.cell)
         for name, length in (
             ("job_start", jobs + 1),
@@ -181,7 +181,7 @@ class Problem:
 
     def _check_sums(self) -> None:
         top = np.abs(self.value.astype(np.float64))
-        if jobwise(np.maximum, top, self.job_start).sum() >= MAX_TOTAL:
+        if reduce_by_job(np.maximum, top, self.job_start).sum() >= MAX_TOTAL:
             raise ProblemTooLarge(
                 "value", f"the objective may exceed 2^53; lower scale {self.scale}"
             )
@@ -236,7 +236,7 @@ class Problem:
         """Return the use of each row by ``choice`` (int64[jobs], column or -1), int64[rows]."""
         column = choice[choice >= 0]
         first = self.usage_start[column]
-        picked = ranges(first, self.usage_start[column + 1] - first)
+        picked = concatenate_ranges(first, self.usage_start[column + 1] - first)
         waits = (choice < 0)[self.idle_job] if len(self.idle_row) else np.zeros(0, np.bool_)
         row = np.append(self.row[picked], self.idle_row[waits])
         amount = np.append(self.amount[picked], self.idle_amount[waits])
@@ -268,8 +268,8 @@ def restrict_problem(
     names, must = problem.jobs, problem.must_run if must_run is None else must_run
     count = np.bincount(problem.column_job[columns], minlength=len(names))[jobs]
     uses, idles = np.diff(problem.usage_start)[columns], np.diff(problem.idle_start)[jobs]
-    entries = ranges(problem.usage_start[columns], uses)
-    idle = ranges(problem.idle_start[jobs], idles)
+    entries = concatenate_ranges(problem.usage_start[columns], uses)
+    idle = concatenate_ranges(problem.idle_start[jobs], idles)
     current = problem.current[jobs]
     # A job stays if its current column is among ``columns``.
     place = np.searchsorted(columns, current)
@@ -301,7 +301,7 @@ def restrict_problem(
     )
 
 
-def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
+def reduce_by_job(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
     """Reduce a per-column array by job. Jobs without columns give 0."""
     out = np.zeros(len(job_start) - 1)
     some = np.flatnonzero(np.diff(job_start) > 0)
@@ -310,23 +310,23 @@ def jobwise(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
     return out
 
 
-def bounded_worth(
+def bound_values(
     gross: Floats, price: Floats, scale: float, job_start: Ints
 ) -> tuple[Floats, Floats]:
     """Return values of columns and their restart costs, bounded so that all fit in integers.
 
     One job of an absurd value must not make every round of its cluster fail, nor round the values
-    of others away. If the greatest values together exceed ``MAX_WORTH``, those above a common limit
+    of others away. If the greatest values together exceed ``MAX_TOTAL_VALUE``, those above a common limit
     count as that limit. All others stay unchanged. ``job_start`` has shape (jobs + 1,).
     """
     gross, price = (np.clip(v, -_FINITE, _FINITE) for v in (gross, price))
     size = np.abs(gross) + np.abs(price)
-    greatest = np.sort(jobwise(np.maximum, size, job_start)) * scale
-    if greatest.sum() <= MAX_WORTH:
+    greatest = np.sort(reduce_by_job(np.maximum, size, job_start)) * scale
+    if greatest.sum() <= MAX_TOTAL_VALUE:
         return gross, price
     # Find the limit at which the capped values sum to MAX_WORTH, from the smallest job upwards.
     below = np.append(0.0, np.cumsum(greatest)[:-1])
-    limits = (MAX_WORTH - below) / (len(greatest) - np.arange(len(greatest)))
+    limits = (MAX_TOTAL_VALUE - below) / (len(greatest) - np.arange(len(greatest)))
     limit = limits[np.argmax(limits < greatest)] / scale
     factor = limit / np.maximum(size, limit)
     return gross * factor, price * factor

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.moments import rfc3339
+from tessera.formulation.moments import format_rfc3339
 
 
 class ReasonCode(StrEnum):
@@ -54,12 +54,12 @@ class Reason:
     evidence: tuple[tuple[str, str], ...] = ()
 
 
-def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
+def held_reason(state: JobState, name: str, since_s: float | None = None) -> Reason:
     """Return the reason for a job that a user holds.
 
     ``since_s`` is the start of the hold in seconds since 1970, or None if it is not known.
     """
-    since = "" if since_s is None else rfc3339(since_s)
+    since = "" if since_s is None else format_rfc3339(since_s)
     leaves = "; its GPUs are being given back" if state is JobState.HOLDING else ""
     return Reason(
         code=ReasonCode.HELD,
@@ -69,7 +69,7 @@ def is_held(state: JobState, name: str, since_s: float | None = None) -> Reason:
     )
 
 
-def is_leaving(state: JobState) -> Reason:
+def leaving_reason(state: JobState) -> Reason:
     """Return the reason for a job whose GPUs are being given back."""
     return Reason(
         code=ReasonCode.LEAVING,

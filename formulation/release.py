@@ -9,17 +9,17 @@ from typing import Final
 DISTRIBUTION: Final = "tessera-scheduler"
 """The name to install. The name `tessera` belongs to another project."""
 
-UNPACKAGED: Final = "unpackaged"
+UNPACKAGED_VERSION: Final = "unpackaged"
 """The version of a source tree that was never installed."""
 
 
 @cache
-def release() -> str:
+def installed_version() -> str:
     """Return the installed version of Tessera."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
-        return UNPACKAGED
+        return UNPACKAGED_VERSION
 
 
 def install_hint(*extras: str) -> str:

@@ -15,8 +15,8 @@ from tessera.formulation.network.facts import (
     NO_MEASURED,
     NO_STANDING,
     NO_TRAFFIC,
-    Measured,
-    Standing,
+    StandingNetworkPlan,
+    TrafficMeasurements,
     Traffics,
 )
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
@@ -232,8 +232,8 @@ class Snapshot:
     topology: DescribedTopology | None = None
     """The cluster's network. If it is None, the network is not described."""
     traffic: Traffics = NO_TRAFFIC
-    standing: Standing = NO_STANDING
-    measured: Measured = NO_MEASURED
+    standing: StandingNetworkPlan = NO_STANDING
+    measured: TrafficMeasurements = NO_MEASURED
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 

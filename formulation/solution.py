@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints, frozen
+from tessera.formulation.tables import Floats, Ints, freeze_array
 
 
 class SolveStatus(StrEnum):
@@ -44,7 +44,7 @@ class Solution:
     def __post_init__(self) -> None:
         """Freeze the arrays."""
         for name, dtype in (("choice", np.int64), ("prices", np.float64)):
-            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
+            object.__setattr__(self, name, freeze_array(getattr(self, name), dtype))
 
     @property
     def has_answer(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.capacity import gpu_rows
 from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft, RowUse, go_on
+from tessera.formulation.draft import Draft, RowUse, do_not_check
 from tessera.formulation.goals import Goal, Linear
 from tessera.formulation.objectives import goals_of, with_needs
 from tessera.formulation.policy import Policy
@@ -44,14 +44,14 @@ class Statement:
     lapsed: frozenset[int] = frozenset()
 
 
-def state(
+def state_round(
     snapshot: Snapshot,
     policy: Policy,
     admission: Admission | None = None,
     *,
     waived: frozenset[int] = frozenset(),
     published: bool = False,
-    check: Callable[[], None] = go_on,
+    check: Callable[[], None] = do_not_check,
 ) -> Statement:
     """State the round, without the promises of the jobs ``waived``, which cannot be kept.
 
@@ -75,7 +75,7 @@ def draft_columns(
     *,
     waived: frozenset[int] = frozenset(),
     every_cell: bool = False,
-    check: Callable[[], None] = go_on,
+    check: Callable[[], None] = do_not_check,
 ) -> Draft:
     """Return every column that its job can physically run, before any promise or goal."""
     draft = replace(
@@ -108,7 +108,7 @@ def state_draft(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
 
 def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
     """Return only the problem of the round."""
-    return state(snapshot, policy).problem
+    return state_round(snapshot, policy).problem
 
 
 def _problem(draft: Draft, goal: Goal) -> Problem:
@@ -177,7 +177,7 @@ def _by_owner(parts: list[Entries], owners: int) -> Entries:
     return np.searchsorted(owner, np.arange(owners + 1)), row[order], amount[order]
 
 
-def with_goal_values(problem: Problem, goal: Linear) -> Problem:
+def replace_goal_values(problem: Problem, goal: Linear) -> Problem:
     """Return ``problem`` with the values of ``goal``."""
     return replace(
         problem,

@@ -49,7 +49,7 @@ class Table:
             if length and missing is not None and _is_absent(value):
                 value = (missing,) * length if dtype is None else np.full(length, missing, dtype)
             if dtype is not None:
-                value = frozen(value, dtype)
+                value = freeze_array(value, dtype)
                 if value.ndim != 1:
                     raise InvalidInput(name, f"has shape {value.shape}, expected one axis")
             elif not isinstance(value, tuple):
@@ -168,7 +168,7 @@ def _all_are(column: NDArray[Any], value: float) -> bool:
     return bool(np.array_equal(column, np.full(len(column), value), equal_nan=value != value))
 
 
-def frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+def freeze_array(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
     """Return ``values`` as a read-only array with at least one axis.
 
     An array that is read-only already is returned without a copy.
@@ -180,18 +180,18 @@ def frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
     return array
 
 
-def ranges(starts: Ints, counts: Ints) -> Ints:
+def concatenate_ranges(starts: Ints, counts: Ints) -> Ints:
     """Concatenate ``arange(start, start + count)`` for each pair, without a Python loop."""
     total = int(counts.sum())
     offsets = np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return offsets + np.arange(total, dtype=np.int64)
 
 
-def starts(counts: Ints) -> Ints:
+def run_starts(counts: Ints) -> Ints:
     """Return the starts of consecutive runs of ``counts``, and the last end, (counts + 1,)."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def sums(group: Ints, values: Floats, groups: int) -> Floats:
+def sum_by_group(group: Ints, values: Floats, groups: int) -> Floats:
     """Return the sum of the values of each group, (groups,)."""
     return np.bincount(group, values, minlength=groups).astype(np.float64, copy=False)

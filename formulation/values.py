@@ -17,7 +17,7 @@ PROFILING = "tessera.profiling"
 """Model of the workloads of profiling tasks, the service's own jobs on otherwise idle GPUs."""
 
 
-class Source(IntEnum):
+class EstimateSource(IntEnum):
     """The source of an estimate, best first."""
 
     MEASURED = 0

@@ -18,24 +18,24 @@ from pydantic import Field
 
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
-from tessera.estimator.profiling.tasks import Options
+from tessera.estimator.profiling.tasks import ProfilingOptions
 from tessera.estimator.schemas import (
-    check,
     check_fields,
+    check_value,
     described_as,
     entry_of,
-    hint,
-    number,
-    whole,
+    number_between,
+    suggest_name,
+    whole_between,
 )
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.store import Limits, Retention
+from tessera.formulation.records.store import Retention, StoreLimits
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
-from tessera.solvers.registry import names as solver_names
+from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.schedulers.registry import names as published_names
+from tessera.solvers.schedulers.registry import scheduler_names as published_names
 
 MAX_MULTIPLES: Final = 16
 """Largest number of entries in ``estimate_counts``, which are multiples of a job's request."""
@@ -68,13 +68,15 @@ in the background.
 MAX_RETAINED_DAYS: Final = 36_500
 """Longest retention in days, a century: the database cannot represent times before its calendar."""
 
-LEAST_ROUNDS: Final = 100
+MIN_KEPT_ROUNDS: Final = 100
 """Number of latest rounds of each cluster that retention never deletes, however old they are."""
 
-PREFIX: Final = "TESSERA_"
+VARIABLE_PREFIX: Final = "TESSERA_"
 """Prefix of the environment variables: ``listen`` is TESSERA_LISTEN."""
 
-OTHERS: Final = frozenset({"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER"})
+OTHER_VARIABLES: Final = frozenset(
+    {"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER"}
+)
 """Variables that the command line and the benchmarks read.
 
 Any other unknown TESSERA_ variable is an error: a mistyped TESSERA_DATABASE_URL must not start an
@@ -83,15 +85,15 @@ empty database.
 
 _Value = str | int | float | bool
 
-_Threads = Annotated[int, whole(1, 1000)]
-_Many = Annotated[int, whole(1, 10**6)]
-_Count = Annotated[int, whole(0, 2**31 - 1)]
-_Limit = Annotated[int, whole(1, 2**31 - 1)]
+_Threads = Annotated[int, whole_between(1, 1000)]
+_LargeCount = Annotated[int, whole_between(1, 10**6)]
+_Count = Annotated[int, whole_between(0, 2**31 - 1)]
+_Limit = Annotated[int, whole_between(1, 2**31 - 1)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e6)]
 _Positive = Annotated[float, Field(gt=0, lt=1e6)]
 _Period = Annotated[float, Field(ge=1, lt=1e6)]
 _Factor = Annotated[float, Field(gt=0, le=1e6)]
-_Days = Annotated[float, number(0.0, MAX_RETAINED_DAYS)]
+_Days = Annotated[float, number_between(0.0, MAX_RETAINED_DAYS)]
 _Instance = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9._-]{0,100}$"),
@@ -133,7 +135,7 @@ class Config:
     """Number of dry runs, replays and previews that are decided at the same time. With three or
     more threads, one client or cluster holds at most all but one.
     """
-    round_queue: _Many = 64
+    round_queue: _LargeCount = 64
     """Largest number of calls that wait for one of these threads. One client can have half."""
     solve_process_from_jobs: _Count = 0
     """Number of jobs from which a round is decided in a separate process, so that other calls stay
@@ -201,13 +203,13 @@ class Config:
     """Largest number of tenants that can have settings in a cluster."""
     health_period_s: _Positive = 5.0
     """Time between checks that the database is ready."""
-    agent_streams: _Many = 10_000
+    agent_streams: _LargeCount = 10_000
     """Largest number of agents' streams at the same time."""
-    agent_streams_per_client: _Many = 5_000
+    agent_streams_per_client: _LargeCount = 5_000
     """Largest number of these streams from one host."""
-    watches: _Many = 2_000
+    watches: _LargeCount = 2_000
     """Largest number of streams that watch jobs at the same time."""
-    watches_per_client: _Many = 200
+    watches_per_client: _LargeCount = 200
     """Largest number of these streams from one host."""
     unread_s: _Positive = 60.0
     """Time after which a stream ends if its client has not taken a message."""
@@ -233,7 +235,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning or would expose the server by accident."""
-        check(entry_of(Config), "", {f.name: getattr(self, f.name) for f in fields(self)})
+        check_value(entry_of(Config), "", {f.name: getattr(self, f.name) for f in fields(self)})
         self.agent_timing()
         self.round_options()
         self.estimate_multiples()
@@ -296,7 +298,7 @@ class Config:
             )
         return multiples
 
-    def profiling(self) -> Options:
+    def profiling(self) -> ProfilingOptions:
         """Return what is profiled and when. Raises InvalidInput."""
         numbers = {}
         for name in ("profile_samples", "profile_tp"):
@@ -306,7 +308,7 @@ class Config:
                     name, f"must be numbers from 1 to {MAX_PROFILED:,}, such as 1, 2"
                 )
             numbers[name] = tuple(sorted({int(t) for t in texts}))
-        return Options(
+        return ProfilingOptions(
             always=self.profile, samples=numbers["profile_samples"], tp=numbers["profile_tp"]
         )
 
@@ -323,15 +325,15 @@ class Config:
         return Retention(
             requests_s=_days_s(self.retain_requests_days),
             rounds_s=_days_s(self.retain_rounds_days),
-            least_rounds=LEAST_ROUNDS,
+            least_rounds=MIN_KEPT_ROUNDS,
             most_rounds=self.retain_rounds or math.inf,
             most_snapshots=self.retain_snapshots or math.inf,
             jobs_s=_days_s(self.retain_jobs_days),
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> StoreLimits:
         """Return the largest numbers of things that users can create."""
-        return Limits(
+        return StoreLimits(
             clusters=self.max_clusters,
             nodes=self.max_nodes,
             models=self.max_models,
@@ -372,11 +374,14 @@ def _from_file(file: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
     values: dict[str, _Value] = {}
     for variable, text in environment.items():
-        if variable.startswith(PREFIX) and variable not in OTHERS:
-            key = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(VARIABLE_PREFIX) and variable not in OTHER_VARIABLES:
+            key = variable.removeprefix(VARIABLE_PREFIX).lower()
             if key not in _TYPES:
-                known = [*(PREFIX + setting.upper() for setting in _TYPES), *sorted(OTHERS)]
-                meant = hint(variable, known) or "."
+                known = [
+                    *(VARIABLE_PREFIX + setting.upper() for setting in _TYPES),
+                    *sorted(OTHER_VARIABLES),
+                ]
+                meant = suggest_name(variable, known) or "."
                 raise InvalidInput(
                     variable, f"unknown setting{meant} The settings are {', '.join(known)}"
                 )
@@ -392,10 +397,10 @@ def _parsed(place: str, text: str, kind: type[_Value]) -> _Value:
     try:
         return kind(text)
     except ValueError:
-        raise InvalidInput(place, f"must be {_said(kind)}") from None
+        raise InvalidInput(place, f"must be {_type_in_words(kind)}") from None
 
 
-def _said(kind: type[_Value]) -> str:
+def _type_in_words(kind: type[_Value]) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
 
 

@@ -25,15 +25,15 @@ from tessera.formulation.records.rounds import (
     decision_record,
 )
 from tessera.formulation.records.store import Request
-from tessera.formulation.release import release
+from tessera.formulation.release import installed_version
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Rounds
-from tessera.service.worker import Workers
+from tessera.service.worker import SolveProcesses
 from tessera.solvers import registry as solvers
-from tessera.solvers.base import Budget, endless, require_wanted
-from tessera.solvers.kernels.warm import warm
-from tessera.solvers.registry import solver as make_solver
-from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.base import Budget, require_wanted, unlimited_time
+from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.registry import make_solver as make_solver
+from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers import registry as policies
 from tessera.solvers.schedulers.registry import scheduler_of
 
@@ -45,7 +45,7 @@ RESERVE = 1.5
 RESERVED = 0.1
 """Share of its time that a replay keeps for the steps after the solver if none was measured yet."""
 
-FIRST_S = {"commit": 0.1}
+FIRST_GUESS_S = {"commit": 0.1}
 """Seconds that a phase is expected to take before anything was measured. A commit of 300 jobs took
 half of this (``tessera bench rpc``).
 """
@@ -53,14 +53,14 @@ half of this (``tessera bench rpc``).
 AFTER_SOLVING = ("place", "check", "network", "commit")
 NOT_SOLVING = ("load", "build", "greedy", *AFTER_SOLVING)
 
-REMEMBERED = 5
+REMEMBERED_ROUNDS = 5
 """Number of rounds over which the median of a phase's time is taken."""
 
-MOST_CLUSTERS = 4096
+MAX_REMEMBERED_CLUSTERS = 4096
 """Number of clusters whose times are remembered: those with the latest rounds."""
 
 _LIBRARIES = ("ortools", "scipy", "numpy", "numba")
-_VERSIONS = (f"tessera {release()}", *(f"{name} {version(name)}" for name in _LIBRARIES))
+_VERSIONS = (f"tessera {installed_version()}", *(f"{name} {version(name)}" for name in _LIBRARIES))
 
 
 class _Phases:
@@ -82,11 +82,11 @@ class _Phases:
         self._last += seconds
 
 
-class _Measured:
+class _PhaseTimes:
     """The times that the phases of a cluster's last rounds took."""
 
     def __init__(self) -> None:
-        self._rounds: deque[dict[str, float]] = deque(maxlen=REMEMBERED)
+        self._rounds: deque[dict[str, float]] = deque(maxlen=REMEMBERED_ROUNDS)
 
     def remember(self, seconds: dict[str, float]) -> None:
         """Add a round. Seconds that are added to ``seconds`` later count, too."""
@@ -105,7 +105,7 @@ class _Measured:
         total = 0.0
         for phase in phases:
             took = [seconds[phase] for seconds in self._rounds if phase in seconds]
-            total += median(took) if took else FIRST_S.get(phase, 0.0)
+            total += median(took) if took else FIRST_GUESS_S.get(phase, 0.0)
         return total
 
 
@@ -119,7 +119,7 @@ class RoundLoop:
         self,
         store: Rounds,
         clock: Clock,
-        workers: Workers | None = None,
+        workers: SolveProcesses | None = None,
         from_jobs: int = 0,
         clock_factor: float = 1.0,
     ) -> None:
@@ -132,9 +132,9 @@ class RoundLoop:
         self._store, self._clock = store, clock
         self._workers, self._from_jobs = workers, from_jobs
         make_solver()  # load the solver libraries now, not within the first call's deadline,
-        warm()  # and compile the kernels
-        self._isolated = Workers(on_demand=True)
-        self._measured: dict[str, _Measured] = {}  # by cluster, the latest last
+        run_every_loop()  # and compile the kernels
+        self._isolated = SolveProcesses(on_demand=True)
+        self._measured: dict[str, _PhaseTimes] = {}  # by cluster, the latest last
 
     def close(self) -> None:
         """End the processes that decide rounds for this loop only."""
@@ -149,7 +149,7 @@ class RoundLoop:
         dry_run: bool,
         request: Request | None,
         cancelled: Callable[[], bool],
-        fair_s: Callable[[], float] = endless,
+        fair_s: Callable[[], float] = unlimited_time,
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
@@ -164,7 +164,7 @@ class RoundLoop:
             RoundSuperseded: another replica committed first; no round was written.
         """
         _require_known(options, commits=not dry_run)
-        measured = self._measured.get(cluster) or _Measured()
+        measured = self._measured.get(cluster) or _PhaseTimes()
         over = _over(remaining_s, cancelled)
         self._require(remaining_s(), measured, *NOT_SOLVING)
         phases = _Phases(self._clock)
@@ -202,7 +202,7 @@ class RoundLoop:
         # From here on nothing is done for a caller that has left.
         require_wanted(over)
         encoded = encode(snapshot)
-        summary = summarise(snapshot, outcome, options, phases.seconds, digest_of(encoded))
+        summary = summarise_round(snapshot, outcome, options, phases.seconds, digest_of(encoded))
         if dry_run:
             return _uncommitted(snapshot, outcome, replace(summary, outcome="dry_run"))
         self._require(remaining_s(), measured, "commit")
@@ -231,7 +231,7 @@ class RoundLoop:
         *,
         remaining_s: Callable[[], float],
         cancelled: Callable[[], bool],
-        fair_s: Callable[[], float] = endless,
+        fair_s: Callable[[], float] = unlimited_time,
     ) -> tuple[RoundRecord, bool]:
         """Solve the snapshot of a stored round again.
 
@@ -253,7 +253,7 @@ class RoundLoop:
             recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
             options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
         gave_way, by_work = threading.Event(), bool(options.work)
-        over, measured = _over(remaining_s, cancelled), self._measured.get(cluster) or _Measured()
+        over, measured = _over(remaining_s, cancelled), self._measured.get(cluster) or _PhaseTimes()
         after_s = measured.expect_s(*AFTER_SOLVING) * RESERVE or RESERVED * remaining_s()
 
         def gives_way() -> bool:
@@ -291,7 +291,7 @@ class RoundLoop:
         budget: Budget,
         phases: _Phases,
         remaining_s: Callable[[], float],
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """Decide the round here, or in another process if it is large or uninterruptible."""
         workers = self._workers if len(snapshot.jobs) >= self._from_jobs else None
         if not (
@@ -305,16 +305,16 @@ class RoundLoop:
         phases.mark("transfer")
         return outcome
 
-    def _remember(self, cluster: str, measured: _Measured, phases: _Phases) -> None:
+    def _remember(self, cluster: str, measured: _PhaseTimes, phases: _Phases) -> None:
         """Keep the times of the phases, for the clusters with the latest rounds."""
         measured.remember(phases.seconds)
         self._measured.pop(cluster, None)
         self._measured[cluster] = measured
-        for oldest in list(self._measured)[:-MOST_CLUSTERS]:
+        for oldest in list(self._measured)[:-MAX_REMEMBERED_CLUSTERS]:
             self._measured.pop(oldest, None)
 
     @staticmethod
-    def _require(remaining_s: float, measured: _Measured, *phases: str) -> None:
+    def _require(remaining_s: float, measured: _PhaseTimes, *phases: str) -> None:
         needed_s = measured.expect_s(*phases)
         if remaining_s <= needed_s:
             measured.forget_one()
@@ -324,7 +324,9 @@ class RoundLoop:
             )
 
 
-Plan: TypeAlias = Callable[[Snapshot, RoundOptions, Budget, _Phases, Callable[[], float]], Outcome]
+PlanFunction: TypeAlias = Callable[
+    [Snapshot, RoundOptions, Budget, _Phases, Callable[[], float]], RoundOutcome
+]
 
 
 def _plan_here(
@@ -333,7 +335,7 @@ def _plan_here(
     budget: Budget,
     phases: _Phases,
     _remaining_s: Callable[[], float],
-) -> Outcome:
+) -> RoundOutcome:
     solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
     return plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
 
@@ -361,9 +363,9 @@ def decide_again(
     *,
     remaining_s: Callable[[], float],
     cancelled: Callable[[], bool],
-    plan: Plan = _plan_here,
+    plan: PlanFunction = _plan_here,
     solve_s: Callable[[], float] | None = None,
-    left_s: Callable[[], float] = endless,
+    left_s: Callable[[], float] = unlimited_time,
 ) -> RoundRecord:
     """Decide a round on a stored or shared snapshot.
 
@@ -392,13 +394,13 @@ def decide_again(
     )
     outcome = plan(snapshot, options, budget, phases, remaining_s)
     budget.check()
-    summary = summarise(snapshot, outcome, options, phases.seconds, digest(snapshot))
+    summary = summarise_round(snapshot, outcome, options, phases.seconds, digest(snapshot))
     return _uncommitted(snapshot, outcome, replace(summary, outcome="replay"))
 
 
-def summarise(
+def summarise_round(
     snapshot: Snapshot,
-    outcome: Outcome,
+    outcome: RoundOutcome,
     options: RoundOptions,
     seconds: dict[str, float],
     snapshot_digest: str,
@@ -443,7 +445,7 @@ def summarise(
     )
 
 
-def _uncommitted(snapshot: Snapshot, outcome: Outcome, summary: RoundSummary) -> RoundRecord:
+def _uncommitted(snapshot: Snapshot, outcome: RoundOutcome, summary: RoundSummary) -> RoundRecord:
     return RoundRecord(
         summary=summary, decisions=tuple(decision_record(snapshot, d) for d in outcome.decisions)
     )

@@ -13,10 +13,10 @@ import psutil
 PERIOD_S: Final = 5.0
 """Seconds between two checks of the process's memory."""
 
-PATIENT_PERIODS: Final = 12
+MAX_BUSY_PERIODS: Final = 12
 """Number of checks after which memory is returned even if the process is busy."""
 
-GROWTH_BYTES: Final = 32 * 2**20
+MIN_GROWTH_BYTES: Final = 32 * 2**20
 """Growth since the last return from which another one is worthwhile."""
 
 
@@ -46,14 +46,14 @@ async def give_back_repeatedly(
 ) -> None:
     """Give memory back when this process has grown and is not busy, until cancelled.
 
-    If the process is always busy, memory is given back every ``PATIENT_PERIODS`` checks, and once
+    If the process is always busy, memory is given back every ``MAX_BUSY_PERIODS`` checks, and once
     more when it is idle.
     """
     known, waited = resident(), 0
     while True:
         await asyncio.sleep(period_s)
         now, waited, busy = resident(), waited + 1, is_busy()
-        if now > known + GROWTH_BYTES and (waited >= PATIENT_PERIODS or not busy):
+        if now > known + MIN_GROWTH_BYTES and (waited >= MAX_BUSY_PERIODS or not busy):
             await asyncio.to_thread(give_back)
             now, waited = resident(), 0
             if not busy:  # the calls will free what they hold when they end

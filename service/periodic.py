@@ -19,7 +19,7 @@ from tessera.formulation.records.clusters import ClusterRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
-from tessera.service.waking import SpacedWakes
+from tessera.service.spaced_wakes import SpacedWakes
 from tessera.solvers.rounds.options import RoundOptions
 
 log = logging.getLogger(__name__)
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 5.0
 """Seconds between ticks. A tick renews the leases and begins the rounds that are due."""
 
-TICKS_A_LEASE: Final = 3
+TICKS_PER_LEASE: Final = 3
 """Number of ticks without a renewal after which another replica takes a lease over."""
 
 WAKE_GAP_S: Final = 3.0
 """Shortest time from the beginning of a cluster's last round to one that an event requests."""
 
-PAGE: Final = 1000
+PAGE_SIZE: Final = 1000
 
 
 def clusters_of(store: Store) -> list[ClusterRecord]:
     """Return all clusters, page by page."""
     records: list[ClusterRecord] = []
-    while page := store.list_clusters(records[-1].name if records else "", PAGE):
+    while page := store.list_clusters(records[-1].name if records else "", PAGE_SIZE):
         records += page
     return records
 
@@ -140,7 +140,7 @@ class PeriodicRounds:
 
     async def _lease(self, cluster: str) -> bool:
         """Take or renew the lease of ``cluster``, and return whether this replica holds it."""
-        lease_s = self._tick_s * TICKS_A_LEASE
+        lease_s = self._tick_s * TICKS_PER_LEASE
         return await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
 
     def _begin(self, cluster: str, last_round: int, *, woken: bool = False) -> None:

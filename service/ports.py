@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.reasons import Reason
-from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import (
     ClusterRecord,
     NodeRecord,
@@ -20,7 +20,7 @@ from tessera.formulation.records.clusters import (
 from tessera.formulation.records.estimates import (
     CellFilter,
     EstimateRecord,
-    Estimation,
+    EstimationInputs,
     ModelSpec,
     ProfileRow,
 )
@@ -367,7 +367,7 @@ class Store(Rounds, Protocol):
         """Return the users' models, by name. Raises NotFound (the cluster)."""
         ...
 
-    def estimation(self, cluster: str) -> Estimation:
+    def estimation(self, cluster: str) -> EstimationInputs:
         """Return everything that the cluster's estimates are computed from. Raises NotFound."""
         ...
 
@@ -375,7 +375,9 @@ class Store(Rounds, Protocol):
         """Return whether the cluster's network is described. Raises NotFound: the cluster."""
         ...
 
-    def get_topology(self, cluster: str, cancelled: Callable[[], bool] = never) -> TopologyRecord:
+    def get_topology(
+        self, cluster: str, cancelled: Callable[[], bool] = never_cancelled
+    ) -> TopologyRecord:
         """Return the cluster's network.
 
         Raises:
@@ -464,7 +466,7 @@ class Store(Rounds, Protocol):
         """
         ...
 
-    def desired(self, cluster: str, agent: str) -> Desired:
+    def desired(self, cluster: str, agent: str) -> DesiredState:
         """Return the gangs on the agent's nodes that hold all their GPUs, on every node."""
         ...
 

@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import write_json
-from tessera.service.agent.replay_job import STOP, announce, end
+from tessera.service.agent.replay_job import STOP_SIGNALS, announce_running, write_outcome
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RECORDS: Final = "records.jsonl"
+RECORDS_FILE: Final = "records.jsonl"
 CALL_S, RETRY_S = 20.0, 2.0
 """Deadline of a call, and pause after a server did not take the records."""
 
-AGAIN: Final = frozenset(
+RETRY_CODES: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -53,7 +53,7 @@ AGAIN: Final = frozenset(
 )
 """Status codes after which another server, or the same one later, may answer otherwise."""
 
-Spec = Mapping[str, Any]
+TaskSpec = Mapping[str, Any]
 
 
 def require_jax(node: str) -> None:
@@ -70,7 +70,7 @@ def require_jax(node: str) -> None:
         )
 
 
-def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
+def measure_workload(spec: TaskSpec, held: threading.Lock) -> pb.AddProfilesRequest:
     """Measure what is left to measure, and return all of it as a request.
 
     Each record is written under ``held``.
@@ -79,25 +79,25 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
         TesseraError: it cannot be measured; says why.
     """
     # These need JAX, which starts slowly and which a node may lack.
-    from tessera.estimator.profiling import records, resuming, stages  # noqa: PLC0415
+    from tessera.estimator.profiling import measurements, records, stages  # noqa: PLC0415
 
     task = json.loads(spec["task"])
-    path = Path(spec["checkpoints"]) / RECORDS
-    known = resuming.load_records(path)
+    path = Path(spec["checkpoints"]) / RECORDS_FILE
+    known = measurements.load_records(path)
     done = len(known)
 
     def save_record(record: ProfileRecord, total: int) -> None:
         nonlocal done
         with held:
-            records.save([record], path)
+            records.append_records([record], path)
         done += 1
-        show(spec, len(task["sizes"]) * done / total)
+        write_progress(spec, len(task["sizes"]) * done / total)
 
-    show(spec, 0.0)
-    announce()
+    write_progress(spec, 0.0)
+    announce_running()
     os.dup2(2, 1)  # the agent has stopped listening: what a step prints goes to the log
-    measured = resuming.measure_layers(
-        stages.Source(target=task["step"], arguments=task["arguments"]),
+    measured = measurements.measure_layers(
+        stages.StepMaker(target=task["step"], arguments=task["arguments"]),
         [tuple(size) for size in task["sizes"]],
         known=known,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
@@ -109,7 +109,7 @@ def measure(spec: Spec, held: threading.Lock) -> pb.AddProfilesRequest:
 
 
 def request_of(
-    spec: Spec, task: Spec, records: Sequence[ProfileRecord], layers: Mapping[str, int]
+    spec: TaskSpec, task: TaskSpec, records: Sequence[ProfileRecord], layers: Mapping[str, int]
 ) -> pb.AddProfilesRequest:
     """Return the records as a request that is safe to repeat."""
     model, params, batch = task["workload"]
@@ -146,7 +146,7 @@ def _digest(message: Message) -> str:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
 
 
-def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
+def send_records(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
     """Send the records to one server after another until one accepts them, without a time limit.
 
     Raises:
@@ -161,42 +161,42 @@ def send(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
                 rpc.EstimatesStub(channel).AddProfiles(request, timeout=CALL_S)
                 return
         except grpc.RpcError as error:
-            if error.code() not in AGAIN:
+            if error.code() not in RETRY_CODES:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error
             log.warning("%s has not accepted the records yet: %s", address, error.details())
         time.sleep(RETRY_S)
 
 
-def show(spec: Spec, sizes_done: float) -> None:
+def write_progress(spec: TaskSpec, sizes_done: float) -> None:
     """Write the progress. Its iteration time is 0 because a task has no meaningful one."""
     path = os.path.join(spec["directory"], "progress.json")
     write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
 
 
-def _stop_when_told(spec: dict[str, Any], held: threading.Lock) -> None:
+def _stop_at_signal(spec: dict[str, Any], held: threading.Lock) -> None:
     """End this process at SIGTERM, between two records, whatever its main thread is doing."""
-    signal.sigwait(STOP)
+    signal.sigwait(STOP_SIGNALS)
     with held:
-        os._exit(end(spec, "stopped"))
+        os._exit(write_outcome(spec, "stopped"))
 
 
 def main() -> int:
     """Read the specification and measure; return the exit status."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     text = sys.stdin.read()
     if not text:
         return 0
     spec, held = json.loads(text), threading.Lock()
-    threading.Thread(target=_stop_when_told, args=(spec, held), daemon=True).start()
+    threading.Thread(target=_stop_at_signal, args=(spec, held), daemon=True).start()
     try:
         require_jax(spec["node"])
-        send(measure(spec, held), spec["servers"])
+        send_records(measure_workload(spec, held), spec["servers"])
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:
         outcome, problem = "failed", str(error)
     held.acquire()  # never released: from here on no other thread ends this process
-    return end(spec, outcome, problem)
+    return write_outcome(spec, outcome, problem)
 
 
 if __name__ == "__main__":

@@ -19,24 +19,24 @@ from typing import Final
 
 from tessera.db import embedded
 from tessera.db.deletion import PURGE_CHANNEL
-from tessera.db.engine import Database, connect
-from tessera.db.estimating import CHANNEL as ESTIMATING
+from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
+from tessera.db.engine import Database, connect_database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.db.turn import ROUNDS_CHANNEL
 from tessera.formulation.clock import SystemClock
-from tessera.service.automatic import Deriving
+from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
-from tessera.service.ending import end_by, end_in_order
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
-from tessera.service.purging import ClusterPurger
+from tessera.service.purger import ClusterPurger
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
-from tessera.service.watching import Watching
-from tessera.service.worker import Workers
+from tessera.service.shutdown import end_by, end_in_order
+from tessera.service.worker import SolveProcesses
 
 NETWORK_PERIOD_S: Final = 60.0
 """Seconds between checks of network plans. They are also checked when allocations change."""
@@ -49,11 +49,11 @@ def open_database(config: Config) -> Database:
     """
     directory = Path(config.database_directory) if config.database_directory else None
     size = config.connections()
-    return connect(config.database_url or None, directory=directory, pool_size=size)
+    return connect_database(config.database_url or None, directory=directory, pool_size=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningServer:
     """A running server, and the functions that close its parts even if its threads do not end."""
 
     port: int
@@ -62,7 +62,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[int]:
+async def run_server(config: Config) -> AsyncIterator[int]:
     """Run a server inside the block; yield its port. Raises what ``assemble_server`` raises."""
     async with assemble_server(config) as parts:
         yield parts.port
@@ -70,16 +70,16 @@ async def running(config: Config) -> AsyncIterator[int]:
 
 def _cluster_tasks(
     config: Config, store: PostgresStore, clock: SystemClock, server: Server, holder: str
-) -> tuple[Watching, Watching, Watching]:
+) -> tuple[ClusterTask, ClusterTask, ClusterTask]:
     """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started."""
-    deriving = Deriving(
+    deriving = CellDeriver(
         store,
         config.catalogue(),
         config.estimate_multiples(),
         learns=config.learn,
         profiling=config.profiling(),
     )
-    watch = partial(Watching, store, clock, calls=server.lease_calls, holder=holder)
+    watch = partial(ClusterTask, store, clock, calls=server.lease_calls, holder=holder)
     cells = watch(
         deriving.derive,
         work=server.estimate_calls,
@@ -109,7 +109,7 @@ def _cluster_tasks(
 
 
 @contextlib.asynccontextmanager
-async def assemble_server(config: Config) -> AsyncIterator[Running]:
+async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
     """Run a server inside the block; yield it.
 
     Raises:
@@ -125,7 +125,7 @@ async def assemble_server(config: Config) -> AsyncIterator[Running]:
         store = PostgresStore(database, config.lease_s, config.margin_s, config.limits())
         workers = None
         if config.solve_process_from_jobs:
-            workers = await asyncio.to_thread(Workers)
+            workers = await asyncio.to_thread(SolveProcesses)
             stack.callback(workers.close)
         rounds = RoundLoop(
             store, clock, workers, config.solve_process_from_jobs, config.clock_factor
@@ -148,7 +148,7 @@ async def assemble_server(config: Config) -> AsyncIterator[Running]:
         listener.subscribe(_in_loop(loop, networks.wake))
         purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
-        tasks: list[ClusterPurger | Watching | PeriodicRounds] = [purger]
+        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds] = [purger]
         if config.estimate_cells:
             listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
             tasks.append(cells)
@@ -181,8 +181,8 @@ async def assemble_server(config: Config) -> AsyncIterator[Running]:
         closings = [rounds.close, *([workers.close] if workers else [])]
         if not config.database_url:
             directory = Path(config.database_directory) if config.database_directory else None
-            closings.append(partial(embedded.stop, directory))
-        yield Running(port=port, server=server, closings=tuple(closings))
+            closings.append(partial(embedded.stop_server, directory))
+        yield RunningServer(port=port, server=server, closings=tuple(closings))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Callable[[str], None]:
@@ -194,7 +194,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Ca
     return hand_over
 
 
-async def serve(config: Config, started: Callable[[int], None]) -> None:
+async def serve_until_signal(config: Config, started: Callable[[int], None]) -> None:
     """Run a server until SIGINT or SIGTERM. ``started`` is called with its port once it listens.
 
     The process ends within a second after the grace period, whatever the server's threads do.

@@ -23,10 +23,10 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailable
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.kernels.warm import warm
-from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _RoundOrder:
     """A round to decide.
 
     ``end_s`` is a time of the machine's monotonic clock, which all its processes share.
@@ -55,15 +55,15 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Decided:
+class _RoundAnswer:
     """The outcome of a round, and the seconds of each phase in order."""
 
-    outcome: Outcome
+    outcome: RoundOutcome
     seconds: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Raised:
+class _RaisedError:
     """An error in parts. Unpickling an error itself would call its class with other arguments."""
 
     kind: type[Exception]
@@ -80,7 +80,7 @@ class _Raised:
         return found
 
 
-class Workers:
+class SolveProcesses:
     """A pool of processes, one for each round that is decided at the same time.
 
     Processes are kept, with their compiled loops loaded.
@@ -93,8 +93,8 @@ class Workers:
         for at most ``idle_s``.
         """
         self._lock = threading.Lock()
-        self._free: list[_Worker] = []
-        self._all: set[_Worker] = set()
+        self._free: list[_SolveProcess] = []
+        self._all: set[_SolveProcess] = set()
         self._closed, self._on_demand, self._idle_s = False, on_demand, idle_s
         if not on_demand:
             first = self._take()
@@ -108,7 +108,7 @@ class Workers:
         budget: Budget,
         mark: Callable[[str, float], None],
         remaining_s: Callable[[], float],
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """Return the result of ``plan_round``, which runs in a process. Blocks.
 
         ``mark`` is called with each phase and its seconds. ``remaining_s`` returns what is left of
@@ -135,17 +135,17 @@ class Workers:
             worker.await_ready(check)
             left_s = budget.remaining_s()
             end_s = _CLOCK.monotonic_s() + left_s if math.isfinite(left_s) else left_s
-            worker.send(_Order(snapshot=snapshot, options=options, end_s=end_s))
+            worker.send(_RoundOrder(snapshot=snapshot, options=options, end_s=end_s))
             answer = worker.receive(check)
         except BaseException:
             self._end(worker)
             raise
         self._give(worker)
-        if isinstance(answer, _Raised):
+        if isinstance(answer, _RaisedError):
             raise answer.error()
         for phase, seconds in answer.seconds:
             mark(phase, seconds)
-        outcome: Outcome = answer.outcome
+        outcome: RoundOutcome = answer.outcome
         return outcome
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Workers:
         with self._lock:
             return [worker.pid for worker in self._all]
 
-    def _take(self) -> _Worker:
+    def _take(self) -> _SolveProcess:
         with self._lock:
             if self._closed:
                 raise Unavailable(
@@ -177,7 +177,7 @@ class Workers:
                 log.error("an idle solve process died", extra={"action": "worker_died"})
             return self._started()
 
-    def _give(self, worker: _Worker) -> None:
+    def _give(self, worker: _SolveProcess) -> None:
         with self._lock:
             surplus = self._on_demand and bool(self._free)
             if not self._closed and not surplus:
@@ -191,7 +191,7 @@ class Workers:
             timer.daemon = True
             timer.start()
 
-    def _end_idle(self, worker: _Worker, rounds: int) -> None:
+    def _end_idle(self, worker: _SolveProcess, rounds: int) -> None:
         """End an idle process that has had no further round since its count was ``rounds``."""
         with self._lock:
             if worker not in self._free or worker.rounds != rounds:
@@ -200,7 +200,7 @@ class Workers:
             self._all.discard(worker)
         worker.kill()
 
-    def _end(self, worker: _Worker) -> None:
+    def _end(self, worker: _SolveProcess) -> None:
         """End a process whose state is unknown.
 
         Unless on demand, start another one for the next round.
@@ -211,13 +211,13 @@ class Workers:
             if not self._closed and not self._on_demand:
                 self._free.append(self._started())
 
-    def _started(self) -> _Worker:
-        worker = _Worker()
+    def _started(self) -> _SolveProcess:
+        worker = _SolveProcess()
         self._all.add(worker)
         return worker
 
 
-class _Worker:
+class _SolveProcess:
     """A process and the pipe to it."""
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class _Worker:
             self.receive(check)
             self._ready = True
 
-    def send(self, order: _Order) -> None:
+    def send(self, order: _RoundOrder) -> None:
         """Send a round to decide.
 
         Raises:
@@ -294,17 +294,17 @@ def _serve(pipe: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
     make_solver()
-    warm()
+    run_every_loop()
     pipe.send("ready")
     while True:
         try:
-            order: _Order = pipe.recv()
+            order: _RoundOrder = pipe.recv()
         except EOFError:
             return
         pipe.send(_answer(order))
 
 
-def _answer(order: _Order) -> _Decided | _Raised:
+def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
     seconds: list[tuple[str, float]] = []
     last_s = _CLOCK.monotonic_s()
 
@@ -340,10 +340,10 @@ def _answer(order: _Order) -> _Decided | _Raised:
         TypeError,
         ValueError,
     ) as error:
-        return _Raised(
+        return _RaisedError(
             kind=type(error),
             args=error.args,
             facts=dict(vars(error)),
             where="".join(traceback.format_exception(error)),
         )
-    return _Decided(outcome=outcome, seconds=tuple(seconds))
+    return _RoundAnswer(outcome=outcome, seconds=tuple(seconds))

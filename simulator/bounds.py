@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from tessera.formulation.errors import TesseraError
-from tessera.simulator.metrics import at_best_shapes
+from tessera.simulator.metrics import best_shape_rates
 from tessera.simulator.scenario import Scenario
 
 INTERVALS: Final = 10
@@ -40,7 +40,7 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     Raises:
         NoBound: HiGHS did not find the optimum.
     """
-    draft, rate = at_best_shapes(scenario)
+    draft, rate = best_shape_rates(scenario)
     snapshot = draft.snapshot
     arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
     step_s = horizon_s / intervals

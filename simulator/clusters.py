@@ -13,7 +13,7 @@ from tessera.formulation.values import GpuType
 NODES_PER_RACK = 16
 """Nodes of one GPU type in a rack. The papers do not say how nodes are distributed over racks."""
 
-Cluster = tuple[list[GpuType], list[NodeSpec]]
+TypesAndNodes = tuple[list[GpuType], list[NodeSpec]]
 
 PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
     # Crius, Table 1 and section 8.1; the artifact's simulated cluster: 320 GPUs of each type
@@ -32,7 +32,7 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
 """The number of nodes of each GPU type, by the name of the cluster."""
 
 
-def preset(name: str, share: float = 1.0) -> Cluster:
+def preset_cluster(name: str, share: float = 1.0) -> TypesAndNodes:
     """Return a cluster of ``PRESETS``.
 
     ``share`` is the fraction of each GPU type's nodes that is kept. At least one node of each type
@@ -45,17 +45,19 @@ def preset(name: str, share: float = 1.0) -> Cluster:
         raise InvalidInput("cluster", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     if not 0 < share < float("inf"):
         raise InvalidInput("share", "must be a positive number")
-    return cluster([(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]])
+    return cluster_of_hardware(
+        [(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]]
+    )
 
 
-def arena_table1(share: float = 1.0) -> Cluster:
+def arena_table1(share: float = 1.0) -> TypesAndNodes:
     """Return the simulated cluster of Crius, Table 1: four types of 320 GPUs, 1,280 in all."""
-    return preset("arena-1280", share)
+    return preset_cluster("arena-1280", share)
 
 
-def tiny() -> Cluster:
+def tiny_cluster() -> TypesAndNodes:
     """Return a cluster of 64 GPUs in 21 nodes, with 16 GPUs of each type."""
-    return preset("tiny")
+    return preset_cluster("tiny")
 
 
 def hardware_of(name: str) -> tuple[Hardware, ...]:
@@ -67,7 +69,7 @@ def hardware_of(name: str) -> tuple[Hardware, ...]:
     return tuple(kind for kind, _ in PRESETS[name])
 
 
-def cluster(counts: Iterable[tuple[Hardware, int]]) -> Cluster:
+def cluster_of_hardware(counts: Iterable[tuple[Hardware, int]]) -> TypesAndNodes:
     """Return the GPU types and nodes of a cluster, from the number of nodes of each hardware."""
     kinds = list(counts)
     nodes = [

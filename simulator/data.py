@@ -10,7 +10,7 @@ class MissingData(Exception):
     """An error of a run that needs data which is not on this machine. The message names it."""
 
 
-VARIABLE = "TESSERA_DATA"
+DATA_VARIABLE = "TESSERA_DATA"
 """The environment variable that names the data folder. If it is unset, the folder is
 ``../shared/data``, next to the repository."""
 
@@ -21,7 +21,7 @@ def data_dir() -> Path | None:
     If there is no such folder, return None.
     """
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get(VARIABLE) or default)
+    folder = Path(os.environ.get(DATA_VARIABLE) or default)
     return folder if folder.is_dir() else None
 
 

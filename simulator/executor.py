@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
-CLOSE = 1e-6
+REPLAY_TOLERANCE = 1e-6
 """The relative tolerance within which two numbers count as equal."""
 
 
@@ -37,7 +37,7 @@ class _Job:
     """The parts of its present run, as (from, to, iterations/s)."""
 
 
-def replay(lines: Iterable[str]) -> dict[str, float]:
+def replay_lines(lines: Iterable[str]) -> dict[str, float]:
     """Return each job's completion time in seconds from its arrival.
 
     A job that did not end has inf.
@@ -60,7 +60,7 @@ def replay(lines: Iterable[str]) -> dict[str, float]:
         fewest = math.ceil(p["gpus"] / max(1, largest[p["type"]]))
         rate = 1.0 / p["iter_time_s"] if p["iter_time_s"] else 0.0
         shapes[(*p["workload"], *_cell(p))][p["nodes"] or fewest] = rate
-    _held_once(rows["segment"], size)
+    _check_gpus(rows["segment"], size)
     for s in sorted(rows["segment"], key=lambda s: (s["start_s"], s["end_s"])):
         fact = facts[s["job"]]
         fewest = math.ceil(s["gpus"] / max(1, largest[s["type"]]))
@@ -144,7 +144,7 @@ def _search_s(table: list[list[float]], gpus: int) -> float:
     return s if m <= n else s + (t - s) * math.log2(gpus / n) / math.log2(m / n)
 
 
-def _held_once(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
+def _check_gpus(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
     """Check that every GPU exists, fits the Cell, and is held by one segment at a time."""
     until_s: dict[tuple[str, int], float] = {}
     for s in sorted(segments, key=lambda s: (s["start_s"], s["end_s"])):
@@ -160,7 +160,7 @@ def _held_once(segments: list[Row], size: dict[str, tuple[str, int]]) -> None:
 
 def _near(a: float, b: float) -> bool:
     # The tolerance is at least 10 us.
-    return abs(a - b) <= CLOSE * max(10.0, abs(a), abs(b))
+    return abs(a - b) <= REPLAY_TOLERANCE * max(10.0, abs(a), abs(b))
 
 
 def _require(s: Row, rule: str, holds: bool) -> None:

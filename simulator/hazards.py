@@ -50,7 +50,7 @@ class Hazards:
             raise InvalidInput("slowest", "must be a finite number of at least 1")
 
 
-def failures(
+def draw_failures(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Failure]:
     """Return the failures that begin before ``until_s``, in order of their beginning.
@@ -65,7 +65,7 @@ def failures(
     return sorted(drawn, key=lambda f: (f.down_s, f.node))
 
 
-def stragglers(
+def draw_stragglers(
     nodes: Sequence[NodeSpec], until_s: float, seed: int, hazards: Hazards = Hazards()
 ) -> list[Straggler]:
     """Return the lags that begin before ``until_s``, drawn and ordered like failures."""

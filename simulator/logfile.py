@@ -18,7 +18,7 @@ from tessera.formulation.documents import TABLE_ROW, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
@@ -238,7 +238,7 @@ def _read_profile(row: dict[str, Any]) -> EstimateRecord:
         workload=_read_workload(row["workload"]),
         cell=_read_cell(row).on(row["nodes"]),
         iter_time_s=_endless(row["iter_time_s"]),
-        source=Source[row["source"].upper()],
+        source=EstimateSource[row["source"].upper()],
     )
 
 

@@ -12,7 +12,7 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises import PHYSICAL
-from tessera.formulation.tables import Bools, Floats, ranges
+from tessera.formulation.tables import Bools, Floats, concatenate_ranges
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result, RoundRow
 from tessera.simulator.scenario import Scenario
@@ -35,7 +35,7 @@ class Reference:
         return self.rate / self.batch
 
 
-def _drafted(scenario: Scenario) -> Draft:
+def _draft_of(scenario: Scenario) -> Draft:
     """Return every Cell of every job, as if all jobs had arrived on an empty cluster."""
     store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
     for job in range(len(scenario.arrivals)):
@@ -45,28 +45,28 @@ def _drafted(scenario: Scenario) -> Draft:
 
 def reference_of(scenario: Scenario) -> Reference:
     """Return the scenario's reference. A job that can never run has a rate of NaN."""
-    draft = _drafted(scenario)
+    draft = _draft_of(scenario)
     return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.unit_rate)
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     """Return the seconds of each job alone on 1 / ``present`` of the cluster (Eq. 14), float64[jobs]."""
-    draft = _drafted(scenario)
+    draft = _draft_of(scenario)
     snapshot = draft.snapshot
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
     return snapshot.jobs.iterations * snapshot.global_batch / rate
 
 
-def at_best_shapes(scenario: Scenario) -> tuple[Draft, Floats]:
+def best_shape_rates(scenario: Scenario) -> tuple[Draft, Floats]:
     """Return every Cell of every job, and its rate on its fastest shape, float64[columns].
 
     The cluster is whole and empty.
     """
-    draft = _drafted(scenario)
+    draft = _draft_of(scenario)
     for rule in PHYSICAL:
         draft = rule(draft)
     cells = draft.cells
-    shape = ranges(cells.first_shape, cells.shape_count)
+    shape = concatenate_ranges(cells.first_shape, cells.shape_count)
     cell = np.repeat(np.arange(len(cells)), cells.shape_count)
     possible = cells.shapes.nodes[shape] >= cells.nodes[cell]
     fastest = np.array(cells.rate)
@@ -80,7 +80,7 @@ def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
     The job starts immediately at the lowest cost of a start, and always trains on its fastest Cell
     and shape. A job that cannot run has inf.
     """
-    draft, fastest = at_best_shapes(scenario)
+    draft, fastest = best_shape_rates(scenario)
     snapshot = draft.snapshot
     rate = np.zeros(len(snapshot.jobs))
     np.maximum.at(rate, draft.job, fastest)
@@ -169,7 +169,7 @@ def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> 
     return integral
 
 
-def figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
+def run_figures(result: Result, reference: Reference, horizon_s: float) -> dict[str, float]:
     """Return the figures that papers report, in seconds and shares.
 
     Throughput, utilisation and ``finished`` are over the first ``horizon_s`` seconds, even if the

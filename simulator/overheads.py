@@ -92,7 +92,7 @@ PRESETS: Final[Mapping[str, Overheads]] = {
 """The tables of overheads by name."""
 
 
-def overheads(name: str) -> Overheads:
+def preset_overheads(name: str) -> Overheads:
     """Return the table with the given name.
 
     Raises:

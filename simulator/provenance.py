@@ -18,7 +18,7 @@ def json_number(value: float | str) -> float | str | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def commit(root: Path = ROOT) -> str:
+def measured_commit(root: Path = ROOT) -> str:
     """Return the commit that is measured, with "+" if the tree's code differs.
 
     Documents and stored runs are not code. A new file is code if it is Python. Outside git, return

@@ -11,27 +11,27 @@ import numpy as np
 from tessera.formulation.clock import Clock
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import Information, estimates
+from tessera.formulation.information import Information, all_estimates
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.due_rounds import due_s
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.planned import due_s
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
 from tessera.simulator.world import Failure, Slowdowns, Straggler, World
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
-from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Published, Scheduler
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 from tessera.solvers.schedulers.registry import make_scheduler
 
 
-class _Remembered:
+class _CachedInformation:
     """A cache of the visible estimates, which is renewed only if the estimates change."""
 
     def __init__(self, information: Information) -> None:
@@ -57,9 +57,9 @@ class Decider:
     def __init__(
         self,
         options: RoundOptions,
-        information: Information = estimates,
+        information: Information = all_estimates,
         work: float = 0.5,
-        policy: Published | None = None,
+        policy: PublishedScheduler | None = None,
         search: bool = True,
     ) -> None:
         """Build the solver, the scheduler and the budget of the rounds.
@@ -70,7 +70,7 @@ class Decider:
         """
         self.options = options
         self._sees: Information = (
-            estimates if information is estimates else _Remembered(information)
+            all_estimates if information is all_estimates else _CachedInformation(information)
         )
         self._solver = make_solver(options.solver)
         if policy is None and options.scheduler:
@@ -85,7 +85,7 @@ class Decider:
             work={CpSat.name: work} | ({} if search else {ADMISSION: 0.0}),
         )
 
-    def __call__(self, snapshot: Snapshot) -> Outcome:
+    def __call__(self, snapshot: Snapshot) -> RoundOutcome:
         """Decide a round.
 
         A published scheduler reads estimates through its information. Our own policies get a
@@ -176,7 +176,7 @@ class Result:
 
 def simulate(
     scenario: Scenario,
-    decide: Callable[[Snapshot], Outcome],
+    decide: Callable[[Snapshot], RoundOutcome],
     conditions: Conditions,
     clock: Clock,
     progress: Callable[[float, int], None] = lambda _now_s, _over: None,
@@ -196,7 +196,7 @@ def simulate(
     )
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
-    last: _Decided | None = None
+    last: _DecidedRound | None = None
     while True:
         happened = world.advance(now_s)
         if world.over() or now_s >= conditions.horizon_s:
@@ -245,7 +245,7 @@ def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Decided:
+class _DecidedRound:
     """A round that was carried out, and when the next one is needed if nothing happens."""
 
     row: RoundRow
@@ -256,8 +256,8 @@ class _Decided:
 
 
 def _round(
-    world: World, decide: Callable[[Snapshot], Outcome], clock: Clock, step_s: float
-) -> _Decided:
+    world: World, decide: Callable[[Snapshot], RoundOutcome], clock: Clock, step_s: float
+) -> _DecidedRound:
     """Decide a round and carry it out."""
     snapshot = world.snapshot()
     before_s = clock.monotonic_s()
@@ -283,7 +283,7 @@ def _round(
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
     )
-    return _Decided(
+    return _DecidedRound(
         row=row,
         broken=broken,
         changed=bool(changes),
@@ -292,7 +292,7 @@ def _round(
     )
 
 
-def _repeated(world: World, last: _Decided) -> _Decided:
+def _repeated(world: World, last: _DecidedRound) -> _DecidedRound:
     """Skip a round that would change nothing, and return a copy of ``last`` for it."""
     world.store.pass_round()
     world.check()

@@ -37,19 +37,23 @@ class Scenario:
             )
         if any(node.gpus < 1 for node in self.nodes):
             raise InvalidInput("nodes", "must have at least one GPU")
-        _once("nodes", (node.name for node in self.nodes))
-        _once("arrivals", (one.spec.name for one in self.arrivals))
-        _once("tenants", (tenant.name for tenant in self.tenants))
+        _require_unique("nodes", (node.name for node in self.nodes))
+        _require_unique("arrivals", (one.spec.name for one in self.arrivals))
+        _require_unique("tenants", (tenant.name for tenant in self.tenants))
         times_s = [one.arrival_s for one in self.arrivals]
         if not all(0 <= at_s < math.inf for at_s in times_s) or times_s != sorted(times_s):
             raise InvalidInput("arrivals", "must be ordered by time, from 0 s on")
         if bad := [one.spec.name for one in self.arrivals if one.spec.iterations < 1]:
             raise InvalidInput("arrivals", f"{', '.join(bad[:5])} have no iterations to train")
-        _known("arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals))
+        _require_in_cluster(
+            "arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals)
+        )
         nodes = {node.name for node in self.nodes}
         avoided = (name for one in self.arrivals for name in one.spec.avoid_nodes)
-        _known("arrivals", "the node", nodes, avoided)
-        _known("tenants", "the type", known, (t for one in self.tenants for t in one.quotas))
+        _require_in_cluster("arrivals", "the node", nodes, avoided)
+        _require_in_cluster(
+            "tenants", "the type", known, (t for one in self.tenants for t in one.quotas)
+        )
 
     @property
     def gpus(self) -> int:
@@ -57,7 +61,7 @@ class Scenario:
         return sum(node.gpus for node in self.nodes)
 
 
-def _known(what: str, kind: str, known: Set[str], named: Iterable[str]) -> None:
+def _require_in_cluster(what: str, kind: str, known: Set[str], named: Iterable[str]) -> None:
     if unknown := sorted({name for name in named if name} - known):
         raise InvalidInput(
             what,
@@ -65,6 +69,6 @@ def _known(what: str, kind: str, known: Set[str], named: Iterable[str]) -> None:
         )
 
 
-def _once(what: str, names: Iterable[str]) -> None:
+def _require_unique(what: str, names: Iterable[str]) -> None:
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise InvalidInput(what, f"must have unique names; {', '.join(twice[:5])} occur twice")

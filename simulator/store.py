@@ -30,7 +30,7 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
-from tessera.formulation.values import NO_CELL, Cell, CellKey, Hold, Source, Workload
+from tessera.formulation.values import NO_CELL, Cell, CellKey, EstimateSource, Hold, Workload
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 
@@ -43,7 +43,7 @@ class InvariantBroken(AssertionError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AllocationChange:
     """A change that a round made to a job's GPUs. If ``gang`` is None, the job no longer has GPUs."""
 
     job: int  # index into the scenario's arrivals
@@ -133,7 +133,7 @@ class MemoryStore:
         if same.any():
             self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
             return
-        row = tried | {"iter_time_s": np.inf, "source": int(Source.MEASURED), "sd": np.nan}
+        row = tried | {"iter_time_s": np.inf, "source": int(EstimateSource.MEASURED), "sd": np.nan}
         longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
         order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
         self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
@@ -193,7 +193,7 @@ class MemoryStore:
         now_s: float,
         legs: Legs = NO_LEGS,
         prices: dict[str, float] | None = None,
-    ) -> list[Change]:
+    ) -> list[AllocationChange]:
         """Carry out the decisions on the last snapshot, and return the changes that they made.
 
         Raises:
@@ -240,13 +240,13 @@ class MemoryStore:
         self.promised[job] |= self.admitted[job]
         self.opportunistic[job] = [d.opportunistic and d.gang is not None for d in decisions]
 
-    def _change(self, decision: Decision) -> Change:
+    def _change(self, decision: Decision) -> AllocationChange:
         kept = decision.gang if decision.kind in CHANGES_GPUS else None
-        return Change(
+        return AllocationChange(
             job=int(self._shown[decision.job]), kind=decision.kind, cell=decision.cell, gang=kept
         )
 
-    def _take(self, change: Change, gang: Gang, now_s: float) -> None:
+    def _take(self, change: AllocationChange, gang: Gang, now_s: float) -> None:
         job = change.job
         nodes = np.repeat([n for n, _ in gang.members], [len(g) for _, g in gang.members])
         gpus = np.concatenate([np.array(g, dtype=np.int64) for _, g in gang.members])
@@ -309,7 +309,7 @@ class MemoryStore:
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
             since_s=np.where(holds, EPOCH_S + began_s, 0.0),
-            **{name: getattr(self, name)[live] for name in _KEPT},
+            **{name: getattr(self, name)[live] for name in _STORED_COLUMNS},
             **{name: column[live] for name, column in self._stated.items()},
         )
 
@@ -346,7 +346,7 @@ class MemoryStore:
         self._stated = {
             name: np.array([getattr(s, name) for s in specs], dtype=dtype)
             for name, dtype in array_columns(Jobs).items()
-            if name in _STATED
+            if name in _STATED_COLUMNS
         }
         arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
@@ -398,7 +398,7 @@ _OfJobs = TypeVar("_OfJobs", Avoids, Legs)
 
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 
-_KEPT = (
+_STORED_COLUMNS = (
     "version",
     "state",
     "workload",
@@ -415,7 +415,10 @@ _KEPT = (
 )
 """The columns of a snapshot's jobs that are stored exactly as the snapshot shows them."""
 
-_STATED = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {"workload", *_KEPT}
+_STATED_COLUMNS = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {
+    "workload",
+    *_STORED_COLUMNS,
+}
 """The columns that users state. They never change."""
 
 

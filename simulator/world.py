@@ -22,7 +22,7 @@ from tessera.formulation.values import Cell, CellKey
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import Change, InvariantBroken, MemoryStore
+from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
 from tessera.simulator.truth import truth_of
 
 TOLERANCE = 1e-6
@@ -33,7 +33,7 @@ MOMENT_S = 1e-6
 difference is due to rounding."""
 
 
-Slowdowns: TypeAlias = Callable[[Mapping[int, Change]], Mapping[int, float]]
+Slowdowns: TypeAlias = Callable[[Mapping[int, AllocationChange]], Mapping[int, float]]
 """A function that returns, by job, the factor (at least 1) by which iterations take longer because
 jobs share links of the network. Its argument has the running jobs, each with the change that
 started it. A job that is left out is not slowed."""
@@ -84,7 +84,7 @@ class Straggler:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _RunningJob:
     """A job that holds GPUs. Its progress is linear between the breakpoints (``at_s``, ``done``).
 
     ``owed`` determines the work that the start must do before ``ready_s``. It is a pair: whether a
@@ -92,7 +92,7 @@ class _Run:
     the next start owes the same work.
     """
 
-    change: Change
+    change: AllocationChange
     cell: Cell  # the Cell of the change, by names
     gang: Gang
     owed: tuple[bool, CellKey | None]
@@ -116,7 +116,7 @@ class _Run:
         return self.done[i] + speed * max(0.0, now_s - self.at_s[i])
 
 
-class _Pace:
+class _Progress:
     """The progress of running jobs after their last breakpoint, as arrays by job."""
 
     def __init__(self, jobs: int) -> None:
@@ -126,7 +126,7 @@ class _Pace:
         self.began = np.zeros(jobs)  # iterations trained before the segment that is not yet logged
         self.gpus = np.zeros(jobs, dtype=np.int64)
 
-    def take(self, job: int, run: _Run) -> None:
+    def take(self, job: int, run: _RunningJob) -> None:
         """Record the run's last breakpoint, speed, start and GPUs."""
         self.at_s[job], self.done[job], self.speed[job] = run.at_s[-1], run.done[-1], run.speed
         self.ready_s[job], self.began[job] = run.ready_s, run.done_at(run.start_s)
@@ -175,8 +175,8 @@ class World:
         self.events_handled = 0
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
-        self._runs: dict[int, _Run] = {}
-        self._pace = _Pace(len(specs))
+        self._runs: dict[int, _RunningJob] = {}
+        self._pace = _Progress(len(specs))
         self._last_cell: dict[int, CellKey] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
         self._logged = np.zeros(len(specs))  # iterations by segments, less those that were lost
@@ -281,7 +281,7 @@ class World:
         decisions: Sequence[Decision],
         legs: Legs = NO_LEGS,
         prices: dict[str, float] | None = None,
-    ) -> list[Change]:
+    ) -> list[AllocationChange]:
         """Carry out a round's decisions on the last snapshot, and return the changes they made."""
         changes = self.store.commit(decisions, self.now_s, legs, prices)
         for change in changes:
@@ -304,7 +304,7 @@ class World:
         self._to_come -= 1
         self.store.arrive(job, self.now_s)
 
-    def _start(self, change: Change, gang: Gang) -> None:
+    def _start(self, change: AllocationChange, gang: Gang) -> None:
         job, cell = change.job, change.cell
         saved, last = bool(self._saved[job]), self._last_cell.get(job)
         cost_s = self.overheads.start_s(cell.gpus, saved=saved, new_cell=last != cell)
@@ -312,7 +312,7 @@ class World:
             self.restarts[job] += 1
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
         self._last_cell[job] = cell
-        run = _Run(
+        run = _RunningJob(
             change=change,
             cell=self.store.cell(cell),
             gang=gang,
@@ -326,7 +326,7 @@ class World:
         self._runs[job], self._others_run = run, True
         self._set_speed(job, run)
 
-    def _set_speed(self, job: int, run: _Run) -> None:
+    def _set_speed(self, job: int, run: _RunningJob) -> None:
         """Let the job train at the speed that its nodes allow, and schedule its end or crash."""
         run.network = self._met.get(job, 1.0)
         run.slowdown = run.network * max(
@@ -374,7 +374,7 @@ class World:
             self._stop(job, "failure", kept=kept)
             self.store.lose(job, self.now_s)
 
-    def _runs_on(self, node: int) -> list[tuple[int, _Run]]:
+    def _runs_on(self, node: int) -> list[tuple[int, _RunningJob]]:
         """Return the jobs that hold GPUs of ``node``, with their runs."""
         return [
             (job, run)
@@ -414,7 +414,7 @@ class World:
             ]
         )
 
-    def _respeed(self, runs: Sequence[tuple[int, _Run]]) -> None:
+    def _respeed(self, runs: Sequence[tuple[int, _RunningJob]]) -> None:
         for job, run in runs:
             done = run.done_at(self.now_s)
             if self.now_s > run.start_s:
@@ -450,7 +450,7 @@ class World:
             self._saved[job] = why != "failure" and left > run.done[0]
 
     def _write(
-        self, job: int, run: _Run, why: str, done: float | None = None, lost: float = 0.0
+        self, job: int, run: _RunningJob, why: str, done: float | None = None, lost: float = 0.0
     ) -> None:
         reached = run.done_at(self.now_s) if done is None else done
         trained = reached - run.done_at(run.start_s)

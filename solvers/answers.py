@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import sparse
 
-from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -49,7 +49,7 @@ def trivial_bound(problem: Problem) -> float:
 
     It is a true upper bound that is always known.
     """
-    best = jobwise(np.maximum, problem.value.astype(np.float64), problem.job_start)
+    best = reduce_by_job(np.maximum, problem.value.astype(np.float64), problem.job_start)
     return float(np.where(problem.must_run, best, np.maximum(best, 0.0)).sum())
 
 
@@ -69,14 +69,14 @@ def usage_matrix(problem: Problem) -> sparse.csc_array:
     )
 
 
-def lonely_fit(problem: Problem) -> Bools:
+def fits_alone(problem: Problem) -> Bools:
     """Return which columns fit into the empty cluster, bool[columns]."""
     fits = np.ones(len(problem.cell), dtype=np.bool_)
     fits[problem.usage_column[problem.amount > problem.capacity[problem.row]]] = False
     return fits
 
 
-def cannot_run(problem: Problem) -> Ints:
+def find_unrunnable(problem: Problem) -> Ints:
     """Return the must-run jobs that have no column that fits, not even alone.
 
     If there are any, the problem is infeasible.
@@ -84,11 +84,11 @@ def cannot_run(problem: Problem) -> Ints:
     if not problem.must_run.any():
         return np.zeros(0, np.int64)
     possible = np.zeros(len(problem.jobs), dtype=np.bool_)
-    possible[problem.column_job[lonely_fit(problem)]] = True
+    possible[problem.column_job[fits_alone(problem)]] = True
     return np.flatnonzero(problem.must_run & ~possible)
 
 
-def answer(
+def make_solution(
     problem: Problem,
     choice: Ints,
     *,
@@ -158,4 +158,4 @@ def after_one_run(
     if choice is None:
         return without_answer(problem, status, solver=solver, bound=bound, seed=seed, work=work)
     bound = max(bound, float(objective_of(problem, choice)))
-    return answer(problem, choice, bound=bound, solver=solver, seed=seed, work=work)
+    return make_solution(problem, choice, bound=bound, solver=solver, seed=seed, work=work)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution
@@ -31,7 +31,7 @@ class SolverFailed(TesseraError):
         return {"solver": self.solver}
 
 
-def endless() -> float:
+def unlimited_time() -> float:
     """Return infinity, for a budget without a time limit."""
     return math.inf
 
@@ -65,9 +65,9 @@ class Budget:
     workers: int = 1
     """More than one worker is faster, but the run cannot be repeated."""
     work: dict[str, float] = field(default_factory=dict)
-    cancelled: Callable[[], bool] = never
+    cancelled: Callable[[], bool] = never_cancelled
     """Return whether nobody needs the answer any more; once true, it stays true."""
-    left_s: Callable[[], float] = endless
+    left_s: Callable[[], float] = unlimited_time
     """Return the wall seconds until ``cancelled`` becomes true automatically.
 
     It only ends library calls that cannot be interrupted. No answer that is used depends on it, so

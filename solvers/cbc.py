@@ -17,7 +17,7 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import after_one_run, is_answer, objective_of
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
@@ -38,7 +38,7 @@ class Cbc:
 
     name = "cbc"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``; without a proof the bound is the trivial one.
 

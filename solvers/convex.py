@@ -16,12 +16,12 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import (
     after_one_run,
-    cannot_run,
+    find_unrunnable,
     is_answer,
     usage_matrix,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 
 def _cvxpy() -> Any:
@@ -56,7 +56,7 @@ class Convex:
 
     name = "cvxpy"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, with HiGHS's own bound.
 
@@ -69,7 +69,7 @@ class Convex:
 
     def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         idle = np.full(len(problem.jobs), -1, dtype=np.int64)
-        if len(cannot_run(problem)):
+        if len(find_unrunnable(problem)):
             return SolveStatus.INFEASIBLE, None, math.inf
         if not len(problem.cell):  # CVXPY has no variables of size 0
             return SolveStatus.OPTIMAL, idle, 0.0

@@ -21,7 +21,7 @@ import numpy as np
 from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import objective_of
-from tessera.solvers.prices import Priced
+from tessera.solvers.prices import PricedProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,14 +57,14 @@ class Core:
         return np.where(in_core >= 0, np.searchsorted(self.columns, in_core), -1)
 
 
-def losses(problem: Problem, priced: Priced) -> Floats:
+def column_losses(problem: Problem, priced: PricedProblem) -> Floats:
     """Return each column's loss against its job's best choice, float64[columns], >= 0."""
     return priced.best[problem.column_job] - priced.margin
 
 
-def core_of(problem: Problem, priced: Priced, known: Ints, reach: float) -> Core:
+def core_of(problem: Problem, priced: PricedProblem, known: Ints, reach: float) -> Core:
     """Return the core of all columns whose loss is at most ``reach``, and of those of ``known``."""
-    keep = losses(problem, priced) <= reach
+    keep = column_losses(problem, priced) <= reach
     keep[known[known >= 0]] = True
     may_idle = ((priced.best <= reach) | (known < 0)) & ~problem.must_run
     left_out = not keep.all() or not np.array_equal(may_idle, ~problem.must_run)

@@ -15,8 +15,8 @@ from tessera.formulation.problem import MAX_TOTAL, Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
-    answer,
-    cannot_run,
+    find_unrunnable,
+    make_solution,
     objective_of,
     trivial_bound,
     usable_hint,
@@ -25,10 +25,10 @@ from tessera.solvers.answers import (
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels import greedy as loops
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.prices import Shown
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.prices import PriceResult
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-_UNWATCHED: Final = (
+_NO_WATCH: Final = (
     as_fixed_array(np.zeros(0)),
     as_fixed_array(np.zeros(0, np.bool_)),
     as_fixed_array(np.zeros(0, np.int64)),
@@ -52,15 +52,15 @@ class Greedy:
 
     name = "greedy"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``; INFEASIBLE means that a must-run job fits nowhere even alone."""
         work = ((self.name, 1.0),)
-        if problem.must_run.any() and len(cannot_run(problem)):
+        if problem.must_run.any() and len(find_unrunnable(problem)):
             return without_answer(
                 problem, SolveStatus.INFEASIBLE, solver=self.name, seed=budget.seed, work=work
             )
-        columns = _columns(problem, shares(problem))
+        columns = _columns(problem, unit_shares(problem))
         best: Ints | None = None
         for start in _starts(problem, hint, columns):
             choice = _climbed(problem, start, columns)
@@ -70,7 +70,7 @@ class Greedy:
             return without_answer(
                 problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
             )
-        return answer(
+        return make_solution(
             problem,
             best,
             bound=trivial_bound(problem),
@@ -80,8 +80,8 @@ class Greedy:
         )
 
 
-def outdoing(
-    problem: Problem, known: Ints, shown: Shown, hint: Solution | None = None
+def find_better_choice(
+    problem: Problem, known: Ints, shown: PriceResult, hint: Solution | None = None
 ) -> Ints | None:
     """Return greedy's choice if its value is higher than that of the answer ``known``, else None.
 
@@ -92,7 +92,7 @@ def outdoing(
     (``tessera.solvers.fixing``). The run is given up as soon as that is less than the value of
     ``known``.
     """
-    columns = _columns(problem, shares(problem))
+    columns = _columns(problem, unit_shares(problem))
     value, better = objective_of(problem, known), None
     for start in _starts(problem, hint, columns):
         choice = np.array(start, dtype=np.int64)
@@ -103,19 +103,19 @@ def outdoing(
             shown.bound + 1.0 - value,
         )
         free = _free(problem, choice, columns)
-        ended = loops.climb(columns, choice, free, _all_jobs(problem), watch)
+        ended = loops.take_gaining_steps(columns, choice, free, _all_jobs(problem), watch)
         if ended and objective_of(problem, choice) > value:
             value, better = objective_of(problem, choice), choice
     return better
 
 
-def shares(problem: Problem) -> Floats:
+def unit_shares(problem: Problem) -> Floats:
     """Return the share of its row that one unit is, float64[rows]; 0 if the row has no capacity."""
     capacity = problem.capacity.astype(np.float64)
     return np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
 
 
-def improve(problem: Problem, start: Ints, weight: Floats) -> Ints:
+def improve_choice(problem: Problem, start: Ints, weight: Floats) -> Ints:
     """Return ``start`` after every step that gains, the best gain per size first, int64[jobs].
 
     ``start`` must be feasible. ``weight`` (float64[rows]) is the size of a unit of each row: its
@@ -149,7 +149,7 @@ def repair_choice(
     and make room among themselves first. Then every step that gains is taken, by gain per cost. The
     function always terminates.
 
-    Waiting must use no row; ``tessera.solvers.waiting`` ensures that. If ``among`` (rising jobs) is
+    Waiting must use no row; ``tessera.solvers.waiting_columns`` ensures that. If ``among`` (rising jobs) is
     given, only these jobs move or step at the end. None is then also returned if they could not
     make enough room.
     """
@@ -165,11 +165,11 @@ def repair_choice(
         out = np.where(must, packed, out)
     free = _free(problem, out, columns)
     movers = _all_jobs(problem) if among is None else as_fixed_array(among)
-    if not loops.relieve(columns, _shares_or_units(problem), must, out, free, movers):
+    if not loops.relieve_rows(columns, _shares_or_units(problem), must, out, free, movers):
         return None
     if not prices.any():
-        columns = _columns(problem, shares(problem))
-    loops.climb(columns, out, free, movers, _UNWATCHED)
+        columns = _columns(problem, unit_shares(problem))
+    loops.take_gaining_steps(columns, out, free, movers, _NO_WATCH)
     return out
 
 
@@ -180,9 +180,11 @@ def _must_run_repaired(problem: Problem, choice: Ints, columns: loops.Columns) -
     if np.any(must & (choice < 0)):
         return None
     free = _free(problem, choice, columns)
-    if loops.relieve(columns, _shares_or_units(problem), must, choice, free, _all_jobs(problem)):
+    if loops.relieve_rows(
+        columns, _shares_or_units(problem), must, choice, free, _all_jobs(problem)
+    ):
         return choice
-    return pack_must_run(problem, shares(problem))
+    return pack_must_run(problem, unit_shares(problem))
 
 
 def _shares_or_units(problem: Problem) -> Floats:
@@ -212,14 +214,14 @@ def _columns(problem: Problem, weight: Floats, among: Ints | None = None) -> loo
     )
     jobs = _all_jobs(problem) if among is None else as_fixed_array(among)
     weight = as_fixed_array(weight.astype(np.float64))
-    size = loops.sizes(job_start, usage_start, row, amount, weight, jobs)
+    size = loops.column_sizes(job_start, usage_start, row, amount, weight, jobs)
     return job_start, as_fixed_array(problem.value), usage_start, row, amount, as_fixed_array(size)
 
 
 def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
     """Return the free part of each row under ``choice``, int64[rows]; negative if it is overfull."""
     free = problem.capacity
-    loops.occupy(columns, choice, free)
+    loops.occupy_rows(columns, choice, free)
     waits = (choice < 0)[problem.idle_job] if len(problem.idle_row) else np.zeros(0, np.bool_)
     np.subtract.at(free, problem.idle_row[waits], problem.idle_amount[waits])
     return free
@@ -228,7 +230,7 @@ def _free(problem: Problem, choice: Ints, columns: loops.Columns) -> Ints:
 def _climbed(problem: Problem, start: Ints, columns: loops.Columns) -> Ints:
     choice = np.array(start, dtype=np.int64)
     free = _free(problem, choice, columns)
-    loops.climb(columns, choice, free, _all_jobs(problem), _UNWATCHED)
+    loops.take_gaining_steps(columns, choice, free, _all_jobs(problem), _NO_WATCH)
     return choice
 
 
@@ -254,13 +256,13 @@ def _packed(problem: Problem, columns: loops.Columns, *, stay: bool) -> Ints | N
     must = np.flatnonzero(problem.must_run)
     if not len(must):
         return np.full(len(problem.jobs), -1)
-    size = loops.smallest(columns[0], columns[-1])[must]
+    size = loops.smallest_sizes(columns[0], columns[-1])[must]
     order = must[np.argsort(-size, kind="stable")]
     current = problem.current if stay else np.full(len(problem.jobs), -1)
     for balance in (False, True):
         choice = np.full(len(problem.jobs), -1)
         free = _free(problem, choice, columns)
-        if loops.pack(
+        if loops.pack_jobs(
             columns, as_fixed_array(order), as_fixed_array(current), balance, choice, free
         ):
             return choice
@@ -281,5 +283,7 @@ def _kept(problem: Problem, staying: Ints | None, columns: loops.Columns) -> Int
     order = running[np.argsort(-density, kind="stable")]
     choice = staying.copy()
     free = _free(problem, choice, columns)
-    loops.keep(columns, as_fixed_array(order), as_fixed_array(problem.current), choice, free)
+    loops.keep_columns(
+        columns, as_fixed_array(order), as_fixed_array(problem.current), choice, free
+    )
     return choice

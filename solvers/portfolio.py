@@ -13,18 +13,18 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import answer, objective_of, trivial_bound, without_answer
+from tessera.solvers.answers import make_solution, objective_of, trivial_bound, without_answer
 from tessera.solvers.base import Budget, Solver, SolverFailed
 from tessera.solvers.cpsat import CpSat
-from tessera.solvers.greedy import Greedy, outdoing
+from tessera.solvers.greedy import Greedy, find_better_choice
 from tessera.solvers.pricing import Pricing
-from tessera.solvers.pricing.solver import known_to
+from tessera.solvers.pricing.solver import usable_prices
 from tessera.solvers.relaxation import Relaxation
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ _RESERVE = {Pricing.name: 0.5, Relaxation.name: 0.5, CpSat.name: 0.1}
 """Share of the remaining time that a stage must leave to later stages and to verification."""
 
 
-MANY_ROWS: Final = 32
+MAX_PRICING_ROWS: Final = 32
 """Number of rows above which the LP is faster than cutting planes.
 
 Cutting planes grow in number and in length with the rows."""
-FEW_COLUMNS: Final = 100_000
+LARGE_PROBLEM_COLUMNS: Final = 100_000
 """With more columns than this, pricing is still faster up to twice as many rows."""
 
 
@@ -77,7 +77,7 @@ class Portfolio:
     def __init__(self, stages: Sequence[Solver] | None = None) -> None:
         self._stages = tuple(stages) if stages else None
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, never worse than greedy; INFEASIBLE means that a stage proved it."""
         stages = self._stages or stages_for(problem)
@@ -120,7 +120,7 @@ def _from_prices(
     if (
         not isinstance(greedy, Greedy)
         or not isinstance(pricing, Pricing)
-        or known_to(problem, hint) is None
+        or usable_prices(problem, hint) is None
         or (hint is not None and hint.solver == greedy.name)
         or budget.skips(pricing.name)
         or budget.expired()
@@ -132,9 +132,9 @@ def _from_prices(
         return frozenset()
     work[pricing.name], work[greedy.name] = dict(solution.work)[pricing.name], 1.0
     _merge(best, problem, solution)
-    better = outdoing(problem, solution.choice, shown, hint)
+    better = find_better_choice(problem, solution.choice, shown, hint)
     if better is not None:
-        greedy_answer = answer(
+        greedy_answer = make_solution(
             problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed
         )
         if _verified(greedy.name, problem, greedy_answer):
@@ -162,7 +162,7 @@ def stages_for(problem: Problem) -> tuple[Solver, ...]:
     The rule depends on the problem alone. It was measured (``docs/internals/solvers.md``): shadow prices
     come from the dual, but from the LP if there are many rows.
     """
-    most = MANY_ROWS if len(problem.cell) < FEW_COLUMNS else 2 * MANY_ROWS
+    most = MAX_PRICING_ROWS if len(problem.cell) < LARGE_PROBLEM_COLUMNS else 2 * MAX_PRICING_ROWS
     return Greedy(), Pricing() if len(problem.rows) <= most else Relaxation(), CpSat()
 
 
@@ -172,7 +172,7 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     If the stage itself made the hint, the hint is its solution, and the stage does not run again.
     """
     own = hint is not None and hint.solver == stage.name and hint.has_answer
-    if hint is not None and own and not violations(problem, hint):
+    if hint is not None and own and not find_violations(problem, hint):
         return replace(hint, prices=np.zeros(0))  # its shadow prices are those of an earlier round
     try:
         solution = stage.solve(problem, budget, hint)
@@ -186,7 +186,7 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
 
 def _verified(name: str, problem: Problem, solution: Solution) -> bool:
     """Return whether the answer breaks no rule; log the rules that it breaks."""
-    broken = violations(problem, solution)
+    broken = find_violations(problem, solution)
     if broken:
         _LOG.error(
             "dropped the answer of %s: %s",
@@ -221,7 +221,7 @@ def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, flo
             seed=budget.seed,
             work=recorded,
         )
-    return answer(
+    return make_solution(
         problem,
         best.choice,
         bound=best.bound,

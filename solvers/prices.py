@@ -10,11 +10,11 @@ import numpy as np
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Prices
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.kernels.pricing import margins
+from tessera.solvers.kernels.pricing import price_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Priced:
+class PricedProblem:
     """A problem evaluated at shadow prices p >= 0.
 
     ``margin[c] = value[c] - p . usage[c]``, float64[columns]. ``best[j]`` is the largest margin of
@@ -40,13 +40,13 @@ class Priced:
         """Return the bound, rounded down to an integer since values are integers."""
         return float(math.floor(self.total + self.slack))
 
-    def shown(self) -> Shown:
+    def shown(self) -> PriceResult:
         """Return the part that is enough if margins are not needed."""
-        return Shown(prices=self.prices, bound=self.bound, choice=self.choice)
+        return PriceResult(prices=self.prices, bound=self.bound, choice=self.choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shown:
+class PriceResult:
     """The result of shadow prices, float64[rows].
 
     It has the bound and each job's best choice, int64[jobs]; -1 means that the job waits.
@@ -67,13 +67,13 @@ def known_prices(problem: Problem, prices: Prices) -> Floats:
     return np.array([by_row.get(row.name, 0.0) for row in problem.rows]) * problem.scale
 
 
-def price(problem: Problem, prices: Floats) -> Priced:
+def price_problem(problem: Problem, prices: Floats) -> PricedProblem:
     """Return ``problem`` at ``prices`` (float64[rows]; negative and non-finite ones count as 0)."""
     return price_near(problem, prices, np.zeros(0))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Open:
+class OpenPart:
     """The part of a problem that stays open at all prices within ``drift`` of given ones.
 
     ``drift`` is float64[rows]. ``columns`` are those that may be best, int64, rising. ``count`` is
@@ -87,7 +87,7 @@ class Open:
     must_take: Bools
 
 
-def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced, Open]:
+def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[PricedProblem, OpenPart]:
     """Return ``problem`` at ``prices``, and what stays open within ``drift`` of them.
 
     If ``drift`` is empty, the open part is not computed.
@@ -97,7 +97,7 @@ def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced,
     margin, best, lead = np.empty(len(problem.cell)), np.empty(jobs), np.empty(jobs)
     choice, count = np.empty(jobs, np.int64), np.empty(jobs, np.int64)
     columns, must_take = np.empty(len(problem.cell), np.int64), np.empty(jobs, np.bool_)
-    total, size, opened = margins(
+    total, size, opened = price_columns(
         problem.job_start,
         problem.value,
         problem.usage_start,
@@ -115,20 +115,20 @@ def price_near(problem: Problem, prices: Floats, drift: Floats) -> tuple[Priced,
         must_take,
     )
     sold = float((p * problem.capacity).sum())
-    priced = Priced(
+    priced = PricedProblem(
         prices=p,
         margin=margin,
         best=best,
         lead=lead,
         choice=choice,
         total=total + sold,
-        slack=rounding(size + sold, problem),
+        slack=rounding_bound(size + sold, problem),
     )
-    open_part = Open(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
+    open_part = OpenPart(drift=drift, columns=columns[:opened], count=count, must_take=must_take)
     return priced, open_part
 
 
-def rounding(size: float, problem: Problem) -> float:
+def rounding_bound(size: float, problem: Problem) -> float:
     """Return an upper bound on the rounding of a sum over jobs whose terms add up to ``size``."""
     terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column uses each row at most once
     return size * float(np.finfo(np.float64).eps) * terms

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from tessera.formulation.errors import InvalidInput
 from tessera.solvers.base import Solver
-from tessera.solvers.waiting import SpelledOut
+from tessera.solvers.waiting_columns import WaitingAsColumns
 
 DEFAULT: Final = "portfolio"
 
@@ -33,12 +33,12 @@ _UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8", "sia", "g
 """Solvers that spend their time in one library call, which only a time limit ends."""
 
 
-def names() -> tuple[str, ...]:
+def solver_names() -> tuple[str, ...]:
     """Return the known names, the default first."""
     return tuple(_CLASSES)
 
 
-def baselines() -> tuple[str, ...]:
+def baseline_names() -> tuple[str, ...]:
     """Return the names of the solvers for comparison, which no committed round may use."""
     return tuple(_BASELINES)
 
@@ -63,7 +63,7 @@ def require_product(name: str) -> None:
         )
 
 
-def solver(name: str = DEFAULT) -> Solver:
+def make_solver(name: str = DEFAULT) -> Solver:
     """Return a new solver of that name.
 
     Raises:
@@ -73,4 +73,4 @@ def solver(name: str = DEFAULT) -> Solver:
     if name not in known:
         raise InvalidInput("solver", f"unknown {name!r}; choose one of {', '.join(known)}")
     module, cls = known[name]
-    return SpelledOut(cast(Solver, getattr(importlib.import_module(module), cls)()))
+    return WaitingAsColumns(cast(Solver, getattr(importlib.import_module(module), cls)()))

@@ -10,12 +10,12 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.answers import (
-    answer,
-    lonely_fit,
+    fits_alone,
+    make_solution,
     objective_of,
     trivial_bound,
     usable_hint,
@@ -23,10 +23,10 @@ from tessera.solvers.answers import (
     without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.greedy import Greedy, improve, repair_choice, shares
-from tessera.solvers.prices import Priced, price
+from tessera.solvers.greedy import Greedy, improve_choice, repair_choice, unit_shares
+from tessera.solvers.prices import PricedProblem, price_problem
 from tessera.solvers.sums import dot
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LARGEST = 1e4
 """Largest value that the LP sees, so that HiGHS's absolute tolerances mean something."""
@@ -45,13 +45,13 @@ _CLOSE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Relaxed:
+class RelaxationResult:
     """The result of the LP; ``x`` is float64[columns], 0 for columns that never entered."""
 
     status: SolveStatus  # OPTIMAL: solved; INFEASIBLE; UNKNOWN: no round was finished
     rounds: int
     x: Floats
-    best: Priced | None = None
+    best: PricedProblem | None = None
 
     @property
     def prices(self) -> Floats:
@@ -69,7 +69,7 @@ class Relaxation:
 
     name = "lp"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, with shadow prices; without a usable hint, start from greedy's answer.
 
@@ -79,7 +79,7 @@ class Relaxation:
         start = usable_hint(problem, hint)
         if start is None:
             start = usable_hint(problem, Greedy().solve(problem, budget))
-        relaxed = relax(problem, budget, start)
+        relaxed = solve_relaxation(problem, budget, start)
         bound = trivial_bound(problem)
         if relaxed.best is not None:
             bound = min(bound, relaxed.best.bound)
@@ -98,7 +98,7 @@ class Relaxation:
                 seed=budget.seed,
                 work=work,
             )
-        return answer(
+        return make_solution(
             problem,
             choice,
             bound=bound,
@@ -109,7 +109,7 @@ class Relaxation:
         )
 
 
-def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
+def solve_relaxation(problem: Problem, budget: Budget, start: Ints | None) -> RelaxationResult:
     """Solve the LP over a growing set of columns until no column's margin justifies its entry.
 
     Each round solves the LP over the columns so far and prices all columns with its duals. It then
@@ -120,7 +120,7 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
     chosen = _first_columns(problem, start)
     unit = max(float(np.abs(problem.value).max(initial=0)), 1.0) / _LARGEST
     usage = usage_matrix(problem)
-    best: Priced | None = None
+    best: PricedProblem | None = None
     x, rounds, most = np.zeros(len(problem.cell)), 0, budget.work.get(Relaxation.name, math.inf)
     while rounds < most and not budget.expired():
         budget.check()
@@ -130,11 +130,11 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
             break
         rounds += 1
         if isinstance(solved, SolveStatus):
-            return Relaxed(status=solved, rounds=rounds, x=x)
+            return RelaxationResult(status=solved, rounds=rounds, x=x)
         part, prices = solved
         x = np.zeros(len(problem.cell))
         x[columns] = part
-        priced = price(problem, prices)
+        priced = price_problem(problem, prices)
         if best is None or priced.total < best.total:
             best = priced
         entering = _entering(problem, priced, chosen, _TOLERANCE * unit)
@@ -143,7 +143,7 @@ def relax(problem: Problem, budget: Budget, start: Ints | None) -> Relaxed:
             break
         chosen |= entering
     status = SolveStatus.OPTIMAL if rounds else SolveStatus.UNKNOWN
-    return Relaxed(status=status, rounds=rounds, x=x, best=best)
+    return RelaxationResult(status=status, rounds=rounds, x=x, best=best)
 
 
 def _first_columns(problem: Problem, start: Ints | None) -> Bools:
@@ -156,15 +156,15 @@ def _first_columns(problem: Problem, start: Ints | None) -> Bools:
     fit. If ``start`` shows that they do and there are very many such columns, they enter on demand.
     (Rows that count waiting jobs make almost every job a must-run job.)
     """
-    possible = lonely_fit(problem)
+    possible = fits_alone(problem)
     chosen = problem.must_run[problem.column_job] & possible
     if start is not None:
         if chosen.sum() > _MOST_MUST_RUN:
             chosen[:] = False
         chosen[start[start >= 0]] = True
-    size = shares(problem) @ usage_matrix(problem)
+    size = unit_shares(problem) @ usage_matrix(problem)
     density = np.where(possible, problem.value / np.maximum(size, 1e-9), -np.inf)
-    top = jobwise(np.maximum, density, problem.job_start)[problem.column_job]
+    top = reduce_by_job(np.maximum, density, problem.job_start)[problem.column_job]
     dense = np.flatnonzero(possible & (problem.value > 0) & (density == top))
     dense = dense[np.argsort(-density[dense], kind="stable")]
     chosen[dense[np.cumsum(size[dense]) <= 2 * len(problem.rows)]] = True
@@ -205,10 +205,10 @@ def _solve_over(
     raise SolverFailed(Relaxation.name, f"HiGHS status {result.status}: {result.message}")
 
 
-def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float) -> Bools:
+def _entering(problem: Problem, priced: PricedProblem, chosen: Bools, tolerance: float) -> Bools:
     """Return the best columns of the jobs that gain most by a new column, bool[columns]."""
     margin = np.where(chosen, priced.margin, -np.inf)
-    has = jobwise(np.maximum, margin, problem.job_start)
+    has = reduce_by_job(np.maximum, margin, problem.job_start)
     has = np.where(problem.must_run, has, np.maximum(has, 0.0))
     gain = priced.best - has
     cut = max(tolerance, float(np.sort(gain)[-_MOST_ENTERING:][0]) if len(gain) else 0.0)
@@ -216,7 +216,7 @@ def _entering(problem: Problem, priced: Priced, chosen: Bools, tolerance: float)
     return (gain[job] > tolerance) & (gain[job] >= cut) & (priced.margin >= priced.best[job])
 
 
-def round_solution(problem: Problem, relaxed: Relaxed, start: Ints | None) -> Ints | None:
+def round_solution(problem: Problem, relaxed: RelaxationResult, start: Ints | None) -> Ints | None:
     """Return the better of ``start`` and the rounded LP solution, or None if neither is feasible.
 
     A job takes the column whose x exceeds one half. Few jobs have none, since an LP vertex has at
@@ -227,9 +227,9 @@ def round_solution(problem: Problem, relaxed: Relaxed, start: Ints | None) -> In
     likely = np.flatnonzero(relaxed.x > 0.5)
     choice[problem.column_job[likely]] = likely
     candidates = [] if start is None else [start]
-    weight = relaxed.prices if relaxed.prices.any() else shares(problem)
+    weight = relaxed.prices if relaxed.prices.any() else unit_shares(problem)
     whole = repair_choice(problem, choice, relaxed.prices)
     if whole is not None:
         candidates.append(whole)
-    candidates += [improve(problem, c, weight) for c in candidates[:1] if start is not None]
+    candidates += [improve_choice(problem, c, weight) for c in candidates[:1] if start is not None]
     return max(candidates, key=lambda c: objective_of(problem, c), default=None)

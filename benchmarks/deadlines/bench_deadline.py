@@ -23,18 +23,18 @@ from tessera.benchmarks.harness.options import (
     RoundsOption,
     SeedsOption,
     TraceOption,
-    in_sweep,
-    numbers,
+    parse_number_list,
+    with_sweep,
 )
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.comparing import jct_ratio, mean, throughput_ratio
-from tessera.simulator.comparison.contestants import is_ours, split_list
-from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work, default_trace
+from tessera.simulator.comparison.comparisons import jct_ratio, mean_figure, throughput_ratio
+from tessera.simulator.comparison.policies import is_ours, split_list
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, default_trace
 from tessera.simulator.data import MissingData, data_file
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval, ratio_interval
@@ -44,7 +44,7 @@ LOOK_AHEAD: Final = "ilp:deadline@deadlines=look-ahead"
 PLANNED: Final = "ilp:deadline@deadlines=planned"
 MYOPIC: Final = "ilp:deadline@deadlines=myopic"
 ELASTICFLOW: Final = "elasticflow"
-PAPER: Final = "elasticflow (data parallel)"
+PAPER_ELASTICFLOW: Final = "elasticflow (data parallel)"
 """ElasticFlow with the information that it sees in Arena's evaluation."""
 POLICIES: Final = (
     LOOK_AHEAD,
@@ -57,22 +57,22 @@ POLICIES: Final = (
     "srt",
     "arena",
 )
-LISTED: Final = ",".join(POLICIES)
-NAMES: Final = {
+POLICY_LIST: Final = ",".join(POLICIES)
+DISPLAY_NAMES: Final = {
     LOOK_AHEAD: "look-ahead",
     PLANNED: "planned",
     MYOPIC: "myopic",
     "arena-deadline": "crius-ddl",
 }
-TIGHTNESS: Final = "1,1.2,1.5,2,3,5"
+DEFAULT_TIGHTNESS: Final = "1,1.2,1.5,2,3,5"
 TRACE_FACTOR: Final = 5.0
 
-BySeed = Mapping[tuple[str, float], Sequence[Ran]]
+BySeed = Mapping[tuple[str, float], Sequence[FinishedRun]]
 """(policy, tightness) -> a run for each seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class DeadlineSweep:
     """The runs of a sweep, with the names of its policies and its values of tightness."""
 
     runs: BySeed
@@ -81,7 +81,7 @@ class Swept:
 
     def satisfied(self, name: str, tightness: float) -> float:
         """Return the share of submitted jobs that met their deadlines, as the mean over seeds."""
-        return mean(self.runs[name, tightness], "satisfaction")
+        return mean_figure(self.runs[name, tightness], "satisfaction")
 
     def pooled(self, name: str, key: str) -> list[float]:
         """Return a figure of each seed, as the mean over the sweep."""
@@ -93,10 +93,10 @@ class Swept:
     @property
     def others(self) -> list[str]:
         """Return the policies that are not ours and see the same information as ours."""
-        return [name for name in self.names if not is_ours(name) and name != PAPER]
+        return [name for name in self.names if not is_ours(name) and name != PAPER_ELASTICFLOW]
 
 
-@case(
+@register_case(
     "deadline",
     smoke={
         "trace": SYNTHETIC,
@@ -108,8 +108,8 @@ class Swept:
     },
     admitted_missed=("==", 0),
 )
-@in_sweep
-def deadline(
+@with_sweep
+def sweep_deadlines(
     *,
     trace: TraceOption = None,
     profiles: ProfilesOption = None,
@@ -120,14 +120,14 @@ def deadline(
     load: LoadOption = 2.0,
     tightness: Annotated[
         str, typer.Option(help="Comma-separated factors on a job's duration on what it requested.")
-    ] = TIGHTNESS,
+    ] = DEFAULT_TIGHTNESS,
     deadlines: Annotated[
         Literal["tightness", "trace"],
         typer.Option(
             help="Deadlines by --tightness, or the trace's own at five times their distance, as in Arena."
         ),
     ] = "tightness",
-    policies: PoliciesOption = LISTED,
+    policies: PoliciesOption = POLICY_LIST,
     dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     search: Annotated[
@@ -170,7 +170,7 @@ def deadline(
     ``planned_worst_margin_vs_any`` is its margin. CP-SAT's search for more promises is off
     (``--search``), because it found hardly any in five times the time.
     """
-    base = Work(
+    base = WorkloadSpec(
         trace=default_trace(trace),
         profiles=str(profiles or ""),
         gpus_share=gpus_share,
@@ -180,9 +180,9 @@ def deadline(
         load=load,
     )
     values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
-    costs = Asked(work=base, policy="", overheads=overheads, search=search)
-    asked = _asked(costs, split_list(policies), dp_memory, seeds)
-    swept = _swept(asked, values, drawn, sweep)
+    costs = RunRequest(work=base, policy="", overheads=overheads, search=search)
+    asked = _sweep_tasks(costs, split_list(policies), dp_memory, seeds)
+    swept = _run_sweep(asked, values, drawn, sweep)
     made = Report(seed=seed, figures=figures_of(swept), table=table_of(swept))
     if report is not None:
         options = {
@@ -197,16 +197,16 @@ def deadline(
             title="Deadlines",
             options=options,
             seeds=list(drawn),
-            plots=pictures(swept),
+            plots=draw_plots(swept),
             notes=_notes(swept),
         )
         write_report(page, report)
     return made
 
 
-def _asked(
-    costs: Asked, names: Sequence[str], dp_memory: Path | None, seeds: int
-) -> dict[str, Asked]:
+def _sweep_tasks(
+    costs: RunRequest, names: Sequence[str], dp_memory: Path | None, seeds: int
+) -> dict[str, RunRequest]:
     """Return the request of each policy, and of ElasticFlow as in the paper if it takes part.
 
     Raises:
@@ -214,18 +214,18 @@ def _asked(
         InvalidInput: a policy is not known, or all seeds draw the same jobs.
     """
     asked = {name: replace(costs, policy=name) for name in names}
-    check(asked.values(), seeds)
+    check_requests(asked.values(), seeds)
     memory = _memory(costs.work.trace, dp_memory)
     if memory and ELASTICFLOW in names:
-        asked[PAPER] = replace(
+        asked[PAPER_ELASTICFLOW] = replace(
             costs, policy=ELASTICFLOW, information="data-parallel", dp_memory=memory
         )
     return asked
 
 
-def _swept(
-    asked: Mapping[str, Asked], values: tuple[float, ...], drawn: range, sweep: Sweep
-) -> Swept:
+def _run_sweep(
+    asked: Mapping[str, RunRequest], values: tuple[float, ...], drawn: range, sweep: Sweep
+) -> DeadlineSweep:
     """Run each request at each value of tightness and with each seed of ``drawn``."""
     tasks = {
         (name, value, k): replace(one, work=_work(one.work, value, k)).task(
@@ -237,15 +237,15 @@ def _swept(
     }
     result = runs_of(tasks, sweep)
     runs = {(n, v): [result[n, v, k] for k in drawn] for n in asked for v in values}
-    return Swept(runs=runs, names=tuple(asked), tightness=values)
+    return DeadlineSweep(runs=runs, names=tuple(asked), tightness=values)
 
 
 def display_name(name: str) -> str:
     """Return a policy's name in tables and pictures."""
-    return NAMES.get(name, name)
+    return DISPLAY_NAMES.get(name, name)
 
 
-def figures_of(swept: Swept) -> dict[str, Figure]:
+def figures_of(swept: DeadlineSweep) -> dict[str, Figure]:
     """Return the figures of the sweep.
 
     Ours is look-ahead, or if that did not run, the first of ours.
@@ -256,7 +256,7 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     ours = LOOK_AHEAD if LOOK_AHEAD in own else own[0]
     kept = swept.pooled(ours, "satisfaction")
     result: dict[str, Figure] = {"mean_satisfaction": float(np.mean(kept))}
-    result |= _beside_elasticflow(swept, ours) | _margins(swept, ours)
+    result |= _gains_over_elasticflow(swept, ours) | _margins(swept, ours)
     if MYOPIC in own and ours != MYOPIC:
         result["look_ahead_vs_myopic"] = ratio_interval(
             kept, swept.pooled(MYOPIC, "satisfaction")
@@ -267,16 +267,19 @@ def figures_of(swept: Swept) -> dict[str, Figure]:
     return result
 
 
-def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
+def _gains_over_elasticflow(swept: DeadlineSweep, ours: str) -> dict[str, Figure]:
     """Return the gains of ``ours`` over ElasticFlow, if that ran."""
     kept, result = swept.pooled(ours, "satisfaction"), dict[str, Figure]()
-    for baseline, key in ((PAPER, "gain_vs_elasticflow"), (ELASTICFLOW, "gain_same_information")):
+    for baseline, key in (
+        (PAPER_ELASTICFLOW, "gain_vs_elasticflow"),
+        (ELASTICFLOW, "gain_same_information"),
+    ):
         if baseline in swept.names:
             gain = ratio_interval(kept, swept.pooled(baseline, "satisfaction"))
             result[key] = gain.value
             if not math.isnan(gain.low):
                 result |= {f"{key}_low": gain.low, f"{key}_high": gain.high}
-    baseline = PAPER if PAPER in swept.names else ELASTICFLOW
+    baseline = PAPER_ELASTICFLOW if PAPER_ELASTICFLOW in swept.names else ELASTICFLOW
     if baseline in swept.names:
         result |= {
             "jct_gain_vs_elasticflow": 1 - _mean_of(swept, ours, baseline, "jct"),
@@ -288,7 +291,7 @@ def _beside_elasticflow(swept: Swept, ours: str) -> dict[str, Figure]:
     return result
 
 
-def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
+def _margins(swept: DeadlineSweep, ours: str) -> dict[str, Figure]:
     """Return the smallest margins of ``ours`` and of the planned policy over the best other one."""
     result: dict[str, Figure] = {}
     if not swept.others:
@@ -305,7 +308,7 @@ def _margins(swept: Swept, ours: str) -> dict[str, Figure]:
     return result
 
 
-def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
+def _worst_margin(swept: DeadlineSweep, ours: str) -> tuple[float, float]:
     """Return the smallest margin of ``ours`` over the best other policy, and its tightness."""
     margins = [
         swept.satisfied(ours, value) - max(swept.satisfied(o, value) for o in swept.others)
@@ -315,7 +318,7 @@ def _worst_margin(swept: Swept, ours: str) -> tuple[float, float]:
     return margins[worst], swept.tightness[worst]
 
 
-def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
+def _mean_of(swept: DeadlineSweep, ours: str, baseline: str, what: str) -> float:
     """Return the mean ratio over the sweep.
 
     Values of tightness at which no job finished do not count.
@@ -329,7 +332,7 @@ def _mean_of(swept: Swept, ours: str, baseline: str, what: str) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
+def table_of(swept: DeadlineSweep) -> list[dict[str, Figure | str]]:
     """Return a row for each tightness and policy, sorted by satisfaction."""
     result = []
     for value in swept.tightness:
@@ -338,18 +341,18 @@ def table_of(swept: Swept) -> list[dict[str, Figure | str]]:
     return result
 
 
-def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
+def _row(swept: DeadlineSweep, name: str, value: float) -> dict[str, Figure | str]:
     runs = swept.runs[name, value]
     share = mean_interval([one.figures["satisfaction"] for one in runs])
     keeps = is_ours(name) and name != PLANNED
     promises = "deadlines_admitted" if keeps else "deadlines_started"
-    admitted, met = mean(runs, promises), mean(runs, "deadlines_met")
+    admitted, met = mean_figure(runs, promises), mean_figure(runs, "deadlines_met")
     row: dict[str, Figure | str] = {
         "tightness": value or "trace",
         "policy": display_name(name),
         "ours": is_ours(name),
-        "jobs": mean(runs, "jobs"),
-        "load": mean(runs, "load"),
+        "jobs": mean_figure(runs, "jobs"),
+        "load": mean_figure(runs, "load"),
         "satisfaction": share.value,
     }
     if not math.isnan(share.low):
@@ -358,8 +361,8 @@ def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
         "met": met,
         "admitted": admitted,
         "missed": admitted - met,
-        "late": mean(runs, "deadlines_late"),
-        "dropped": mean(runs, "jobs") - mean(runs, "completed"),
+        "late": mean_figure(runs, "deadlines_late"),
+        "dropped": mean_figure(runs, "jobs") - mean_figure(runs, "completed"),
     }
     keys = (
         "jct_mean_s",
@@ -375,10 +378,10 @@ def _row(swept: Swept, name: str, value: float) -> dict[str, Figure | str]:
         "decide_s",
         "decide_max_s",
     )
-    return row | {key: mean(runs, key) for key in keys}
+    return row | {key: mean_figure(runs, key) for key in keys}
 
 
-def pictures(swept: Swept) -> list[Plot]:
+def draw_plots(swept: DeadlineSweep) -> list[Plot]:
     """Return plots of satisfaction, JCT and throughput over tightness.
 
     With a trace's own deadlines, return none.
@@ -396,9 +399,9 @@ def pictures(swept: Swept) -> list[Plot]:
         for name in swept.names:
             runs = [swept.runs[name, value] for value in swept.tightness]
             values = np.array([[one.figures[key] for one in of] for of in runs]).T
-            series[display_name(name)] = Curve.of(swept.tightness, values)
+            series[display_name(name)] = IntervalCurve.of(swept.tightness, values)
         plots.append(
-            curves(
+            curves_plot(
                 title,
                 series,
                 x_label="deadline over requested duration",
@@ -409,7 +412,7 @@ def pictures(swept: Swept) -> list[Plot]:
     return plots
 
 
-def _notes(swept: Swept) -> list[str]:
+def _notes(swept: DeadlineSweep) -> list[str]:
     first = next(iter(swept.runs.values()))[0]
     notes = [f"Dropped jobs: {'; '.join(first.said.splitlines())}."] if first.said else []
     if swept.others:
@@ -432,10 +435,10 @@ def _values(tightness: str, deadlines: str) -> tuple[float, ...]:
     """
     if deadlines == "trace":
         return (0.0,)
-    return numbers("tightness", tightness, lambda x: 0 < x < math.inf, "positive numbers")
+    return parse_number_list("tightness", tightness, lambda x: 0 < x < math.inf, "positive numbers")
 
 
-def _work(base: Work, tightness: float, seed: int) -> Work:
+def _work(base: WorkloadSpec, tightness: float, seed: int) -> WorkloadSpec:
     if tightness:
         return replace(base, tightness=tightness, seed=seed)
     return replace(base, deadlines=True, deadline_factor=TRACE_FACTOR, seed=seed)

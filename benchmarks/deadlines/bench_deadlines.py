@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
@@ -24,18 +24,18 @@ from tessera.formulation.snapshot import (
     Nodes,
     Snapshot,
 )
-from tessera.formulation.values import NO_CELL, CellKey, GpuType, Hold, Source, Workload
+from tessera.formulation.values import NO_CELL, CellKey, EstimateSource, GpuType, Hold, Workload
 from tessera.simulator.figures import Report
 from tessera.simulator.statistics import total_interval
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 
 ROUND_S: Final = 300.0
 BATCH: Final = 256
-GPUS: Final = (12, 8)
+GPUS_PER_TYPE: Final = (12, 8)
 """The number of GPUs of each type."""
-COUNTS: Final = (1, 2, 4, 8)
+GPU_COUNTS: Final = (1, 2, 4, 8)
 BEGIN_S: Final = 1000 * ROUND_S
 """The time at which the drive begins. In a snapshot, 0 would mean "never"."""
 LATE_S: Final = 1.0
@@ -44,7 +44,7 @@ millionth of a job's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arriving:
+class FutureJob:
     """A job that has not arrived yet. ``work`` is in samples; times are in seconds since 1970."""
 
     name: str
@@ -58,19 +58,19 @@ class Arriving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class OverloadCase:
     """A cluster, the rates of its workloads, and the jobs that arrive."""
 
     nodes: tuple[tuple[int, int], ...]  # (GPU type, GPUs) of each node
     rate: dict[tuple[int, int, int], float]  # (workload, type, GPUs) -> samples/s
-    jobs: tuple[Arriving, ...]
+    jobs: tuple[FutureJob, ...]
 
 
 @dataclass(slots=True)
-class Running:
+class DrivenJob:
     """The state of a job in the drive."""
 
-    job: Arriving
+    job: FutureJob
     left: float
     gang: Gang | None = None
     cell: CellKey = NO_CELL
@@ -94,7 +94,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
+class DriveOutcome:
     """The outcome of a load. ``missed`` counts unkept promises, given-up ones too."""
 
     met: int
@@ -105,14 +105,14 @@ class Driven:
     unproven: int  # rounds whose admission was not proven best
 
 
-@case(
+@register_case(
     "deadlines",
     smoke={"seeds": 2, "jobs": 8},
     admitted_missed=("==", 0),
     violations=("==", 0),
     met_difference_low=(">=", 0),
 )
-def deadlines(
+def compare_admissions(
     seeds: Annotated[
         int, typer.Option(help="Number of random loads, each run in both modes.")
     ] = 20,
@@ -137,9 +137,9 @@ def deadlines(
     """
     table: list[dict[str, float | str]] = []
     missed, broken = 0, 0
-    for index in steps(seeds, "loads"):
+    for index in track_steps(seeds, "loads"):
         load = draw_overload(seed + index, jobs, overload, node_gpus)
-        result = {mode: drive(load, mode) for mode in ("myopic", "look-ahead")}
+        result = {mode: drive_load(load, mode) for mode in ("myopic", "look-ahead")}
         missed += sum(d.missed for d in result.values())
         broken += sum(d.violations for d in result.values())
         table.append(
@@ -174,37 +174,39 @@ def deadlines(
     return Report(seed=seed, figures=figures, waived=frozenset(waived), table=table)
 
 
-def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> Load:
-    """Return a random load on ``GPUS`` of two types, in nodes of ``node_gpus``.
+def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> OverloadCase:
+    """Return a random load on ``GPUS_PER_TYPE`` of two types, in nodes of ``node_gpus``.
 
     If ``node_gpus`` is 0, each type has one node.
     """
     rng = np.random.default_rng(seed)
     nodes = tuple(
         (kind, node_gpus or gpus)
-        for kind, gpus in enumerate(GPUS)
+        for kind, gpus in enumerate(GPUS_PER_TYPE)
         for _ in range(gpus // (node_gpus or gpus))
     )
     rate: dict[tuple[int, int, int], float] = {}
     for workload in range(4):
         base, power = rng.uniform(5, 50), rng.uniform(0.7, 0.95)
         speed = (base, base * rng.uniform(0.4, 1.6))
-        for kind, count in ((k, n) for k in (0, 1) for n in COUNTS):
+        for kind, count in ((k, n) for k in (0, 1) for n in GPU_COUNTS):
             rate[workload, kind, count] = speed[kind] * count**power
     # GPU-seconds on the Cell with the highest rate per GPU
     wanted = rng.uniform(0.3, 1.7, jobs) * ROUND_S * 16
-    horizon_s = float(wanted.sum()) / sum(GPUS) / overload
+    horizon_s = float(wanted.sum()) / sum(GPUS_PER_TYPE) / overload
     arrivals = BEGIN_S + np.sort(rng.uniform(0, horizon_s, jobs))
     result = []
     for j in range(jobs):
         workload, restart_s = int(rng.integers(4)), float(rng.choice([0, 30, 90]))
-        lean = max(rate[workload, k, n] / n for k in (0, 1) for n in COUNTS)
+        lean = max(rate[workload, k, n] / n for k in (0, 1) for n in GPU_COUNTS)
         work = float(wanted[j] * lean)
-        quickest_s = work / max(rate[workload, k, n] for k in (0, 1) for n in COUNTS) + restart_s
+        quickest_s = (
+            work / max(rate[workload, k, n] for k in (0, 1) for n in GPU_COUNTS) + restart_s
+        )
         # the job is seen in the first round after its arrival
         ready_s = math.ceil(arrivals[j] / ROUND_S) * ROUND_S
         result.append(
-            Arriving(
+            FutureJob(
                 name=f"job-{j}",
                 workload=workload,
                 work=work,
@@ -213,10 +215,12 @@ def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> 
                 restart_s=restart_s,
             )
         )
-    return Load(nodes=nodes, rate=rate, jobs=tuple(result))
+    return OverloadCase(nodes=nodes, rate=rate, jobs=tuple(result))
 
 
-def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any) -> Driven:
+def drive_load(
+    load: OverloadCase, mode: DeadlineMode, *, every_s: float = ROUND_S, **options: Any
+) -> DriveOutcome:
     """Run ``load`` until every job has finished, was rejected, or is past its deadline.
 
     A round takes no time, and the next comes ``every_s`` later; deadline schedules assume one every
@@ -224,7 +228,7 @@ def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options
     over. GPUs of a job that finishes stay idle until the next round.
     """
     policy = replace(Policy(deadlines=mode, round_s=ROUND_S), **options)
-    runs = [Running(job=job, left=job.work) for job in load.jobs]
+    runs = [DrivenJob(job=job, left=job.work) for job in load.jobs]
     legs: dict[str, list[dict[str, Any]]] = {}
     now_s, rounds, broken, unproven = BEGIN_S, 0, 0, 0
     last_s = max(job.deadline_s for job in load.jobs if math.isfinite(job.deadline_s))
@@ -243,7 +247,7 @@ def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options
             _train(run, now_s, now_s + every_s)
         now_s += every_s
     promised = [run for run in runs if run.promised]
-    return Driven(
+    return DriveOutcome(
         met=sum(run.met for run in runs),
         admitted=len(promised),
         missed=sum(not run.met for run in promised),
@@ -254,7 +258,7 @@ def drive(load: Load, mode: DeadlineMode, *, every_s: float = ROUND_S, **options
 
 
 def _commit(
-    there: list[Running], outcome: Outcome, now_s: float
+    there: list[DrivenJob], outcome: RoundOutcome, now_s: float
 ) -> dict[str, list[dict[str, Any]]]:
     for run, decision in zip(there, outcome.decisions, strict=True):
         _decided(run, decision, now_s)
@@ -267,7 +271,7 @@ def _commit(
     return result
 
 
-def _decided(run: Running, decision: Decision, now_s: float) -> None:
+def _decided(run: DrivenJob, decision: Decision, now_s: float) -> None:
     run.admitted = decision.admitted
     run.promised |= decision.admitted
     if decision.kind is DecisionKind.REJECT:
@@ -281,7 +285,7 @@ def _decided(run: Running, decision: Decision, now_s: float) -> None:
         run.gang, run.cell, run.rate = decision.gang, decision.cell, decision.rate
 
 
-def _train(run: Running, start_s: float, end_s: float) -> None:
+def _train(run: DrivenJob, start_s: float, end_s: float) -> None:
     """Record the progress of ``run`` from ``start_s`` to ``end_s``, and its finish."""
     if run.gang is None:
         return
@@ -293,8 +297,8 @@ def _train(run: Running, start_s: float, end_s: float) -> None:
 
 
 def snapshot_of(
-    load: Load,
-    runs: list[Running],
+    load: OverloadCase,
+    runs: list[DrivenJob],
     legs: dict[str, list[dict[str, Any]]],
     now_s: float,
     number: int,
@@ -314,7 +318,9 @@ def snapshot_of(
         epoch=1,
         round_number=number,
         now_s=now_s,
-        gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(len(GPUS))),
+        gpu_types=tuple(
+            GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(len(GPUS_PER_TYPE))
+        ),
         nodes=Nodes(
             name=tuple(f"n{n}" for n in range(len(load.nodes))),
             gpu_type=np.array([t for t, _ in load.nodes]),
@@ -337,7 +343,7 @@ def snapshot_of(
                     "pipeline_degree": 1,
                     "plan": 0,
                     "iter_time_s": BATCH / rate,
-                    "source": int(Source.MEASURED),
+                    "source": int(EstimateSource.MEASURED),
                 }
                 for (w, t, n), rate in sorted(load.rate.items())
             ]
@@ -355,7 +361,7 @@ def snapshot_of(
     )
 
 
-def _row(run: Running) -> dict[str, Any]:
+def _row(run: DrivenJob) -> dict[str, Any]:
     job = run.job
     state = JobState.RUNNING if run.gang else JobState.QUEUED
     return {

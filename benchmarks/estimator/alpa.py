@@ -11,14 +11,20 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from tessera.estimator.architectures.published import find
-from tessera.estimator.calibration import Measurement, Parameter, Subject, TimeModel, most_telling
+from tessera.estimator.architectures.published import find_published
+from tessera.estimator.calibration import (
+    Measurement,
+    Parameter,
+    Subject,
+    TimeModel,
+    select_measurements,
+)
 from tessera.estimator.cells import Runtime, Setting
 from tessera.estimator.collectives.records import read_curves
 from tessera.estimator.collectives.tables import TableNetwork, Tables
 from tessera.estimator.equal_stages import EqualStages
 from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
-from tessera.estimator.memory import Room, States
+from tessera.estimator.memory import States, UsableMemory
 from tessera.estimator.pipeline import Overlap, Transfers
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
@@ -26,28 +32,28 @@ from tessera.estimator.times import CellTimes
 from tessera.formulation.tables import Floats
 
 HARDWARE: Final = {kind.name: kind for kind in (A100, V100, A40, A10)}
-COUNTS: Final = (1, 2, 4, 8, 16)
-MOST_POINTS: Final = 3
+GPU_COUNTS: Final = (1, 2, 4, 8, 16)
+MAX_POINTS: Final = 3
 """The highest number of calibration rows of a model family on a GPU type."""
-MEASURABLE: Final = 0.5
+MEASURABLE_SHARE: Final = 0.5
 """The share of each family's workloads whose rows may be measured for calibration."""
-LEAST_WORKLOADS: Final = 4
-USABLE: Final = 0.95
+MIN_WORKLOADS: Final = 4
+USABLE_MEMORY_SHARE: Final = 0.95
 """The usable share of a GPU's memory. It is high, since all plans that Alpa ran did fit."""
 OVERLAP: Final = Overlap(transfers=Transfers.IN_LINE)
 """Alpa's workers compute, send and receive in the order of their instruction lists."""
 
-Workload: TypeAlias = tuple[str, str, int]  # model, size, batch
+WorkloadKey: TypeAlias = tuple[str, str, int]  # model, size, batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell(Subject):
+class AlpaCell(Subject):
     """A job on GPUs of one type."""
 
     params: str
 
     @property
-    def workload(self) -> Workload:
+    def workload(self) -> WorkloadKey:
         """Return the workload of the Cell."""
         return self.family, self.params, self.global_batch
 
@@ -58,10 +64,10 @@ class Cell(Subject):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MeasuredRow:
     """A Cell and the seconds of its iteration."""
 
-    cell: Cell
+    cell: AlpaCell
     seconds: float
 
     @property
@@ -70,11 +76,11 @@ class Row:
         return Measurement(subject=self.cell, iter_time_s=self.seconds)
 
 
-def rows_of(data: Path) -> list[Row]:
+def rows_of(data: Path) -> list[MeasuredRow]:
     """Return all rows that ran, in the order of the file."""
     with (data / "alpa_optimal.csv").open(newline="") as lines:
         ran = [line for line in csv.DictReader(lines) if line["status"] == "ok"]
-    return [Row(cell=_cell(line), seconds=float(line["iter_time_s"])) for line in ran]
+    return [MeasuredRow(cell=_cell(line), seconds=float(line["iter_time_s"])) for line in ran]
 
 
 def cell_key(line: dict[str, str]) -> tuple[str, str, int, str, int, int]:
@@ -89,20 +95,20 @@ def cell_key(line: dict[str, str]) -> tuple[str, str, int, str, int, int]:
     )
 
 
-def _cell(line: dict[str, str]) -> Cell:
+def _cell(line: dict[str, str]) -> AlpaCell:
     model, params, batch, gpu_type, nodes, per_node = cell_key(line)
-    return Cell(
+    return AlpaCell(
         family=model,
         params=params,
         gpu_type=gpu_type,
         nodes=nodes,
         gpus_per_node=per_node,
         global_batch=batch,
-        parameters=find(model, params).graph.parameters,
+        parameters=find_published(model, params).graph.parameters,
     )
 
 
-class _Settings:
+class _CellSetting:
     """The settings in which Cells ran.
 
     They use the tables of the artifact's own collectives (InfiniBand for a40) and its use of ZeRO.
@@ -113,11 +119,11 @@ class _Settings:
         self._networks: dict[tuple[str, Shape], TableNetwork] = {}
 
     def __call__(self, subject: Subject) -> Setting:
-        if not isinstance(subject, Cell):
+        if not isinstance(subject, AlpaCell):
             raise AssertionError("every subject here is a Cell")
         hardware = HARDWARE[subject.gpu_type]
         shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
-        model = find(subject.family, subject.params)
+        model = find_published(subject.family, subject.params)
         return Setting(
             graph=model.graph,
             training=model.at(subject.global_batch),
@@ -126,7 +132,9 @@ class _Settings:
             compute=RooflineCompute(hardware=hardware),
             network=self._network(hardware, shape),
             runtime=Runtime(
-                overlap=OVERLAP, states=States(zero=model.zero), room=Room(usable=USABLE)
+                overlap=OVERLAP,
+                states=States(zero=model.zero),
+                room=UsableMemory(usable=USABLE_MEMORY_SHARE),
             ),
         )
 
@@ -142,7 +150,7 @@ class _Settings:
         return self._networks[key]
 
 
-class Remembered:
+class CachedTimes:
     """A cache of the results of a model of times."""
 
     def __init__(self, model: TimeModel) -> None:
@@ -172,18 +180,18 @@ class Remembered:
 
 def times_of(data: Path) -> TimeModel:
     """Return the model, with Alpa's plans of equal stages and tables of collectives."""
-    return Remembered(CellTimes(_Settings(data), lambda _: COUNTS, chooser=EqualStages()))
+    return CachedTimes(CellTimes(_CellSetting(data), lambda _: GPU_COUNTS, chooser=EqualStages()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class RowSplit:
     """Rows for calibration, and rows of other workloads for judgement."""
 
-    calibration: list[Row]
-    test: list[Row]
+    calibration: list[MeasuredRow]
+    test: list[MeasuredRow]
 
 
-def split(rows: Sequence[Row], model: TimeModel, seed: int) -> Split:
+def split_rows(rows: Sequence[MeasuredRow], model: TimeModel, seed: int) -> RowSplit:
     """Return at most three calibration rows for each family and GPU type, and the rows to judge.
 
     A random half of each family's workloads may be measured. Of their rows, those are measured that
@@ -192,26 +200,26 @@ def split(rows: Sequence[Row], model: TimeModel, seed: int) -> Split:
     """
     may = _measurable((row.cell for row in rows), np.random.default_rng(seed))
     choices = [row for row in rows if row.cell.workload in may]
-    chosen = most_telling(
-        model, [row.cell for row in choices], [row.cell for row in rows], MOST_POINTS
+    chosen = select_measurements(
+        model, [row.cell for row in choices], [row.cell for row in rows], MAX_POINTS
     )
     calibration = [choices[i] for i in chosen]
     pairs = Counter((row.cell.family, row.cell.gpu_type) for row in calibration)
-    if max(pairs.values(), default=0) > MOST_POINTS:
+    if max(pairs.values(), default=0) > MAX_POINTS:
         raise AssertionError("more calibration rows than the protocol has")
     used = {row.cell.workload for row in calibration}
-    return Split(
+    return RowSplit(
         calibration=calibration, test=[row for row in rows if row.cell.workload not in used]
     )
 
 
-def _measurable(cells: Iterable[Cell], rng: np.random.Generator) -> set[Workload]:
-    workloads: dict[str, set[Workload]] = defaultdict(set)
+def _measurable(cells: Iterable[AlpaCell], rng: np.random.Generator) -> set[WorkloadKey]:
+    workloads: dict[str, set[WorkloadKey]] = defaultdict(set)
     for cell in cells:
         workloads[cell.family].add(cell.workload)
-    chosen: set[Workload] = set()
+    chosen: set[WorkloadKey] = set()
     for family in sorted(workloads):
         known = sorted(workloads[family])
-        count = min(len(known), max(LEAST_WORKLOADS, int(MEASURABLE * len(known))))
+        count = min(len(known), max(MIN_WORKLOADS, int(MEASURABLE_SHARE * len(known))))
         chosen |= {known[i] for i in rng.choice(len(known), count, replace=False).tolist()}
     return chosen

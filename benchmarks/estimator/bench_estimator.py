@@ -20,31 +20,31 @@ from tessera.benchmarks.estimator import (
     speed,
     tuning,
 )
-from tessera.benchmarks.estimator.section import Section
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.estimator.section import EstimatorSection
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import MissingData, data_dir
 from tessera.simulator.figures import Figure, Report
 
-SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], Section]]] = {
-    "iteration": iteration.section,
-    "choice": choice.section,
-    "collectives": collectives.section,
-    "plans": choice_of_plan.section,
-    "tuning": tuning.section,
-    "latency": latency.section,
-    "memory": memory.section,
-    "cells": speed.section,
-    "planners": planners.section,
-    "profiled": profiled.section,
+SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], EstimatorSection]]] = {
+    "iteration": iteration.run_iteration_section,
+    "choice": choice.run_choice_section,
+    "collectives": collectives.run_collective_section,
+    "plans": choice_of_plan.run_plan_section,
+    "tuning": tuning.run_tuning_section,
+    "latency": latency.run_latency_section,
+    "memory": memory.run_memory_section,
+    "cells": speed.run_speed_section,
+    "planners": planners.run_planner_section,
+    "profiled": profiled.run_profiled_section,
 }
-ALL: Final = "all"
-UNASKED: Final = ("profiled",)
+ALL_SECTIONS: Final = "all"
+OPTIONAL_SECTIONS: Final = ("profiled",)
 """The sections that ``all`` leaves out, since they measure the device of the machine."""
 
 
-@case(
+@register_case(
     "estimator",
     smoke={"sections": "cells,latency", "seeds": 1},
     mape_1=("<=", 0.08),
@@ -63,14 +63,14 @@ UNASKED: Final = ("profiled",)
     oom_accuracy=(">=", 0.95),
     cells_s=("<=", 0.5),
 )
-def estimator(
+def judge_estimator(
     data: Annotated[
         Path | None,
         typer.Option(help="Folder of Arena's measurements. Default: next to the repository."),
     ] = None,
     sections: Annotated[
         str, typer.Option(help=f"Comma-separated sections: {', '.join(SECTIONS)}.")
-    ] = ALL,
+    ] = ALL_SECTIONS,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of splits into calibration and test rows.")
     ] = 5,
@@ -85,8 +85,8 @@ def estimator(
     """
     folder = _folder(data)
     chosen = _chosen(sections)
-    result: list[Section] = []
-    for i in steps(len(chosen), "estimator"):
+    result: list[EstimatorSection] = []
+    for i in track_steps(len(chosen), "estimator"):
         result.append(SECTIONS[chosen[i]](folder, range(seeds)))
     figures: dict[str, Figure] = {}
     for part in result:
@@ -110,8 +110,8 @@ def _folder(given: Path | None) -> Path:
 
 def _chosen(sections: str) -> list[str]:
     names = [name.strip() for name in sections.split(",")]
-    if sections == ALL:
-        names = [name for name in SECTIONS if name not in UNASKED]
+    if sections == ALL_SECTIONS:
+        names = [name for name in SECTIONS if name not in OPTIONAL_SECTIONS]
     if unknown := [name for name in names if name not in SECTIONS]:
         raise InvalidInput(
             "sections", f"unknown sections {', '.join(unknown)}; choose from {', '.join(SECTIONS)}"

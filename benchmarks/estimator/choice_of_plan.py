@@ -11,7 +11,7 @@ the authors' planner (``cell_stage_hints.csv``), never a time. For Wide-ResNet 1
 missing, so those of 2B are scaled with the channels. The variants differ in the source of the
 layers' loads:
 
-* ``roofline``: the artifact's roofline time of each layer. This is the paper's own rule, without
+* ``recorded_roofline``: the artifact's roofline time of each layer. This is the paper's own rule, without
   the position weights that its artifact adds by hand for Wide-ResNet.
 * ``learned`` (the figure ``proxy_share``): roofline time multiplied by the layer's efficiency. The
   efficiency is learned from the *other* cells of the family, as the mean of kernel time on one
@@ -53,32 +53,34 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.estimator.recorded_cells import (
-    LAYERS,
+    LAYER_COUNT,
     MICRO_BATCHES,
     STAGE_GPUS,
-    Cell,
+    RecordedCell,
     read_cells,
 )
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.planning.options import options_of
-from tessera.estimator.planning.pareto import comm_load, frontier, proxy_of
+from tessera.estimator.planning.pareto import comm_load, find_frontier, proxy_of
 from tessera.estimator.planning.search import Latency, best_plan
 from tessera.estimator.planning.stages import bias_of, stage_shares
 from tessera.formulation.tables import Floats
 from tessera.simulator.figures import Figure
 
-ODD: Final = "16d_moe"
+EXCLUDED_FAMILY: Final = "16d_moe"
 
-Load = Callable[[Cell, Sequence[Cell]], Floats]
+Load = Callable[[RecordedCell, Sequence[RecordedCell]], Floats]
 """A function that returns the loads of a cell's layers, (16,), given all cells."""
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_plan_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. ``data`` is the artifact's folder."""
     del seeds
     cells = read_cells(data)
     rows = [_row(cell, cells) for cell in cells]
-    kept = [row for row, cell in zip(rows, cells, strict=True) if ODD not in cell.groups]
+    kept = [
+        row for row, cell in zip(rows, cells, strict=True) if EXCLUDED_FAMILY not in cell.groups
+    ]
     figures: dict[str, Figure] = {
         "proxy_share": _mean(rows, "learned"),
         "proxy_share_worst": min(float(row["learned"]) for row in rows),
@@ -87,52 +89,52 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
         "proxy_cells": len(cells),
         "proxy_plans": sum(len(cell.ends) for cell in cells),
     }
-    return Section(figures=figures, rows=rows)
+    return EstimatorSection(figures=figures, rows=rows)
 
 
-def roofline(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def recorded_roofline(cell: RecordedCell, cells: Sequence[RecordedCell]) -> Floats:
     """Return the recorded roofline times of the layers."""
     del cells
     return cell.roofline_s
 
 
-def profiled_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def profiled_compute(cell: RecordedCell, cells: Sequence[RecordedCell]) -> Floats:
     """Return kernel times of the layers, data parallel, from the cell's own profile."""
     del cells
     return cell.kernels_of_layers(data_parallel=True)
 
 
-def learned_compute(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def learned_compute(cell: RecordedCell, cells: Sequence[RecordedCell]) -> Floats:
     """Return roofline times, corrected by the times of other cells of the family."""
     return _corrected(cell, _others(cell, cells))
 
 
-def other_sizes(cell: Cell, cells: Sequence[Cell]) -> Floats:
+def other_sizes(cell: RecordedCell, cells: Sequence[RecordedCell]) -> Floats:
     """Return roofline times, corrected by other sizes of the model, or NaN without any."""
     others = [x for x in cells if x.key[0] == cell.key[0] and x.key[1] != cell.key[1]]
     return _corrected(cell, others)
 
 
-def _others(cell: Cell, cells: Sequence[Cell]) -> list[Cell]:
+def _others(cell: RecordedCell, cells: Sequence[RecordedCell]) -> list[RecordedCell]:
     """Return the other cells of the family."""
     return [other for other in cells if other is not cell and other.key[0] == cell.key[0]]
 
 
-def _corrected(cell: Cell, others: Sequence[Cell]) -> Floats:
+def _corrected(cell: RecordedCell, others: Sequence[RecordedCell]) -> Floats:
     if not others:
         return np.full_like(cell.roofline_s, np.nan)
     corrected: Floats = cell.roofline_s * np.mean([_efficiency(x) for x in others], axis=0)
     return corrected
 
 
-def _efficiency(cell: Cell) -> Floats:
+def _efficiency(cell: RecordedCell) -> Floats:
     """Return kernel time over roofline time of each layer, relative to the whole model, (16,)."""
     kernels = cell.kernels_of_layers(data_parallel=True)
     relative: Floats = kernels / kernels.sum() / (cell.roofline_s / cell.roofline_s.sum())
     return relative
 
 
-def measures(cell: Cell, load: Floats) -> tuple[Floats, Floats]:
+def plan_measures(cell: RecordedCell, load: Floats) -> tuple[Floats, Floats]:
     """Return the computation bias and communication load of the recorded plans, each (P,)."""
     share = stage_shares(load, cell.gpus, cell.starts, cell.ends)
     return (
@@ -141,18 +143,18 @@ def measures(cell: Cell, load: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def proxy(cell: Cell, load: Floats) -> int:
+def proxy_plan(cell: RecordedCell, load: Floats) -> int:
     """Return the recorded plan that Arena's rule chooses."""
-    return proxy_of(*measures(cell, load))
+    return proxy_of(*plan_measures(cell, load))
 
 
-def assembled_best(cell: Cell, cells: Sequence[Cell]) -> int:
+def assembled_best(cell: RecordedCell, cells: Sequence[RecordedCell]) -> int:
     """Return the plan that Crius' estimate chooses.
 
     It is the mixture of least latency in the partition of least bias. The times of a stage in a
     shape are the recorded plan's own. Between plans they differ only by noise.
     """
-    bias, _ = measures(cell, profiled_compute(cell, cells))
+    bias, _ = plan_measures(cell, profiled_compute(cell, cells))
     at = np.flatnonzero((cell.ends == cell.ends[int(bias.argmin())]).all(axis=1))
     comm_s, sync_s = _collectives_s(cell, cells)
     busy, once = (cell.kernels_s + comm_s)[at], sync_s[at]
@@ -160,7 +162,7 @@ def assembled_best(cell: Cell, cells: Sequence[Cell]) -> int:
     return int(at[int(latency.argmin())])
 
 
-def _collectives_s(cell: Cell, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
+def _collectives_s(cell: RecordedCell, cells: Sequence[RecordedCell]) -> tuple[Floats, Floats]:
     """Return seconds of a micro-batch's collectives and of gradient exchange, each (P, S)."""
     if cell.comm_logged:
         return cell.comm_s, cell.sync_s
@@ -172,7 +174,7 @@ def _collectives_s(cell: Cell, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
     )
 
 
-def _rates(cells: Sequence[Cell]) -> tuple[float, float]:
+def _rates(cells: Sequence[RecordedCell]) -> tuple[float, float]:
     """Return the logged seconds per byte of these cells.
 
     The first is for collectives inside tensor-parallel stages. The second is for the gradients of
@@ -188,7 +190,7 @@ def _rates(cells: Sequence[Cell]) -> tuple[float, float]:
     return float(tensor), float(gradients)
 
 
-def latency_of_candidates(cell: Cell, cells: Sequence[Cell]) -> Latency:
+def latency_of_candidates(cell: RecordedCell, cells: Sequence[RecordedCell]) -> Latency:
     """Return our cost model's terms of each candidate, learned from other cells of the family."""
     others, c = _others(cell, cells), cell.candidates
     kernels = [
@@ -207,46 +209,46 @@ def latency_of_candidates(cell: Cell, cells: Sequence[Cell]) -> Latency:
     )
 
 
-def least_latency(cell: Cell, cells: Sequence[Cell]) -> int:
+def least_latency(cell: RecordedCell, cells: Sequence[RecordedCell]) -> int:
     """Return the recorded plan of least latency under the learned costs."""
     latency = latency_of_candidates(cell, cells)
     return int(np.argmin([latency.of(rows) for rows in cell.rows]))
 
 
-def _share_by(load: Load) -> Callable[[Cell, Sequence[Cell]], float]:
+def _share_by(load: Load) -> Callable[[RecordedCell, Sequence[RecordedCell]], float]:
     """Return a function for the share of Arena's proxy under these loads, or NaN without loads."""
 
-    def share(cell: Cell, cells: Sequence[Cell]) -> float:
+    def share(cell: RecordedCell, cells: Sequence[RecordedCell]) -> float:
         loads = load(cell, cells)
-        return float(cell.share[proxy(cell, loads)]) if np.isfinite(loads).all() else np.nan
+        return float(cell.share[proxy_plan(cell, loads)]) if np.isfinite(loads).all() else np.nan
 
     return share
 
 
-def _crius(cell: Cell, cells: Sequence[Cell]) -> float:
+def _crius(cell: RecordedCell, cells: Sequence[RecordedCell]) -> float:
     return float(cell.share[assembled_best(cell, cells)])
 
 
-def _searched(cell: Cell, cells: Sequence[Cell]) -> float:
+def _searched(cell: RecordedCell, cells: Sequence[RecordedCell]) -> float:
     return float(cell.share[least_latency(cell, cells)])
 
 
-def _even(cell: Cell, cells: Sequence[Cell]) -> float:
+def _even(cell: RecordedCell, cells: Sequence[RecordedCell]) -> float:
     del cells
-    ends = np.arange(1, cell.stages + 1) * LAYERS // cell.stages
+    ends = np.arange(1, cell.stages + 1) * LAYER_COUNT // cell.stages
     at = (cell.ends == ends).all(axis=1) & cell.data_parallel.all(axis=1)
     return float(cell.share[at].max()) if at.any() else np.nan
 
 
-def _any(cell: Cell, cells: Sequence[Cell]) -> float:
+def _any(cell: RecordedCell, cells: Sequence[RecordedCell]) -> float:
     del cells
     return float(cell.share.mean())
 
 
-RULES: Final[dict[str, Callable[[Cell, Sequence[Cell]], float]]] = {
+RULES: Final[dict[str, Callable[[RecordedCell, Sequence[RecordedCell]], float]]] = {
     "learned": _share_by(learned_compute),
     "other_sizes": _share_by(other_sizes),
-    "roofline": _share_by(roofline),
+    "roofline": _share_by(recorded_roofline),
     "profiled": _share_by(profiled_compute),
     "searched": _searched,
     "crius": _crius,
@@ -255,7 +257,7 @@ RULES: Final[dict[str, Callable[[Cell, Sequence[Cell]], float]]] = {
 }
 
 
-def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
+def _row(cell: RecordedCell, cells: Sequence[RecordedCell]) -> dict[str, Figure | str]:
     """Return a cell's shares, and whether the best of *all* plans was recorded.
 
     All plans are those with two-GPU stages. This is given for either planner. If the best plan was
@@ -264,7 +266,7 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
     model, params, gpus, stages = cell.key
     load = learned_compute(cell, cells)
     option, latency = options_of(cell.candidates), latency_of_candidates(cell, cells)
-    result = frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
+    result = find_frontier(option, load, cell.comm_bytes, gpus, stages, MICRO_BATCHES)
     fastest = best_plan(option, latency, gpus, stages)
     return {
         "section": "choice_of_plan",
@@ -272,7 +274,7 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
         "groups": " ".join(cell.groups),
         "plans": len(cell.ends),
         **{name: share for name, rule in RULES.items() if np.isfinite(share := rule(cell, cells))},
-        "chosen": str(cell.ends[proxy(cell, load)].tolist()),
+        "chosen": str(cell.ends[proxy_plan(cell, load)].tolist()),
         "proxy_recorded": bool((cell.rows == result.proxy.rows).all(axis=1).any()),
         "searched_recorded": bool((cell.rows == fastest.rows).all(axis=1).any()),
     }

@@ -35,7 +35,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.collectives import (
     Curve,
     Layout,
@@ -44,19 +44,19 @@ from tessera.estimator.collectives import (
     TableNetwork,
     Tables,
 )
-from tessera.estimator.collectives.fitting import Kind, fit_kinds, groups_of
-from tessera.estimator.collectives.kriging import Likeness, tune_weights
+from tessera.estimator.collectives.fitting import TableKind, fit_kinds, groups_of
+from tessera.estimator.collectives.kriging import SimilarityWeights, tune_weights
 from tessera.estimator.collectives.records import read_curves
-from tessera.estimator.collectives.tables import distances
+from tessera.estimator.collectives.tables import log_distances
 from tessera.estimator.hardware import A10, CATALOGUE, Hardware
 from tessera.estimator.plans import Primitive
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 
-HELD_BACK: Final = 0.3
+HELD_BACK_SHARE: Final = 0.3
 SMALL_BYTES: Final = 16 * 2**20
 CUT_BYTES: Final = 64 * 2**20
-EQUAL: Final = Likeness(
+EQUAL: Final = SimilarityWeights(
     primitive=0.5,
     gpu_type=0.5,
     machine_nodes=0.5,
@@ -71,7 +71,7 @@ EQUAL: Final = Likeness(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
+class TablePredictions:
     """The held-back rows of one table, with the errors of their predictions."""
 
     layout: Layout
@@ -83,7 +83,7 @@ class Judged:
     sd: Floats | None = None  # claimed, of the logarithm
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_collective_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``."""
     curves = read_curves(data / "comm.csv")
     likeness = {system: _tuned_without(curves, system) for system in _systems(curves)}
@@ -111,10 +111,10 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     }
     parts = {"sizes": sizes, "layouts": layouts, "new layouts": new, "unseen gpu": unseen}
     rows = [row for part, judged in parts.items() for row in _rows(part, judged)]
-    return Section(figures=figures, rows=rows)
+    return EstimatorSection(figures=figures, rows=rows)
 
 
-def _sizes(curves: Sequence[Curve], seed: int) -> list[Judged]:
+def _sizes(curves: Sequence[Curve], seed: int) -> list[TablePredictions]:
     rng = np.random.default_rng(seed)
     held = [_drawn(rng, len(curve.seconds)) for curve in curves]
     kept = [_part(curve, ~mask) for curve, mask in zip(curves, held, strict=True)]
@@ -125,7 +125,7 @@ def _sizes(curves: Sequence[Curve], seed: int) -> list[Judged]:
     ]
 
 
-def _above(curves: Sequence[Curve]) -> list[Judged]:
+def _above(curves: Sequence[Curve]) -> list[TablePredictions]:
     small = [curve.payload_bytes <= CUT_BYTES for curve in curves]
     kept = [_part(curve, mask) for curve, mask in zip(curves, small, strict=True)]
     tables = Tables.of(kept)
@@ -138,9 +138,9 @@ def _above(curves: Sequence[Curve]) -> list[Judged]:
 
 def _layouts(
     curves: Sequence[Curve],
-    likeness: dict[tuple[str, str], Likeness],
+    likeness: dict[tuple[str, str], SimilarityWeights],
     together: Callable[[Layout, Layout], bool],
-) -> list[Judged]:
+) -> list[TablePredictions]:
     """Predict each table from all tables that are not held back together with it."""
     result = []
     for curve in curves:
@@ -149,7 +149,9 @@ def _layouts(
     return result
 
 
-def _unseen(curves: Sequence[Curve], likeness: dict[tuple[str, str], Likeness]) -> list[Judged]:
+def _unseen(
+    curves: Sequence[Curve], likeness: dict[tuple[str, str], SimilarityWeights]
+) -> list[TablePredictions]:
     result = []
     for gpu_type, network in sorted(likeness):
         rest = Tables.of(
@@ -164,14 +166,14 @@ def _same_place(a: Layout, b: Layout) -> bool:
     return replace(a, primitive=b.primitive) == b
 
 
-def _tuned_without(curves: Sequence[Curve], system: tuple[str, str]) -> Likeness:
+def _tuned_without(curves: Sequence[Curve], system: tuple[str, str]) -> SimilarityWeights:
     """Return weights tuned on the tables of other systems, starting from equal weights."""
     others = [curve for curve in curves if _system(curve.layout) != system]
-    values = distances(others, fit_kinds(others))
+    values = log_distances(others, fit_kinds(others))
     return tune_weights([curve.layout for curve in others], values, EQUAL)
 
 
-def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
+def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> TablePredictions:
     """Return the errors of predictions of ``curve``. ``rest`` is the known part of its table."""
     layout, payload = curve.layout, curve.payload_bytes
     hardware = _hardware(layout.gpu_type)
@@ -180,7 +182,7 @@ def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
         tables=tables, hardware=hardware, shape=layout.machine, network=layout.network
     )
     sends = layout.primitive is Primitive.SEND
-    kind = Kind(gpu_type=layout.gpu_type, network=layout.network, sends=sends)
+    kind = TableKind(gpu_type=layout.gpu_type, network=layout.network, sends=sends)
     rates = tables.fits.of(kind, LinkRates.of(hardware))
 
     def off(predicted_s: Floats) -> Floats:
@@ -190,7 +192,7 @@ def _judged(tables: Tables, curve: Curve, rest: Curve | None = None) -> Judged:
         network = LinkNetwork(hardware=hardware, shape=layout.machine, rates=rates)
         return off(network.seconds(layout.primitive, payload, groups))
 
-    return Judged(
+    return TablePredictions(
         layout=layout,
         payload_bytes=payload,
         ours=off(ours.seconds(layout.primitive, payload, groups)),
@@ -211,7 +213,7 @@ def artifact_s(known: Curve, payload_bytes: Floats) -> Floats:
 
 def _drawn(rng: np.random.Generator, count: int) -> Bools:
     mask = np.zeros(count, dtype=np.bool_)
-    mask[rng.choice(count, max(1, int(HELD_BACK * count)), replace=False)] = True
+    mask[rng.choice(count, max(1, int(HELD_BACK_SHARE * count)), replace=False)] = True
     return mask
 
 
@@ -232,11 +234,11 @@ def _systems(curves: Sequence[Curve]) -> list[tuple[str, str]]:
     return sorted({_system(curve.layout) for curve in curves})
 
 
-def _all(judged: Iterable[Judged], method: str) -> Floats:
+def _all(judged: Iterable[TablePredictions], method: str) -> Floats:
     return np.concatenate([getattr(j, method) for j in judged])
 
 
-def _figures(name: str, judged: Sequence[Judged]) -> dict[str, Figure]:
+def _figures(name: str, judged: Sequence[TablePredictions]) -> dict[str, Figure]:
     errors = _all(judged, "ours")
     tables = [float(np.median(j.ours)) for j in judged]
     return {
@@ -247,7 +249,7 @@ def _figures(name: str, judged: Sequence[Judged]) -> dict[str, Figure]:
     }
 
 
-def _small_error(judged: Sequence[Judged]) -> float:
+def _small_error(judged: Sequence[TablePredictions]) -> float:
     small = [j.ours[j.payload_bytes < SMALL_BYTES] for j in judged]
     return float(np.median(np.concatenate(small)))
 
@@ -260,13 +262,13 @@ def _half_each(a: Floats, b: Floats) -> float:
     return float(errors[order][np.searchsorted(weight[order].cumsum(), 0.5)])
 
 
-def _within(judged: Sequence[Judged], sds: float) -> float:
+def _within(judged: Sequence[TablePredictions], sds: float) -> float:
     """Return the share of rows whose error is within ``sds`` claimed standard deviations."""
     return float(np.mean(_all(judged, "ours") <= np.expm1(sds * _all(judged, "sd"))))
 
 
-def _rows(part: str, judged: Sequence[Judged]) -> list[dict[str, Figure | str]]:
-    groups: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
+def _rows(part: str, judged: Sequence[TablePredictions]) -> list[dict[str, Figure | str]]:
+    groups: dict[tuple[str, str, str], list[TablePredictions]] = defaultdict(list)
     for j in judged:
         groups[(*_system(j.layout), j.layout.primitive.value)].append(j)
     rows: list[dict[str, Figure | str]] = []

@@ -2,7 +2,7 @@
 
 Data: the rows of ``arena/alpa_optimal.csv`` that ran. For each seed, at most three of them are used
 for calibration for each model family and GPU type. The rows of all other (model, size, batch) are
-judged (:func:`tessera.benchmarks.estimator.alpa.split`). Figures pool the judged rows of all seeds.
+judged (:func:`tessera.benchmarks.estimator.alpa.split_rows`). Figures pool the judged rows of all seeds.
 ``mape_N`` is the mean of abs(estimate / measured - 1) at N GPUs, and ``rows_N`` the number of
 different rows behind it. For ``mape_unseen_gpu``, the calibration rows of each GPU type in turn are
 removed, and its judged rows are predicted from those of the other types. ``accuracy`` is 1 - abs(Te
@@ -48,30 +48,30 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.estimator.alpa import (
-    COUNTS,
+    GPU_COUNTS,
     HARDWARE,
-    Cell,
-    Row,
-    Split,
+    AlpaCell,
+    MeasuredRow,
+    RowSplit,
     cell_key,
     rows_of,
-    split,
+    split_rows,
     times_of,
 )
-from tessera.benchmarks.estimator.section import Section
-from tessera.estimator.architectures.published import find
+from tessera.benchmarks.estimator.section import EstimatorSection
+from tessera.estimator.architectures.published import find_published
 from tessera.estimator.calibration import Calibration, Estimate, TimeModel
 from tessera.simulator.figures import Figure
 
-SUPERLINEAR: Final = 1.15
-FOLDS: Final = 3
+SUPERLINEAR_FACTOR: Final = 1.15
+FOLD_COUNT: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class RowPrediction:
     """A row with its prediction."""
 
-    row: Row
+    row: MeasuredRow
     seconds: float
     sd: float = 0.0  # of the logarithm
 
@@ -81,19 +81,22 @@ class Judged:
         return abs(self.seconds / self.row.seconds - 1)
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_iteration_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the protocol's figures and rows. ``data`` is the folder of ``alpa_optimal.csv``."""
     rows, model = rows_of(data), times_of(data)
-    splits = [split(rows, model, seed) for seed in seeds]
+    splits = [split_rows(rows, model, seed) for seed in seeds]
     judged = [one for each in splits for one in predict_rows(model, each.calibration, each.test)]
-    contradicting = {row.cell for row in contradictions(rows)}
+    contradicting = {row.cell for row in contradicted_rows(rows)}
     clear = [one for one in judged if one.row.cell not in contradicting]
     figures = {
         **_by_count("mape", judged),
         "mape": _mape(judged),
         **_by_count("median", judged, np.median),
         "median": _median(judged),
-        **{f"rows_{n}": len({j.row.cell for j in judged if j.row.cell.gpus == n}) for n in COUNTS},
+        **{
+            f"rows_{n}": len({j.row.cell for j in judged if j.row.cell.gpus == n})
+            for n in GPU_COUNTS
+        },
         "mape_unseen_gpu": _mape(_unseen(model, splits)),
         **_accuracies(judged),
         **_coverage(judged),
@@ -104,38 +107,40 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
         "calibration_rows": float(np.mean([len(each.calibration) for each in splits])),
         "seeds": len(seeds),
     }
-    return Section(figures=figures, rows=_table(judged))
+    return EstimatorSection(figures=figures, rows=_table(judged))
 
 
-def predict_rows(model: TimeModel, calibration: Iterable[Row], test: Sequence[Row]) -> list[Judged]:
+def predict_rows(
+    model: TimeModel, calibration: Iterable[MeasuredRow], test: Sequence[MeasuredRow]
+) -> list[RowPrediction]:
     """Return predictions for the test rows for which the model has a plan."""
     learned = Calibration(model, [row.measurement for row in calibration])
     result = learned.estimates([row.cell for row in test])
     return [_judged(row, one) for row, one in zip(test, result, strict=True) if one is not None]
 
 
-def _judged(row: Row, estimate: Estimate) -> Judged:
-    return Judged(row=row, seconds=estimate.iter_time_s, sd=estimate.sd)
+def _judged(row: MeasuredRow, estimate: Estimate) -> RowPrediction:
+    return RowPrediction(row=row, seconds=estimate.iter_time_s, sd=estimate.sd)
 
 
-def contradictions(rows: Iterable[Row]) -> list[Row]:
+def contradicted_rows(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     """Return the rows that another row of the same workload, type and GPUs per node contradicts."""
-    alike: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         alike[(*row.cell.workload, row.cell.gpu_type, row.cell.gpus_per_node)].append(row)
-    result: dict[Cell, Row] = {}
+    result: dict[AlpaCell, MeasuredRow] = {}
     for group in alike.values():
         group.sort(key=lambda row: row.cell.gpus)
         for few, many in itertools.combinations(group, 2):
             gain, most = few.seconds / many.seconds, many.cell.gpus / few.cell.gpus
             if gain <= 1:
                 result[many.cell] = many
-            elif gain > SUPERLINEAR * most:
+            elif gain > SUPERLINEAR_FACTOR * most:
                 result[few.cell] = few
     return list(result.values())
 
 
-def _unseen(model: TimeModel, splits: Iterable[Split]) -> list[Judged]:
+def _unseen(model: TimeModel, splits: Iterable[RowSplit]) -> list[RowPrediction]:
     return [
         one
         for each in splits
@@ -148,13 +153,13 @@ def _unseen(model: TimeModel, splits: Iterable[Split]) -> list[Judged]:
     ]
 
 
-def _from_all_others(model: TimeModel, rows: Sequence[Row]) -> list[Judged]:
+def _from_all_others(model: TimeModel, rows: Sequence[MeasuredRow]) -> list[RowPrediction]:
     workloads = sorted({row.cell.workload for row in rows})
     np.random.default_rng(0).shuffle(workloads)
-    fold = {tuple(workload): i % FOLDS for i, workload in enumerate(workloads)}
+    fold = {tuple(workload): i % FOLD_COUNT for i, workload in enumerate(workloads)}
     return [
         one
-        for i in range(FOLDS)
+        for i in range(FOLD_COUNT)
         for one in predict_rows(
             model,
             [row for row in rows if fold[row.cell.workload] != i],
@@ -164,7 +169,11 @@ def _from_all_others(model: TimeModel, rows: Sequence[Row]) -> list[Judged]:
 
 
 def _baselines(
-    data: Path, model: TimeModel, rows: Sequence[Row], splits: Sequence[Split], ours: list[Judged]
+    data: Path,
+    model: TimeModel,
+    rows: Sequence[MeasuredRow],
+    splits: Sequence[RowSplit],
+    ours: list[RowPrediction],
 ) -> dict[str, Figure]:
     anchors, authors = anchors_of(rows), _authors(data / "estimates.csv")
     result = {
@@ -183,21 +192,27 @@ def _baselines(
     return figures
 
 
-def _answers(test: Iterable[Row], seconds_of: Callable[[Cell], float | None]) -> list[Judged]:
+def _answers(
+    test: Iterable[MeasuredRow], seconds_of: Callable[[AlpaCell], float | None]
+) -> list[RowPrediction]:
     answers = [(row, seconds_of(row.cell)) for row in test]
-    return [Judged(row=row, seconds=seconds) for row, seconds in answers if seconds is not None]
+    return [
+        RowPrediction(row=row, seconds=seconds) for row, seconds in answers if seconds is not None
+    ]
 
 
-def anchors_of(rows: Iterable[Row]) -> dict[tuple[object, ...], Row]:
+def anchors_of(rows: Iterable[MeasuredRow]) -> dict[tuple[object, ...], MeasuredRow]:
     """Return each workload and type's row on the fewest GPUs, and among those the fewest nodes."""
-    anchors: dict[tuple[object, ...], Row] = {}
+    anchors: dict[tuple[object, ...], MeasuredRow] = {}
     for row in sorted(rows, key=lambda row: (row.cell.gpus, row.cell.nodes)):
         anchors.setdefault((*row.cell.workload, row.cell.gpu_type), row)
     return anchors
 
 
-def _linear(anchors: Mapping[tuple[object, ...], Row]) -> Callable[[Cell], float | None]:
-    def seconds_of(cell: Cell) -> float | None:
+def _linear(
+    anchors: Mapping[tuple[object, ...], MeasuredRow],
+) -> Callable[[AlpaCell], float | None]:
+    def seconds_of(cell: AlpaCell) -> float | None:
         anchor = anchors[(*cell.workload, cell.gpu_type)]
         if anchor.cell == cell:
             return None
@@ -206,29 +221,29 @@ def _linear(anchors: Mapping[tuple[object, ...], Row]) -> Callable[[Cell], float
     return seconds_of
 
 
-def _flops(calibration: Iterable[Row]) -> Callable[[Cell], float | None]:
+def _flops(calibration: Iterable[MeasuredRow]) -> Callable[[AlpaCell], float | None]:
     used: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in calibration:
         at_peak_s = _at_peak_s(row.cell)
         used[row.cell.family, row.cell.gpu_type].append(at_peak_s / row.seconds)
 
-    def seconds_of(cell: Cell) -> float | None:
+    def seconds_of(cell: AlpaCell) -> float | None:
         known = used.get((cell.family, cell.gpu_type))
         return _at_peak_s(cell) / float(np.median(known)) if known else None
 
     return seconds_of
 
 
-def _at_peak_s(cell: Cell) -> float:
+def _at_peak_s(cell: AlpaCell) -> float:
     """Return the seconds that the passes' FLOPs take at the GPUs' peak."""
-    graph = find(cell.family, cell.params).graph
-    training = find(cell.family, cell.params).at(cell.global_batch)
+    graph = find_published(cell.family, cell.params).graph
+    training = find_published(cell.family, cell.params).at(cell.global_batch)
     passes = training.forwards + 2
     peak = HARDWARE[cell.gpu_type].flops(graph.dtype) * cell.gpus
     return float(passes * graph.flops.sum()) * cell.global_batch / peak
 
 
-def _authors(path: Path) -> Callable[[Cell], float | None]:
+def _authors(path: Path) -> Callable[[AlpaCell], float | None]:
     best: dict[tuple[str, str, int, str, int, int], float] = {}
     with path.open(newline="") as lines:
         for line in csv.DictReader(lines):
@@ -236,28 +251,30 @@ def _authors(path: Path) -> Callable[[Cell], float | None]:
                 key, seconds = cell_key(line), float(line["iter_time_s"])
                 best[key] = min(seconds, best.get(key, seconds))
 
-    def seconds_of(cell: Cell) -> float | None:
+    def seconds_of(cell: AlpaCell) -> float | None:
         return best.get((*cell.workload, cell.gpu_type, cell.nodes, cell.gpus_per_node))
 
     return seconds_of
 
 
-def _mape(judged: Iterable[Judged]) -> float:
+def _mape(judged: Iterable[RowPrediction]) -> float:
     return float(np.mean([one.error for one in judged]))
 
 
-def _median(judged: Iterable[Judged]) -> float:
+def _median(judged: Iterable[RowPrediction]) -> float:
     return float(np.median([one.error for one in judged]))
 
 
 def _by_count(
-    name: str, judged: Sequence[Judged], middle: Callable[[list[float]], np.floating] = np.mean
+    name: str,
+    judged: Sequence[RowPrediction],
+    middle: Callable[[list[float]], np.floating] = np.mean,
 ) -> dict[str, Figure]:
-    result = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in COUNTS}
+    result = {n: [one.error for one in judged if one.row.cell.gpus == n] for n in GPU_COUNTS}
     return {f"{name}_{n}": float(middle(some)) for n, some in result.items() if some}
 
 
-def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:
+def _accuracies(judged: Sequence[RowPrediction]) -> dict[str, Figure]:
     pairs = _grouped(judged, lambda cell: (cell.family, cell.gpu_type))
     return {
         "accuracy": 1 - _mape(judged),
@@ -266,7 +283,7 @@ def _accuracies(judged: Sequence[Judged]) -> dict[str, Figure]:
     }
 
 
-def _coverage(judged: Sequence[Judged]) -> dict[str, Figure]:
+def _coverage(judged: Sequence[RowPrediction]) -> dict[str, Figure]:
     """Return the shares of rows within one and two claimed standard deviations."""
     distance = np.array([abs(np.log(one.seconds / one.row.seconds)) / one.sd for one in judged])
     return {
@@ -276,16 +293,16 @@ def _coverage(judged: Sequence[Judged]) -> dict[str, Figure]:
 
 
 def _grouped(
-    judged: Iterable[Judged], key: Callable[[Cell], tuple[str, ...]]
-) -> dict[tuple[str, ...], list[Judged]]:
-    groups: dict[tuple[str, ...], list[Judged]] = defaultdict(list)
+    judged: Iterable[RowPrediction], key: Callable[[AlpaCell], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[RowPrediction]]:
+    groups: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
     for one in judged:
         groups[key(one.row.cell)].append(one)
     return groups
 
 
-def _table(judged: Sequence[Judged]) -> list[dict[str, Figure | str]]:
-    keys: dict[str, Callable[[Cell], tuple[str, ...]]] = {
+def _table(judged: Sequence[RowPrediction]) -> list[dict[str, Figure | str]]:
+    keys: dict[str, Callable[[AlpaCell], tuple[str, ...]]] = {
         "family, type": lambda cell: (cell.family, cell.gpu_type),
         "type, shape": lambda cell: (cell.gpu_type, f"{cell.nodes}x{cell.gpus_per_node}"),
     }

@@ -33,8 +33,12 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.estimator.section import Section
-from tessera.estimator.architectures.published import ARENA_MICRO_BATCHES, Published, find
+from tessera.benchmarks.estimator.section import EstimatorSection
+from tessera.estimator.architectures.published import (
+    ARENA_MICRO_BATCHES,
+    PublishedModel,
+    find_published,
+)
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
 from tessera.estimator.graph import merge_layers
 from tessera.estimator.hardware import A40
@@ -44,13 +48,13 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.simulator.figures import Figure
 
 COARSE_LAYERS: Final = 16
-ARTIFACT: Final = Overlap(transfers=Transfers.ADDED, sync=Sync.IN_TURN)
+ARTIFACT_OVERLAP: Final = Overlap(transfers=Transfers.ADDED, sync=Sync.IN_TURN)
 APART: Final = "16d_moe"
 UNRECORDED: Final = "4d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recorded:
+class RecordedPlan:
     """A plan with the times of its parts. Arrays have one entry for each stage, shape (S,)."""
 
     group: str
@@ -76,7 +80,7 @@ class Recorded:
             sync_s=self.sync_s[None],
             update_s=self.update_s[None],
         )
-        return float(iteration_s(plan, ARENA_MICRO_BATCHES, ARTIFACT)[0])
+        return float(iteration_s(plan, ARENA_MICRO_BATCHES, ARTIFACT_OVERLAP)[0])
 
     def two_phases_s(self, network: Network) -> float:
         """Return the iteration time if all forward passes precede all backward passes.
@@ -103,7 +107,7 @@ def _sends_s(network: Network, payload: Floats) -> Floats:
     return np.where(payload > 0, network.seconds(Primitive.SEND, payload, groups), 0.0)
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_latency_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``."""
     plans = _read(data / "history")
     curves = [
@@ -144,10 +148,10 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
         }
         for name in dict.fromkeys(p.group for p in plans)
     ]
-    return Section(figures=figures, rows=rows)
+    return EstimatorSection(figures=figures, rows=rows)
 
 
-def _errors(plans: Sequence[Recorded], rebuilt_s: Sequence[float]) -> Floats:
+def _errors(plans: Sequence[RecordedPlan], rebuilt_s: Sequence[float]) -> Floats:
     recorded = np.array([p.iter_time_s for p in plans])
     return np.asarray(np.abs(np.array(rebuilt_s) / recorded - 1), dtype=np.float64)
 
@@ -158,7 +162,7 @@ def _network(tables: Tables, name: str) -> Network:
     return TableNetwork(tables=tables, hardware=A40, shape=shape, network=name)
 
 
-def _read(folder: Path) -> list[Recorded]:
+def _read(folder: Path) -> list[RecordedPlan]:
     modules: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in _lines(folder / "cell_modules.csv"):
         modules[row["plan_id"]].append(row)
@@ -174,7 +178,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorded:
+def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> RecordedPlan:
     stages = int(row["num_stages"])
     parts = {name: np.zeros((stages, 2)) for name in ("forward", "backward", "apply_grad")}
     sync_s = np.zeros(stages)
@@ -184,8 +188,8 @@ def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorde
         sync_s[int(module["stage"])] += float(module["grad_sync_s"] or 0)
     ends = [int(text.split("-")[1]) for text in row["stage_layers"].split("|")]
     shapes = [text.split("x") for text in row["stage_logical_shapes"].split("|")]
-    published = find(row["model"], row["params"])
-    return Recorded(
+    published = find_published(row["model"], row["params"])
+    return RecordedPlan(
         group=row["group"],
         model=row["model"],
         params=row["params"],
@@ -200,7 +204,7 @@ def _recorded(row: dict[str, str], modules: Sequence[dict[str, str]]) -> Recorde
     )
 
 
-def _handed_bytes(published: Published, batch: int, ends: Sequence[int]) -> Floats:
+def _handed_bytes(published: PublishedModel, batch: int, ends: Sequence[int]) -> Floats:
     """Return the bytes of a micro-batch's activations after each coarse layer, 0 after the last."""
     graph = merge_layers(published.graph, COARSE_LAYERS)
     handed = graph.boundary[np.array(ends)]

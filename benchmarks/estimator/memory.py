@@ -24,7 +24,7 @@ also counts the third kind.
 device shows 15/16 of its GDDR6.
 
 **Calibration.** XLA holds a number of copies of a layer's activations, of a stage's activations and
-of gradients (:class:`tessera.estimator.memory.Copies`). These numbers are fitted for each model
+of gradients (:class:`tessera.estimator.memory.MemoryCopies`). These numbers are fitted for each model
 family and granularity of layers: *coarse* (fewer than 16), *fine* (16, the artifact's default), and
 *inside* (more than the model has blocks, so that cuts run through blocks). For each seed, a third
 of the (model, size, batch) calibrates and the rest is judged. A group without enough calibration
@@ -50,31 +50,33 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from tessera.benchmarks.estimator.section import Section
-from tessera.estimator.architectures.published import find
+from tessera.benchmarks.estimator.section import EstimatorSection
+from tessera.estimator.architectures.published import find_published
 from tessera.estimator.costs import stage_costs
 from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import A10, A40, GIB, Hardware
-from tessera.estimator.memory import Copies, States, in_flight
+from tessera.estimator.memory import MemoryCopies, States, in_flight
 from tessera.estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 
 CALIBRATION_SHARE: Final = 1 / 3
-ECC: Final = 15 / 16
+ECC_MEMORY_SHARE: Final = 15 / 16
 """The share of GDDR6 left by error correction. The artifact's A40 shows 45,487 MiB of 48 GiB."""
-LIMIT_GIB: Final = {h.name: 0.8 * ECC * h.memory_bytes / GIB for h in (A40, A10)}
+LIMIT_GIB: Final = {h.name: 0.8 * ECC_MEMORY_SHARE * h.memory_bytes / GIB for h in (A40, A10)}
 FINE_LAYERS: Final = 16
-DIVIDED: Final = (States(zero=1), States(zero=3))
+SHARDED_STATES: Final = (States(zero=1), States(zero=3))
 UNITS: Final = (
-    Copies(layer=0.0, gradients=0.0),
-    Copies(layer=1.0, gradients=0.0),
-    Copies(layer=0.0, stage=1.0, gradients=0.0),
-    Copies(layer=0.0, gradients=1.0),
+    MemoryCopies(layer=0.0, gradients=0.0),
+    MemoryCopies(layer=1.0, gradients=0.0),
+    MemoryCopies(layer=0.0, stage=1.0, gradients=0.0),
+    MemoryCopies(layer=0.0, gradients=1.0),
 )
-DEFAULT: Final = np.array([Copies().layer, Copies().stage, Copies().gradients])
-LEAST_ROWS: Final = 4
+DEFAULT_COPIES: Final = np.array(
+    [MemoryCopies().layer, MemoryCopies().stage, MemoryCopies().gradients]
+)
+MIN_FIT_ROWS: Final = 4
 """The least number of rows from which the three constants are fitted."""
 
 UNTRIED: Final = "untried"
@@ -86,7 +88,7 @@ Group: TypeAlias = tuple[str, str]  # family, granularity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class TriedPlan:
     """A plan that was tried, with the memory of its stages.
 
     ``parts`` are GiB of each stage, shape (2, S, 4), first by ZeRO 1 and then by ZeRO 3. The first
@@ -129,7 +131,7 @@ class _NoNetwork:
         return np.zeros(len(payload_bytes))
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_memory_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. ``data`` is the folder of ``dp_memory.csv``."""
     searched = _searched(data / "history" / "alpa_search.csv")
     parallel = _data_parallel(data / "dp_memory.csv", searched)
@@ -140,12 +142,14 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
         "memory_mape": _mape(tests),
         "memory_median_error": float(np.median(_errors(tests))),
         "memory_rows": sum(r.measured_gib is not None for r in runs),
-        "memory_mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in runs]),
+        "memory_mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT_COPIES)) for r in runs]),
         "memory_mape_parameters": _mape([(r, r.parameters_gib) for r in runs]),
         "oom_accuracy": _accuracy(tests),
         "oom_accuracy_all_rows": _accuracy(tests, kinds=(UNTRIED, ABOVE, ELSEWHERE)),
         "oom_accuracy_with_elsewhere": _accuracy(tests, kinds=(ELSEWHERE,)),
-        "oom_accuracy_uncalibrated": _accuracy([(r, r.predicted_gib(DEFAULT)) for r in runs]),
+        "oom_accuracy_uncalibrated": _accuracy(
+            [(r, r.predicted_gib(DEFAULT_COPIES)) for r in runs]
+        ),
         "oom_accuracy_parameters": _accuracy([(r, r.parameters_gib) for r in runs]),
         **_confusion(tests, len(seeds)),
         **_gate(data / "dp_memory.csv", searched, tests),
@@ -153,33 +157,35 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     }
     for reason, count in sorted(Counter(r.left_out for r in runs if r.left_out).items()):
         figures[f"left_out_{reason.replace(' ', '_')}"] = count
-    return Section(figures=figures, rows=_rows(runs, tests))
+    return EstimatorSection(figures=figures, rows=_rows(runs, tests))
 
 
-def _judged(runs: Sequence[Run], seed: int) -> list[tuple[Run, float]]:
+def _judged(runs: Sequence[TriedPlan], seed: int) -> list[tuple[TriedPlan, float]]:
     """Return the runs of jobs outside the calibration, with predictions."""
     jobs = sorted({run.job for run in runs})
     drawn = np.random.default_rng(seed).permutation(len(jobs))
     calibrating = {jobs[i] for i in drawn[: round(CALIBRATION_SHARE * len(jobs))]}
-    groups: dict[Group, list[Run]] = defaultdict(list)
+    groups: dict[Group, list[TriedPlan]] = defaultdict(list)
     for run in runs:
         if run.job in calibrating and run.measured_gib is not None:
             groups[run.group].append(run)
-    copies = {g: fit_copies(members) for g, members in groups.items() if len(members) >= LEAST_ROWS}
+    copies = {
+        g: fit_copies(members) for g, members in groups.items() if len(members) >= MIN_FIT_ROWS
+    }
     return [
-        (run, run.predicted_gib(copies.get(run.group, DEFAULT)))
+        (run, run.predicted_gib(copies.get(run.group, DEFAULT_COPIES)))
         for run in runs
         if run.job not in calibrating
     ]
 
 
-def fit_copies(runs: Sequence[Run], rounds: int = 8) -> Floats:
+def fit_copies(runs: Sequence[TriedPlan], rounds: int = 8) -> Floats:
     """Return the nonnegative copies of least mean relative error, shape (3,).
 
     The fullest stage depends on the copies. Fitting and choosing stages therefore alternate, and
     each fit moves the copies half of the way.
     """
-    copies = DEFAULT.copy()
+    copies = DEFAULT_COPIES.copy()
     measured = np.array([run.measured_gib for run in runs], dtype=np.float64)
     for _ in range(rounds):
         parts = np.stack([run.stage(copies) for run in runs]) / measured[:, None]
@@ -215,18 +221,20 @@ def _least_squares(columns: Floats, target: Floats) -> Floats:
     return best
 
 
-def _errors(predictions: Sequence[tuple[Run, float]]) -> Floats:
+def _errors(predictions: Sequence[tuple[TriedPlan, float]]) -> Floats:
     """Return the relative errors of the measured runs."""
     pairs = [(run.measured_gib, gib) for run, gib in predictions if run.measured_gib is not None]
     measured, predicted = np.array(pairs).T
     return np.asarray(np.abs(predicted / measured - 1), dtype=np.float64)
 
 
-def _mape(predictions: Sequence[tuple[Run, float]]) -> float:
+def _mape(predictions: Sequence[tuple[TriedPlan, float]]) -> float:
     return float(_errors(predictions).mean())
 
 
-def _accuracy(predictions: Sequence[tuple[Run, float]], *, kinds: Sequence[str] = ()) -> float:
+def _accuracy(
+    predictions: Sequence[tuple[TriedPlan, float]], *, kinds: Sequence[str] = ()
+) -> float:
     """Return the share of runs correctly predicted to fit or not. ``kinds`` are not left out."""
     right = [
         (gib > run.limit_gib) == (run.measured_gib is None)
@@ -236,7 +244,7 @@ def _accuracy(predictions: Sequence[tuple[Run, float]], *, kinds: Sequence[str] 
     return float(np.mean(right))
 
 
-def _confusion(predictions: Sequence[tuple[Run, float]], seeds: int) -> dict[str, Figure]:
+def _confusion(predictions: Sequence[tuple[TriedPlan, float]], seeds: int) -> dict[str, Figure]:
     """Return the numbers of wrongly predicted runs per seed, in each direction."""
     kept = [(run, gib > run.limit_gib) for run, gib in predictions if not run.left_out]
     missed = sum(run.measured_gib is None and not out for run, out in kept)
@@ -249,7 +257,7 @@ def _confusion(predictions: Sequence[tuple[Run, float]], seeds: int) -> dict[str
 
 
 def _gate(
-    path: Path, searched: Sequence[Run], tests: Sequence[tuple[Run, float]]
+    path: Path, searched: Sequence[TriedPlan], tests: Sequence[tuple[TriedPlan, float]]
 ) -> dict[str, Figure]:
     """Return the accuracy of the artifact's gate on searched plans, and ours on the same runs."""
     known = {
@@ -272,9 +280,11 @@ def _gate(
     }
 
 
-def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[str, Figure | str]]:
+def _rows(
+    runs: Sequence[TriedPlan], tests: Sequence[tuple[TriedPlan, float]]
+) -> list[dict[str, Figure | str]]:
     """Return the errors by source and group, with the copies fitted to all rows of the group."""
-    groups: dict[tuple[str, Group], list[tuple[Run, float]]] = defaultdict(list)
+    groups: dict[tuple[str, Group], list[tuple[TriedPlan, float]]] = defaultdict(list)
     for run, gib in tests:
         groups[run.source, run.group].append((run, gib))
     result: list[dict[str, Figure | str]] = []
@@ -291,7 +301,9 @@ def _rows(runs: Sequence[Run], tests: Sequence[tuple[Run, float]]) -> list[dict[
                 "layers": group[1],
                 "rows": sum(r.measured_gib is not None for r in of_source),
                 "mape": _mape(predictions),
-                "mape_uncalibrated": _mape([(r, r.predicted_gib(DEFAULT)) for r in of_source]),
+                "mape_uncalibrated": _mape(
+                    [(r, r.predicted_gib(DEFAULT_COPIES)) for r in of_source]
+                ),
                 "copies_layer": float(copies[0]),
                 "copies_stage": float(copies[1]),
                 "copies_gradients": float(copies[2]),
@@ -305,7 +317,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
+def _data_parallel(path: Path, searched: Sequence[TriedPlan]) -> list[TriedPlan]:
     """Return a run for each row, with the reason why it is left out, if any.
 
     The GPU type must be the A40: at degree 1, memory is the same as that of the same plan on an A40
@@ -330,20 +342,20 @@ def _data_parallel(path: Path, searched: Sequence[Run]) -> list[Run]:
                 reason = ABOVE
             elif degree == 1 and job in ran:
                 reason = ELSEWHERE
-        plan = Plan(layers=((0, FINE_LAYERS),), degrees=((degree, 1),), free=(False,))
+        plan = StagePlan(layers=((0, FINE_LAYERS),), degrees=((degree, 1),), free=(False,))
         measured = float(r["mem_per_gpu_gib"]) if r["status"] == "ok" else None
         result.append(_run("dp_memory", job, A40, plan, measured, reason))
     return result
 
 
-def _searched(path: Path) -> list[Run]:
+def _searched(path: Path) -> list[TriedPlan]:
     by_name = {"a40": A40, "a10": A10}
     return [
         _run(
             "alpa_search",
             _job(r),
             by_name[r["gpu_type"]],
-            Plan(
+            StagePlan(
                 layers=tuple(_layers(text) for text in r["stage_layers"].split("|")),
                 degrees=tuple(_degrees(text) for text in r["stage_logical_shapes"].split("|")),
                 free=tuple(text == "free" for text in r["stage_sharding"].split("|")),
@@ -369,7 +381,7 @@ def _degrees(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StagePlan:
     """A plan's stages in order.
 
     They are given by coarse layers (start, end), degrees (data, tensor), and whether sharding was
@@ -382,10 +394,15 @@ class Plan:
 
 
 def _run(
-    source: str, job: Job, hardware: Hardware, plan: Plan, measured: float | None, reason: str = ""
-) -> Run:
+    source: str,
+    job: Job,
+    hardware: Hardware,
+    plan: StagePlan,
+    measured: float | None,
+    reason: str = "",
+) -> TriedPlan:
     model, params, batch = job
-    published = find(model, params)
+    published = find_published(model, params)
     count = plan.layers[-1][1]
     graph = merge_layers(published.graph, count)
     stages = _candidates(plan, len(graph), divides_experts=bool(graph.expert_weights.any()))
@@ -393,7 +410,7 @@ def _run(
         count > len(published.graph) - 2
     )  # all layers are blocks, except the head and the embedding or stem
     granularity = "inside" if inside else "fine" if count >= FINE_LAYERS else "coarse"
-    return Run(
+    return TriedPlan(
         source=source,
         job=job,
         hardware=hardware,
@@ -407,7 +424,7 @@ def _run(
     )
 
 
-def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates:
+def _candidates(plan: StagePlan, layers: int, *, divides_experts: bool) -> Candidates:
     """Return the stages. A plan's tensor parts divide experts if there are any."""
     start, end = np.minimum(np.array(plan.layers, dtype=np.int64), layers).T
     data, tensor = np.array(plan.degrees, dtype=np.int64).T
@@ -424,8 +441,8 @@ def _candidates(plan: Plan, layers: int, *, divides_experts: bool) -> Candidates
 def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
     """Return the GiB of stages in the form of :attr:`Run.parts`, shape (2, S, 4)."""
     flights = in_flight(Schedule.ONE_F_ONE_B, len(stages), training.micro_batches)
-    result = np.zeros((len(DIVIDED), len(stages), len(UNITS)))
-    for i, states in enumerate(DIVIDED):
+    result = np.zeros((len(SHARDED_STATES), len(stages), len(UNITS)))
+    for i, states in enumerate(SHARDED_STATES):
         for j, copies in enumerate(UNITS):
             costs = stage_costs(
                 graph,

@@ -1,7 +1,7 @@
 """The speed of the papers' planners relative to the exact search, under our own cost model.
 
-The seeds draw ``DRAWN`` settings without replacement. They are drawn from Arena's published models
-at their batches, the four GPU types of the papers' simulated cluster, and ``COUNTS`` GPUs on the
+The seeds draw ``SETTINGS_DRAWN`` settings without replacement. They are drawn from Arena's published models
+at their batches, the four GPU types of the papers' simulated cluster, and ``GPU_COUNTS`` GPUs on the
 fewest nodes. Links and kernels are those of data sheets; nothing is measured. In each setting,
 every usual pipeline degree is a Cell, which is planned by
 
@@ -33,29 +33,29 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.benchmarks.estimator.speed import setting_of
-from tessera.estimator.architectures.published import Published
-from tessera.estimator.cells import MicroBatches, Planner, Setting, cells
+from tessera.estimator.architectures.published import PublishedModel
+from tessera.estimator.cells import MicroBatches, Planner, Setting, plan_cells
 from tessera.estimator.hardware import ALL, Hardware
 from tessera.estimator.plans import Plan
 from tessera.estimator.samples import sampled_models
 from tessera.simulator.figures import Figure
 
-COUNTS: Final = (2, 4, 8, 16, 32)
-DRAWN: Final = 100
-OWN: Final[Mapping[Planner, MicroBatches]] = {
+GPU_COUNTS: Final = (2, 4, 8, 16, 32)
+SETTINGS_DRAWN: Final = 100
+PAPER_RULES: Final[Mapping[Planner, MicroBatches]] = {
     Planner.ARENA: MicroBatches.STAGES,
     Planner.CRIUS: MicroBatches.FOUR_STAGES,
 }
 """The judged planners, with the rule of their papers for the number of micro-batches."""
 
-Drawn = tuple[Published, int, Hardware, int]
+Drawn = tuple[PublishedModel, int, Hardware, int]
 """A model, batch, GPU type and number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class PlannerComparison:
     """A comparison with the exact search in one setting. Shares are exact over other latency."""
 
     shares: tuple[float, ...]  # one for each degree that both have
@@ -63,23 +63,23 @@ class Judged:
     best: float | None  # share of the fastest degrees, or None if the planner has no plan
 
 
-def judge_planner(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> Judged:
+def judge_planner(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> PlannerComparison:
     """Compare a planner's Cells with the exact ones, by degree."""
     both = sorted(exact.keys() & other.keys())
     fastest = [min((p.iter_time_s for p in x.values()), default=None) for x in (exact, other)]
-    return Judged(
+    return PlannerComparison(
         shares=tuple(exact[d].iter_time_s / other[d].iter_time_s for d in both),
         missed=len(exact.keys() - other.keys()),
         best=None if fastest[0] is None or fastest[1] is None else fastest[0] / fastest[1],
     )
 
 
-def section(data: Path | None, seeds: Sequence[int]) -> Section:
+def run_planner_section(data: Path | None, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. No data are read."""
     del data
-    every = [(drawn, *_compared(setting_of(*drawn))) for drawn in draw(seeds)]
+    every = [(drawn, *_compared(setting_of(*drawn))) for drawn in draw_settings(seeds)]
     figures: dict[str, Figure] = {"planner_settings": len(every)}
-    for planner in OWN:
+    for planner in PAPER_RULES:
         figures |= _figures(
             str(planner),
             [given[planner] for _, given, _, _ in every],
@@ -88,20 +88,24 @@ def section(data: Path | None, seeds: Sequence[int]) -> Section:
     for planner in Planner:
         mean_s = np.mean([seconds[planner] for _, _, _, seconds in every])
         figures[f"planner_seconds_{planner}"] = float(mean_s)
-    return Section(figures=figures, rows=[_row(drawn, given) for drawn, given, _, _ in every])
+    return EstimatorSection(
+        figures=figures, rows=[_row(drawn, given) for drawn, given, _, _ in every]
+    )
 
 
-def draw(seeds: Sequence[int], count: int = DRAWN) -> list[Drawn]:
+def draw_settings(seeds: Sequence[int], count: int = SETTINGS_DRAWN) -> list[Drawn]:
     """Return ``count`` different settings."""
     jobs = [(model, batch) for model in sampled_models() for batch in model.batches]
-    every = [(*job, hardware, gpus) for job, hardware, gpus in product(jobs, ALL, COUNTS)]
+    every = [(*job, hardware, gpus) for job, hardware, gpus in product(jobs, ALL, GPU_COUNTS)]
     at = np.random.default_rng(list(seeds)).choice(len(every), size=count, replace=False)
     return [every[i] for i in at]
 
 
 def _compared(
     setting: Setting,
-) -> tuple[dict[Planner, Judged], dict[Planner, Judged], dict[Planner, float]]:
+) -> tuple[
+    dict[Planner, PlannerComparison], dict[Planner, PlannerComparison], dict[Planner, float]
+]:
     """Judge each planner with the given micro-batches and with those of its paper.
 
     Return both comparisons, and the processor seconds with the given micro-batches.
@@ -110,20 +114,24 @@ def _compared(
     seconds: dict[Planner, float] = {}
     for planner in Planner:
         start_s = time.process_time()
-        result[planner] = cells(setting, planner=planner)
+        result[planner] = plan_cells(setting, planner=planner)
         seconds[planner] = time.process_time() - start_s
-    given = {planner: judge_planner(result[Planner.EXACT], result[planner]) for planner in OWN}
+    given = {
+        planner: judge_planner(result[Planner.EXACT], result[planner]) for planner in PAPER_RULES
+    }
     own = {
         planner: judge_planner(
-            cells(setting, micro_batches=rule),
-            cells(setting, micro_batches=rule, planner=planner),
+            plan_cells(setting, micro_batches=rule),
+            plan_cells(setting, micro_batches=rule, planner=planner),
         )
-        for planner, rule in OWN.items()
+        for planner, rule in PAPER_RULES.items()
     }
     return given, own, seconds
 
 
-def _figures(name: str, given: Sequence[Judged], own: Sequence[Judged]) -> dict[str, Figure]:
+def _figures(
+    name: str, given: Sequence[PlannerComparison], own: Sequence[PlannerComparison]
+) -> dict[str, Figure]:
     shares = _shares(given)
     best = [each.best for each in given if each.best is not None]
     return {
@@ -136,16 +144,16 @@ def _figures(name: str, given: Sequence[Judged], own: Sequence[Judged]) -> dict[
     }
 
 
-def _shares(every: Sequence[Judged]) -> list[float]:
+def _shares(every: Sequence[PlannerComparison]) -> list[float]:
     return [share for each in every for share in each.shares]
 
 
-def _missed(every: Sequence[Judged]) -> float:
+def _missed(every: Sequence[PlannerComparison]) -> float:
     missed = sum(each.missed for each in every)
     return missed / (missed + len(_shares(every)))
 
 
-def _row(drawn: Drawn, given: Mapping[Planner, Judged]) -> dict[str, Figure | str]:
+def _row(drawn: Drawn, given: Mapping[Planner, PlannerComparison]) -> dict[str, Figure | str]:
     model, batch, hardware, gpus = drawn
     row: dict[str, Figure | str] = {
         "section": "planners",

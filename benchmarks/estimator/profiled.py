@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
 
-NAME = "profiled"
+SECTION_NAME = "profiled"
 
 
-def section(
+def run_profiled_section(
     data: Path,
     seeds: Sequence[int],
     *,
     models: Sequence[Any] = (),
     date: str = "",
     records: Path | None = None,
-) -> Section:
+) -> EstimatorSection:
     """Return the errors of sums of profiled layers, and the device seconds of both methods.
 
     Nothing is read from ``data``, and times do not depend on ``seeds``. ``models`` is as in
@@ -42,7 +42,7 @@ def section(
     """
     if find_spec("jax") is None:
         reason = f"JAX is not installed; install it with {install_hint('estimator')}"
-        return Section(figures={}, rows=[{"section": NAME, "skipped": reason}])
+        return EstimatorSection(figures={}, rows=[{"section": SECTION_NAME, "skipped": reason}])
     request = {"models": list(models), "date": date, "records": str(records) if records else ""}
     done = subprocess.run(
         [sys.executable, "-m", "tessera.estimator.profiling.compare"],
@@ -57,10 +57,10 @@ def section(
     report = json.loads(done.stdout.strip().splitlines()[-1])
     if "error" in report:
         raise Unavailable(f"measuring failed: {report['error']}")
-    return summary(report)
+    return summarize_report(report)
 
 
-def summary(report: Mapping[str, Any]) -> Section:
+def summarize_report(report: Mapping[str, Any]) -> EstimatorSection:
     """Return the section for a report of ``tessera.estimator.profiling.compare``.
 
     ``profiled_error`` is the error of the forward and backward passes. ``profiled_step_error``
@@ -84,7 +84,7 @@ def summary(report: Mapping[str, Any]) -> Section:
     profile_s, direct_s = columns["profile_device_s"].sum(), columns["direct_device_s"].sum()
     rows = [
         {
-            "section": NAME,
+            "section": SECTION_NAME,
             "device": report["device"],
             **c,
             "error": float(passes[n]),
@@ -92,7 +92,7 @@ def summary(report: Mapping[str, Any]) -> Section:
         }
         for n, c in enumerate(result)
     ]
-    return Section(
+    return EstimatorSection(
         figures={
             "profiled_error": float(np.abs(passes).mean()),
             "profiled_step_error": float(np.abs(steps).mean()),

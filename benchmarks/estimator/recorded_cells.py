@@ -23,7 +23,7 @@ from tessera.estimator.plans import Candidates
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
-LAYERS: Final = 16
+LAYER_COUNT: Final = 16
 MICRO_BATCHES: Final = 16
 STAGE_GPUS: Final = 2
 DATA, TENSOR = "2x1", "1x2"
@@ -35,7 +35,7 @@ CellKey = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class RecordedCell:
     """A cell with its P recorded plans of S stages."""
 
     key: CellKey
@@ -81,7 +81,7 @@ class Cell:
     @cached_property
     def candidates(self) -> Candidates:
         """Return every stretch of layers as 2x1 (even rows) and 1x2 (odd rows)."""
-        first, last = np.triu_indices(LAYERS)
+        first, last = np.triu_indices(LAYER_COUNT)
         count = len(first)
         return Candidates(
             start=np.repeat(first, 2),
@@ -95,7 +95,7 @@ class Cell:
     @cached_property
     def rows(self) -> Ints:
         """Return the plans as rows of :attr:`candidates`, (P, S)."""
-        place = np.zeros((LAYERS, LAYERS + 1), dtype=np.int64)
+        place = np.zeros((LAYER_COUNT, LAYER_COUNT + 1), dtype=np.int64)
         place[self.candidates.start, self.candidates.end] = np.arange(len(self.candidates)) // 2 * 2
         rows: Ints = place[self.starts, self.ends] + ~self.data_parallel
         return rows
@@ -116,13 +116,13 @@ class Cell:
         layers to within 0.3 %. Layers that no recorded partition separates share their time evenly.
         """
         picked = self.data_parallel == data_parallel
-        inside = np.arange(LAYERS)[None] >= self.starts[picked][:, None]
-        inside &= np.arange(LAYERS)[None] < self.ends[picked][:, None]
+        inside = np.arange(LAYER_COUNT)[None] >= self.starts[picked][:, None]
+        inside &= np.arange(LAYER_COUNT)[None] < self.ends[picked][:, None]
         result: Floats = np.linalg.lstsq(inside.astype(np.float64), self.kernels_s[picked])[0]
         return result
 
 
-def read_cells(data: Path) -> list[Cell]:
+def read_cells(data: Path) -> list[RecordedCell]:
     """Return the cells in the file's order. ``data`` is the folder of the artifact's tables.
 
     Raises:
@@ -146,7 +146,7 @@ def _cell(
     modules: dict[tuple[str, int], Floats],
     loads: dict[tuple[str, str], Floats],
     traffic: dict[tuple[str, str], tuple[Floats, Floats]],
-) -> Cell:
+) -> RecordedCell:
     shapes = [row["stage_logical_shapes"].split("|") for row in rows]
     if odd := {shape for plan in shapes for shape in plan} - {DATA, TENSOR}:
         raise InvalidInput(
@@ -154,7 +154,7 @@ def _cell(
         )
     each = np.array([[modules[row["plan_id"], s] for s in range(key[3])] for row in rows])
     tensor_bytes, data_bytes = _scaled(key, traffic)
-    return Cell(
+    return RecordedCell(
         key=key,
         groups=tuple(dict.fromkeys(row["group"] for row in rows)),
         ends=np.array([_ends(row["stage_layers"]) for row in rows], dtype=np.int64),
@@ -207,7 +207,7 @@ def _modules(path: Path) -> dict[tuple[str, int], Floats]:
 
 
 def _loads(path: Path) -> dict[tuple[str, str], Floats]:
-    out: dict[tuple[str, str], Floats] = defaultdict(lambda: np.zeros(LAYERS))
+    out: dict[tuple[str, str], Floats] = defaultdict(lambda: np.zeros(LAYER_COUNT))
     for row in _rows(path):
         out[row["model"], row["params"]][int(row["layer"])] = float(row["comp_load_s"])
     return out
@@ -237,7 +237,7 @@ def _traffic(path: Path) -> dict[tuple[str, str], tuple[Floats, Floats]]:
 def _spread(stages: dict[tuple[int, int], float]) -> Floats:
     """Return values of layers, (16,), whose sums match those of the stages by least squares."""
     spans = np.array(list(stages))
-    layer = np.arange(LAYERS)
+    layer = np.arange(LAYER_COUNT)
     inside = (layer >= spans[:, :1]) & (layer < spans[:, 1:])
     result: Floats = np.linalg.lstsq(inside.astype(np.float64), np.array(list(stages.values())))[0]
     return result

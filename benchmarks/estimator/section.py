@@ -8,7 +8,7 @@ from tessera.simulator.figures import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class EstimatorSection:
     """Figures by name, and the rows behind them. Each row is a dictionary with its ``section``."""
 
     figures: dict[str, Figure]

@@ -19,7 +19,7 @@ other cells of the family, and communication in bytes, but no iteration time.
 * ``crius``: the estimated plan's partition and each stage's half of the shapes (Crius, section
   5.2). The estimate is as in ``choice_of_plan.py``. With two GPUs per stage, each half is one
   shape, so nothing is left to tune.
-* ``proxy``: the proxy plan alone.
+* ``proxy_plan``: the proxy plan alone.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ import numpy as np
 from tessera.benchmarks.estimator.choice_of_plan import (
     assembled_best,
     learned_compute,
-    measures,
-    proxy,
-    roofline,
+    plan_measures,
+    proxy_plan,
+    recorded_roofline,
 )
-from tessera.benchmarks.estimator.recorded_cells import Cell, read_cells
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.recorded_cells import RecordedCell, read_cells
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.planning.pareto import find_undominated_plans
 from tessera.estimator.planning.tuning import (
     SearchSpace,
@@ -50,10 +50,10 @@ from tessera.estimator.planning.tuning import (
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 
-Guide = Callable[[SearchSpace, Cell, Sequence[Cell]], SearchSpace]
+Guide = Callable[[SearchSpace, RecordedCell, Sequence[RecordedCell]], SearchSpace]
 
 
-def section(data: Path, seeds: Sequence[int]) -> Section:
+def run_tuning_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
     """Return the figures and rows of the protocol. Nothing is drawn, so seeds have no effect."""
     del seeds
     cells = read_cells(data)
@@ -62,36 +62,40 @@ def section(data: Path, seeds: Sequence[int]) -> Section:
     for name in GUIDES:
         ending = "" if name == "arena" else f"_{name}"
         figures |= _figures(ending, [row for row in rows if row["space"] == name])
-    return Section(figures=figures, rows=rows)
+    return EstimatorSection(figures=figures, rows=rows)
 
 
-def kept_plans(space: SearchSpace, cell: Cell) -> Bools:
+def kept_plans(space: SearchSpace, cell: RecordedCell) -> Bools:
     """Return which recorded plans are in a space, (P,)."""
     return np.array([space.holds(rows) for rows in cell.rows])
 
 
-def _by_arena(load: Floats, space: SearchSpace, cell: Cell, slack: float) -> SearchSpace:
-    frontier = cell.rows[find_undominated_plans(*measures(cell, load))]
+def _by_arena(load: Floats, space: SearchSpace, cell: RecordedCell, slack: float) -> SearchSpace:
+    frontier = cell.rows[find_undominated_plans(*plan_measures(cell, load))]
     return arena_rules(space, [tuple(rows) for rows in frontier.tolist()], load, slack)
 
 
 def _arena(slack: float) -> Guide:
-    def guided(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
+    def guided(
+        space: SearchSpace, cell: RecordedCell, cells: Sequence[RecordedCell]
+    ) -> SearchSpace:
         return _by_arena(learned_compute(cell, cells), space, cell, slack)
 
     return guided
 
 
-def _arena_roofline(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
-    return _by_arena(roofline(cell, cells), space, cell, 1.0)
+def _arena_roofline(
+    space: SearchSpace, cell: RecordedCell, cells: Sequence[RecordedCell]
+) -> SearchSpace:
+    return _by_arena(recorded_roofline(cell, cells), space, cell, 1.0)
 
 
-def _crius(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
+def _crius(space: SearchSpace, cell: RecordedCell, cells: Sequence[RecordedCell]) -> SearchSpace:
     return crius_halves(space, cell.rows[assembled_best(cell, cells)].tolist())
 
 
-def _proxy(space: SearchSpace, cell: Cell, cells: Sequence[Cell]) -> SearchSpace:
-    return proxy_alone(space, cell.rows[proxy(cell, learned_compute(cell, cells))].tolist())
+def _proxy(space: SearchSpace, cell: RecordedCell, cells: Sequence[RecordedCell]) -> SearchSpace:
+    return proxy_alone(space, cell.rows[proxy_plan(cell, learned_compute(cell, cells))].tolist())
 
 
 GUIDES: Final[dict[str, Guide]] = {
@@ -105,7 +109,7 @@ GUIDES: Final[dict[str, Guide]] = {
 }
 
 
-def _row(name: str, cell: Cell, cells: Sequence[Cell]) -> dict[str, Figure | str]:
+def _row(name: str, cell: RecordedCell, cells: Sequence[RecordedCell]) -> dict[str, Figure | str]:
     model, params, gpus, stages = cell.key
     full = whole_space(cell.candidates, gpus, stages)
     space = GUIDES[name](full, cell, cells)

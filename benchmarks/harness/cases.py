@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 
 from tessera import benchmarks
-from tessera.benchmarks.harness.registry import CASES, Case
+from tessera.benchmarks.harness.registry import CASES, BenchmarkCase
 
 
 @cache
-def find_cases() -> dict[str, Case]:
+def find_cases() -> dict[str, BenchmarkCase]:
     """Import the modules of all benchmarks, and return the benchmarks by name."""
     (folder,) = (Path(path) for path in benchmarks.__path__)
     for module in sorted(folder.glob("*/bench_*.py")):

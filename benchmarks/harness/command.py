@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import Case, execute
+from tessera.benchmarks.harness.registry import BenchmarkCase, run_case
 
 out, err = Console(), Console(stderr=True)
 
@@ -49,7 +49,7 @@ def _all(
     broken = []
     for found in find_cases().values():
         err.print(f"bench {found.name} (smoke)")
-        result = execute(found, found.smoke, ["bench", "--smoke"])
+        result = run_case(found, found.smoke, ["bench", "--smoke"])
         result.pop("table", None)
         bounds = result["bounds"]  # times have no meaning at this size
         result["bounds"] = {k: b for k, b in bounds.items() if not k.endswith("_s")}
@@ -60,7 +60,7 @@ def _all(
         raise typer.Exit(1)
 
 
-def _command(found: Case) -> Callable[..., None]:
+def _command(found: BenchmarkCase) -> Callable[..., None]:
     """Return a command with the case's own options, ``--json`` and ``--check``."""
     own = inspect.signature(found.run, eval_str=True)
     extra = [
@@ -78,7 +78,7 @@ def _command(found: Case) -> Callable[..., None]:
 
     def command(**options: Any) -> None:
         as_json, check = options.pop("as_json"), options.pop("check")
-        result = execute(found, options, sys.argv[1:])
+        result = run_case(found, options, sys.argv[1:])
         if as_json:
             sys.stdout.write(json.dumps(result) + "\n")
         else:
@@ -99,7 +99,7 @@ def _show(result: dict[str, Any]) -> None:
         out.print(f"{result['bench']}: skipped: {result['skipped']}", highlight=False)
         return
     if rows := result.get("table"):
-        for columns in blocks(rows, out.width):
+        for columns in table_blocks(rows, out.width):
             table = Table(*columns, box=box.SIMPLE, pad_edge=False)
             for row in rows:
                 table.add_row(*(_cell(row.get(column, "")) for column in columns))
@@ -117,7 +117,7 @@ def _show(result: dict[str, Any]) -> None:
     out.print(figures)
 
 
-def blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
+def table_blocks(rows: list[dict[str, Any]], width: int) -> list[list[str]]:
     """Return the columns of the tables in which ``rows`` are printed within ``width`` characters.
 
     Each table begins with the first column, which names the row.

@@ -10,10 +10,10 @@ import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.options import with_options
-from tessera.simulator.comparison.contestants import INFORMATION, split_list
-from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, Work, default_trace
+from tessera.simulator.comparison.policies import INFORMATION, split_list
+from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, WorkloadSpec, default_trace
 from tessera.simulator.figures import Report
-from tessera.simulator.sweeps.runner import asked_sweep
+from tessera.simulator.sweeps.runner import sweep_of_options
 from tessera.simulator.workloads.published import NAMES
 
 TraceOption = Annotated[
@@ -69,7 +69,7 @@ SeedsOption = Annotated[
 ]
 
 
-def asked_work(
+def work_options(
     *,
     trace: TraceOption = None,
     profiles: ProfilesOption = None,
@@ -77,9 +77,9 @@ def asked_work(
     rounds: RoundsOption = 2000,
     on_bad: OnBadOption = "drop",
     seed: int = 0,
-) -> Work:
+) -> WorkloadSpec:
     """Return the workload that the options describe, with its sizes left at their defaults."""
-    return Work(
+    return WorkloadSpec(
         trace=default_trace(trace),
         profiles=str(profiles or ""),
         cluster=cluster or "",
@@ -89,17 +89,19 @@ def asked_work(
     )
 
 
-def on_work(run: Callable[..., Report]) -> Callable[..., Report]:
+def with_work(run: Callable[..., Report]) -> Callable[..., Report]:
     """Give a case the options of a workload in place of its parameter ``work``."""
-    return with_options(run, "work", asked_work)
+    return with_options(run, "work", work_options)
 
 
-def in_sweep(run: Callable[..., Report]) -> Callable[..., Report]:
+def with_sweep(run: Callable[..., Report]) -> Callable[..., Report]:
     """Give a case the options of a sweep in place of its parameter ``sweep``."""
-    return with_options(run, "sweep", asked_sweep)
+    return with_options(run, "sweep", sweep_of_options)
 
 
-def numbers(where: str, text: str, fits: Callable[[float], bool], what: str) -> tuple[float, ...]:
+def parse_number_list(
+    where: str, text: str, fits: Callable[[float], bool], what: str
+) -> tuple[float, ...]:
     """Return the distinct numbers of a comma-separated list, in ascending order.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tessera.simulator.data import MissingData
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.provenance import commit, json_number
+from tessera.simulator.provenance import json_number, measured_commit
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<=": operator.le,
@@ -35,7 +35,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class BenchmarkCase:
     """A registered benchmark."""
 
     name: str
@@ -45,16 +45,16 @@ class Case:
     """Options with which the benchmark ends within seconds, for ``make verify``."""
 
 
-CASES: dict[str, Case] = {}
+CASES: dict[str, BenchmarkCase] = {}
 
 
-def case(
+def register_case(
     name: str, *, smoke: dict[str, Any], **bounds: tuple[str, Figure]
 ) -> Callable[[Callable[..., Report]], Callable[..., Report]]:
     """Register the decorated function as benchmark ``name``."""
 
     def register(run: Callable[..., Report]) -> Callable[..., Report]:
-        CASES[name] = Case(
+        CASES[name] = BenchmarkCase(
             name=name,
             run=run,
             smoke=smoke,
@@ -65,12 +65,12 @@ def case(
     return register
 
 
-def execute(found: Case, options: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
+def run_case(found: BenchmarkCase, options: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
     """Run a case, and return the object that ``--json`` prints."""
     shown = {
         "bench": found.name,
         "command": shlex.join(["tessera", *arguments]),
-        "commit": commit(),
+        "commit": measured_commit(),
     }
     try:
         report = found.run(**options)

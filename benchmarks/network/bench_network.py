@@ -8,31 +8,31 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.options import in_sweep
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.network.micro import FLOORS
+from tessera.benchmarks.harness.options import with_sweep
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.network.micro import FAIRNESS_FLOORS
 from tessera.benchmarks.network.optimum import TOLERANCE
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
 
-AT_ONCE: Final = 5
+CASES_PER_TASK: Final = 5
 """The number of cases in a task."""
-ENOUGH: Final = 100
+MIN_CASES_FOR_BOUNDS: Final = 100
 """The number of cases from which shares are compared with their bounds."""
-EVERY: Final = 4
+TORUS_CASE_INTERVAL: Final = 4
 """One in this number of cases is also planned on a torus, and in several placements."""
 PARTS: Final = ("paths", "priorities", "compression", "all")
-OUTSIDE: Final = ("cassini",)
+SHIFTING_MECHANISMS: Final = ("cassini",)
 """Mechanisms that shift jobs in time, which the enumeration does not cover."""
-TRIED: Final = (*PARTS, "orders", "crowded")
+ENUMERATED_PARTS: Final = (*PARTS, "orders", "crowded")
 
-Found = Sequence[Mapping[str, Any]]
+CaseResults = Sequence[Mapping[str, Any]]
 """A dictionary for each case, as returned by ``micro.judged_many``."""
 
 
-@case(
+@register_case(
     "network",
     smoke={"cases": 2, "workers": 0},
     violations=("==", 0),
@@ -45,8 +45,8 @@ Found = Sequence[Mapping[str, Any]]
     plain_priorities_share=(">=", 0.9724),
     plain_compression_share=(">=", 0.9712),
 )
-@in_sweep
-def network(
+@with_sweep
+def judge_network(
     *,
     cases: Annotated[int, typer.Option(help="Number of cases; Crux has 1,500.", min=1)] = 200,
     levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=5)] = 3,
@@ -91,18 +91,18 @@ def network(
     """
     tasks = [
         Task(
-            name=f"cases {first} to {min(first + AT_ONCE, cases) - 1}",
+            name=f"cases {first} to {min(first + CASES_PER_TASK, cases) - 1}",
             function="tessera.benchmarks.network.micro:judged_many",
             options={
                 "seed": seed,
                 "first": first,
-                "count": min(AT_ONCE, cases - first),
+                "count": min(CASES_PER_TASK, cases - first),
                 "levels": levels,
-                "torus_every": EVERY,
-                "placements_every": EVERY,
+                "torus_every": TORUS_CASE_INTERVAL,
+                "placements_every": TORUS_CASE_INTERVAL,
             },
         )
-        for first in range(0, cases, AT_ONCE)
+        for first in range(0, cases, CASES_PER_TASK)
     ]
     found = [each for result in sweep.run(tasks).values() for each in result["cases"]]
     bounded = [f"{who}{part}_share" for part in PARTS for who in ("", "plain_")]
@@ -110,13 +110,13 @@ def network(
         seed=seed,
         figures=_figures(found),
         table=_table(found),
-        waived=frozenset(bounded if cases < ENOUGH or levels != 3 else ()),
+        waived=frozenset(bounded if cases < MIN_CASES_FOR_BOUNDS or levels != 3 else ()),
     )
 
 
-def _figures(found: Found) -> dict[str, Figure]:
+def _figures(found: CaseResults) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
-    for part in TRIED:
+    for part in ENUMERATED_PARTS:
         for who in found[0]["shares"][part]:
             share, name = _shares(found, part, who), who.replace("*", "").replace(" ", "_")
             before = part if who == "ours" else f"{name.replace('-', '_')}_{part}"
@@ -128,9 +128,9 @@ def _figures(found: Found) -> dict[str, Figure]:
     above = [
         share > 1 + 1e-9
         for each in found
-        for part in TRIED
+        for part in ENUMERATED_PARTS
         for who, share in each["shares"][part].items()
-        if who not in OUTSIDE
+        if who not in SHIFTING_MECHANISMS
     ]
     return figures | {
         "references_gain": figures["references_all_share"] - figures["plain_all_share"],
@@ -143,7 +143,7 @@ def _figures(found: Found) -> dict[str, Figure]:
     }
 
 
-def _table(found: Found) -> list[dict[str, Figure | str]]:
+def _table(found: CaseResults) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     parts = dict.fromkeys(part for each in found for part in each["shares"])
     for part in parts:
@@ -153,7 +153,7 @@ def _table(found: Found) -> list[dict[str, Figure | str]]:
             sure = mean_interval(share)
             table.append(_row(part, who, share) | {"low": sure.low, "high": sure.high})
     floors = np.array([each["floors"] for each in found])
-    for at, floor in enumerate(FLOORS):
+    for at, floor in enumerate(FAIRNESS_FLOORS):
         for column, what in enumerate(("lost", "least rate", "kept"), start=1):
             table.append(_row(f"floor {floor:.1f}", what, floors[:, at, column]))
     for fact in found[0]["facts"]:
@@ -161,7 +161,7 @@ def _table(found: Found) -> list[dict[str, Figure | str]]:
     return table
 
 
-def _shares(found: Found, part: str, who: str) -> np.ndarray:
+def _shares(found: CaseResults, part: str, who: str) -> np.ndarray:
     return np.array([each["shares"][part][who] for each in found if part in each["shares"]])
 
 

@@ -10,19 +10,19 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.network.fabrics import two_layer
-from tessera.benchmarks.network.workload import DAY_S, GPU, Workload, jobs_of
+from tessera.benchmarks.network.workload import DAY_S, GPU_TYPE, TraceWorkload, jobs_of
 from tessera.estimator.families import family_traffic
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.contention import demand_of
 from tessera.formulation.network.facts import Traffics
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.outcome import NetworkDecision
-from tessera.formulation.network.running import Running, running_now
+from tessera.formulation.network.running import RunningJob, running_now
 from tessera.formulation.network.traffic import CellTraffic, intern_traffic
 from tessera.formulation.placement import Gang
-from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.records.agents import DesiredGang, DesiredState
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.topologies import document
@@ -32,7 +32,7 @@ from tessera.formulation.values import Cell, GpuType, Hold
 from tessera.formulation.values import Workload as Trained
 from tessera.service.rpc.convert.agents import of_desired
 from tessera.simulator.figures import Report
-from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.fluid import simulate_fluid
 from tessera.solvers.network.jobs.placers import Occupancy, first_fit
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -41,11 +41,11 @@ from tessera.v1 import agents_pb2
 FRAMES_BYTES: Final = 5 + 9
 """The overhead of a message: gRPC's prefix and the header of an HTTP/2 data frame."""
 WINDOW_S: Final = 60.0
-EVENTS_A_JOB: Final = 2
+EVENTS_PER_JOB: Final = 2
 """The start and the end of a job."""
 
 
-@case("network-control", smoke={"hosts": 24}, control_share=("<=", 1e-4))
+@register_case("network-control", smoke={"hosts": 24}, control_share=("<=", 1e-4))
 def network_control(
     hosts: Annotated[
         int, typer.Option(help="Number of hosts with 8 GPUs and an agent each.", min=2)
@@ -85,7 +85,7 @@ def network_control(
     return Report(
         seed=seed,
         figures={
-            "control_share": share * EVENTS_A_JOB * jobs_a_day / DAY_S,
+            "control_share": share * EVENTS_PER_JOB * jobs_a_day / DAY_S,
             "each_second_share": share,
             "replan_bytes": sent,
             "network_bytes": sent - plain,
@@ -102,12 +102,12 @@ def fill_cluster(topology: Topology, seed: int) -> tuple[dict[str, Gang], dict[s
     book = Occupancy(topology, first_fit)
     gangs: dict[str, Gang] = {}
     sends: dict[str, CellTraffic] = {}
-    for job in jobs_of(Workload(gpus=8 * len(topology.hosts), seed=seed)):
+    for job in jobs_of(TraceWorkload(gpus=8 * len(topology.hosts), seed=seed)):
         gang = book.allocate(job.name, job.gpus)
         if gang is None:
             break
         gangs[job.name] = gang
-        sends[job.name] = family_traffic(job.name.rpartition("-")[0], GPU, job.gpus)
+        sends[job.name] = family_traffic(job.name.rpartition("-")[0], GPU_TYPE, job.gpus)
     return gangs, sends
 
 
@@ -123,7 +123,7 @@ def snapshot_of(
         epoch=1,
         round_number=1,
         now_s=1e9,
-        gpu_types=(GpuType(name=GPU, memory_bytes=80 << 30),),
+        gpu_types=(GpuType(name=GPU_TYPE, memory_bytes=80 << 30),),
         nodes=Nodes.from_rows(
             [
                 {
@@ -150,7 +150,7 @@ def snapshot_of(
         ),
         jobs=Jobs.from_rows([_row(name, k, gang) for k, (name, gang) in enumerate(gangs.items())]),
         topology=DescribedTopology(
-            document=json.dumps(document.write(topology)),
+            document=json.dumps(document.write_columns(topology)),
             topology=topology,
         ),
         traffic=Traffics(
@@ -185,7 +185,7 @@ def _row(name: str, number: int, gang: Gang) -> dict[str, Any]:
 def _messages(
     topology: Topology,
     snapshot: Snapshot,
-    running: Sequence[Running],
+    running: Sequence[RunningJob],
     parts: Mapping[str, NetworkDecision] | None,
     levels: int,
 ) -> list[agents_pb2.ServerMessage | agents_pb2.AgentMessage]:
@@ -207,7 +207,7 @@ def _messages(
             iterations_done=1e5,
             network=parts[name] if parts else None,
             allocation=AllocationRecord(
-                cell=Cell(gpu_type=GPU, gpus=r.gang.gpus, pipeline_degree=1),
+                cell=Cell(gpu_type=GPU_TYPE, gpus=r.gang.gpus, pipeline_degree=1),
                 rate=100.0,
                 generation=1,
                 shares=tuple((topology.hosts[node], gpus) for node, gpus in r.gang.members),
@@ -217,7 +217,9 @@ def _messages(
             here[node].append(gang)
     result: list[agents_pb2.ServerMessage | agents_pb2.AgentMessage] = []
     for host, gangs in zip(topology.hosts, here, strict=True):
-        state = Desired(revision=10**6, gangs=tuple(gangs), network_levels=levels if parts else 0)
+        state = DesiredState(
+            revision=10**6, gangs=tuple(gangs), network_levels=levels if parts else 0
+        )
         result.append(agents_pb2.ServerMessage(desired=of_desired(state, {host}), lease_from_s=1e6))
         seen = [
             agents_pb2.ObservedGang(
@@ -260,10 +262,10 @@ def _sent_bytes_per_s(
         )
         for name in parts
     ]
-    c, _ = contention(topology, jobs)
+    c, _ = build_contention(topology, jobs)
     demand = demand_of(c, np.zeros(len(c.bundle_bytes), dtype=np.int64))
     level = np.array([parts[name].level for name in c.jobs], dtype=np.int64)
-    rate = simulate(demand, level, horizon_s=WINDOW_S, warm_s=WINDOW_S).iterations
+    rate = simulate_fluid(demand, level, horizon_s=WINDOW_S, warm_s=WINDOW_S).iterations
     tier, e = topology.vertices.tier, topology.links
     outward = (tier[e.source] == Tier.NIC) & (tier[e.target] == Tier.TOR)
     each = demand.busy_s * e.bytes_per_s[demand.link] * outward[demand.link]

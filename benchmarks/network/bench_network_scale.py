@@ -11,33 +11,33 @@ from typing import Annotated, Final, TypeVar
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.network import crowds
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.network import clos_jobs
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.tables import Ints
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.network.compression import compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.priorities import order_of
-from tessera.solvers.network.replan import Options, replan
+from tessera.solvers.network.replan import PlanningOptions, replan
 
 NETWORKS: Final = {
-    "packed": crowds.pack_jobs,
-    "scattered": crowds.scatter_jobs,
-    "crossing": crowds.crossing,
+    "packed": clos_jobs.pack_jobs,
+    "scattered": clos_jobs.scatter_jobs,
+    "crossing": clos_jobs.crossing_jobs,
 }
-DENSE: Final = {"half": crowds.half, "one-link": crowds.one_link}
-FEW: Final = 20
+DENSE_GRAPHS: Final = {"half": clos_jobs.half_shared, "one-link": clos_jobs.one_link}
+WARM_UP_JOBS: Final = 20
 """Jobs of the warm-up run, which keeps compilation out of the timings."""
 
-Found = TypeVar("Found")
+TimedResult = TypeVar("TimedResult")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ScaleSettings:
     """The settings that all rows share."""
 
     jobs: int
@@ -47,7 +47,7 @@ class Settings:
     seed: int
 
 
-@case(
+@register_case(
     "network-scale",
     smoke={"jobs": 150, "repeats": 1},
     compress_s=("<=", 1.0),
@@ -93,12 +93,12 @@ def network_scale(
     and for the levels returned. Times with other options than the defaults have no bounds.
     ``*_cpu_s`` are processor seconds, which other programs disturb less.
     """
-    s = Settings(jobs=jobs, levels=levels, samples=samples, repeats=repeats, seed=seed)
-    _row("warm", crowds.crossing(FEW, seed), s)
+    s = ScaleSettings(jobs=jobs, levels=levels, samples=samples, repeats=repeats, seed=seed)
+    _row("warm", clos_jobs.crossing_jobs(WARM_UP_JOBS, seed), s)
     table = []
-    for at in steps(len(NETWORKS) + len(DENSE), "graphs"):
-        name = [*NETWORKS, *DENSE][at]
-        make: Callable[[int, int], Contention | Demand] = (NETWORKS | DENSE)[name]
+    for at in track_steps(len(NETWORKS) + len(DENSE_GRAPHS), "graphs"):
+        name = [*NETWORKS, *DENSE_GRAPHS][at]
+        make: Callable[[int, int], Contention | LinkDemand] = (NETWORKS | DENSE_GRAPHS)[name]
         table.append(_row(name, make(jobs, seed), s))
     rows = {str(row["graph"]): row for row in table}
     networks = [rows[name] for name in NETWORKS]
@@ -121,16 +121,16 @@ def network_scale(
     )
 
 
-def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure | str]:
+def _row(name: str, graph: Contention | LinkDemand, s: ScaleSettings) -> dict[str, Figure | str]:
     """Return the row of one graph. If the graph is a network, it is planned first."""
     row: dict[str, Figure | str] = {"graph": name}
     if isinstance(graph, Contention):
         network = graph
-        options = Options(samples=s.samples, seed=s.seed)
+        options = PlanningOptions(samples=s.samples, seed=s.seed)
         plan, row["replan_s"], row["replan_cpu_s"] = _timed(
             lambda: replan(network, levels=s.levels, options=options), s.repeats
         )
-        row["violations"] = len(network_violations(network, plan))
+        row["violations"] = len(find_network_violations(network, plan))
         demand, order = demand_of(network, plan.chosen), plan.order
     else:
         demand, order = graph, order_of(graph.intensity)
@@ -155,11 +155,11 @@ def _row(name: str, graph: Contention | Demand, s: Settings) -> dict[str, Figure
         "orders_lost": dag.lost(best.level) / stake,
         "lost": result.lost / stake,
         "proven": result.proven,
-        **_beside_plain(dag, s.levels, s.repeats),
+        **_compare_with_plain(dag, s.levels, s.repeats),
     }
 
 
-def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:
+def _compare_with_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:
     """Compare the plain program with ours on the largest part, in the order of urgency."""
     if not dag.parts:
         return {"plain_ratio": 1.0, "alike": True}
@@ -170,7 +170,7 @@ def _beside_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str
     return {"plain_ratio": plain_s / took_s, "alike": ours.level.tolist() == plain.level.tolist()}
 
 
-def _timed(work: Callable[[], Found], repeats: int) -> tuple[Found, float, float]:
+def _timed(work: Callable[[], TimedResult], repeats: int) -> tuple[TimedResult, float, float]:
     """Return the result of the work, with the medians of its wall and processor seconds."""
     wall_s, cpu_s = [], []
     for _ in range(repeats):

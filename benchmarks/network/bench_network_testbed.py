@@ -9,21 +9,21 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.network.scenarios import SCENARIOS, Scenario
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.network.scenarios import SCENARIOS, TestbedScenario
 from tessera.benchmarks.network.workload import PEAK_FLOP_PER_S
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.topology import Topology
-from tessera.simulator.comparison.contestants import split_list
+from tessera.simulator.comparison.policies import split_list
 from tessera.simulator.figures import Figure, Report
-from tessera.solvers.network.fluid import simulate
-from tessera.solvers.network.mechanisms import mechanism
+from tessera.solvers.network.fluid import simulate_fluid
+from tessera.solvers.network.mechanisms import make_mechanism
 
-WARM: Final = 20.0
+WARM_UP_ITERATIONS: Final = 20.0
 """Iterations of the slowest job before counting begins."""
 VARIANTS: Final[Mapping[str, tuple[float, bool]]] = {
     "published": (16, True),
@@ -31,12 +31,12 @@ VARIANTS: Final[Mapping[str, tuple[float, bool]]] = {
     "bare": (6, False),
 }
 """GPTs' sequences per GPU, and whether communication is hidden as in ``estimator/families.py``."""
-COMPARED: Final = "crux-paper,crux-full"
+DEFAULT_MECHANISMS: Final = "crux-paper,crux-full"
 LABELS: Final = {"crux-paper": "crux", "crux-full": "ours"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class SimulationWindow:
     """The length of simulations and the number of draws.
 
     The length is in iterations of the slowest job. Each draw has its own phases and ECMP hash.
@@ -47,7 +47,7 @@ class Window:
     seed: int
 
 
-@case(
+@register_case(
     "network-testbed",
     smoke={"scenarios": "four-job mix", "draws": 2, "iterations": 5, "variants": "published"},
 )
@@ -55,7 +55,7 @@ def network_testbed(
     *,
     mechanisms: Annotated[
         str, typer.Option(help="Comma-separated mechanisms to compare with ECMP.")
-    ] = COMPARED,
+    ] = DEFAULT_MECHANISMS,
     variants: Annotated[
         str, typer.Option(help="Comma-separated variants of how jobs train.")
     ] = ",".join(VARIANTS),
@@ -94,7 +94,7 @@ def network_testbed(
     named after the variant, and GPT's iteration time, alone and together with the BERT under ECMP
     (the paper: 1.70 s).
     """
-    window = Window(iterations=iterations, draws=draws, seed=seed)
+    window = SimulationWindow(iterations=iterations, draws=draws, seed=seed)
     chosen = split_list(mechanisms)
     ways = split_list(variants, tuple(VARIANTS))
     wanted = [
@@ -110,17 +110,17 @@ def network_testbed(
             "--scenarios", f"no scenario's name contains {scenarios!r}; choose from {names}"
         )
     table: list[dict[str, Figure | str]] = []
-    for at in steps(len(wanted), "scenarios"):
-        table += rows(*wanted[at], chosen, window)
+    for at in track_steps(len(wanted), "scenarios"):
+        table += scenario_rows(*wanted[at], chosen, window)
     return Report(seed=seed, figures=_figures(table), table=table)
 
 
-def rows(
-    scenario: Scenario, way: str, names: Sequence[str], window: Window
+def scenario_rows(
+    scenario: TestbedScenario, way: str, names: Sequence[str], window: SimulationWindow
 ) -> list[dict[str, Figure | str]]:
     """Return a scenario's rows, for each job and all together, under ECMP and each mechanism."""
     network, jobs = scenario.topology(), scenario.network_jobs(*VARIANTS[way])
-    met, _ = contention(network, jobs)
+    met, _ = build_contention(network, jobs)
     alone = best_alone(network, jobs)
     ecmp = np.stack([_rates(met, "ecmp", draw, window) for draw in range(window.draws)])
     result: list[dict[str, Figure | str]] = []
@@ -160,24 +160,24 @@ def rows(
 
 def best_alone(network: Topology, jobs: Sequence[NetworkJob]) -> Floats:
     """Return each job's iterations per second when it runs alone, on paths chosen for it, (J,)."""
-    plan = mechanism("crux-paper").plan
-    met = [contention(network, [job])[0] for job in jobs]
+    plan = make_mechanism("crux-paper").plan
+    met = [build_contention(network, [job])[0] for job in jobs]
     return np.array([1 / demand_of(one, plan(one, levels=1).chosen).alone_s[0] for one in met])
 
 
-def _rates(met: Contention, name: str, draw: int, window: Window) -> Floats:
+def _rates(met: Contention, name: str, draw: int, window: SimulationWindow) -> Floats:
     """Return each job's iterations per second, (J,). The seed draws the phases and ECMP hashes."""
     seed = 1_000 * window.seed + draw
-    plan = mechanism(name).plan(met, levels=8, seed=seed)
+    plan = make_mechanism(name).plan(met, levels=8, seed=seed)
     demand = demand_of(met, plan.chosen)
     phase = np.random.default_rng(seed).random(demand.jobs)
     longest_s = float(demand.alone_s.max())
     offset_s = phase * demand.alone_s if plan.offset_s is None else plan.offset_s
-    return simulate(
+    return simulate_fluid(
         demand,
         plan.level,
         horizon_s=window.iterations * longest_s,
-        warm_s=WARM * longest_s,
+        warm_s=WARM_UP_ITERATIONS * longest_s,
         offset_s=offset_s,
     ).iterations
 

@@ -8,20 +8,20 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.options import in_sweep, numbers
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.options import parse_number_list, with_sweep
+from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.network.fabrics import FABRICS
-from tessera.benchmarks.network.traces import SCHEDULERS, Played
-from tessera.benchmarks.network.workload import DAY_S, Workload
-from tessera.simulator.comparison.contestants import split_list
+from tessera.benchmarks.network.traces import SCHEDULERS, SimulatedTrace
+from tessera.benchmarks.network.workload import DAY_S, TraceWorkload
+from tessera.simulator.comparison.policies import split_list
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
-from tessera.solvers.network.mechanisms import names
+from tessera.solvers.network.mechanisms import mechanism_names
 
-ALONE: Final = "first-fit"
+FIRST_FIT: Final = "first-fit"
 """The placement that stands for no job scheduler of the paper."""
 PLAIN, UNCOMPRESSED, OURS = "crux-paper", "crux-ps-pa", "crux-full"
-STACKED: Final = f"ecmp,{PLAIN},{OURS}"
+STACKED_MECHANISMS: Final = f"ecmp,{PLAIN},{OURS}"
 _SHOWN: Final = (
     "of_all",
     "of_held",
@@ -48,10 +48,10 @@ _STATISTICS: Final = (
     "contended_gpu_time",
 )
 
-Runs = Mapping[Played, Mapping[str, Any]]
+Runs = Mapping[SimulatedTrace, Mapping[str, Any]]
 
 
-@case(
+@register_case(
     "network-trace",
     smoke={
         "days": 0.04,
@@ -65,7 +65,7 @@ Runs = Mapping[Played, Mapping[str, Any]]
     },
     compression_loss=("<=", 0.005),
 )
-@in_sweep
+@with_sweep
 def network_trace(
     *,
     days: Annotated[
@@ -81,11 +81,11 @@ def network_trace(
     largest: Annotated[int, typer.Option(help="GPUs of the largest job.", min=1)] = 512,
     levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=8)] = 8,
     mechanisms: Annotated[str, typer.Option(help="Comma-separated mechanisms.")] = ",".join(
-        names()
+        mechanism_names()
     ),
     stacked: Annotated[
         str, typer.Option(help="Comma-separated mechanisms to run under job schedulers.")
-    ] = STACKED,
+    ] = STACKED_MECHANISMS,
     fabrics: Annotated[str, typer.Option(help="Comma-separated networks.")] = ",".join(FABRICS),
     schedulers: Annotated[
         str, typer.Option(help="Comma-separated job schedulers on the first network. Empty: none.")
@@ -150,22 +150,24 @@ def network_trace(
     same times: ``compression_loss`` (at most 0.005), the largest share of flop lost to ``levels``
     compared with a level for each job; ``noise_*_loss``; ``*_beside_ecmp_gain`` of plain Crux.
     """
-    workload = Workload(
+    workload = TraceWorkload(
         days=days, jobs_a_day=jobs_a_day, gpus=gpus, demand=demand, largest=largest, seed=seed
     )
-    alone, under = split_list(mechanisms, names()), split_list(stacked, names())
+    alone, under = split_list(mechanisms, mechanism_names()), split_list(stacked, mechanism_names())
     nets = split_list(fabrics, tuple(FABRICS))
     stack = split_list(schedulers, SCHEDULERS) if schedulers else []
     errors = [
         n
-        for n in numbers("--noises", noises, lambda n: 0 <= n < 1, "numbers from 0 to below 1")
+        for n in parse_number_list(
+            "--noises", noises, lambda n: 0 <= n < 1, "numbers from 0 to below 1"
+        )
         if n > 0
     ]
-    judged = tuple(split_list(beside, names())) if beside else ()
+    judged = tuple(split_list(beside, mechanism_names())) if beside else ()
 
-    def asked(fabric: str, name: str, scheduler: str = ALONE) -> Played:
-        plain = name == PLAIN and scheduler == ALONE
-        return Played(
+    def asked(fabric: str, name: str, scheduler: str = FIRST_FIT) -> SimulatedTrace:
+        plain = name == PLAIN and scheduler == FIRST_FIT
+        return SimulatedTrace(
             fabric=fabric,
             mechanism=name,
             scheduler=scheduler,
@@ -182,10 +184,10 @@ def network_trace(
     wanted += [asked(nets[0], name, scheduler=way) for way in stack for name in under]
     result = sweep.run([one.task() for one in wanted])
     runs = {one: result[one.name] for one in wanted}
-    return Report(seed=seed, figures=figures(runs), table=rows(runs))
+    return Report(seed=seed, figures=trace_figures(runs), table=run_rows(runs))
 
 
-def rows(runs: Runs) -> list[dict[str, Figure | str]]:
+def run_rows(runs: Runs) -> list[dict[str, Figure | str]]:
     """Return a row for each run."""
     jct_s = _common_jct_s(runs)
     return [
@@ -204,14 +206,14 @@ def rows(runs: Runs) -> list[dict[str, Figure | str]]:
     ]
 
 
-def figures(runs: Runs) -> dict[str, Figure]:
+def trace_figures(runs: Runs) -> dict[str, Figure]:
     """Return the gains, the loss to compression and the loss to noise."""
     done = {(o.fabric, o.scheduler, o.mechanism): run for o, run in runs.items()}
     result: dict[str, Figure] = {}
     losses = []
     for fabric in dict.fromkeys(one.fabric for one in runs):
         key = _key(fabric)
-        flop = {m: r["flop"] for (f, s, m), r in done.items() if (f, s) == (fabric, ALONE)}
+        flop = {m: r["flop"] for (f, s, m), r in done.items() if (f, s) == (fabric, FIRST_FIT)}
         others = {m: x for m, x in flop.items() if not m.startswith("crux")}
         for label, name in (("crux", PLAIN), ("ours", OURS)):
             if name in flop and others:
@@ -219,14 +221,14 @@ def figures(runs: Runs) -> dict[str, Figure]:
                     flop[name] / max(others.values()) - 1
                 )
             if name in flop and "ecmp" in flop:
-                run, ecmp = done[fabric, ALONE, name], done[fabric, ALONE, "ecmp"]
+                run, ecmp = done[fabric, FIRST_FIT, name], done[fabric, FIRST_FIT, "ecmp"]
                 result[f"{key}_{label}_gain"] = flop[name] / flop["ecmp"] - 1
                 result[f"{key}_{label}_points"] = 100 * (run["of_held"] - ecmp["of_held"])
-        beside = done[fabric, ALONE, PLAIN]["beside_flop"] if PLAIN in flop else {}
+        beside = done[fabric, FIRST_FIT, PLAIN]["beside_flop"] if PLAIN in flop else {}
         for name, other in beside.items():
             if name == UNCOMPRESSED:
                 losses.append(1 - flop[PLAIN] / other)
-            elif name in names():
+            elif name in mechanism_names():
                 result[f"{key}_beside_{_key(name)}_gain"] = flop[PLAIN] / other - 1
             else:
                 result[f"{name.replace(' ', '_')}_loss"] = 1 - other / flop[PLAIN]
@@ -234,7 +236,7 @@ def figures(runs: Runs) -> dict[str, Figure]:
         result["compression_loss"] = max(losses)
     for (fabric, scheduler, name), run in done.items():
         label = {PLAIN: "crux", OURS: "ours"}.get(name, "")
-        if label and scheduler != ALONE and (fabric, scheduler, "ecmp") in done:
+        if label and scheduler != FIRST_FIT and (fabric, scheduler, "ecmp") in done:
             over = run["flop"] / done[fabric, scheduler, "ecmp"]["flop"] - 1
             result[f"{scheduler}_{label}_gain"] = over
     ours = [run for (_, _, name), run in done.items() if name == OURS]
@@ -248,7 +250,7 @@ def _key(name: str) -> str:
     return name.replace("-", "_").rstrip("*")
 
 
-def _over_ecmp(runs: Runs, one: Played) -> float:
+def _over_ecmp(runs: Runs, one: SimulatedTrace) -> float:
     """Return a run's gain in flop over ECMP in the same setting, or NaN if ECMP was not run."""
     beside = [
         run["flop"]
@@ -258,12 +260,12 @@ def _over_ecmp(runs: Runs, one: Played) -> float:
     return float(runs[one]["flop"] / beside[0] - 1) if beside else float("nan")
 
 
-def _common_jct_s(runs: Runs) -> dict[Played, np.ndarray]:
+def _common_jct_s(runs: Runs) -> dict[SimulatedTrace, np.ndarray]:
     """Return the JCTs of jobs that ended in all runs of the same network and scheduler."""
-    together: dict[tuple[str, str], list[Played]] = {}
+    together: dict[tuple[str, str], list[SimulatedTrace]] = {}
     for one in runs:
         together.setdefault((one.fabric, one.scheduler), []).append(one)
-    result: dict[Played, np.ndarray] = {}
+    result: dict[SimulatedTrace, np.ndarray] = {}
     for group in together.values():
         jct_s = np.array([_floats(runs[one]["jct_s"]) for one in group])
         ended = np.isfinite(jct_s).all(axis=0)

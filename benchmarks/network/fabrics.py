@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tessera.formulation.topologies.builders import clos, double_sided
+from tessera.formulation.topologies.builders import build_clos, build_double_sided
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 from tessera.formulation.topologies.topology import Topology
 
-HOSTS: Final = 250
+HOST_COUNT: Final = 250
 """Hosts of 8 GPUs: 2,000 GPUs, the least that the trace's cluster has."""
 TOR_BYTES_PER_S: Final = 100 * GBIT_BYTES
 """The speed of each cable between a ToR and an aggregation switch, as in Crux's testbed."""
-OVERSUBSCRIBED: Final = 2.0
+OVERSUBSCRIPTION: Final = 2.0
 """The downward over the upward bandwidth of the double-sided network's ToRs, as in the testbed."""
 
 
@@ -23,14 +23,14 @@ def host_names(hosts: int) -> list[str]:
     return [f"host-{i}" for i in range(hosts)]
 
 
-def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
+def two_layer(hosts: int = HOST_COUNT, share: float = 1.0) -> Topology:
     """Return the Clos of 173 ToRs and 16 aggregation switches.
 
     With fewer hosts there are fewer ToRs, with the same number of hosts per ToR. A ToR has one or
     two hosts of 800 Gb/s each, and 1.6 Tb/s upwards. ``share`` scales links between switches.
     """
-    tors = max(1, round(173 * hosts / HOSTS))
-    return clos(
+    tors = max(1, round(173 * hosts / HOST_COUNT))
+    return build_clos(
         host_names(hosts),
         A100_HOST,
         tors=tors,
@@ -39,7 +39,7 @@ def two_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     )
 
 
-def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
+def three_layer(hosts: int = HOST_COUNT, share: float = 1.0) -> Topology:
     """Return the double-sided network of 6 ToRs, 12 aggregation switches and 32 cores.
 
     Six ToRs for 250 hosts stand for groups of switches, so cables stand for groups of cables. A
@@ -47,8 +47,8 @@ def three_layer(hosts: int = HOSTS, share: float = 1.0) -> Topology:
     These have the same bandwidth upwards and downwards.
     """
     ports = A100_HOST.nics * A100_HOST.nic_bytes_per_s / 2 * hosts / 3  # into one ToR of a pair
-    up = ports / OVERSUBSCRIBED
-    return double_sided(
+    up = ports / OVERSUBSCRIPTION
+    return build_double_sided(
         host_names(hosts),
         A100_HOST,
         tors=6,

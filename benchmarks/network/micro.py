@@ -15,54 +15,54 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.benchmarks.network.optimum import (
-    Space,
-    dense,
+    PlanSpace,
+    dense_levels,
     space_of,
     weak_orders,
     without_inversion,
     works_of,
 )
-from tessera.benchmarks.network.small import Small, draw_case, on_clos, on_torus
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.benchmarks.network.small import SmallCase, draw_case, on_clos, on_torus
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.network.baselines.ecmp import hash_bundles
-from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
-from tessera.solvers.network.baselines.sincronia import bssi
-from tessera.solvers.network.baselines.varys import sebf
+from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first, equal_blocks
+from tessera.solvers.network.baselines.sincronia import bssi_order
+from tessera.solvers.network.baselines.varys import sebf_order
 from tessera.solvers.network.compression import compress_levels, sample_orders
 from tessera.solvers.network.compression.dag import dag_of
-from tessera.solvers.network.factors import factors
+from tessera.solvers.network.factors import correction_factors
 from tessera.solvers.network.floor import apply_floor
-from tessera.solvers.network.fluid import simulate
-from tessera.solvers.network.mechanisms import baselines, mechanism
+from tessera.solvers.network.fluid import simulate_fluid
+from tessera.solvers.network.mechanisms import baseline_mechanisms, make_mechanism
 from tessera.solvers.network.priorities import assign_priorities, order_of
-from tessera.solvers.network.replan import Options, joint, replan
+from tessera.solvers.network.replan import PlanningOptions, plan_best_placement, replan
 from tessera.solvers.network.swaps import change_levels, swap_orders
 
-PLAIN: Final = Options(swap_jobs=0, trials=0, margin=0.0)
+PLAIN_OPTIONS: Final = PlanningOptions(swap_jobs=0, trials=0, margin=0.0)
 """The options for Crux as published."""
-OURS: Final = Options()
-REFERENCES: Final = 3
-WHOLE: Final[Mapping[str, Options]] = {
-    "ours": OURS,
-    "swaps": Options(trials=0),
-    "plain": PLAIN,
-    "references": replace(PLAIN, references=REFERENCES),
+OUR_OPTIONS: Final = PlanningOptions()
+REFERENCE_JOBS: Final = 3
+PLAN_VARIANTS: Final[Mapping[str, PlanningOptions]] = {
+    "ours": OUR_OPTIONS,
+    "swaps": PlanningOptions(trials=0),
+    "plain": PLAIN_OPTIONS,
+    "references": replace(PLAIN_OPTIONS, references=REFERENCE_JOBS),
 }
 """Ways to plan with Crux. With ``swaps``, orders are tried on the engine and paths are not."""
-FLOORS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-NOISE: Final = 0.05
+FAIRNESS_FLOORS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+COMPUTE_NOISE_SD: Final = 0.05
 """The standard deviation of the logarithm of iterations' compute time, for the ``noise`` part."""
-EVEN: Final = 1e-9
+TIE_TOLERANCE: Final = 1e-9
 
 Shares = dict[str, dict[str, float]]
 """A mapping: part -> method -> share of the optimum's work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class CaseJudgement:
     """The results of a case, in a form that JSON can hold."""
 
     shares: Shares
@@ -74,12 +74,12 @@ class Judged:
 
 def judge_case(
     seed: int, number: int, levels: int, *, with_torus: bool, with_placements: bool
-) -> Judged:
+) -> CaseJudgement:
     """Return the results of case ``number`` of a seed."""
     case = draw_case(seed, number)
     c = on_clos(case)
     space = space_of(c)
-    judge = Judge(space, levels)
+    judge = CaseJudge(space, levels)
     plans = _plans(c, levels, number)
     shares = {
         "paths": judge.paths(plans, number),
@@ -94,10 +94,10 @@ def judge_case(
         shares["placement"] = _placements(case, judge, levels)
     if with_torus:
         shares |= _on_torus(on_torus(case), judge, levels, number)
-    return Judged(
+    return CaseJudgement(
         shares=shares,
         facts=judge.facts()
-        | {"violations": sum(len(network_violations(c, plan)) for plan in plans.values())},
+        | {"violations": sum(len(find_network_violations(c, plan)) for plan in plans.values())},
         floors=judge.floors(plans["ours"]),
     )
 
@@ -123,10 +123,10 @@ def judged_many(
     }
 
 
-class Judge:
+class CaseJudge:
     """A judge of decisions about one case, based on the enumeration of all plans."""
 
-    def __init__(self, space: Space, levels: int) -> None:
+    def __init__(self, space: PlanSpace, levels: int) -> None:
         self.space, self.levels = space, levels
         self.few = space.within(levels)
         self.path, self.assignment = space.best(self.few)
@@ -200,7 +200,7 @@ class Judge:
         if plan.offset_s is None and noise == 0.0:
             return self.space.of(plan)
         demand = demand_of(self.space.contention, plan.chosen)
-        run = simulate(
+        run = simulate_fluid(
             demand,
             plan.level,
             horizon_s=self.space.span.horizon_s,
@@ -223,9 +223,9 @@ class Judge:
             order=self.best_order(self.path),
             levels=self.levels,
         )
-        most = self.played(best, noise=NOISE, seed=seed)
+        most = self.played(best, noise=COMPUTE_NOISE_SD, seed=seed)
         return {
-            name: self.played(plans[name], noise=NOISE, seed=seed) / most
+            name: self.played(plans[name], noise=COMPUTE_NOISE_SD, seed=seed) / most
             for name in ("ours", "plain")
         }
 
@@ -236,7 +236,7 @@ class Judge:
         """
         demand = demand_of(self.space.contention, self.space.chosen[path])
         work, level, strict = self.space.work[path], self.space.level, self.space.strict()
-        best = level[self.few & (work >= work[self.few].max() * (1 - EVEN))]
+        best = level[self.few & (work >= work[self.few].max() * (1 - TIE_TOLERANCE))]
         orders = np.argsort(-level[strict], axis=1, kind="stable")
         fits = np.array([bool(without_inversion(demand, order, best).any()) for order in orders])
         result: Ints = orders[int(np.argmax(np.where(fits, work[strict], -np.inf)))]
@@ -247,9 +247,9 @@ class Judge:
         demand, span = demand_of(self.space.contention, plan.chosen), self.space.span
         without = self.space.of(plan)
         rows = []
-        for floor in FLOORS:
+        for floor in FAIRNESS_FLOORS:
             result = apply_floor(demand, plan.level, plan.order, self.levels, floor)
-            run = simulate(demand, result.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
+            run = simulate_fluid(demand, result.level, horizon_s=span.horizon_s, warm_s=span.warm_s)
             least = float((run.iterations * demand.alone_s).min())
             lost = (
                 1
@@ -279,61 +279,65 @@ class Judge:
         }
 
 
-def orders_of(demand: Demand) -> dict[str, Ints]:
+def orders_of(demand: LinkDemand) -> dict[str, Ints]:
     """Return the order of each method on given paths, the most urgent job first."""
-    plain = order_of(assign_priorities(demand, factors(demand)))
-    several = order_of(assign_priorities(demand, factors(demand, references=REFERENCES)))
+    plain = order_of(assign_priorities(demand, correction_factors(demand)))
+    several = order_of(
+        assign_priorities(demand, correction_factors(demand, references=REFERENCE_JOBS))
+    )
     return {
         "ours": swap_orders(demand, plain),
         "plain": plain,
         "references": several,
         "intensity": order_of(demand.intensity),
-        "sincronia": bssi(demand),
-        "varys": sebf(demand),
+        "sincronia": bssi_order(demand),
+        "varys": sebf_order(demand),
     }
 
 
-def levels_of(demand: Demand, order: Ints, levels: int) -> dict[str, Ints]:
+def levels_of(demand: LinkDemand, order: Ints, levels: int) -> dict[str, Ints]:
     """Return the levels of each method from one order."""
     priority = np.zeros(demand.jobs)  # unused, since the order is given
     exact = compress_levels(demand, priority, order, levels)
     dag = dag_of(demand, order)
     cut = np.zeros(demand.jobs, np.int64)
-    cut[dag.job] = sample_orders(dag, levels, PLAIN.samples, PLAIN.seed).level
+    cut[dag.job] = sample_orders(dag, levels, PLAIN_OPTIONS.samples, PLAIN_OPTIONS.seed).level
     first, ranked = contended_first(demand, order)
-    tried = change_levels(demand, exact, levels, least_jobs=levels + 1, most_jobs=OURS.swap_jobs)
+    tried = change_levels(
+        demand, exact, levels, least_jobs=levels + 1, most_jobs=OUR_OPTIONS.swap_jobs
+    )
     return {
         "ours": tried,
         "plain": cut,
         "exact": exact,
         "sincronia": alone_then_rest(first, ranked, levels),
-        "varys": blocks(first, ranked, levels),
+        "varys": equal_blocks(first, ranked, levels),
     }
 
 
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
     """Return all whole plans of a case by name."""
-    result = {name: replan(c, levels=levels, options=each) for name, each in WHOLE.items()}
-    for name in (*baselines(), "crux-pa", "crux-ps-pa"):
-        result[name] = mechanism(name).plan(c, levels=levels, seed=seed)
+    result = {name: replan(c, levels=levels, options=each) for name, each in PLAN_VARIANTS.items()}
+    for name in (*baseline_mechanisms(), "crux-pa", "crux-ps-pa"):
+        result[name] = make_mechanism(name).plan(c, levels=levels, seed=seed)
     return result
 
 
-def _placements(case: Small, judge: Judge, levels: int) -> dict[str, float]:
+def _placements(case: SmallCase, judge: CaseJudge, levels: int) -> dict[str, float]:
     """Return the work of plans with chosen placements, as shares of the best of all placements."""
     candidates = [on_clos(case, at) for at in range(len(case.placements))]
-    judges = [judge, *(Judge(space_of(each), levels) for each in candidates[1:])]
+    judges = [judge, *(CaseJudge(space_of(each), levels) for each in candidates[1:])]
     most = max(each.most for each in judges)
     result = {}
-    for name, options in (("plain", PLAIN), ("ours", OURS)):
+    for name, options in (("plain", PLAIN_OPTIONS), ("ours", OUR_OPTIONS)):
         first = replan(candidates[0], levels=levels, options=options)
         result[f"{name}, first"] = judge.played(first) / most
-        at, plan = joint(candidates, levels=levels, options=options)
+        at, plan = plan_best_placement(candidates, levels=levels, options=options)
         result[f"{name}, joint"] = judges[at].played(plan) / most
     return result
 
 
-def _on_torus(c: Contention, judge: Judge, levels: int, seed: int) -> Shares:
+def _on_torus(c: Contention, judge: CaseJudge, levels: int, seed: int) -> Shares:
     """Return the shares of whole plans and orders on a torus.
 
     They are relative to the best plan found, since there are too many paths to try them all.
@@ -350,7 +354,7 @@ def _on_torus(c: Contention, judge: Judge, levels: int, seed: int) -> Shares:
     for name, plan in plans.items():
         if plan.levels <= levels and plan.offset_s is None:
             row = by_paths[plan.chosen.tobytes()]
-            shares[name] = float(row[at[dense(plan.level[None])[0].tobytes()]]) / most
+            shares[name] = float(row[at[dense_levels(plan.level[None])[0].tobytes()]]) / most
     demand = demand_of(c, plans["ours"].chosen)
     work = by_paths[plans["ours"].chosen.tobytes()]
     orders = {}

@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.benchmarks.network.fabrics import TOR_BYTES_PER_S, host_names
-from tessera.benchmarks.network.workload import GPU
+from tessera.benchmarks.network.workload import GPU_TYPE
 from tessera.estimator.families import family_traffic, gpt_traffic
 from tessera.estimator.hardware import CATALOGUE
 from tessera.formulation.network.flows import NetworkJob
 from tessera.formulation.network.traffic import Traffic
-from tessera.formulation.topologies.builders import build_testbed, clos
+from tessera.formulation.topologies.builders import build_clos, build_testbed
 from tessera.formulation.topologies.shapes import PCIE_HOST
 from tessera.formulation.topologies.topology import Topology
 
-WHOLE: Final = tuple(range(8))
-LOW, HIGH = WHOLE[:4], WHOLE[4:]
-EVEN, ODD = WHOLE[::2], WHOLE[1::2]
+ALL_GPUS: Final = tuple(range(8))
+LOW, HIGH = ALL_GPUS[:4], ALL_GPUS[4:]
+EVEN, ODD = ALL_GPUS[::2], ALL_GPUS[1::2]
 """One GPU of each pair that shares a PCIe switch and a NIC."""
 
 Gang = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class TestbedScenario:
     """A set of jobs on the testbed, with Crux's published gains over plain ECMP as text."""
 
     name: str
@@ -40,7 +40,7 @@ class Scenario:
         """Return the testbed, whose hosts have NVLink or lack it."""
         if self.nvlink:
             return build_testbed()
-        return clos(
+        return build_clos(
             host_names(12), PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S
         )
 
@@ -62,13 +62,13 @@ class Scenario:
 
 def _traffic(family: str, gpus: int, gpt_batch: float | None) -> Traffic:
     if family != "gpt":
-        return family_traffic(family, GPU, gpus).traffic()
-    hardware = next(h for h in CATALOGUE if h.name == GPU)
+        return family_traffic(family, GPU_TYPE, gpus).traffic()
+    hardware = next(h for h in CATALOGUE if h.name == GPU_TYPE)
     return gpt_traffic(hardware, gpus, gpt_batch).traffic()
 
 
 def _whole(*hosts: int) -> Gang:
-    return tuple((host, WHOLE) for host in hosts)
+    return tuple((host, ALL_GPUS) for host in hosts)
 
 
 def _part(indices: tuple[int, ...], *hosts: int) -> Gang:
@@ -86,12 +86,12 @@ _PATHS: Final = "utilisation +8.3 to +12.9 %; GPT JCT -11 to -25 %; BERT JCT 0 t
 _PCIE: Final = "utilisation +9.5 to +14.8 %; BERT JCT -7 to -33 %; ResNet JCT +1 to +3 %"
 
 
-def _pcie(name: str, family: str, *, nvlink: bool = True) -> Scenario:
+def _pcie(name: str, family: str, *, nvlink: bool = True) -> TestbedScenario:
     """Return a scenario of a BERT and a ResNet on two hosts under one ToR.
 
     Each job has one GPU of every pair, so they share only PCIe switches and NICs.
     """
-    return Scenario(
+    return TestbedScenario(
         name=name,
         paper=_PCIE,
         nvlink=nvlink,
@@ -101,10 +101,10 @@ def _pcie(name: str, family: str, *, nvlink: bool = True) -> Scenario:
 
 SCENARIOS: Final = (
     *(
-        Scenario(name=f"paths, {n} BERT", jobs=(_GPT, *_BERTS[:n]), paper=_PATHS)
+        TestbedScenario(name=f"paths, {n} BERT", jobs=(_GPT, *_BERTS[:n]), paper=_PATHS)
         for n in range(1, 5)
     ),
-    Scenario(
+    TestbedScenario(
         name="four-job mix",
         jobs=(
             ("gpt", "gpt", _whole(0, 2, 4, 6, 8, 10)),
@@ -119,7 +119,7 @@ SCENARIOS: Final = (
     _pcie("PCIe, ResNet-152", "resnet-152"),
     _pcie("PCIe without NVLink, ResNet-50", "resnet", nvlink=False),
     _pcie("PCIe without NVLink, ResNet-152", "resnet-152", nvlink=False),
-    Scenario(
+    TestbedScenario(
         name="PCIe and paths",
         jobs=(
             ("bert", "bert", _part(EVEN, 0, 2, 4, 6)),
@@ -128,7 +128,7 @@ SCENARIOS: Final = (
         ),
         paper=_PCIE,
     ),
-    Scenario(
+    TestbedScenario(
         name="co-located",
         jobs=(_GPT, ("bert", "bert", _whole(1, 3))),
         paper="without Crux: GPT's iteration 1.53 s alone, 1.70 s together with BERT; BERT's"

@@ -10,12 +10,12 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.placement import Gang
 from tessera.formulation.tables import Floats
-from tessera.solvers.network.jobs.muri import IN_TURN, efficiency, interleaved_s
+from tessera.solvers.network.jobs.muri import EFFICIENCY_THRESHOLD, group_efficiency, interleaved_s
 from tessera.solvers.network.jobs.placers import Occupancy
 
 
 @dataclass(slots=True)
-class _Seat:
+class _SharedGang:
     """A gang with the jobs on it. Its GPUs are booked under ``key``, the first of these jobs."""
 
     key: str
@@ -34,7 +34,7 @@ class MuriPlaces:
 
     def __init__(self, book: Occupancy, met: Callable[[str, Gang], Contention]) -> None:
         self._book, self._met = book, met
-        self._seat: dict[str, _Seat] = {}
+        self._seat: dict[str, _SharedGang] = {}
         self._changed: set[str] = set()
         self._stage: dict[tuple[str, Gang], Floats] = {}
         self.owner: dict[str, str] = {}
@@ -44,7 +44,7 @@ class MuriPlaces:
         """Return free GPUs for the job, or those of another job, or None if neither is possible."""
         gang = self._book.allocate(job, gpus)
         if gang is not None:
-            self._seat[job] = _Seat(job, gang, [job])
+            self._seat[job] = _SharedGang(job, gang, [job])
             self.owner[job] = job
             return gang
         seat = self._partner(job, gpus)
@@ -71,16 +71,16 @@ class MuriPlaces:
         names, self._changed = sorted(self._changed), set()
         return {name: self._together(name) for name in names}
 
-    def _partner(self, job: str, gpus: int) -> _Seat | None:
+    def _partner(self, job: str, gpus: int) -> _SharedGang | None:
         alone = [s for s in self._seat.values() if len(s.jobs) == 1 and s.gang.gpus == gpus]
         if not alone:
             return None
         pairs = np.stack(
             [np.stack([self._stages(s.jobs[0], s.gang), self._stages(job, s.gang)]) for s in alone]
         )
-        worth = efficiency(pairs)
+        worth = group_efficiency(pairs)
         best = int(np.argmax(worth))
-        return alone[best] if worth[best] > IN_TURN * (1 + 1e-9) else None
+        return alone[best] if worth[best] > EFFICIENCY_THRESHOLD * (1 + 1e-9) else None
 
     def _stages(self, job: str, gang: Gang) -> Floats:
         """Return the job's seconds on the GPU and on the network per iteration, (2,)."""

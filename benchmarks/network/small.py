@@ -2,7 +2,7 @@
 
 Crux (6) gives only the size of its 1,500 cases: at most 20 hosts of 8 GPUs, a two-layer Clos of
 2 to 4 ToRs and 2 aggregation switches, 5 jobs and 3 levels. The properties of the jobs are our
-own, see ``Ranges``.
+own, see ``CaseRanges``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from tessera.benchmarks.network.fabrics import host_names
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
-from tessera.formulation.tables import Floats, Ints, starts
-from tessera.formulation.topologies.builders import clos, torus
+from tessera.formulation.tables import Floats, Ints, run_starts
+from tessera.formulation.topologies.builders import build_clos, build_torus
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 from tessera.formulation.topologies.topology import Tier, Topology
 
-JOBS: Final = 5
+JOBS_PER_CASE: Final = 5
 AGGREGATIONS: Final = 2
-MOST_HOSTS: Final = 20
-TORI: Final = ((3, 3), (3, 4), (3, 5), (4, 4), (3, 6), (4, 5))
+MAX_HOSTS: Final = 20
+TORUS_SIZES: Final = ((3, 3), (3, 4), (3, 5), (4, 4), (3, 6), (4, 5))
 """Tori in ascending order of size. A case takes the first that holds its jobs."""
-PLACEMENTS: Final = 3
-TRIES: Final = 10_000
+PLACEMENT_COUNT: Final = 3
+MAX_DRAWS: Final = 10_000
 
 
 Placement = tuple[tuple[int, ...], ...]
@@ -36,7 +36,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
+class CaseRanges:
     """The distributions from which cases are drawn. A pair of numbers is a range."""
 
     tors: tuple[int, ...] = (2, 3, 4)
@@ -57,7 +57,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class SmallJob:
     """A job's compute and communication in one iteration, independent of its placement."""
 
     hosts: int
@@ -68,19 +68,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Small:
+class SmallCase:
     """A case: jobs and their placements on whole hosts. A job's hosts are in ascending order."""
 
     tors: int
     hosts: int
     cable_bytes_per_s: float
-    jobs: tuple[Job, ...]
+    jobs: tuple[SmallJob, ...]
     placements: tuple[Placement, ...]  # on the Clos; there are ``PLACEMENTS`` of them
     torus_sizes: tuple[int, int]
     torus_placement: Placement
 
 
-def draw_case(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
+def draw_case(seed: int, number: int, *, ranges: CaseRanges | None = None) -> SmallCase:
     """Return case ``number`` of a seed, in which every job crosses ToRs in each placement.
 
     The hosts of a placement are drawn again until that holds and the network is busy enough: if
@@ -90,58 +90,58 @@ def draw_case(seed: int, number: int, *, ranges: Ranges | None = None) -> Small:
     Raises:
         InvalidInput: no such case was found.
     """
-    r, rng = ranges or Ranges(), np.random.default_rng((seed, number))
-    for _ in range(TRIES):
+    r, rng = ranges or CaseRanges(), np.random.default_rng((seed, number))
+    for _ in range(MAX_DRAWS):
         tors = int(rng.choice(r.tors))
-        counts = rng.choice(r.hosts, JOBS)
-        if counts.sum() > MOST_HOSTS:
+        counts = rng.choice(r.hosts, JOBS_PER_CASE)
+        if counts.sum() > MAX_HOSTS:
             continue
-        hosts = int(rng.integers(counts.sum(), MOST_HOSTS + 1))
+        hosts = int(rng.integers(counts.sum(), MAX_HOSTS + 1))
         speed = float(rng.choice(r.cable_gbit)) * GBIT_BYTES
         jobs = tuple(_job(count, r, rng) for count in counts.tolist())
         # More placements are drawn than needed, since many do not meet the conditions.
-        tried = [_placed(counts, rng.permutation(hosts)) for _ in range(10 * PLACEMENTS)]
+        tried = [_placed(counts, rng.permutation(hosts)) for _ in range(10 * PLACEMENT_COUNT)]
         fit = [one for one in tried if _meets(jobs, one, tors, hosts, r.least_load)]
-        if len(fit) >= PLACEMENTS:
-            sizes = next(s for s in TORI if s[0] * s[1] >= counts.sum())
-            return Small(
+        if len(fit) >= PLACEMENT_COUNT:
+            sizes = next(s for s in TORUS_SIZES if s[0] * s[1] >= counts.sum())
+            return SmallCase(
                 tors=tors,
                 hosts=hosts,
                 cable_bytes_per_s=speed,
                 jobs=jobs,
-                placements=tuple(fit[:PLACEMENTS]),
+                placements=tuple(fit[:PLACEMENT_COUNT]),
                 torus_sizes=sizes,
                 torus_placement=_placed(counts, rng.permutation(sizes[0] * sizes[1])),
             )
-    raise InvalidInput("ranges", f"gave no case in {TRIES} draws; request less load")
+    raise InvalidInput("ranges", f"gave no case in {MAX_DRAWS} draws; request less load")
 
 
-def on_clos(case: Small, placement: int = 0) -> Contention:
+def on_clos(case: SmallCase, placement: int = 0) -> Contention:
     """Return the jobs on the two-layer Clos, where each job takes one aggregation switch.
 
     Each job reduces gradients in rings over its hosts, one ring for each GPU of a host. The hosts
     of a ring are in order, so each ring enters and leaves each of the job's ToRs once.
     """
-    topology = clos(
+    topology = build_clos(
         host_names(case.hosts),
         A100_HOST,
         tors=case.tors,
         aggregations=AGGREGATIONS,
         tor_bytes_per_s=case.cable_bytes_per_s,
     )
-    result, _ = contention(topology, _jobs(case, case.placements[placement]))
+    result, _ = build_contention(topology, _jobs(case, case.placements[placement]))
     return one_choice(topology, result)
 
 
-def on_torus(case: Small) -> Contention:
+def on_torus(case: SmallCase) -> Contention:
     """Return the same jobs on a torus with the same cables, where each flow chooses its path."""
-    topology = torus(
+    topology = build_torus(
         host_names(case.torus_sizes[0] * case.torus_sizes[1]),
         A100_HOST,
         sizes=case.torus_sizes,
         link_bytes_per_s=case.cable_bytes_per_s,
     )
-    return contention(topology, _jobs(case, case.torus_placement))[0]
+    return build_contention(topology, _jobs(case, case.torus_placement))[0]
 
 
 def one_choice(topology: Topology, found: Contention) -> Contention:
@@ -181,7 +181,7 @@ def one_choice(topology: Topology, found: Contention) -> Contention:
         bundle_messages=np.ones(len(owner), np.int64),
         candidate_start=np.arange(len(owner) + 1) * many,
         candidate=np.arange(len(links_of)),
-        path_start=starts(np.array([len(links) for links in links_of], np.int64)),
+        path_start=run_starts(np.array([len(links) for links in links_of], np.int64)),
         path_link=np.concatenate([*links_of, np.zeros(0, np.int64)]),
         path_delay_s=np.zeros(len(links_of)),
         bundle_source=np.zeros(0, np.int64),
@@ -189,11 +189,11 @@ def one_choice(topology: Topology, found: Contention) -> Contention:
     )
 
 
-def _job(hosts: int, r: Ranges, rng: np.random.Generator) -> Job:
+def _job(hosts: int, r: CaseRanges, rng: np.random.Generator) -> SmallJob:
     compute_s = float(np.exp(rng.uniform(*np.log(r.compute_s))))
     comm_s = compute_s * float(np.exp(rng.uniform(*np.log(r.comm_share))))
     rate = float(rng.uniform(*r.gpu_flop_per_s))
-    return Job(
+    return SmallJob(
         hosts=hosts,
         compute_s=compute_s,
         start_s=compute_s * float(rng.uniform(*r.begins)),
@@ -210,7 +210,9 @@ def _placed(counts: Ints, hosts: Ints) -> Placement:
     )
 
 
-def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, least: float) -> bool:
+def _meets(
+    jobs: tuple[SmallJob, ...], placed: Placement, tors: int, hosts: int, least: float
+) -> bool:
     """Return whether each job crosses ToRs and the highest cable load is at least ``least``."""
     load = np.zeros(tors)
     for job, at in zip(jobs, placed, strict=True):
@@ -221,7 +223,7 @@ def _meets(jobs: tuple[Job, ...], placed: Placement, tors: int, hosts: int, leas
     return bool(load.max() >= least)
 
 
-def _jobs(case: Small, placed: Placement) -> list[NetworkJob]:
+def _jobs(case: SmallCase, placed: Placement) -> list[NetworkJob]:
     gpus = A100_HOST.gpus
     result = []
     for number, (job, hosts) in enumerate(zip(case.jobs, placed, strict=True)):

@@ -15,32 +15,32 @@ from tessera.benchmarks.network.sharing import MuriPlaces
 from tessera.benchmarks.network.workload import (
     DAY_S,
     PEAK_FLOP_PER_S,
-    Workload,
+    TraceWorkload,
     jobs_of,
-    statistics,
+    trace_statistics,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
-from tessera.formulation.topologies.topology import NOWHERE, Topology
-from tessera.simulator.network.rates import Rates, Window
+from tessera.formulation.topologies.topology import NO_HOST, Topology
+from tessera.simulator.network.rates import GroupRates, RateWindow
 from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
 from tessera.simulator.sweeps.tasks import Task
 from tessera.solvers.network.jobs.hived import HiveD
 from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
-from tessera.solvers.network.mechanisms import mechanism
+from tessera.solvers.network.mechanisms import make_mechanism
 
 SCHEDULERS: Final = ("first-fit", "random", "hived", "muri")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class SimulatedTrace:
     """A simulated run: a workload on a network under a mechanism and a job scheduler.
 
     Further mechanisms may be judged on the same jobs at the same times. For each of ``noises``, the
@@ -61,7 +61,7 @@ class Played:
     noises: tuple[float, ...] = ()
     background: float = 0.0
     window: float = 20.0
-    workload: Workload = field(default_factory=Workload)
+    workload: TraceWorkload = field(default_factory=TraceWorkload)
 
     @property
     def name(self) -> str:
@@ -78,21 +78,23 @@ class Played:
 
 
 def play_trace(*, workload: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Run the trace of ``Played``'s options to the end of its days and return its summary."""
-    asked = Played(**options, workload=Workload(**workload))
+    """Run the trace of ``SimulatedTrace``'s options to the end of its days and return its summary."""
+    asked = SimulatedTrace(**options, workload=TraceWorkload(**workload))
     jobs = jobs_of(asked.workload)
-    result, owner = ran(asked, jobs)
-    return summary(asked.workload, jobs, result, owner)
+    result, owner = simulate_trace(asked, jobs)
+    return summarize_run(asked.workload, jobs, result, owner)
 
 
-def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[str, str]]:
+def simulate_trace(
+    asked: SimulatedTrace, jobs: Sequence[TraceJob]
+) -> tuple[TraceResult, Mapping[str, str]]:
     """Run jobs over the days of the workload.
 
     Return the result, and for jobs that shared GPUs the first job of their group.
     """
     w = asked.workload
     topology = FABRICS[asked.fabric](-(-w.gpus // A100_HOST.gpus), asked.speed)
-    network = Network(topology, asked.background)
+    network = ContentionNetwork(topology, asked.background)
     book = Occupancy(topology, _placer(asked.scheduler, topology, w.seed))
     traffic = {job.name: job.traffic for job in jobs}
     muri = None
@@ -100,13 +102,13 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
         muri = MuriPlaces(book, lambda name, gang: network.part(name, traffic[name], gang))
 
     def planner(name: str, noise: float = 0.0) -> Callable[[Contention], NetworkPlan]:
-        plan = mechanism(name).plan
+        plan = make_mechanism(name).plan
         return lambda seen: plan(
             mismeasure_times(seen, noise, w.seed), levels=asked.levels, seed=w.seed
         )
 
     beside = {name: planner(name) for name in asked.beside}
-    beside |= {noisy(noise): planner(asked.mechanism, noise) for noise in asked.noises}
+    beside |= {noise_name(noise): planner(asked.mechanism, noise) for noise in asked.noises}
     cluster = Cluster(
         gpus=w.gpus if muri is None else 2 * w.gpus,
         places=book if muri is None else muri,
@@ -116,12 +118,12 @@ def ran(asked: Played, jobs: Sequence[TraceJob]) -> tuple[TraceResult, Mapping[s
         changed=None if muri is None else muri.changed,
         beside=beside,
     )
-    rates = Rates(Window(iterations=asked.window))
+    rates = GroupRates(RateWindow(iterations=asked.window))
     result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
     return result, {} if muri is None else muri.owner
 
 
-def noisy(noise: float) -> str:
+def noise_name(noise: float) -> str:
     """Return the name of the comparison with plans on mismeasured traffic."""
     return f"noise {noise:g}"
 
@@ -137,12 +139,12 @@ def _placer(scheduler: str, topology: Topology, seed: int) -> Placer:
     raise InvalidInput("scheduler", f"unknown {scheduler!r}; choose one of {', '.join(SCHEDULERS)}")
 
 
-class Network:
+class ContentionNetwork:
     """A topology on which the contention of single jobs is made."""
 
     def __init__(self, topology: Topology, background: float = 0.0) -> None:
         v, e = topology.vertices, topology.links
-        outside = (v.host[e.source] == NOWHERE) | (v.host[e.target] == NOWHERE)
+        outside = (v.host[e.source] == NO_HOST) | (v.host[e.target] == NO_HOST)
         self._topology, self._routes = topology, Routes(topology)
         self._background: Floats = np.where(outside, background, 0.0)
 
@@ -152,7 +154,7 @@ class Network:
         placed = NetworkJob(
             name=name, gang=tuple((hosts[h], at) for h, at in gang.members), traffic=traffic
         )
-        result, _ = contention(self._topology, [placed], routes=self._routes)
+        result, _ = build_contention(self._topology, [placed], routes=self._routes)
         return result.with_background(self._background) if self._background.any() else result
 
 
@@ -173,8 +175,8 @@ def _factor(name: str, noise: float, seed: int) -> float:
     return float(rng.lognormal(-(noise**2) / 2, noise))
 
 
-def summary(
-    w: Workload, jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]
+def summarize_run(
+    w: TraceWorkload, jobs: Sequence[TraceJob], result: TraceResult, owner: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the summary of a run for JSON. ``jct_s`` has None for jobs that have not ended."""
     total_gpu_s = w.gpus * result.ended_s
@@ -201,7 +203,7 @@ def summary(
         "plans": result.plans,
         "plan_s": result.plan_s,
         "slowest_plan_s": result.slowest_plan_s,
-        "statistics": statistics(jobs, result),
+        "statistics": trace_statistics(jobs, result),
         "jct_s": [jct if np.isfinite(jct) else None for jct in result.jct_s.tolist()],
     }
 

@@ -14,12 +14,12 @@ from tessera.formulation.tables import Floats
 from tessera.simulator.network.trace import TraceJob, TraceResult
 
 DAY_S: Final = 86_400.0
-GPU: Final = "a100-80"
+GPU_TYPE: Final = "a100-80"
 PEAK_FLOP_PER_S: Final = 312e12
 """The peak of one A100 in 16 bits, without sparsity (data sheet)."""
 
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SHARES: Final = (0.19, 0.09, 0.10, 0.25, 0.125, 0.08, 0.05, 0.07, 0.03, 0.015)
+GPU_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+COUNT_SHARES: Final = (0.19, 0.09, 0.10, 0.25, 0.125, 0.08, 0.05, 0.07, 0.03, 0.015)
 """The shares of jobs by number of GPUs, which are ours.
 
 As in Crux (section 6), more than a tenth have 128 GPUs or more, and the largest has 512.
@@ -56,7 +56,7 @@ def models_of(gpus: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class TraceWorkload:
     """The distributions from which a trace is drawn.
 
     Jobs arrive by a Poisson process whose rate varies by ``swing`` over a day. Their compute times
@@ -84,7 +84,9 @@ class Workload:
     def sizes(self) -> tuple[list[int], Floats]:
         """Return the jobs' sizes and their shares, without sizes above ``largest``."""
         kept = [
-            (size, share) for size, share in zip(SIZES, SHARES, strict=True) if size <= self.largest
+            (size, share)
+            for size, share in zip(GPU_COUNTS, COUNT_SHARES, strict=True)
+            if size <= self.largest
         ]
         share = np.array([share for _, share in kept])
         return [size for size, _ in kept], share / share.sum()
@@ -96,7 +98,7 @@ class Workload:
         return self.demand * self.gpus * DAY_S / (self.jobs_a_day * float(share @ sizes))
 
 
-def jobs_of(w: Workload) -> list[TraceJob]:
+def jobs_of(w: TraceWorkload) -> list[TraceJob]:
     """Return the jobs of a trace in the order of their arrival."""
     rng = np.random.default_rng(w.seed)
     sizes, share = w.sizes
@@ -108,7 +110,7 @@ def jobs_of(w: Workload) -> list[TraceJob]:
         weights = models_of(size)
         chance = np.array(list(weights.values()), dtype=np.float64)
         family = str(rng.choice(list(weights), p=chance / chance.sum()))
-        traffic = family_traffic(family, GPU, size).traffic()
+        traffic = family_traffic(family, GPU_TYPE, size).traffic()
         result.append(
             TraceJob(
                 name=f"{family}-{number}",
@@ -121,7 +123,7 @@ def jobs_of(w: Workload) -> list[TraceJob]:
     return result
 
 
-def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
+def _arrivals(w: TraceWorkload, rng: np.random.Generator) -> Floats:
     """Return ascending arrival times, from a Poisson process of the highest rate, thinned."""
     most = w.jobs_a_day * (1 + w.swing)
     at = np.sort(rng.uniform(0, w.days, rng.poisson(most * w.days)))
@@ -130,7 +132,7 @@ def _arrivals(w: Workload, rng: np.random.Generator) -> Floats:
     return result
 
 
-def statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float]:
+def trace_statistics(jobs: Sequence[TraceJob], result: TraceResult) -> dict[str, float]:
     """Return the statistics that Crux publishes of its trace, for these jobs as they ran."""
     gpus = np.array([job.gpus for job in jobs])
     started = np.isfinite(result.start_s)

@@ -12,22 +12,22 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.papers.arena.arena import CompatResult, run
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.papers.arena.arena import CompatResult, run_artifact
 from tessera.benchmarks.papers.arena.oddities import (
-    ARENA,
-    PRUNED,
+    ALL_ODDITIES,
+    PRUNED_LAUNCH_COST,
     ROUND_S,
-    UNPRUNED,
+    UNPRUNED_LAUNCH_COST,
     LaunchCost,
     Oddities,
     of_policy,
-    without,
+    switch_off,
 )
-from tessera.benchmarks.papers.arena.rigid import Rigid
+from tessera.benchmarks.papers.arena.rigid import RigidScheduler
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import Information, data_parallel, optimum, single_gpu
+from tessera.formulation.information import Information, data_parallel, searched_optimum, single_gpu
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.comparison.information import read_dp_memory
@@ -39,14 +39,14 @@ from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import Published
+from tessera.solvers.schedulers.base import PublishedScheduler
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gandiva import Gandiva
 from tessera.solvers.schedulers.gavel import Gavel
 from tessera.solvers.schedulers.sia import Sia
 
-QUIET: Final = 100.0
+MIN_COUNTED_SAMPLES_PER_S: Final = 100.0
 """The samples/s below which a round is left out of the artifact's mean."""
 PADDED_JOBS: Final = 828
 PADDED_S: Final = 569_700.0
@@ -54,13 +54,13 @@ PADDED_S: Final = 569_700.0
 
 They are padded to the number of jobs that Arena's policy finishes, with the longest time under any.
 """
-JOBS: Final = 986
-ROUNDS: Final = 2000
+STORED_JOBS: Final = 986
+STORED_ROUNDS: Final = 2000
 """The workload of the stored results: the Philly jobs that arrive within this number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredResult:
     """A policy's results on Philly, as stored by the artifact's authors."""
 
     finished: int
@@ -71,19 +71,21 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class ArtifactPolicy:
     """A policy as run by the artifact. With ``gate``, it sees the optimum behind a memory gate."""
 
-    policy: Callable[[], Published]
-    stored: Stored
-    rigid: Rigid | None = None  # the approximation of the artifact's loop, if it is another policy
+    policy: Callable[[], PublishedScheduler]
+    stored: StoredResult
+    rigid: RigidScheduler | None = (
+        None  # the approximation of the artifact's loop, if it is another policy
+    )
     gate: bool = False
     single: bool = False  # whether it sees a single GPU's throughput times the count
-    launch: LaunchCost = UNPRUNED
+    launch: LaunchCost = UNPRUNED_LAUNCH_COST
 
 
-def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) -> Stored:
-    return Stored(
+def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) -> StoredResult:
+    return StoredResult(
         finished=finished,
         mean_jct_s=jct,
         padded_jct_s=padded,
@@ -92,41 +94,41 @@ def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) 
     )
 
 
-CONTESTANTS: Final = {
-    "fcfs": Contestant(policy=Fcfs, stored=_stored(590, 83_192, 223_034, 4384.8, 6952.5)),
-    "gandiva": Contestant(
+ARTIFACT_POLICIES: Final = {
+    "fcfs": ArtifactPolicy(policy=Fcfs, stored=_stored(590, 83_192, 223_034, 4384.8, 6952.5)),
+    "gandiva": ArtifactPolicy(
         policy=lambda: Gandiva(slice_s=math.inf),
-        rigid=Rigid(name="gandiva-rigid"),
+        rigid=RigidScheduler(name="gandiva-rigid"),
         stored=_stored(608, 78_455, 208_979, 4630.8, 7573.1),
     ),
-    "gavel": Contestant(
+    "gavel": ArtifactPolicy(
         policy=lambda: Gavel(raw=True, max_changes=3),
         gate=True,
-        rigid=Rigid(name="gavel-rigid", any_type=True),
+        rigid=RigidScheduler(name="gavel-rigid", any_type=True),
         stored=_stored(642, 64_879, 178_280, 5049.4, 8738.3),
     ),
-    "elasticflow-ls": Contestant(
+    "elasticflow-ls": ArtifactPolicy(
         policy=lambda: ElasticFlow(loosened=True),
         gate=True,
         stored=_stored(573, 55_515, 213_869, 4629.7, 9588.5),
     ),
-    "sia-arena": Contestant(
+    "sia-arena": ArtifactPolicy(
         policy=lambda: Sia(fairness=0.5),
         gate=True,
         single=True,
-        rigid=Rigid(name="sia-rigid", any_type=True, any_count=True),
+        rigid=RigidScheduler(name="sia-rigid", any_type=True, any_count=True),
         stored=_stored(633, 44_394, 168_107, 5021.9, 9821.2),
     ),
-    "arena": Contestant(
+    "arena": ArtifactPolicy(
         policy=lambda: Arena(objective="samples"),
-        launch=PRUNED,
+        launch=PRUNED_LAUNCH_COST,
         stored=_stored(828, 41_648, 41_648, 6770.6, 10_994.3),
     ),
 }
 """The policies with stored results, at the settings nearest to those of the artifact."""
 
 
-@case(
+@register_case(
     "arena-compat",
     smoke={"rounds": 40, "policies": "fcfs"},
     finished_deviation=("<=", 0.01),
@@ -141,11 +143,11 @@ def arena_compat(
     dp_memory: Annotated[
         Path | None, typer.Option(help="CSV of the memory of data parallelism. Default: Arena's.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Number of rounds of 300 s.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(help="Number of rounds of 300 s.")] = STORED_ROUNDS,
     policies: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated policies: {', '.join(CONTESTANTS)}. Figures are of the first."
+            help=f"Comma-separated policies: {', '.join(ARTIFACT_POLICIES)}. Figures are of the first."
         ),
     ] = "fcfs",
     honest: Annotated[
@@ -170,22 +172,24 @@ def arena_compat(
     under any policy.
     """
     names = [name.strip() for name in policies.split(",")]
-    if unknown := [name for name in names if name not in CONTESTANTS]:
+    if unknown := [name for name in names if name not in ARTIFACT_POLICIES]:
         raise InvalidInput(
-            "policies", f"unknown policy {unknown}; choose from {', '.join(CONTESTANTS)}"
+            "policies", f"unknown policy {unknown}; choose from {', '.join(ARTIFACT_POLICIES)}"
         )
-    oddities = without(ARENA, filter(None, (name.strip() for name in honest.split(","))))
-    scenario = philly(trace, profiles, rounds)
+    oddities = switch_off(ALL_ODDITIES, filter(None, (name.strip() for name in honest.split(","))))
+    scenario = artifact_workload(trace, profiles, rounds)
     memory = (
-        optimum_behind_gate(dp_memory) if gate and any(CONTESTANTS[n].gate for n in names) else None
+        optimum_behind_gate(dp_memory)
+        if gate and any(ARTIFACT_POLICIES[n].gate for n in names)
+        else None
     )
     result, took_s = {}, {}
     for name in names:
         began_s = time.perf_counter()
-        result[name] = ran(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
+        result[name] = run_contestant(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
         took_s[name] = time.perf_counter() - began_s
-    same_work = rounds == ROUNDS and len(scenario.arrivals) == JOBS
-    table = [row(n, r, _padding(result, same_work), same_work) for n, r in result.items()]
+    same_work = rounds == STORED_ROUNDS and len(scenario.arrivals) == STORED_JOBS
+    table = [result_row(n, r, _padding(result, same_work), same_work) for n, r in result.items()]
     for line, name in zip(table, names, strict=True):
         line["seconds"] = took_s[name]
     figures: dict[str, Figure] = {
@@ -195,13 +199,13 @@ def arena_compat(
     }
     figures["jobs"] = len(scenario.arrivals)
     bound = {f"{k}_deviation" for k in ("finished", "mean_jct", "mean_throughput")}
-    exact = names[0] == "fcfs" and same_work and oddities == ARENA
+    exact = names[0] == "fcfs" and same_work and oddities == ALL_ODDITIES
     return Report(
         seed=seed, figures=figures, waived=frozenset() if exact else frozenset(bound), table=table
     )
 
 
-def philly(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
+def artifact_workload(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
     """Return the artifact's cluster with the jobs of the first ``rounds`` rounds.
 
     Raises:
@@ -228,18 +232,18 @@ def optimum_behind_gate(dp_memory: Path | None) -> Information:
     return data_parallel(read_dp_memory(require_data_file(dp_memory, "arena", "dp_memory.csv")))
 
 
-def sees(contestant: Contestant, gate: Information | None) -> Information:
+def visible_information(contestant: ArtifactPolicy, gate: Information | None) -> Information:
     """Return the information of a policy in the artifact, without a gate if ``gate`` is None."""
     linear = single_gpu()
 
     def told(snapshot: Snapshot) -> Snapshot:
-        seen = linear(snapshot) if contestant.single else optimum(snapshot)
+        seen = linear(snapshot) if contestant.single else searched_optimum(snapshot)
         return gate(seen) if gate is not None and contestant.gate else seen
 
     return told
 
 
-def ran(
+def run_contestant(
     name: str,
     scenario: Scenario,
     oddities: Oddities,
@@ -250,17 +254,17 @@ def ran(
     rigid: bool = False,
 ) -> CompatResult:
     """Run one policy as in the artifact, except for the oddities that are switched off."""
-    one = CONTESTANTS[name]
+    one = ARTIFACT_POLICIES[name]
     policy = one.rigid if rigid and one.rigid is not None else one.policy()
     options = RoundOptions(seed=seed, defragment_every_rounds=0, raw_throughput=True)
-    bar = steps(rounds, f"{name}: rounds")
+    bar = track_steps(rounds, f"{name}: rounds")
 
     def progress(_round: int) -> None:
         next(bar, None)
 
-    return run(
+    return run_artifact(
         scenario,
-        Decider(options, sees(one, gate), policy=policy),
+        Decider(options, visible_information(one, gate), policy=policy),
         rounds=rounds,
         launch=one.launch,
         oddities=of_policy(policy.name, oddities),
@@ -275,12 +279,12 @@ def _padding(found: dict[str, CompatResult], same_work: bool) -> tuple[int, floa
     return (PADDED_JOBS, PADDED_S) if same_work else (jobs, longest_s)
 
 
-def row(
+def result_row(
     name: str, result: CompatResult, padding: tuple[int, float], same_work: bool
 ) -> dict[str, Figure | str]:
     """Return a policy's results, with the artifact's stored ones if the work is the same."""
     jct_s, samples_s = result.jct_s, result.samples_s
-    busy = samples_s[samples_s > QUIET]
+    busy = samples_s[samples_s > MIN_COUNTED_SAMPLES_PER_S]
     missing = max(0, padding[0] - len(jct_s))
     padded_s = (float(jct_s.sum()) + missing * padding[1]) / max(1, len(jct_s) + missing)
     entered = np.isfinite(result.entered_s)
@@ -296,11 +300,13 @@ def row(
         "refused_rounds": result.refused,
     }
     if same_work:
-        line |= _beside(line, CONTESTANTS[name].stored)
+        line |= _compare_with_stored(line, ARTIFACT_POLICIES[name].stored)
     return line
 
 
-def _beside(line: dict[str, Figure | str], stored: Stored) -> dict[str, Figure | str]:
+def _compare_with_stored(
+    line: dict[str, Figure | str], stored: StoredResult
+) -> dict[str, Figure | str]:
     result: dict[str, Figure | str] = {}
     for ours, theirs in (
         ("finished", "finished"),

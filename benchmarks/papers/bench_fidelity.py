@@ -11,24 +11,24 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.papers.testbed.decided import Decided, decide_again
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.papers.testbed.own_decisions import DecidedCampaign, decide_again
 from tessera.benchmarks.papers.testbed.records import (
-    PRUNED,
+    PRUNED_POLICIES,
     ROUND_S,
-    Recorded,
+    RecordedJob,
     fit_overheads,
     read_runs,
 )
 from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
-    Errors,
+    ReplayErrors,
     as_recorded,
     campaign_of,
-    compare,
-    course,
+    compare_replay,
     each_searched,
     jobs_with_speeds,
+    mean_by_round,
     recorded_rates,
     refine_profiles,
     replayed_rates,
@@ -39,61 +39,63 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.simulator.data import MissingData, data_dir
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.recorded import Replayed
-from tessera.simulator.report.comparisons import bars
-from tessera.simulator.report.lines import over_time
+from tessera.simulator.recordings import ReplayResult
+from tessera.simulator.report.comparisons import bars_plot
+from tessera.simulator.report.lines import time_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import Interval
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import read_trace
 
-MAIN: Final = "rt_plot"
+MAIN_CAMPAIGN: Final = "rt_plot"
 """The campaign that the papers report. The others are shorter."""
 
 Requests = Mapping[str, tuple[float, JobSpec]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inputs:
+class FidelityInputs:
     """The inputs of the comparison: the record, the requests by job and the profiles."""
 
-    recorded: Sequence[Recorded]
+    recorded: Sequence[RecordedJob]
     requests: Requests
     profiles: Sequence[EstimateRecord]
 
-    def of(self, campaign: str, policy: str) -> tuple[list[Recorded], list[Recorded]]:
+    def of(self, campaign: str, policy: str) -> tuple[list[RecordedJob], list[RecordedJob]]:
         """Return the jobs of a campaign under a policy, and all others."""
-        mine: list[Recorded] = []
-        others: list[Recorded] = []
+        mine: list[RecordedJob] = []
+        others: list[RecordedJob] = []
         for job in self.recorded:
             (mine if (job.campaign, job.policy) == (campaign, policy) else others).append(job)
         return mine, others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Compared:
+class CampaignComparison:
     """The replays of a campaign under a policy, one for each kind of speeds."""
 
     campaign: str
     policy: str
     recorded: int  # the number of jobs that began
     overheads: Overheads
-    errors: dict[str, Errors]
-    replayed: tuple[Campaign, Replayed]  # at the profiles' speeds
-    decided: Decided | None
+    errors: dict[str, ReplayErrors]
+    replayed: tuple[Campaign, ReplayResult]  # at the profiles' speeds
+    decided: DecidedCampaign | None
 
 
-@case(
+@register_case(
     "fidelity",
     smoke={"decide": False},
     throughput_error=("<=", 0.0316),
     jct_error=("<=", 0.0731),
     inconsistent=("==", 0),
 )
-def fidelity(
-    campaign: Annotated[str, typer.Option(help="Campaign to which the figures refer.")] = MAIN,
+def compare_with_testbed(
+    campaign: Annotated[
+        str, typer.Option(help="Campaign to which the figures refer.")
+    ] = MAIN_CAMPAIGN,
     runs: Annotated[Path | None, typer.Option(help="CSV of records. Default: Arena's.")] = None,
     trace: Annotated[Path | None, typer.Option(help="CSV of the jobs' requests.")] = None,
     profiles: Annotated[
@@ -148,7 +150,9 @@ def fidelity(
         seed=0,
         figures=_figures(inputs, mine),
         table=_table(result),
-        waived=frozenset() if campaign == MAIN else frozenset({"jct_error", "throughput_error"}),
+        waived=frozenset()
+        if campaign == MAIN_CAMPAIGN
+        else frozenset({"jct_error", "throughput_error"}),
     )
     if report is not None:
         page = report_of(
@@ -163,7 +167,7 @@ def fidelity(
     return made
 
 
-def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None) -> Inputs:
+def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None) -> FidelityInputs:
     """Return the inputs of the comparison.
 
     Raises:
@@ -182,7 +186,7 @@ def read_campaigns(runs: Path | None, trace: Path | None, profiles: Path | None)
         result.append(path)
     requests = read_requests(result[1])
     submitted_s = {name: at_s for name, (at_s, _) in requests.items()}
-    return Inputs(
+    return FidelityInputs(
         recorded=read_runs(result[0], submitted_s),
         requests=requests,
         profiles=read_profiles(result[2]),
@@ -200,10 +204,12 @@ def read_requests(path: Path) -> Requests:
     }
 
 
-def compare_campaign(inputs: Inputs, campaign: str, policy: str, *, decide: bool) -> Compared:
+def compare_campaign(
+    inputs: FidelityInputs, campaign: str, policy: str, *, decide: bool
+) -> CampaignComparison:
     """Replay a campaign under a policy at each kind of speeds, with nothing fitted on it."""
     mine, others = inputs.of(campaign, policy)
-    overheads = fit_overheads(others, policy in PRUNED)
+    overheads = fit_overheads(others, policy in PRUNED_POLICIES)
     jobs = jobs_with_speeds(campaign_of(mine, inputs.requests, inputs.profiles))
     base = campaign_of(jobs, inputs.requests, inputs.profiles)
     kinds: dict[str, Callable[[], Campaign]] = {
@@ -215,8 +221,8 @@ def compare_campaign(inputs: Inputs, campaign: str, policy: str, *, decide: bool
         "recorded": lambda: as_recorded(base),
         "recorded-searched": lambda: as_recorded(base, searched=True),
     }
-    results = {name: compare(make(), overheads) for name, make in kinds.items()}
-    return Compared(
+    results = {name: compare_replay(make(), overheads) for name, make in kinds.items()}
+    return CampaignComparison(
         campaign=campaign,
         policy=policy,
         recorded=len(mine),
@@ -227,12 +233,12 @@ def compare_campaign(inputs: Inputs, campaign: str, policy: str, *, decide: bool
     )
 
 
-def _mean(found: Sequence[Compared], kind: str, value: str) -> float:
+def _mean(found: Sequence[CampaignComparison], kind: str, value: str) -> float:
     """Return the mean over policies of the absolute error."""
     return float(np.mean([abs(getattr(one.errors[kind], value)) for one in found]))
 
 
-def _figures(inputs: Inputs, mine: Sequence[Compared]) -> dict[str, Figure]:
+def _figures(inputs: FidelityInputs, mine: Sequence[CampaignComparison]) -> dict[str, Figure]:
     names = ("jct_error", "throughput_error", "jct_job_error", "active_error", "round_error")
     figures: dict[str, Figure] = {name: _mean(mine, "profiles", name) for name in names}
     figures |= {f"jct_error_{one.policy}": one.errors["profiles"].jct_error for one in mine}
@@ -257,7 +263,7 @@ def _figures(inputs: Inputs, mine: Sequence[Compared]) -> dict[str, Figure]:
     }
 
 
-def _table(found: Sequence[Compared]) -> list[dict[str, Figure | str]]:
+def _table(found: Sequence[CampaignComparison]) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for one in found:
         for kind, errors in one.errors.items():
@@ -292,7 +298,7 @@ def _table(found: Sequence[Compared]) -> list[dict[str, Figure | str]]:
     return table
 
 
-def _decided_row(one: Compared, decided: Decided) -> dict[str, Figure | str]:
+def _decided_row(one: CampaignComparison, decided: DecidedCampaign) -> dict[str, Figure | str]:
     return {
         "campaign": one.campaign,
         "policy": one.policy,
@@ -310,7 +316,7 @@ def _decided_row(one: Compared, decided: Decided) -> dict[str, Figure | str]:
     }
 
 
-def _notes(mine: Sequence[Compared]) -> list[str]:
+def _notes(mine: Sequence[CampaignComparison]) -> list[str]:
     """Return notes on the values fitted for each policy on the others."""
     notes = []
     for one in mine:
@@ -323,10 +329,10 @@ def _notes(mine: Sequence[Compared]) -> list[str]:
     return notes
 
 
-def _plots(mine: Sequence[Compared]) -> list[Plot]:
+def _plots(mine: Sequence[CampaignComparison]) -> list[Plot]:
     kinds = ("profiles", "searched", "recorded-searched")
     plots = [
-        bars(
+        bars_plot(
             f"Error of mean {what}",
             {
                 kind: {one.policy: _alone(getattr(one.errors[kind], value)) for one in mine}
@@ -341,16 +347,16 @@ def _plots(mine: Sequence[Compared]) -> list[Plot]:
         base, replayed = one.replayed
         until_s = max(job.runs[-1].end_s for job in base.jobs)
         lines = {
-            "recorded": course(recorded_rates(base.jobs).trained, until_s),
-            "replayed": course(replayed_rates(base, replayed).trained, until_s),
+            "recorded": mean_by_round(recorded_rates(base.jobs).trained, until_s),
+            "replayed": mean_by_round(replayed_rates(base, replayed).trained, until_s),
         }
         plots.append(
-            over_time(
+            time_plot(
                 f"Throughput under {one.policy}",
                 {name: (ROUND_S * np.arange(len(y)), y) for name, y in lines.items()},
                 label="samples/s trained",
                 end_s=until_s,
-                styles=styles(lines, bold=["replayed"]),
+                styles=series_styles(lines, bold=["replayed"]),
             )
         )
     return plots

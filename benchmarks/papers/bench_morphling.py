@@ -17,25 +17,25 @@ from tessera.benchmarks.harness.options import (
     OverheadsOption,
     PoliciesOption,
     RoundsOption,
-    in_sweep,
+    with_sweep,
 )
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Bools, Floats
-from tessera.simulator.comparison.contestants import is_ours, options_of, split_list
-from tessera.simulator.comparison.runs import Asked, Ran, runs_of
-from tessera.simulator.comparison.workload import Work, make_scenario
+from tessera.simulator.comparison.policies import is_ours, options_of, split_list
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, runs_of
+from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import bars
-from tessera.simulator.report.lines import distribution, over_time
+from tessera.simulator.report.comparisons import bars_plot
+from tessera.simulator.report.lines import distribution_plot, time_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import Interval
 from tessera.simulator.sweeps.runner import Sweep
 
-MT: Final = "morphling-mt"
-TRACES: Final = ("morphling-base", "morphling-bp", MT)
+MT_TRACE: Final = "morphling-mt"
+TRACES: Final = ("morphling-base", "morphling-bp", MT_TRACE)
 POLICIES: Final = (
     "fcfs",
     "synergy",
@@ -53,7 +53,7 @@ POLICIES: Final = (
     "ilp:finish-time-fairness",
     "greedy:jct",
 )
-LISTED: Final = ",".join(POLICIES)
+POLICY_LIST: Final = ",".join(POLICIES)
 TICK_S: Final = 60.0
 """The seconds between decisions of Morphling's simulator."""
 SHORT_S: Final = 300.0
@@ -62,7 +62,7 @@ HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownResult:
     """A published or re-measured result, in hours.
 
     ``jct_h``, ``guaranteed_h`` and ``best_effort_h`` are mean JCTs.
@@ -82,24 +82,24 @@ _PAPER: Final = "Morphling, Table 4"
 _SHIPPED: Final = "its simulator as shipped, 260 s"
 _FIXED: Final = "its simulator, no job without GPUs, 78 s"
 _FIXED_260: Final = "its simulator, no job without GPUs, 260 s"
-KNOWN: Final = (
-    Known("morphling-base", "morphling", _PAPER, 0.96, 7.1, 15.3),
-    Known("morphling-base", "morphling-r", _PAPER, 1.6, 9.9, 19.8),
-    Known("morphling-base", "morphling-e", _PAPER, 2.4, 10.9, 20.2),
-    Known("morphling-base", "morphling-n", _PAPER, 3.1, 12.8, 22.0),
-    Known("morphling-base", "sia", _PAPER, 2.5, 12.2, 18.8),
-    Known("morphling-base", "synergy", _PAPER, 3.1, 13.5, 21.5),
-    Known("morphling-base", "morphling", _SHIPPED, 1.01, 8.1, 16.3),
-    Known("morphling-base", "morphling", _FIXED, 1.68, 12.2, 24.6),
-    Known("morphling-base", "synergy", _FIXED, 1.38, 10.9, 20.6),
-    Known("morphling-bp", "morphling", _PAPER, 0.96, 7.1, 15.3),
-    Known("morphling-bp", "sia", _PAPER, 1.8, 9.0, 16.5),
-    Known("morphling-bp", "synergy", _PAPER, 2.3, 10.8, 20.5),
-    Known("morphling-bp", "synergy", _FIXED, 1.59, 10.7, 20.7),
-    Known("morphling-mt", "morphling", _PAPER, 1.1, 11.4, 17.9, 0.85, 1.34),
-    Known("morphling-mt", "antman", _PAPER, 1.75, 13.4, 19.6, 1.41, 2.1),
-    Known("morphling-mt", "morphling", _SHIPPED, 1.12, 7.9, 16.9, 0.65, 1.55),
-    Known("morphling-mt", "antman", _FIXED_260, 2.81, 11.2, 20.8, 1.22, 4.26),
+KNOWN_RESULTS: Final = (
+    KnownResult("morphling-base", "morphling", _PAPER, 0.96, 7.1, 15.3),
+    KnownResult("morphling-base", "morphling-r", _PAPER, 1.6, 9.9, 19.8),
+    KnownResult("morphling-base", "morphling-e", _PAPER, 2.4, 10.9, 20.2),
+    KnownResult("morphling-base", "morphling-n", _PAPER, 3.1, 12.8, 22.0),
+    KnownResult("morphling-base", "sia", _PAPER, 2.5, 12.2, 18.8),
+    KnownResult("morphling-base", "synergy", _PAPER, 3.1, 13.5, 21.5),
+    KnownResult("morphling-base", "morphling", _SHIPPED, 1.01, 8.1, 16.3),
+    KnownResult("morphling-base", "morphling", _FIXED, 1.68, 12.2, 24.6),
+    KnownResult("morphling-base", "synergy", _FIXED, 1.38, 10.9, 20.6),
+    KnownResult("morphling-bp", "morphling", _PAPER, 0.96, 7.1, 15.3),
+    KnownResult("morphling-bp", "sia", _PAPER, 1.8, 9.0, 16.5),
+    KnownResult("morphling-bp", "synergy", _PAPER, 2.3, 10.8, 20.5),
+    KnownResult("morphling-bp", "synergy", _FIXED, 1.59, 10.7, 20.7),
+    KnownResult("morphling-mt", "morphling", _PAPER, 1.1, 11.4, 17.9, 0.85, 1.34),
+    KnownResult("morphling-mt", "antman", _PAPER, 1.75, 13.4, 19.6, 1.41, 2.1),
+    KnownResult("morphling-mt", "morphling", _SHIPPED, 1.12, 7.9, 16.9, 0.65, 1.55),
+    KnownResult("morphling-mt", "antman", _FIXED_260, 2.81, 11.2, 20.8, 1.22, 4.26),
 )
 """Known results. Those of the paper are from its cluster, the others from the artifact's simulator.
 
@@ -107,11 +107,11 @@ The simulator was run as it is, or with a stop for the jobs that it lets train w
 charges 260 s for a restart; the paper has 78 s.
 """
 
-Runs = Mapping[tuple[str, str], Ran]
+Runs = Mapping[tuple[str, str], FinishedRun]
 """The runs by trace and policy."""
 
 
-@case(
+@register_case(
     "morphling",
     smoke={"rounds": 24, "policies": "synergy,morphling", "ours": "greedy:jct", "workers": 0},
     jct_gain_vs_morphling=(">=", 0.0),
@@ -121,13 +121,13 @@ Runs = Mapping[tuple[str, str], Ran]
     refused=("==", 0),
     unfinished=("==", 0),
 )
-@in_sweep
-def morphling(
+@with_sweep
+def run_morphling_traces(
     *,
     traces: Annotated[str, typer.Option(help=f"Comma-separated traces: {', '.join(TRACES)}.")] = (
         "morphling-base,morphling-mt"
     ),
-    policies: PoliciesOption = LISTED,
+    policies: PoliciesOption = POLICY_LIST,
     ours: Annotated[str, typer.Option(help="Policy of ours to which the figures refer.")] = (
         "ilp:jct"
     ),
@@ -143,7 +143,7 @@ def morphling(
     Speeds are the artifact's measurements (a Cell's plan is the best measured one). A
     reconfiguration costs the paper's 78 s, and a first start half of that. A round runs when
     something has happened, but at most one in a minute. Unlike in the artifact's simulator, no job
-    trains without GPUs. Our ``morphling`` is the paper's Algorithm 1, which the artifact's code
+    trains without GPUs. Our ``run_morphling_traces`` is the paper's Algorithm 1, which the artifact's code
     does not reach, so it is better than that code. The plan with which a job was submitted plays no
     role, so base and bp are one workload, and Morphling-N is Morphling-E.
 
@@ -163,13 +163,13 @@ def morphling(
         options_of(name)  # before anything runs
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
-    works = {trace: Work(trace=trace, rounds=rounds, seed=seed) for trace in names}
+    works = {trace: WorkloadSpec(trace=trace, rounds=rounds, seed=seed) for trace in names}
     guaranteed = {
         trace: np.array([one.spec.guaranteed for one in make_scenario(work).scenario.arrivals])
         for trace, work in works.items()
     }
     tasks = {
-        (trace, policy): Asked(
+        (trace, policy): RunRequest(
             work=work, policy=policy, overheads=overheads, round_s=tick_s, mapped=True
         ).task(f"{policy} on {trace}")
         for trace, work in works.items()
@@ -204,7 +204,7 @@ _GAINS: Final = tuple(
 )
 
 
-def mean_jct_h(ran: Ran, which: Bools | None = None) -> float:
+def mean_jct_h(ran: FinishedRun, which: Bools | None = None) -> float:
     """Return the mean JCT in hours of the jobs that ended, or NaN without any.
 
     If ``which`` is given, only the jobs in it count.
@@ -217,23 +217,23 @@ def _figures(
     ran: Runs, traces: Sequence[str], ours: str, guaranteed: Mapping[str, Bools]
 ) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
-    for trace in dict.fromkeys((traces[0], *(t for t in traces if t == MT))):
+    for trace in dict.fromkeys((traces[0], *(t for t in traces if t == MT_TRACE))):
         runs = {policy: one for (name, policy), one in ran.items() if name == trace}
-        mine, prefix = runs[ours], "mt_" if trace == MT else ""
+        mine, prefix = runs[ours], "mt_" if trace == MT_TRACE else ""
         result: dict[str, Figure] = {
             "jct_h": mean_jct_h(mine),
             "jct_p99_h": _p99_h(mine),
             "makespan_h": mine.figures["makespan_s"] / HOUR_S,
             "bound_h": float(mine.alone_s.mean()) / HOUR_S,
         }
-        for baseline in ("morphling", "antman" if trace == MT else "synergy"):
+        for baseline in ("morphling", "antman" if trace == MT_TRACE else "synergy"):
             if baseline in runs:
                 result[f"jct_gain_vs_{baseline}"] = 1.0 - mean_jct_h(mine) / mean_jct_h(
                     runs[baseline]
                 )
         others = {p: one for p, one in runs.items() if not is_ours(p)}
         result |= {"jct_rank": _rank(mine, others.values()), "others": len(others)}
-        if trace == MT:
+        if trace == MT_TRACE:
             kept = [one for one in others.values() if not taken_off(one, guaranteed[trace])]
             result |= {"jct_rank_kept": _rank(mine, kept), "others_kept": len(kept)}
             result["guaranteed_jct_h"] = mean_jct_h(mine, guaranteed[trace])
@@ -248,11 +248,11 @@ def _figures(
     }
 
 
-def _rank(mine: Ran, others: Iterable[Ran]) -> int:
+def _rank(mine: FinishedRun, others: Iterable[FinishedRun]) -> int:
     return 1 + sum(mean_jct_h(one) < mean_jct_h(mine) for one in others)
 
 
-def short_part(mine: Ran, baseline: Ran) -> float:
+def short_part(mine: FinishedRun, baseline: FinishedRun) -> float:
     """Return the share of short jobs in the JCT that ``mine`` gains on ``baseline``."""
     both = np.isfinite(mine.end_s) & np.isfinite(baseline.end_s)
     gain_s = np.where(both, baseline.end_s, 0.0) - np.where(both, mine.end_s, 0.0)
@@ -260,7 +260,7 @@ def short_part(mine: Ran, baseline: Ran) -> float:
     return float(gain_s[mine.alone_s < SHORT_S].sum()) / whole_s if whole_s else float("nan")
 
 
-def taken_off(ran: Ran, promised: Bools) -> int:
+def taken_off(ran: FinishedRun, promised: Bools) -> int:
     """Return the number of guaranteed jobs suspended after a start, if the run was mapped."""
     of_job: dict[int, list[tuple[float, float]]] = {}
     for job, start_s, end_s, _ in ran.segments:
@@ -271,7 +271,7 @@ def taken_off(ran: Ran, promised: Bools) -> int:
     )
 
 
-def _p99_h(ran: Ran) -> float:
+def _p99_h(ran: FinishedRun) -> float:
     return float(np.percentile(ran.jct_s[np.isfinite(ran.end_s)], 99)) / HOUR_S
 
 
@@ -283,7 +283,7 @@ def _table(ran: Runs, guaranteed: Mapping[str, Bools]) -> list[dict[str, Figure 
         for policy, one in sorted(mine, key=lambda pair: mean_jct_h(pair[1])):
             table.append(_row(trace, policy, one, promised))
         none: dict[str, Figure | str] = dict.fromkeys(table[-1], np.nan)
-        for known in (k for k in KNOWN if k.trace == trace):
+        for known in (k for k in KNOWN_RESULTS if k.trace == trace):
             table.append(
                 none
                 | {
@@ -300,7 +300,7 @@ def _table(ran: Runs, guaranteed: Mapping[str, Bools]) -> list[dict[str, Figure 
     return table
 
 
-def _row(trace: str, policy: str, ran: Ran, promised: Bools) -> dict[str, Figure | str]:
+def _row(trace: str, policy: str, ran: FinishedRun, promised: Bools) -> dict[str, Figure | str]:
     short = ran.alone_s < SHORT_S
     return {
         "trace": trace,
@@ -338,16 +338,16 @@ def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
 def _plots(ran: Runs, traces: Sequence[str], ours: str) -> list[Plot]:
     order = sorted({policy for _, policy in ran}, key=lambda p: mean_jct_h(ran[traces[0], p]))
     means = {t: {p: _alone(mean_jct_h(ran[t, p])) for p in order} for t in traces}
-    plots = [bars("Mean JCT", means, label="hours")]
+    plots = [bars_plot("Mean JCT", means, label="hours")]
     shown = list(dict.fromkeys([ours, "morphling", "synergy", *order]))[:6]
     shown = [policy for policy in shown if policy in order]
     for trace in traces:
-        looks = styles(shown, bold=[ours])
+        looks = series_styles(shown, bold=[ours])
         jct_s: dict[str, Floats] = {
             p: ran[trace, p].jct_s[np.isfinite(ran[trace, p].end_s)] for p in shown
         }
         plots.append(
-            distribution(
+            distribution_plot(
                 f"Job completion time on {trace}",
                 jct_s,
                 label="time from arrival to end",
@@ -359,7 +359,7 @@ def _plots(ran: Runs, traces: Sequence[str], ours: str) -> list[Plot]:
         queue = {p: (ran[trace, p].course["at_s"], ran[trace, p].course["waiting"]) for p in shown}
         end_s = max(ran[trace, p].figures["horizon_s"] for p in shown)
         title = f"Waiting jobs on {trace}"
-        plots.append(over_time(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
+        plots.append(time_plot(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
     return plots
 
 

@@ -9,42 +9,50 @@ from pathlib import Path
 from typing import Final
 
 from tessera.benchmarks.harness.options import DpMemoryOption, ProfilesOption
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.papers.openings import (
-    OPENINGS,
-    Cell,
-    Opening,
-    Plan,
-    Scene,
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.papers.opening_cases import (
+    OPENING_CASES,
+    CellPlan,
+    OpeningCase,
+    OpeningScene,
+    TypeAndGpus,
     decide_openings,
     seen_rates,
 )
 from tessera.estimator.hardware import A100, V100
 from tessera.estimator.samples import sample_profiles
-from tessera.simulator.comparison.contestants import is_ours
+from tessera.simulator.comparison.policies import is_ours
 from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import bars
+from tessera.simulator.report.comparisons import bars_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import Interval
 from tessera.simulator.traces.files import profiles_of
 
-RAW: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"
-NORMALISED: Final = "ilp:throughput@gap=1e-9"
-POLICIES: Final = ("fcfs", "gavel", "sia", "arena", RAW, NORMALISED, "ilp:jct@gap=1e-9")
+RAW_POLICY: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"
+NORMALISED_POLICY: Final = "ilp:throughput@gap=1e-9"
+POLICIES: Final = (
+    "fcfs",
+    "gavel",
+    "sia",
+    "arena",
+    RAW_POLICY,
+    NORMALISED_POLICY,
+    "ilp:jct@gap=1e-9",
+)
 BEST_RAW, BEST_NORMALISED = "best raw", "best normalised"
-GAINED: Final = ("swapped", "surplus")
+GAIN_CASES: Final = ("swapped", "surplus")
 ROUNDING: Final = 1e-6
 
 
-@case(
+@register_case(
     "motivation",
     smoke={},
     raw_share_of_best=(">=", 1 - ROUNDING),
     normalised_share_of_best=(">=", 1 - ROUNDING),
 )
-def motivation(
+def decide_opening_cases(
     profiles: ProfilesOption = None,
     dp_memory: DpMemoryOption = None,
     seed: int = 0,
@@ -85,8 +93,8 @@ def motivation(
     if measured:
         told += ["data-parallel"] * (memory is not None) + ["single-gpu"]
     tables = {
-        opening.name: judge_openings(Scene.of(opening, records), opening, told, memory, seed)
-        for opening in OPENINGS
+        opening.name: judge_openings(OpeningScene.of(opening, records), opening, told, memory, seed)
+        for opening in OPENING_CASES
     }
     made = Report(
         seed=seed,
@@ -112,12 +120,12 @@ def motivation(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenPlan:
     """A plan with its true throughput."""
 
     information: str
     policy: str  # "" for a plan of the papers
-    plan: Plan
+    plan: CellPlan
     running: int
     samples_per_s: float
     normalised: float
@@ -138,8 +146,8 @@ class Chosen:
 
 
 def judge_openings(
-    scene: Scene, opening: Opening, told: Sequence[str], memory: Path | None, seed: int
-) -> list[Chosen]:
+    scene: OpeningScene, opening: OpeningCase, told: Sequence[str], memory: Path | None, seed: int
+) -> list[ChosenPlan]:
     """Return the papers' plans, the best of all plans, and each policy's choice, by information."""
     result = []
     for information in told:
@@ -157,9 +165,13 @@ def judge_openings(
 
 
 def _chosen(
-    scene: Scene, information: str, policy: str, plan: Plan, seen: Sequence[Mapping[Cell, float]]
-) -> Chosen:
-    return Chosen(
+    scene: OpeningScene,
+    information: str,
+    policy: str,
+    plan: CellPlan,
+    seen: Sequence[Mapping[TypeAndGpus, float]],
+) -> ChosenPlan:
+    return ChosenPlan(
         information=information,
         policy=policy,
         plan=plan,
@@ -170,7 +182,7 @@ def _chosen(
     )
 
 
-Tables = Mapping[str, Sequence[Chosen]]
+Tables = Mapping[str, Sequence[ChosenPlan]]
 
 
 def _figures(tables: Tables) -> dict[str, Figure]:
@@ -179,31 +191,31 @@ def _figures(tables: Tables) -> dict[str, Figure]:
     for rows in tables.values():
         true = {row.policy: row for row in rows if row.information == "estimates" and row.policy}
         others = [row for name, row in true.items() if name in POLICIES and not is_ours(name)]
-        raw.append(true[RAW].samples_per_s / true[BEST_RAW].samples_per_s)
-        normalised.append(true[NORMALISED].normalised / true[BEST_NORMALISED].normalised)
-        most = max(row.samples_per_s for row in others) / true[RAW].samples_per_s
+        raw.append(true[RAW_POLICY].samples_per_s / true[BEST_RAW].samples_per_s)
+        normalised.append(true[NORMALISED_POLICY].normalised / true[BEST_NORMALISED].normalised)
+        most = max(row.samples_per_s for row in others) / true[RAW_POLICY].samples_per_s
         behind["raw"] = max(behind["raw"], most - 1)
-        most = max(row.normalised for row in others) / true[NORMALISED].normalised
+        most = max(row.normalised for row in others) / true[NORMALISED_POLICY].normalised
         behind["normalised"] = max(behind["normalised"], most - 1)
-    gains = {f"{name}_gain": gain(tables[name]) for name in GAINED}
+    gains = {f"{name}_gain": plan_gain(tables[name]) for name in GAIN_CASES}
     return {
         "raw_share_of_best": min(raw),
         "normalised_share_of_best": min(normalised),
         "raw_behind_any": behind["raw"],
         "normalised_behind_any": behind["normalised"],
         **gains,
-        **inversion(tables["inverted"]),
+        **plan_ratio(tables["inverted"]),
         **held_up(tables["over-allocated"]),
     }
 
 
-def gain(rows: Sequence[Chosen]) -> float:
+def plan_gain(rows: Sequence[ChosenPlan]) -> float:
     """Return the relative gain of the papers' second plan over their first in raw throughput."""
     first, second = [r for r in rows if not r.policy and r.information == "estimates"][:2]
     return second.samples_per_s / first.samples_per_s - 1
 
 
-def inversion(rows: Sequence[Chosen]) -> dict[str, Figure]:
+def plan_ratio(rows: Sequence[ChosenPlan]) -> dict[str, Figure]:
     """Return the ratio of the papers' first plan to their second.
 
     It is given according to data-parallel information and in truth.
@@ -218,12 +230,12 @@ def inversion(rows: Sequence[Chosen]) -> dict[str, Figure]:
     }
 
 
-def held_up(rows: Sequence[Chosen]) -> dict[str, Figure]:
+def held_up(rows: Sequence[ChosenPlan]) -> dict[str, Figure]:
     """Return the number of jobs that our program for normalised throughput runs by information."""
     return {
         f"over_allocated_running_{row.information.replace('-', '_')}": row.running
         for row in rows
-        if row.policy == NORMALISED
+        if row.policy == NORMALISED_POLICY
     }
 
 
@@ -233,10 +245,10 @@ def _plots(tables: Tables) -> Iterator[Plot]:
         for row in rows:
             if row.policy in (*POLICIES, BEST_RAW):
                 value = Interval(value=row.samples_per_s, low=math.nan, high=math.nan)
-                by_information.setdefault(row.information, {})[short(row.policy)] = value
+                by_information.setdefault(row.information, {})[short_policy(row.policy)] = value
         plans = [r for r in rows if not r.policy and r.information == "estimates"]
         said = "; ".join(f"{row.shown()['plan']} {row.samples_per_s:.1f}" for row in plans)
-        yield bars(
+        yield bars_plot(
             name.capitalize(),
             by_information,
             label="samples/s",
@@ -244,7 +256,7 @@ def _plots(tables: Tables) -> Iterator[Plot]:
         )
 
 
-def short(policy: str) -> str:
+def short_policy(policy: str) -> str:
     """Return a policy's name without options, but with "raw" for raw throughput."""
     name, _, options = policy.partition("@")
     return f"{name}, raw" if "raw_throughput=true" in options else name

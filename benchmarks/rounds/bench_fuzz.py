@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
 from tessera.benchmarks.rounds.fuzzed_goals import (
     draw_statement,
@@ -20,22 +20,22 @@ from tessera.benchmarks.rounds.fuzzed_goals import (
     same_answer,
 )
 from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
-from tessera.benchmarks.rounds.fuzzing import TooLarge, a_problem, optimum, some_prices
-from tessera.benchmarks.rounds.instances import FAMILIES, instance
-from tessera.formulation.check import violations
-from tessera.formulation.policy import LOOKS_AHEAD, Policy
+from tessera.benchmarks.rounds.fuzzing import TooLarge, draw_prices, draw_problem, dynamic_optimum
+from tessera.benchmarks.rounds.instances import FAMILIES, make_instance
+from tessera.formulation.check import find_violations
+from tessera.formulation.policy import LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, build_problem, state
+from tessera.formulation.statement import Statement, build_problem, state_round
 from tessera.simulator.figures import Report
 from tessera.simulator.sweeps.runner import ResultsFolder, Workers, run_tasks
 from tessera.simulator.sweeps.tasks import Task
 from tessera.solvers.answers import is_answer, objective_of, trivial_bound
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.goals import solve_goals, surrogate
+from tessera.solvers.goals import build_surrogate, solve_goals
 from tessera.solvers.lookahead import admit
 from tessera.solvers.registry import DEFAULT
-from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.rounds.promises import keep_promises
 from tessera.solvers.rounds.work import RoundWork
@@ -46,21 +46,21 @@ SHORT_S: Final = (0.005, 0.01, 0.02, 0.05)
 """Seconds of the budgets from which there must be an answer, for up to 300 jobs."""
 LONG_S: Final = 10.0
 """Seconds of the budget of a problem that is to be solved."""
-INTERRUPTED: Final = 0.2
+INTERRUPTED_SHARE: Final = 0.2
 """The share of the problems whose budget ends immediately or within two milliseconds."""
-FEW_JOBS: Final = 300
-LARGE: Final = 0.2
+SMALL_ROUND_JOBS: Final = 300
+LARGE_SHARE: Final = 0.2
 """The share of the short rounds that have more jobs, and as much time as greedy takes."""
 CASES_PER_TASK: Final = 250
 """The number of cases that one process runs before it reports."""
-GOALS: Final = 0.3
+GOALS_SHARE: Final = 0.3
 """The share of the cases that are lexicographic goals on a random problem."""
-ROUNDS: Final = 0.15
+ROUNDS_SHARE: Final = 0.15
 """The share of the cases that are whole rounds."""
-REPEATED: Final = 0.25
+REPEATED_SHARE: Final = 0.25
 """The share of the lexicographic goals that are solved again with the work that was recorded."""
 
-MANY_COLUMNS: Final = 30
+TIMED_COLUMNS: Final = 30
 """The number of columns from which a statement gets a limit of wall seconds."""
 
 FAULTS: Final = (
@@ -74,12 +74,12 @@ FAULTS: Final = (
 COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
 
 
-@case(
+@register_case(
     "fuzz",
     smoke={"cases": 200, "short": 6, "workers": 0},
     **{name: ("==", 0) for name in FAULTS},
 )
-def fuzz(
+def fuzz_solvers(
     cases: Annotated[
         int, typer.Option(help="Number of random problems, goals in order and rounds.")
     ] = 2_000,
@@ -103,7 +103,7 @@ def fuzz(
     every answer. A quarter of these is solved again with the recorded work. Three in twenty are
     whole rounds, with objectives of up to three stages, promises and limits.
 
-    ``violations`` counts those that the checker finds, and answers that take more from a goal than
+    ``find_violations`` counts those that the checker finds, and answers that take more from a goal than
     its tolerance. ``wrong_bounds`` are bounds below the optimum, or objectives above it.
     ``wrong_proofs`` are answers that are called optimal, or have a gap of 0, but are not optimal,
     and "infeasible" where there is an answer. ``crashes`` counts everything that was raised.
@@ -144,7 +144,7 @@ def _spans(begin: int, end: int) -> list[tuple[int, int]]:
     return [(k, min(end, k + CASES_PER_TASK)) for k in range(begin, end, CASES_PER_TASK)]
 
 
-class _Tally:
+class _FuzzTally:
     """The counts of some cases, and the list of the faulty ones."""
 
     def __init__(self) -> None:
@@ -165,17 +165,17 @@ class _Tally:
 
 def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
     """Judge ``count`` cases from ``first`` on: problems, lexicographic goals and rounds."""
-    by, tally = make_solver(solver), _Tally()
+    by, tally = make_solver(solver), _FuzzTally()
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k])
         kind = rng.random()
         try:
-            if kind < GOALS:
+            if kind < GOALS_SHARE:
                 _judge_goals(draw_statement(rng), by, rng, tally, k)
-            elif kind < GOALS + ROUNDS:
+            elif kind < GOALS_SHARE + ROUNDS_SHARE:
                 _judge_round(by, rng, tally, k)
             else:
-                _judge(a_problem(rng), by, rng, tally, k)
+                _judge(draw_problem(rng), by, rng, tally, k)
         except Exception:
             logger.exception("case %d: %s raised", k, by.name)
             tally.report("case", k, ["crashes"])
@@ -184,7 +184,7 @@ def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, 
 
 def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
     """Judge the short rounds ``first`` to ``first + count - 1``."""
-    by, tally, overrun_s = make_solver(solver), _Tally(), 0.0
+    by, tally, overrun_s = make_solver(solver), _FuzzTally(), 0.0
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k, 1])
         overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
@@ -192,27 +192,27 @@ def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str,
 
 
 def _judge_goals(
-    statement: Statement, by: Solver, rng: np.random.Generator, tally: _Tally, k: int
+    statement: Statement, by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int
 ) -> None:
     """Solve lexicographic goals, and count the faults of the answer."""
     columns = len(statement.problem.cell)
-    ends = columns > MANY_COLUMNS or rng.random() < INTERRUPTED
-    limit_s = LONG_S if columns > MANY_COLUMNS else float(rng.uniform(0, 0.003))
+    ends = columns > TIMED_COLUMNS or rng.random() < INTERRUPTED_SHARE
+    limit_s = LONG_S if columns > TIMED_COLUMNS else float(rng.uniform(0, 0.003))
     budget = budget_of(
         limit_s if ends else math.inf, gap=draw_gap(rng), seed=k, work=draw_work(rng, calls=True)
     )
-    greedy = make_solver("greedy").solve(surrogate(statement), budget)
+    greedy = make_solver("greedy").solve(build_surrogate(statement), budget)
     solved = solve_goals(statement, by, budget, greedy)
     tally.count[str(solved.solution.status)] += 1
     tally.report("goals", k, goal_faults(statement, solved, greedy, _all(statement, tally)))
-    if not ends and rng.random() < REPEATED:
+    if not ends and rng.random() < REPEATED_SHARE:
         work = dict(solved.solution.work)
         again = budget_of(math.inf, gap=budget.gap, seed=k, work=work)
         if not same_answer(solved, solve_goals(statement, by, again, greedy)):
             tally.report("goals", k, ["not_repeated"])
 
 
-def _all(statement: Statement, tally: _Tally) -> Any:
+def _all(statement: Statement, tally: _FuzzTally) -> Any:
     """Return every answer of the statement. If there are too many, count that and return None."""
     try:
         return every_answer(statement.problem)
@@ -221,19 +221,19 @@ def _all(statement: Statement, tally: _Tally) -> Any:
         return None
 
 
-def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
+def _judge_round(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int) -> None:
     """Decide a whole round, and judge the answer to its goals before it is placed."""
     snapshot, policy = draw_round(rng)
-    ends = rng.random() < INTERRUPTED
+    ends = rng.random() < INTERRUPTED_SHARE
     work = draw_work(rng, calls=True)
 
     def budget() -> Budget:
         return budget_of(LONG_S if ends else math.inf, gap=gap, seed=k, work=work)
 
     gap = draw_gap(rng)
-    looks_ahead = policy.deadline_mode in LOOKS_AHEAD
+    looks_ahead = policy.deadline_mode in LOOK_AHEAD_MODES
     admission = admit(snapshot, policy, budget()) if looks_ahead else None
-    statement = state(snapshot, policy, admission)
+    statement = state_round(snapshot, policy, admission)
     kept = keep_promises(RoundWork.begin(snapshot, policy, budget(), statement, admission))
     statement, greedy = kept.statement, kept.greedy
     solved = solve_goals(statement, by, budget(), greedy)
@@ -246,23 +246,27 @@ def _judge_round(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) ->
     tally.report("round", k, faults)
 
 
-def _judge(problem: Problem, by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> None:
+def _judge(
+    problem: Problem, by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int
+) -> None:
     """Solve one problem, and count the faults of the answer."""
-    limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED else LONG_S
+    limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED_SHARE else LONG_S
     hint = _hint(problem, rng)
     budget = budget_of(limit_s, gap=draw_gap(rng), seed=k, work=draw_work(rng))
     result = by.solve(problem, budget, hint)
     tally.count[str(result.status)] += 1
-    tally.report("problem", k, faults(problem, result, _best(problem, tally)))
+    tally.report("problem", k, answer_faults(problem, result, _best(problem, tally)))
 
 
-def faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
+def answer_faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
     """Return the faults of an answer, given the optimum.
 
     If ``best`` is None, the problem has no answer. If it is NaN, the optimum is not known.
     """
     wrong = []
-    if (found.has_answer and violations(problem, found)) or len(found.choice) != len(problem.jobs):
+    if (found.has_answer and find_violations(problem, found)) or len(found.choice) != len(
+        problem.jobs
+    ):
         wrong.append("violations")
     if best is None:
         if found.has_answer:
@@ -282,7 +286,7 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
     """Draw no hint, or one with any shadow prices and greedy's answer or nonsense."""
     if rng.random() < 0.5:
         return None
-    prices = some_prices(rng, problem) if rng.random() < 0.7 else np.zeros(0)
+    prices = draw_prices(rng, problem) if rng.random() < 0.7 else np.zeros(0)
     choice = rng.integers(-1, max(1, len(problem.cell)), len(problem.jobs))
     if rng.random() < 0.7:
         choice = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf)).choice
@@ -297,13 +301,13 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
     )
 
 
-def _best(problem: Problem, tally: _Tally) -> int | float | None:
+def _best(problem: Problem, tally: _FuzzTally) -> int | float | None:
     """Return the optimum.
 
     If there is no answer, return None. If it is not known, count that and return NaN.
     """
     try:
-        return optimum(problem)
+        return dynamic_optimum(problem)
     except TooLarge:
         end_s = time.perf_counter() + LONG_S
         budget = Budget(remaining_s=lambda: end_s - time.perf_counter(), gap=0.0)
@@ -316,15 +320,19 @@ def _best(problem: Problem, tally: _Tally) -> int | float | None:
         return exact.objective
 
 
-def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float:
+def _hurry(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int) -> float:
     """Solve a round within milliseconds; count a missing or broken answer, or one below greedy's.
 
     Returns the seconds by which it was late.
     """
-    large = rng.random() < LARGE
-    jobs = int(rng.integers(FEW_JOBS + 1, 3_000) if large else rng.integers(1, FEW_JOBS + 1))
+    large = rng.random() < LARGE_SHARE
+    jobs = int(
+        rng.integers(SMALL_ROUND_JOBS + 1, 3_000)
+        if large
+        else rng.integers(1, SMALL_ROUND_JOBS + 1)
+    )
     types = int(rng.integers(1, 11))
-    snapshot = instance(
+    snapshot = make_instance(
         jobs,
         max(types, int(jobs * rng.uniform(0.2, 3.0))),
         types,
@@ -345,7 +353,7 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: _Tally, k: int) -> float
         tally.report("short round", k, ["crashes"])
         return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)
-    wrong = ["violations"] if violations(problem, result) else []
+    wrong = ["violations"] if find_violations(problem, result) else []
     if result.bound < greedy.objective:
         wrong.append("wrong_bounds")
     if not result.has_answer or result.objective < greedy.objective:

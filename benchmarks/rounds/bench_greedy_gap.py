@@ -9,30 +9,30 @@ from typing import Annotated
 
 import typer
 
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.rounds.philly import driven, philly
-from tessera.formulation.check import placement_violations, score, violations
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.philly import drive_rounds, read_philly
+from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tessera.service.cli.demo.drive import snapshot_of
-from tessera.service.cli.demo.stack import running
+from tessera.service.cli.demo.stack import run_stack
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.figures import Report
-from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.answers import make_solution, trivial_bound
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.placement import place
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import make_view, translate_choice
 
 BASELINES = ("greedy", "arena")
 
 
-@case(
+@register_case(
     "greedy-gap",
     smoke={"jobs": 30, "rounds": 3},
     worst_gap=("<=", 1e-3),
@@ -68,11 +68,11 @@ def greedy_gap(
     starts from the ILP's decisions in the previous one. So a share says what one round of greedy or
     Arena loses, not what a month of them would.
     """
-    work = philly(trace, profiles, jobs)
+    work = read_philly(trace, profiles, jobs)
     arena = Arena(depth=depth, max_upgrades=max_upgrades)
     table: list[dict[str, float | int | bool | str]] = []
-    with running() as stack:
-        for record, now_s in driven(
+    with run_stack() as stack:
+        for record, now_s in drive_rounds(
             stack, arena_table1(gpus_share), work, rounds=rounds, deadline_s=deadline_s, seed=seed
         ):
             row = compare_round(snapshot_of(stack, record.name), arena, seed)
@@ -85,14 +85,17 @@ def compare_round(
 ) -> dict[str, float | int | bool | str]:
     """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
     policy, budget = Policy(), Budget(remaining_s=lambda: math.inf, seed=seed)
-    statement = state(snapshot, policy)
+    statement = state_round(snapshot, policy)
     problem = statement.problem
-    greedy = solver("greedy").solve(problem, budget)
-    ilp = solve_goals(statement, solver(), budget, greedy).solution
+    greedy = make_solver("greedy").solve(problem, budget)
+    ilp = solve_goals(statement, make_solver(), budget, greedy).solution
     # one column for each Cell, including dominated ones, at the same values: Arena may choose any
-    every, view = state(snapshot, policy, published=True).problem, make_view(snapshot, policy, seed)
+    every, view = (
+        state_round(snapshot, policy, published=True).problem,
+        make_view(snapshot, policy, seed),
+    )
     choice = translate_choice(view.draft, every, arena.choose(view))
-    search = answer(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
+    search = make_solution(every, choice, bound=trivial_bound(every), solver=arena.name, seed=seed)
     best, broken = _measured(snapshot, problem, ilp)
     row: dict[str, float | int | bool | str] = {
         "ilp": best[0],
@@ -116,10 +119,13 @@ def _measured(
 ) -> tuple[tuple[float, float], int]:
     """Return the values of ``solution`` as stated and as placed, and its number of violations."""
     placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
-    broken = len(violations(problem, solution)) + len(
-        placement_violations(snapshot, problem, placed.solution, placed.placement)
+    broken = len(find_violations(problem, solution)) + len(
+        find_placement_violations(snapshot, problem, placed.solution, placed.placement)
     )
-    worth = score(problem, solution), score(problem, placed.solution, placed.placement)
+    worth = (
+        score_solution(problem, solution),
+        score_solution(problem, placed.solution, placed.placement),
+    )
     return worth, broken
 
 

@@ -14,47 +14,47 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.rounds.oracle import Asked, Choice, Option, Oracle
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.oracle import Choice, Oracle, OracleGoal, OracleOption
 from tessera.benchmarks.rounds.small_rounds import draw_snapshot
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, state
+from tessera.formulation.statement import Statement, state_round
 from tessera.simulator.figures import Report
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.registry import DEFAULT, solver
+from tessera.solvers.registry import DEFAULT, make_solver
 
-THROUGHPUT: Final = Asked(terms=(("throughput", 1.0),))
-OBJECTIVES: Final[dict[str, tuple[Asked, ...]]] = {
+THROUGHPUT: Final = OracleGoal(terms=(("throughput", 1.0),))
+OBJECTIVES: Final[dict[str, tuple[OracleGoal, ...]]] = {
     "throughput": (THROUGHPUT,),
     "deadline": (THROUGHPUT,),
-    "jct": (Asked(terms=(("jct", 1.0),)),),
-    "balanced": (Asked(terms=(("balanced", 1.0),)),),
-    "cost": (Asked(terms=(("running", 1.0),)), Asked(terms=(("cost", 1.0),))),
-    "finish-time-fairness": (Asked(levels="finish-time-fairness"), THROUGHPUT),
-    "max-min": (Asked(levels="max-min"), THROUGHPUT),
-    "makespan": (Asked(levels="makespan"), THROUGHPUT),
-    "0.7*throughput + 0.3*jct": (Asked(terms=(("throughput", 0.7), ("jct", 0.3))),),
+    "jct": (OracleGoal(terms=(("jct", 1.0),)),),
+    "balanced": (OracleGoal(terms=(("balanced", 1.0),)),),
+    "cost": (OracleGoal(terms=(("running", 1.0),)), OracleGoal(terms=(("cost", 1.0),))),
+    "finish-time-fairness": (OracleGoal(levels="finish-time-fairness"), THROUGHPUT),
+    "max-min": (OracleGoal(levels="max-min"), THROUGHPUT),
+    "makespan": (OracleGoal(levels="makespan"), THROUGHPUT),
+    "0.7*throughput + 0.3*jct": (OracleGoal(terms=(("throughput", 0.7), ("jct", 0.3))),),
     "throughput within 5% then jct": (
-        Asked(terms=(("throughput", 1.0),), tolerance=0.05),
-        Asked(terms=(("jct", 1.0),)),
+        OracleGoal(terms=(("throughput", 1.0),), tolerance=0.05),
+        OracleGoal(terms=(("jct", 1.0),)),
     ),
 }
 """The objectives as written, and the goals that the oracle derives from them."""
 
-ROUNDING: Final = 1e-4
+ROUNDING_TOLERANCE: Final = 1e-4
 """The tolerance for sums of a dozen values, which solvers see in millionths, and for what such a
 difference may decide."""
-AGREE: Final = 1e-4
+AGREEMENT_TOLERANCE: Final = 1e-4
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ObjectiveTally:
     """The results of the solvers for one objective."""
 
     mismatches: int = 0
@@ -63,14 +63,14 @@ class _Tally:
     solve_s: list[float] = field(default_factory=list)
 
 
-@case(
+@register_case(
     "objectives",
     smoke={"snapshots": 10, "large": 1, "large_jobs": 60},
     brute_force_mismatches=("==", 0),
     solver_disagreements=("==", 0),
     violations=("==", 0),
 )
-def objectives(
+def check_objectives(
     snapshots: Annotated[
         int,
         typer.Option(
@@ -92,16 +92,16 @@ def objectives(
     default solver, or of the first solver on half of each, is measured by the oracle's own
     equations. ``brute_force_mismatches`` counts answers that do not fit, or whose goal is off by
     more than the rounding of values to millionths explains. On larger snapshots, the goals of two
-    solvers may differ by a relative 1e-4 (``solver_disagreements``). ``violations`` counts those
+    solvers may differ by a relative 1e-4 (``solver_disagreements``). ``find_violations`` counts those
     that the checker finds.
     """
-    tallies = {name: _Tally() for name in OBJECTIVES}
-    for k in steps(snapshots, "small snapshots"):
+    tallies = {name: _ObjectiveTally() for name in OBJECTIVES}
+    for k in track_steps(snapshots, "small snapshots"):
         jobs = 6 if k % 2 == 0 else 12
         snapshot = draw_snapshot(np.random.default_rng([seed, k]), jobs)
         for name, tally in tallies.items():
             _judge(snapshot, name, tally, DEFAULT if k % 4 < 2 else first, enumerate_all=jobs == 6)
-    for k in steps(large, "larger snapshots"):
+    for k in track_steps(large, "larger snapshots"):
         snapshot = draw_snapshot(np.random.default_rng([seed, k, 1]), large_jobs, gpus=large_jobs)
         for name, tally in tallies.items():
             _compare(snapshot, name, tally, (first, second))
@@ -136,31 +136,31 @@ def policy_of(name: str, jobs: int) -> Policy:
     )
 
 
-def _solved(statement: Statement, name: str, gap: float) -> Solved:
+def _solved(statement: Statement, name: str, gap: float) -> SolvedGoals:
     budget = Budget(remaining_s=lambda: math.inf, gap=gap)
-    greedy = Greedy().solve(surrogate(statement), budget)
-    return solve_goals(statement, solver(name), budget, greedy)
+    greedy = Greedy().solve(build_surrogate(statement), budget)
+    return solve_goals(statement, make_solver(name), budget, greedy)
 
 
 def _judge(
-    snapshot: Snapshot, name: str, tally: _Tally, which: str, *, enumerate_all: bool
+    snapshot: Snapshot, name: str, tally: _ObjectiveTally, which: str, *, enumerate_all: bool
 ) -> None:
     policy = policy_of(name, len(snapshot.jobs))
-    statement = state(snapshot, policy)
+    statement = state_round(snapshot, policy)
     solution = _solved(statement, which, gap=0.0).solution
-    tally.violations += len(violations(statement.problem, solution))
+    tally.violations += len(find_violations(statement.problem, solution))
     oracle = Oracle(snapshot, policy, OBJECTIVES[name])
     best = oracle.best_by_enumeration if enumerate_all else oracle.best_by_dynamic_program
-    lenient = strict = best(-ROUNDING)
+    lenient = strict = best(-ROUNDING_TOLERANCE)
     if any(goal.tolerance for goal in oracle.goals):
-        strict = best(ROUNDING)
+        strict = best(ROUNDING_TOLERANCE)
     chosen = [_option(statement, oracle, j, c) for j, c in enumerate(solution.choice.tolist())]
     tally.mismatches += not (
         solution.has_answer and oracle.fits(chosen) and _reached(oracle, chosen, strict, lenient)
     )
 
 
-def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Option | None:
+def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> OracleOption | None:
     """Return the oracle's option for a column of the problem."""
     if column < 0:
         return None
@@ -168,7 +168,7 @@ def _option(statement: Statement, oracle: Oracle, job: int, column: int) -> Opti
     key = cells.key_at(cell)[:3]
     result = [o for o in oracle.options[job] if o and (o.gpu_type, o.gpus, o.degree) == key]
     # not one of the job's options: it does not fit
-    return result[0] if result else Option(*key, 0.0, False)
+    return result[0] if result else OracleOption(*key, 0.0, False)
 
 
 def _reached(
@@ -177,31 +177,31 @@ def _reached(
     strict: list[tuple[float, ...]],
     lenient: list[tuple[float, ...]],
 ) -> bool:
-    """Return whether every goal reaches its optimum, within ``ROUNDING``."""
+    """Return whether every goal reaches its optimum, within ``ROUNDING_TOLERANCE``."""
     mine = oracle.worth(choice)
     for goal, got, low, high in zip(oracle.goals, mine, strict, lenient, strict=True):
         if goal.levels:
             if not np.allclose(got, high, rtol=1e-9, atol=0):
                 return False
         elif goal.tolerance:
-            if got[0] < high[0] * (1 - goal.tolerance) - ROUNDING:
+            if got[0] < high[0] * (1 - goal.tolerance) - ROUNDING_TOLERANCE:
                 return False
-        elif not low[0] - ROUNDING <= got[0] <= high[0] + ROUNDING:
+        elif not low[0] - ROUNDING_TOLERANCE <= got[0] <= high[0] + ROUNDING_TOLERANCE:
             return False
     return True
 
 
-def _compare(snapshot: Snapshot, name: str, tally: _Tally, names: tuple[str, str]) -> None:
+def _compare(snapshot: Snapshot, name: str, tally: _ObjectiveTally, names: tuple[str, str]) -> None:
     policy = policy_of(name, len(snapshot.jobs))
-    statement = state(snapshot, policy)
+    statement = state_round(snapshot, policy)
     result = []
     for which in names:
         started_s = time.perf_counter()
         with _standard_output_is_error():
-            solved = _solved(statement, which, gap=AGREE / 10)
+            solved = _solved(statement, which, gap=AGREEMENT_TOLERANCE / 10)
         if which == names[0]:
             tally.solve_s.append(time.perf_counter() - started_s)
-        tally.violations += len(violations(statement.problem, solved.solution))
+        tally.violations += len(find_violations(statement.problem, solved.solution))
         result.append(solved)
     tally.disagreements += not _agree(statement, *(s.solution for s in result))
 
@@ -228,7 +228,7 @@ def _agree(statement: Statement, one: Solution, other: Solution) -> bool:
         return False
     for goal in statement.goals:
         a, b = (_measured(statement, goal, s) for s in (one, other))
-        near = AGREE + goal.tolerance
+        near = AGREEMENT_TOLERANCE + goal.tolerance
         if not np.allclose(a, b, rtol=near, atol=near * 1e-6):
             return False
     return True

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.rounds.philly import driven, philly
-from tessera.service.cli.demo.drive import replay
-from tessera.service.cli.demo.stack import running
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.philly import drive_rounds, read_philly
+from tessera.service.cli.demo.drive import replay_round
+from tessera.service.cli.demo.stack import run_stack
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.figures import Report
 
 
-@case(
+@register_case(
     "philly-rounds",
     smoke={"jobs": 30, "rounds": 3},
     rounds_below_greedy=("==", 0),
@@ -42,14 +42,14 @@ def philly_rounds(
     s between rounds. ``worst_gap`` is the largest gap of the ILP to its proven bound.
     ``violations`` counts those that the checker finds.
     """
-    work = philly(trace, profiles, jobs)
+    work = read_philly(trace, profiles, jobs)
     table: list[dict[str, float]] = []
     below, broken = 0, 0
-    with running() as stack:
-        for ilp, now_s in driven(
+    with run_stack() as stack:
+        for ilp, now_s in drive_rounds(
             stack, arena_table1(), work, rounds=rounds, deadline_s=deadline_s, seed=seed
         ):
-            greedy = replay(stack, ilp.name, solver="greedy")
+            greedy = replay_round(stack, ilp.name, solver="greedy")
             worse = min(ilp.objective - greedy.objective, ilp.placed_score - greedy.placed_score)
             below += worse < -1e-9 * max(1.0, greedy.objective)
             broken += len(ilp.violations) + len(greedy.violations) + (not ilp.verified)

@@ -11,20 +11,20 @@ from typing import Annotated, Final
 
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.rounds.contest import Entry, Outcome, Round, run
-from tessera.benchmarks.rounds.curve import Point, draw
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.contest import ContestEntry, ProcessOutcome, SolvedRound, run_entry
+from tessera.benchmarks.rounds.curve import CurvePoint, draw_curve
 from tessera.benchmarks.rounds.instances import FAMILIES
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.registry import DEFAULT
-from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.registry import make_solver as make_solver
 
-STOCK: Final = ("cp-sat", "cbc", "highs")
+STOCK_SOLVERS: Final = ("cp-sat", "cbc", "highs")
 """The solvers that are used unchanged; the others are methods of peers."""
-SAME: Final = 1e-9
+EQUALITY_TOLERANCE: Final = 1e-9
 """The relative difference within which two objectives count as equally good."""
 AIMS_S: Final = {2_048: 0.2, 10_000: 0.5, 100_000: 3.0, 1_000_000: 60.0}
 """Jobs -> seconds that solving them should take at most."""
@@ -33,12 +33,12 @@ LEVELS_AIMS_S: Final = {2_048: 2.0}
 FEW_JOBS_P50_S: Final = 0.05
 FEW_JOBS_P95_S: Final = 0.15
 """Seconds for 64 jobs on 64 GPUs: the median and the 95th percentile (Sia: 0.096 and 0.426 s)."""
-WARM_FROM: Final = 10_000
+MIN_WARM_JOBS: Final = 10_000
 """The number of jobs from which a warm start is judged. Below it, both starts take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _SolverRow:
     """A row of the table.
 
     ``reached_s`` is the time until the solver was at least as good as ours; if it never was, it is
@@ -47,11 +47,11 @@ class _Line:
 
     solver: str
     ended: str
-    round: Round | None
+    round: SolvedRound | None
     reached_s: float
     peak_mib: float
 
-    def shown(self, ours: Round) -> dict[str, Figure | str]:
+    def shown(self, ours: SolvedRound) -> dict[str, Figure | str]:
         """Return the row as figures."""
         result = self.round
         row: dict[str, Figure | str] = {"solver": self.solver, "ended": self.ended}
@@ -67,7 +67,7 @@ class _Line:
         return row
 
 
-@case(
+@register_case(
     "solve",
     smoke={"jobs": 40, "gpus": 40, "types": 4, "versus": "cp-sat", "time_limit": 5.0, "repeats": 2},
     gap=("<=", 1e-4),
@@ -79,7 +79,7 @@ class _Line:
     speedup_vs_best_stock=(">=", 100.0),
     speedup_warm=(">=", 5.0),
 )
-def solve(
+def time_solvers(
     jobs: Annotated[int, typer.Option(help="Number of jobs in the round.")] = 2_048,
     gpus: Annotated[
         int, typer.Option(help="Number of GPUs of the cluster. 0: one for each job.")
@@ -135,7 +135,7 @@ def solve(
     proof that greedy would not have done better.) ``solve_of_aim`` is the time over the aim for
     that number of jobs, in the family ``real``.
     """
-    entry = Entry(
+    entry = ContestEntry(
         solver=solver,
         jobs=jobs,
         gpus=gpus or max(jobs, types),
@@ -154,12 +154,12 @@ def solve(
     ours = _all_rounds(mine, entry)
     waived = _waived(entry)
     figures = _figures(entry, mine, ours)
-    stock = [line for line in lines if line.solver in STOCK]
+    stock = [line for line in lines if line.solver in STOCK_SOLVERS]
     if stock:
         best_s = min(line.reached_s if line.reached_s > 0 else time_limit for line in stock)
         figures["speedup_vs_best_stock"] = best_s / ours[0].total_s
     if churn > 0 and len(Policy(objective=objective).stages) == 1 and not _levels(objective):
-        warm = run(replace(entry, churn=churn, repeats=1))
+        warm = run_entry(replace(entry, churn=churn, repeats=1))
         figures |= {"first_s": warm.first_s, "cold_s": warm.cold_s, "warm_s": warm.warm_s}
         figures["warm_gap"] = warm.warm_gap
         figures["speedup_warm"] = warm.cold_s / warm.warm_s
@@ -181,13 +181,15 @@ def _levels(objective: str) -> bool:
     return any(stage.lexicographic for stage in Policy(objective=objective).stages)
 
 
-def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Line]]:
+def _contest(
+    entry: ContestEntry, baselines: Sequence[str]
+) -> tuple[ProcessOutcome, list[_SolverRow]]:
     """Return the outcome of our solver, and a line for it and for each baseline."""
     make_solver(entry.solver)
-    mine = run(entry)
+    mine = run_entry(entry)
     ours = _all_rounds(mine, entry)
     lines = [
-        _Line(
+        _SolverRow(
             solver=entry.solver,
             ended=mine.ended,
             round=ours[0],
@@ -195,16 +197,16 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
             peak_mib=mine.peak_mib,
         )
     ]
-    for k in steps(len(baselines), "baselines"):
+    for k in track_steps(len(baselines), "baselines"):
         baseline = replace(entry, solver=baselines[k], repeats=1)
-        result = run(baseline)
+        result = run_entry(baseline)
         first = result.rounds[0] if result.rounds else None
         reached_s = seconds_to_reach(ours[0], result)
         short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
-        if short and baselines[k] in STOCK:
-            reached_s = seconds_to_reach(ours[0], run(replace(baseline, gap=0.0)))
+        if short and baselines[k] in STOCK_SOLVERS:
+            reached_s = seconds_to_reach(ours[0], run_entry(replace(baseline, gap=0.0)))
         lines.append(
-            _Line(
+            _SolverRow(
                 solver=baselines[k],
                 ended=result.ended,
                 round=first,
@@ -215,7 +217,7 @@ def _contest(entry: Entry, baselines: Sequence[str]) -> tuple[Outcome, list[_Lin
     return mine, lines
 
 
-def _all_rounds(mine: Outcome, entry: Entry) -> tuple[Round, ...]:
+def _all_rounds(mine: ProcessOutcome, entry: ContestEntry) -> tuple[SolvedRound, ...]:
     if mine.ended != "done":
         raise InvalidInput(
             "solver", f"{entry.solver} {mine.ended} in {len(mine.rounds)} of {entry.repeats} rounds"
@@ -223,12 +225,12 @@ def _all_rounds(mine: Outcome, entry: Entry) -> tuple[Round, ...]:
     return mine.rounds
 
 
-def seconds_to_reach(ours: Round, baseline: Outcome) -> float:
+def seconds_to_reach(ours: SolvedRound, baseline: ProcessOutcome) -> float:
     """Return the seconds until the baseline was at least as good as ours by the first goal.
 
     If it never was, return NaN.
     """
-    least = ours.sign * ours.objective - SAME * abs(ours.objective)
+    least = ours.sign * ours.objective - EQUALITY_TOLERANCE * abs(ours.objective)
     result = baseline.rounds[0] if baseline.rounds else None
     build_s = result.build_s if result else ours.build_s
     told = result.answers if result else baseline.early
@@ -240,7 +242,9 @@ def seconds_to_reach(ours: Round, baseline: Outcome) -> float:
     return math.nan
 
 
-def _figures(entry: Entry, mine: Outcome, ours: Sequence[Round]) -> dict[str, Figure]:
+def _figures(
+    entry: ContestEntry, mine: ProcessOutcome, ours: Sequence[SolvedRound]
+) -> dict[str, Figure]:
     times = [r.solve_s for r in ours]
     p95_s = (
         statistics.quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0]
@@ -270,19 +274,19 @@ def _figures(entry: Entry, mine: Outcome, ours: Sequence[Round]) -> dict[str, Fi
     return figures
 
 
-def _waived(entry: Entry) -> frozenset[str]:
+def _waived(entry: ContestEntry) -> frozenset[str]:
     """Return the figures whose bound is for other rounds than this."""
     result = set()
     if entry.family != "real" or _levels(entry.objective) or entry.gap > 1e-4:
         result |= {"gap", "warm_gap"}
     if entry.jobs != 4_096:
         result |= {"speedup_vs_best_stock"}
-    if entry.jobs < WARM_FROM:
+    if entry.jobs < MIN_WARM_JOBS:
         result |= {"speedup_warm"}
     return frozenset(result)
 
 
-@case(
+@register_case(
     "solve-curve",
     smoke={"sizes": "16,40", "versus": "highs", "time_limit": 5.0},
     worst_gap=("<=", 1e-4),
@@ -313,16 +317,16 @@ def solve_curve(
 ) -> Report:
     """Plot the solving time against the number of jobs, on logarithmic axes, for our solver and baselines.
 
-    There is a row for each size and solver, as in ``solve``. The plot shows ``total_s``, with a
+    There is a row for each size and solver, as in ``time_solvers``. The plot shows ``total_s``, with a
     filled mark if the answer is within the gap of the solver's own bound, and a hollow one
     otherwise. A baseline that was killed is plotted at twice the limit. ``worst_gap`` is ours.
     """
     baselines = _named(versus)
     table: list[dict[str, Figure | str]] = []
-    points: list[Point] = []
+    points: list[CurvePoint] = []
     worst, verified, slowest_s = 0.0, True, 0.0
     for jobs in _sizes(sizes):
-        entry = Entry(
+        entry = ContestEntry(
             solver=solver,
             jobs=jobs,
             gpus=max(types, int(gpus_a_job * jobs)),
@@ -343,7 +347,7 @@ def solve_curve(
             table.append({"jobs": jobs, **line.shown(ours)})
             result = line.round
             points.append(
-                Point(
+                CurvePoint(
                     solver=line.solver,
                     jobs=jobs,
                     seconds=result.total_s if result else 2 * time_limit,
@@ -351,7 +355,7 @@ def solve_curve(
                 )
             )
     if plot is not None:
-        draw(plot, points, time_limit)
+        draw_curve(plot, points, time_limit)
     waived = {"worst_gap"} if family != "real" or _levels(objective) or gap > 1e-4 else set()
     return Report(
         seed=seed,

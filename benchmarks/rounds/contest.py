@@ -1,7 +1,7 @@
 """A contest entry: one solver on one kind of round, in a separate process that is measured.
 
 ``python -m tessera.benchmarks.rounds.contest`` reads an entry from standard input and prints a line
-of JSON for each event. ``run`` starts it, reads the lines, and kills it at twice its time limit.
+of JSON for each event. ``run_entry`` starts it, reads the lines, and kills it at twice its time limit.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tessera.benchmarks.rounds.instances import churn_round, instance
-from tessera.formulation.check import violations
+from tessera.benchmarks.rounds.instances import churn_round, make_instance
+from tessera.formulation.check import find_violations
 from tessera.formulation.goals import GoalResult, Linear
 from tessera.formulation.policy import Policy
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, state
+from tessera.formulation.statement import Statement, state_round
 from tessera.simulator.provenance import ROOT
 from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.baselines.stock import StockCpSat
-from tessera.solvers.goals import Solved, solve_goals, surrogate
+from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 
 SETUP_S: Final = 600.0
 """Seconds within which a process must have imported, warmed up and drawn its first round."""
 WARM_REPEATS: Final = 3
-NAMES: Final = {"cp-sat": "stock-cp-sat"}
+SOLVER_ALIASES: Final = {"cp-sat": "stock-cp-sat"}
 """Solvers that have another name in the registry, whose "cp-sat" plans its work and uses prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ContestEntry:
     """A solver and the rounds that it solves.
 
     If ``churn`` is above 0, the round after that share of churn is solved cold and warm.
@@ -66,7 +66,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class SolvedRound:
     """The outcome of one round.
 
     ``objective`` and ``bound`` are those of the first goal, as shown; ``sign`` is -1 if less is
@@ -93,10 +93,10 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ProcessOutcome:
     """The outcome of a process. ``ended`` is "done", "killed" or "failed"."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[SolvedRound, ...]
     ended: str
     peak_mib: float = math.nan
     first_s: float = math.nan  # the round before the churn
@@ -111,7 +111,7 @@ class Outcome:
 Tell = Callable[[dict[str, Any]], None]
 
 
-def run(entry: Entry) -> Outcome:
+def run_entry(entry: ContestEntry) -> ProcessOutcome:
     """Run ``entry`` in a separate process, and kill it at twice the time limit of a round."""
     with subprocess.Popen(
         [sys.executable, "-m", "tessera.benchmarks.rounds.contest"],
@@ -142,9 +142,9 @@ def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def _follow(entry: Entry, lines: queue.Queue[str]) -> Outcome:
+def _follow(entry: ContestEntry, lines: queue.Queue[str]) -> ProcessOutcome:
     """Return the outcome that the lines report. If the next line is late, it is "killed"."""
-    rounds: list[Round] = []
+    rounds: list[SolvedRound] = []
     answers: list[tuple[float, float]] = []
     patience_s = SETUP_S
     deadline_s = time.monotonic() + patience_s
@@ -152,24 +152,24 @@ def _follow(entry: Entry, lines: queue.Queue[str]) -> Outcome:
         try:
             line = lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
-            return Outcome(rounds=tuple(rounds), ended="killed", early=tuple(answers))
+            return ProcessOutcome(rounds=tuple(rounds), ended="killed", early=tuple(answers))
         if not line:
-            return Outcome(rounds=tuple(rounds), ended="failed", early=tuple(answers))
+            return ProcessOutcome(rounds=tuple(rounds), ended="failed", early=tuple(answers))
         said = json.loads(line)
         if "done" in said:
-            return Outcome(rounds=tuple(rounds), ended="done", **said["done"])
+            return ProcessOutcome(rounds=tuple(rounds), ended="done", **said["done"])
         if "answer" in said:
             answers.append((said["answer"][0], said["answer"][1]))
         elif "started" in said:
             answers.clear()
             deadline_s = time.monotonic() + 2 * entry.time_limit_s
         elif "round" in said:
-            rounds.append(Round(answers=tuple(answers), **said["round"]))
+            rounds.append(SolvedRound(answers=tuple(answers), **said["round"]))
             answers.clear()
             deadline_s = time.monotonic() + SETUP_S
 
 
-def take_part(entry: Entry, tell: Tell) -> None:
+def take_part(entry: ContestEntry, tell: Tell) -> None:
     """Solve the rounds of ``entry`` in this process, and report each event with ``tell``."""
     _warm_up(entry)
     told: dict[str, Any] = {}
@@ -183,21 +183,21 @@ def take_part(entry: Entry, tell: Tell) -> None:
     tell({"done": {"peak_mib": peak_mib(), **told}})
 
 
-def _warm_up(entry: Entry) -> None:
+def _warm_up(entry: ContestEntry) -> None:
     """Solve a tiny round, so that imports and compilation are not part of any solver's time."""
     tiny = replace(entry, jobs=6, gpus=max(8, entry.types), time_limit_s=10.0)
     _round(tiny, lambda _line: None)
 
 
-def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
-    """Draw, state, solve and check one round, and return the fields of a ``Round``."""
-    snapshot = instance(
+def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
+    """Draw, state, solve and check one round, and return the fields of a ``SolvedRound``."""
+    snapshot = make_instance(
         entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
     )
     policy = Policy(objective=entry.objective)
     tell({"started": True})
     started_s = time.perf_counter()
-    statement = state(snapshot, policy)
+    statement = state_round(snapshot, policy)
     build_s = time.perf_counter() - started_s
     goal = statement.goals[0]
     scale = goal.scale if isinstance(goal, Linear) else 1.0
@@ -223,18 +223,18 @@ def _round(entry: Entry, tell: Tell) -> dict[str, Any]:
         "build_s": build_s,
         "solve_s": solve_s,
         "columns": len(statement.problem.cell),
-        "verified": answered and not violations(statement.problem, solution),
+        "verified": answered and not find_violations(statement.problem, solution),
     }
 
 
 def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:
-    name = NAMES.get(name, name)
+    name = SOLVER_ALIASES.get(name, name)
     if name == StockCpSat.name and on_answer is not None:
         return StockCpSat(on_answer)
-    return solver(name)
+    return make_solver(name)
 
 
-def _budget(entry: Entry) -> Budget:
+def _budget(entry: ContestEntry) -> Budget:
     end_s = time.perf_counter() + entry.time_limit_s
     return Budget(
         remaining_s=lambda: end_s - time.perf_counter(),
@@ -244,7 +244,7 @@ def _budget(entry: Entry) -> Budget:
     )
 
 
-def solve_with(statement: Statement, by: Solver, budget: Budget) -> Solved:
+def solve_with(statement: Statement, by: Solver, budget: Budget) -> SolvedGoals:
     """Return the solver's answer.
 
     For lexicographic goals it starts from greedy's, as in a real round.
@@ -259,27 +259,27 @@ def solve_with(statement: Statement, by: Solver, budget: Budget) -> Solved:
             bound=found.bound / goal.scale,
             gap=found.gap,
         )
-        return Solved(solution=found, results=(result,))
-    greedy = Greedy().solve(surrogate(statement), budget)
+        return SolvedGoals(solution=found, results=(result,))
+    greedy = Greedy().solve(build_surrogate(statement), budget)
     return solve_goals(statement, by, budget, greedy)
 
 
-def _cold_and_warm(entry: Entry) -> dict[str, Any]:
+def _cold_and_warm(entry: ContestEntry) -> dict[str, Any]:
     """Solve a round, replace some jobs, and solve the next round cold and warm.
 
     The hint is the last answer for the jobs that are still there, with its shadow prices. Times
     are medians of a few runs. The running jobs are part of the round, so that a cold solver knows
     them too.
     """
-    snapshot = instance(
+    snapshot = make_instance(
         entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
     )
     policy, by = Policy(objective=entry.objective), _solver(entry.solver, None)
-    problem = state(snapshot, policy).problem
+    problem = state_round(snapshot, policy).problem
     began_s = time.perf_counter()
     first = by.solve(problem, _budget(entry))
     first_s = time.perf_counter() - began_s
-    later = state(
+    later = state_round(
         churn_round(snapshot, problem, first.choice, entry.churn, entry.seed, entry.family), policy
     )
     problem = later.problem
@@ -298,7 +298,7 @@ def _cold_and_warm(entry: Entry) -> dict[str, Any]:
             began_s = time.perf_counter()
             result = by.solve(problem, _budget(entry), known)
             took[name].append(time.perf_counter() - began_s)
-            verified = verified and result.has_answer and not violations(problem, result)
+            verified = verified and result.has_answer and not find_violations(problem, result)
             gap = max(gap, result.gap if known is hint else 0.0)
     return {
         "first_s": first_s,
@@ -329,4 +329,4 @@ def _print(line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    take_part(Entry(**json.load(sys.stdin)), _print)
+    take_part(ContestEntry(**json.load(sys.stdin)), _print)

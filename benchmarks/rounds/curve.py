@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """The seconds that a solver took for a round.
 
     ``met`` is whether its answer is within the gap of its own bound.
@@ -23,7 +23,7 @@ class Point:
     met: bool
 
 
-def draw(file: Path, points: Sequence[Point], limit_s: float) -> None:
+def draw_curve(file: Path, points: Sequence[CurvePoint], limit_s: float) -> None:
     """Write a PNG with a line for each solver.
 
     Marks are filled if the gap was met; the limit is dashed.

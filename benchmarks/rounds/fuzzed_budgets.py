@@ -9,35 +9,35 @@ from typing import Final
 import numpy as np
 
 from tessera.solvers.base import Budget
-from tessera.solvers.goals.calls import CALLS
+from tessera.solvers.goals.calls import CALLS_KEY
 
 LARGEST_GAP: Final = 1e-2
 SMALLEST_GAP: Final = 1e-9
-NO_GAP: Final = 0.3
+NO_GAP_SHARE: Final = 0.3
 """The share of the budgets that ask for a gap of 0."""
-RECORDED: Final = 0.5
+RECORDED_SHARE: Final = 0.5
 """The share of the budgets that hold a record of work."""
-AMOUNTS: Final = (0.0, 1e-9, 1e-3, 0.05, 1.0, 2.0, 5.0, 100.0, 400.0)
+WORK_AMOUNTS: Final = (0.0, 1e-9, 1e-3, 0.05, 1.0, 2.0, 5.0, 100.0, 400.0)
 """The amounts of work that a record may name; 0 leaves the solver out."""
 STAGES: Final = ("greedy", "pricing", "lp", "cp-sat")
-MOST_CALLS: Final = 12
+MAX_CALLS: Final = 12
 
 
 def draw_gap(rng: np.random.Generator) -> float:
     """Draw a gap: 0, or one from ``SMALLEST_GAP`` to ``LARGEST_GAP``, uniform in its logarithm."""
-    if rng.random() < NO_GAP:
+    if rng.random() < NO_GAP_SHARE:
         return 0.0
     return float(10 ** rng.uniform(math.log10(SMALLEST_GAP), math.log10(LARGEST_GAP)))
 
 
 def draw_work(rng: np.random.Generator, *, calls: bool = False) -> dict[str, float]:
     """Draw a record of work: empty, for some solvers, or (``calls``) for several calls."""
-    if rng.random() >= RECORDED:
+    if rng.random() >= RECORDED_SHARE:
         return {}
     if not calls or rng.random() < 0.5:
         return _amounts(rng, "")
-    count = int(rng.integers(1, MOST_CALLS + 1))
-    work = {CALLS: float(count)}
+    count = int(rng.integers(1, MAX_CALLS + 1))
+    work = {CALLS_KEY: float(count)}
     for call in range(1, count + 1):
         if rng.random() < 0.8:  # the other calls had no time
             work |= _amounts(rng, f"{call}:")
@@ -46,7 +46,7 @@ def draw_work(rng: np.random.Generator, *, calls: bool = False) -> dict[str, flo
 
 def _amounts(rng: np.random.Generator, prefix: str) -> dict[str, float]:
     named = [name for name in STAGES if rng.random() < 0.6]
-    return {f"{prefix}{name}": float(rng.choice(AMOUNTS)) for name in named}
+    return {f"{prefix}{name}": float(rng.choice(WORK_AMOUNTS)) for name in named}
 
 
 def budget_of(

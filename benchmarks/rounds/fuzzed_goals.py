@@ -12,36 +12,36 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem
-from tessera.formulation.check import violations
+from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, draw_problem
+from tessera.formulation.check import find_violations
 from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
 from tessera.formulation.problem import MAX_TOTAL, Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, with_goal_values
+from tessera.formulation.statement import Statement, replace_goal_values
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.goals import Solved
+from tessera.solvers.goals import SolvedGoals
 
-MOST_ANSWERS: Final = 50_000
+MAX_ANSWERS: Final = 50_000
 """The most answers that are listed. With more, only rules and repetition are judged."""
-MOST_GOALS: Final = 4
-MOST_LEVELS: Final = 8
+MAX_GOALS: Final = 4
+MAX_LEVELS: Final = 8
 LEVELS: Final = (-2.5, -1.0, 0.0, 0.5, 1.0, 1.5, 3.0, 1e9, 1e-9, 2 / 3, -math.inf)
 TOLERANCES: Final = (0.0, 0.0, 0.01, 0.1, 0.5, 0.99)
-EXACT: Final = 1e-12
+BOUND_TOLERANCE: Final = 1e-12
 """The relative error of a bound that was divided by its goal's scale."""
 
 
 def draw_statement(rng: np.random.Generator) -> Statement:
-    """Draw a problem and one to ``MOST_GOALS`` goals on it, of which the last is a sum."""
+    """Draw a problem and one to ``MAX_GOALS`` goals on it, of which the last is a sum."""
     kind = str(rng.choice([name for name in KINDS if name != "middling" or rng.random() < 0.3]))
-    problem = a_problem(rng, kind)
+    problem = draw_problem(rng, kind)
     goals: list[Goal] = [
         _levels(rng, problem, k) if rng.random() < 0.5 else _sum(rng, problem, k)
-        for k in range(int(rng.integers(0, MOST_GOALS)))
+        for k in range(int(rng.integers(0, MAX_GOALS)))
     ]
     last = _sum(rng, problem, len(goals))
     return Statement(
-        problem=with_goal_values(problem, last),
+        problem=replace_goal_values(problem, last),
         goals=(*goals, last),
         absent={},
         rejected=frozenset(),
@@ -73,7 +73,7 @@ def _levels(rng: np.random.Generator, problem: Problem, position: int) -> Levels
         level=rng.choice(LEVELS, len(problem.cell)),
         waiting=rng.choice(LEVELS, len(problem.jobs)),
         sign=int(rng.choice([1, -1])),
-        depth=int(rng.integers(1, MOST_LEVELS + 1)),
+        depth=int(rng.integers(1, MAX_LEVELS + 1)),
         tolerance=float(rng.choice(TOLERANCES)),
     )
 
@@ -82,7 +82,7 @@ def every_answer(problem: Problem) -> Ints:
     """Return every answer, int64[answers, jobs]: a column of each job, or -1.
 
     Raises:
-        TooLarge: some first jobs have more than ``MOST_ANSWERS`` answers.
+        TooLarge: some first jobs have more than ``MAX_ANSWERS`` answers.
     """
     capacity = np.array([row.capacity for row in problem.rows], dtype=np.int64)
     answers = np.zeros((1, 0), np.int64)
@@ -95,7 +95,7 @@ def every_answer(problem: Problem) -> Ints:
             takes[way, list(use)] = list(use.values())
         total = used[:, np.newaxis] + takes
         at, taken = np.nonzero((total <= capacity).all(axis=2))
-        if len(at) > MOST_ANSWERS:
+        if len(at) > MAX_ANSWERS:
             raise TooLarge
         used = total[at, taken]
         answers = np.column_stack([answers[at], np.array(ways, np.int64)[taken]])
@@ -103,7 +103,7 @@ def every_answer(problem: Problem) -> Ints:
 
 
 def goal_faults(
-    statement: Statement, solved: Solved, greedy: Solution, answers: Ints | None
+    statement: Statement, solved: SolvedGoals, greedy: Solution, answers: Ints | None
 ) -> list[str]:
     """Return the faults of an answer to lexicographic goals.
 
@@ -131,7 +131,7 @@ def goal_faults(
     return wrong + _untrue(statement, solved, answers)
 
 
-def _standing(statement: Statement, solved: Solved, choice: Ints) -> tuple[float, ...]:
+def _standing(statement: Statement, solved: SolvedGoals, choice: Ints) -> tuple[float, ...]:
     """Return the values of ``choice`` by the goals in order. Greater is better."""
     only = statement.goals[0]
     if len(statement.goals) == 1 and isinstance(only, Linear):
@@ -139,9 +139,9 @@ def _standing(statement: Statement, solved: Solved, choice: Ints) -> tuple[float
     return solved.standing(statement, choice)
 
 
-def _broken(statement: Statement, solved: Solved) -> bool:
+def _broken(statement: Statement, solved: SolvedGoals) -> bool:
     """Return whether the answer breaks a rule of the problem, or takes too much from a goal."""
-    if violations(statement.problem, solved.solution):
+    if find_violations(statement.problem, solved.solution):
         return True
     mine = solved.solution.choice[np.newaxis]
     return not all(
@@ -150,7 +150,7 @@ def _broken(statement: Statement, solved: Solved) -> bool:
     )
 
 
-def _untrue(statement: Statement, solved: Solved, answers: Ints) -> list[str]:
+def _untrue(statement: Statement, solved: SolvedGoals, answers: Ints) -> list[str]:
     """Return the ``wrong_bounds`` and ``wrong_proofs`` of an answer that breaks no rule."""
     wrong, problem = set(), statement.problem
     mine = solved.solution.choice[np.newaxis]
@@ -183,7 +183,7 @@ def _reached(problem: Problem, goal: Goal, answers: Ints) -> float:
 def _bounds(goal: Goal, result: GoalResult, best: float) -> bool:
     """Return whether the bound of ``result`` is true if ``best`` is the optimum."""
     if isinstance(goal, Linear):
-        return result.bound * goal.scale >= best - EXACT * abs(best)
+        return result.bound * goal.scale >= best - BOUND_TOLERANCE * abs(best)
     return -goal.sign * result.bound >= best
 
 
@@ -220,7 +220,7 @@ def _sorted_levels(problem: Problem, goal: Levels, answers: Ints) -> Floats:
     return np.asarray(-np.sort(-level, axis=1))
 
 
-def same_answer(one: Solved, other: Solved) -> bool:
+def same_answer(one: SolvedGoals, other: SolvedGoals) -> bool:
     """Return whether two answers are equal bit for bit."""
     a, b = one.solution, other.solution
     return (

@@ -15,18 +15,18 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
 
-MOST_JOBS: Final = 6
-MOST_STAGES: Final = 3
-MOST_LEVELS: Final = 8
-SUMS: Final = ("throughput", "jct", "balanced", "cost")
-WITH_DEADLINES: Final = 0.1
+MAX_JOBS: Final = 6
+MAX_STAGES: Final = 3
+MAX_LEVELS: Final = 8
+SUM_OBJECTIVES: Final = ("throughput", "jct", "balanced", "cost")
+DEADLINE_SHARE: Final = 0.1
 """The share of the rounds that keep deadlines. Each of these may search for schedules."""
 
 
 def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     """Draw a round of a few jobs and its policy."""
     snapshot = _with_equal_shares(
-        draw_snapshot(rng, int(rng.integers(1, MOST_JOBS + 1)), int(rng.integers(4, 17)))
+        draw_snapshot(rng, int(rng.integers(1, MAX_JOBS + 1)), int(rng.integers(4, 17)))
     )
     jobs = len(snapshot.jobs)
     changed = replace(
@@ -66,22 +66,22 @@ def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
 
 
 def draw_policy(rng: np.random.Generator) -> Policy:
-    """Draw an objective of one to ``MOST_STAGES`` stages, with promises and limits."""
+    """Draw an objective of one to ``MAX_STAGES`` stages, with promises and limits."""
     while True:
-        stages = [_stage(rng) for _ in range(int(rng.integers(1, MOST_STAGES + 1)))]
+        stages = [_stage(rng) for _ in range(int(rng.integers(1, MAX_STAGES + 1)))]
         ordered = rng.random() < 0.3
         deadlines = "myopic" if rng.random() < 0.5 else "look-ahead"
         try:
             return Policy(
                 objective=" then ".join(stages),
-                fairness_levels=int(rng.integers(1, MOST_LEVELS + 1)),
+                fairness_levels=int(rng.integers(1, MAX_LEVELS + 1)),
                 max_changes=int(rng.choice([-1, -1, 0, 1, 2])),
                 min_run_s=float(rng.choice([0.0, 0.0, 30_000.0])),
                 run_to_completion=bool(rng.random() < 0.2),
                 queue_order=bool(ordered),
                 opportunistic=bool(ordered and rng.random() < 0.5),
                 reserve_after_s=float(rng.choice([math.inf, math.inf, 10_000.0])),
-                deadlines=deadlines if rng.random() < WITH_DEADLINES else "ignore",
+                deadlines=deadlines if rng.random() < DEADLINE_SHARE else "ignore",
             )
         except InvalidInput:  # a stage is named twice
             continue
@@ -91,6 +91,6 @@ def _stage(rng: np.random.Generator) -> str:
     if rng.random() < 0.6:
         text = str(rng.choice(LEXICOGRAPHIC))
     else:
-        names = rng.choice(SUMS, size=int(rng.integers(1, 3)), replace=False).tolist()
+        names = rng.choice(SUM_OBJECTIVES, size=int(rng.integers(1, 3)), replace=False).tolist()
         text = " + ".join(f"{rng.choice([0.3, 0.7, 1.0]):g}*{name}" for name in names)
     return text if rng.random() < 0.6 else f"{text} within {rng.choice([0, 1, 5, 50]):g}%"

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind
+from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
 from tessera.formulation.tables import Floats, Ints
 
 KINDS: Final = (
@@ -25,13 +25,13 @@ KINDS: Final = (
     "counts who waits",
     "equal ratios",
 )
-"""The kinds of unusual problems, which ``a_problem`` describes."""
-MOST_STATES: Final = 2_000
+"""The kinds of unusual problems, which ``draw_problem`` describes."""
+MAX_STATES: Final = 2_000
 """The largest number of states of the dynamic program. Beyond it, another solver is used."""
 
 
 @dataclass(slots=True)
-class _Shape:
+class _ProblemDistribution:
     """The distribution of a random problem. Ranges include both ends."""
 
     jobs: tuple[int, int] = (0, 5)
@@ -46,7 +46,7 @@ class _Shape:
     idle: float = 0.0
 
 
-def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
+def draw_problem(rng: np.random.Generator, kind: str = "") -> Problem:
     """Draw a problem of the given kind, or of any kind if none is named.
 
     ``huge``: values and amounts up to what the sums allow; ``tiny``: values of 0 and 1, capacities
@@ -88,7 +88,7 @@ def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
         scale=1.0,
         unit="units",
         rows=tuple(
-            Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c)
+            CouplingRow(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c)
             for r, c in enumerate(capacity.tolist())
         ),
         usage_start=np.append(0, np.cumsum(used.sum(axis=1))),
@@ -106,10 +106,10 @@ def a_problem(rng: np.random.Generator, kind: str = "") -> Problem:
     )
 
 
-def _shape(kind: str, rng: np.random.Generator) -> _Shape:
-    shape = _Shape()
+def _shape(kind: str, rng: np.random.Generator) -> _ProblemDistribution:
+    shape = _ProblemDistribution()
     if kind == "middling":
-        shape = _Shape(
+        shape = _ProblemDistribution(
             jobs=(5, 60),
             options=(0, 6),
             rows=(1, 4),
@@ -119,7 +119,7 @@ def _shape(kind: str, rng: np.random.Generator) -> _Shape:
             must_run=0.02,
         )
     elif kind == "empty":
-        shape = _Shape(jobs=(0, 2), options=(0, 1), rows=(0, 1), capacity=(0, 1))
+        shape = _ProblemDistribution(jobs=(0, 2), options=(0, 1), rows=(0, 1), capacity=(0, 1))
     elif kind == "huge":
         most = int(MAX_TOTAL) // 8
         shape.value = (-most // 4, most) if rng.random() < 0.5 else (most - 9, most)
@@ -142,7 +142,7 @@ def _between(rng: np.random.Generator, ends: tuple[int, int]) -> int:
     return int(rng.integers(ends[0], ends[1] + 1))
 
 
-def _use(rng: np.random.Generator, shape: _Shape, columns: int, rows: int) -> Ints:
+def _use(rng: np.random.Generator, shape: _ProblemDistribution, columns: int, rows: int) -> Ints:
     """Return the amount that each column uses of each row, int64[columns, rows].
 
     A column uses at most ``shape.uses`` rows.
@@ -172,10 +172,10 @@ def _one_cell() -> Cells:
 
 
 class TooLarge(Exception):
-    """An error of a dynamic program that would need more than ``MOST_STATES`` states."""
+    """An error of a dynamic program that would need more than ``MAX_STATES`` states."""
 
 
-def optimum(problem: Problem) -> int | None:
+def dynamic_optimum(problem: Problem) -> int | None:
     """Return the best objective, by a dynamic program over the used capacity.
 
     If there is no answer, return None. It uses only Python's own integers and dictionaries, so that
@@ -196,7 +196,7 @@ def optimum(problem: Problem) -> int | None:
                 after = _after(used, use, capacity)
                 if after is not None and worth + value > following.get(after, worth + value - 1):
                     following[after] = worth + value
-        if len(following) > MOST_STATES:
+        if len(following) > MAX_STATES:
             raise TooLarge
         best = following
     return max(best.values(), default=None)
@@ -213,7 +213,7 @@ def _after(
     return tuple(after)
 
 
-def some_prices(rng: np.random.Generator, problem: Problem) -> Floats:
+def draw_prices(rng: np.random.Generator, problem: Problem) -> Floats:
     """Draw shadow prices of the problem's rows, most of the size of its values, some wild."""
     top = float(np.abs(problem.value).max(initial=1))
     wild = rng.choice([0.0, 1e-300, 1.0, top, 1e15], len(problem.rows))

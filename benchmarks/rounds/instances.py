@@ -3,13 +3,13 @@
 A workload has Cells on every GPU type, for half the GPUs that its jobs request, for as many and for
 twice as many. It has every pipeline degree that is a power of two up to the count. Speed-ups are
 sub-linear and noisy. Many Cells are therefore dominated, and the others are on no smooth curve.
-Jobs share at most ``MOST_WORKLOADS`` workloads, so that a million jobs are a million rows and not a
+Jobs share at most ``MAX_WORKLOADS`` workloads, so that a million jobs are a million rows and not a
 million tables.
 
 The families:
 
 ``real``
-    Requests of 1 to 64 GPUs, small ones most often (``REQUESTS``); weights 1, 2 and 4; a start
+    Requests of 1 to 64 GPUs, small ones most often (``REQUEST_SHARES``); weights 1, 2 and 4; a start
     costs 60 s.
 ``equal-ratios``
     Requests as in ``real``, but every column has the same value per GPU: linear speed-ups,
@@ -33,13 +33,13 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints, ranges
-from tessera.formulation.values import GpuType, Hold, Source, Workload
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
+from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
 
 FAMILIES: Final = ("real", "equal-ratios", "tight", "alike")
-REQUESTS: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}
+REQUEST_SHARES: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}
 """GPUs requested -> share of the workloads."""
-MOST_WORKLOADS: Final = 1000
+MAX_WORKLOADS: Final = 1000
 NODE_GPUS: Final = 8
 BATCH: Final = 256
 ROUND_S: Final = 300.0
@@ -50,7 +50,7 @@ _NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Works:
+class _Workloads:
     """The workloads: the request of each, int64[workloads], and its rows of estimates."""
 
     request: Ints
@@ -58,7 +58,7 @@ class _Works:
     count: Ints  # int64[workloads, counts]
 
 
-def instance(
+def make_instance(
     jobs: int, gpus: int, types: int, seed: int = 0, *, family: str = "real", running: float = 0.0
 ) -> Snapshot:
     """Return a round of ``jobs`` jobs on ``gpus`` GPUs, divided evenly over ``types`` types.
@@ -95,16 +95,16 @@ def instance(
     return _started(snapshot, rng, works, running) if running > 0 else snapshot
 
 
-def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> _Works:
+def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> _Workloads:
     """Draw the workloads."""
-    number = 1 if family == "alike" else max(8, min(MOST_WORKLOADS, jobs // 4))
+    number = 1 if family == "alike" else max(8, min(MAX_WORKLOADS, jobs // 4))
     if family == "tight":
         least = max(1, int(capacity.min()) // 10)
         request = rng.integers(least, max(least, int(capacity.min()) // 2) + 1, number)
     elif family == "alike":
         request = np.array([4])
     else:
-        request = rng.choice(list(REQUESTS), number, p=list(REQUESTS.values()))
+        request = rng.choice(list(REQUEST_SHARES), number, p=list(REQUEST_SHARES.values()))
     count = np.maximum(1, (request[:, None] * _SHARES).astype(np.int64))
     again = np.zeros_like(count, dtype=np.bool_)
     again[:, 1:] = count[:, 1:] == count[:, :-1]  # half of one GPU is one GPU
@@ -118,10 +118,10 @@ def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> 
         speed = rng.uniform(5, 50, (number, 1)) * rng.uniform(0.5, 2.0, shape[:2])
         exponent = rng.uniform(0.7, 0.95, (number, 1, 1, 1))
         rate = speed[:, :, None, None] * gpus**exponent * rng.uniform(0.8, 1.0, shape)
-    return _Works(request=request, rate=np.where(none, 0.0, rate), count=count)
+    return _Workloads(request=request, rate=np.where(none, 0.0, rate), count=count)
 
 
-def _estimates(works: _Works) -> Estimates:
+def _estimates(works: _Workloads) -> Estimates:
     workload, gpu_type, which, degree = np.nonzero(works.rate)
     gpus = works.count[workload, which]
     return Estimates(
@@ -132,7 +132,7 @@ def _estimates(works: _Works) -> Estimates:
         pipeline_degree=2**degree,
         plan=np.zeros_like(gpus),
         iter_time_s=BATCH / works.rate[workload, gpu_type, which, degree],
-        source=np.full_like(gpus, Source.ANALYTIC),
+        source=np.full_like(gpus, EstimateSource.ANALYTIC),
     )
 
 
@@ -183,7 +183,9 @@ def _queued(
     )
 
 
-def _started(snapshot: Snapshot, rng: np.random.Generator, works: _Works, share: float) -> Snapshot:
+def _started(
+    snapshot: Snapshot, rng: np.random.Generator, works: _Workloads, share: float
+) -> Snapshot:
     """Return the snapshot with random jobs running on about this share of each type's GPUs."""
     jobs, capacity = snapshot.jobs, snapshot.schedulable_gpus()
     wanted = rng.integers(0, len(capacity), len(jobs))
@@ -234,14 +236,14 @@ def _packed(
 ) -> Allocations:
     """Return GPUs for the jobs ``running``. Those of a type are adjacent, node after node."""
     every_node = np.repeat(np.arange(len(nodes)), nodes.gpus)  # nodes are sorted by type
-    every_gpu = ranges(np.zeros(len(nodes), np.int64), nodes.gpus)
+    every_gpu = concatenate_ranges(np.zeros(len(nodes), np.int64), nodes.gpus)
     first = np.searchsorted(nodes.gpu_type[every_node], gpu_type[running])
     order = running[np.lexsort((running, -gpus[running], gpu_type[running]))]
     first = np.sort(first)
     before = np.cumsum(gpus[order]) - gpus[order]
     new = np.flatnonzero(np.diff(gpu_type[order], prepend=-1))
     before -= np.repeat(before[new], np.diff(np.append(new, len(order))))
-    at = ranges(first + before, gpus[order])
+    at = concatenate_ranges(first + before, gpus[order])
     job = np.repeat(order, gpus[order])
     return Allocations(
         job=job,

@@ -22,18 +22,18 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.tables import Floats, Ints, Table
 
-TIE = 1e-9
+TIE_TOLERANCE = 1e-9
 """The relative difference between two computations of the same number."""
-RUNNABLE = frozenset(
+RUNNABLE_STATES = frozenset(
     i for i, s in enumerate(STATES) if s.name in ("QUEUED", "STARTING", "RUNNING", "STOPPING")
 )
 """The codes of the states in which a round may give a job GPUs."""
-SPREAD = 0.9
+SPREAD_RATE_SHARE = 0.9
 """The share of the rate that each doubling of the nodes leaves ("Shapes" of docs/mathematics.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class OracleOption:
     """A Cell that a job may run on. ``current`` is whether the job runs there now."""
 
     gpu_type: int
@@ -43,12 +43,12 @@ class Option:
     current: bool
 
 
-Choice = Sequence[Option | None]
+Choice = Sequence[OracleOption | None]
 """The option of each job. If it is None, the job waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OracleGoal:
     """A goal: a sum of terms (objective -> weight), or the levels of the objective ``levels``."""
 
     terms: tuple[tuple[str, float], ...] = ()
@@ -59,7 +59,7 @@ class Asked:
 class Oracle:
     """A snapshot as its equations describe it. The goals in ``goals`` are reached in order."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, goals: Sequence[Asked]) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, goals: Sequence[OracleGoal]) -> None:
         self._snapshot, self._policy, self.goals = snapshot, policy, tuple(goals)
         self._jobs = _rows(snapshot.jobs)
         self._estimates = _rows(snapshot.estimates)
@@ -79,11 +79,13 @@ class Oracle:
         if any(goal.levels == "finish-time-fairness" for goal in goals):
             total = sum(self._weight(j) for j in range(len(self._jobs)))
             self._fair = [self._fair_rate(j, total) for j in range(len(self._jobs))]
-        self.options: list[list[Option | None]] = [self._allowed(j) for j in range(len(self._jobs))]
+        self.options: list[list[OracleOption | None]] = [
+            self._allowed(j) for j in range(len(self._jobs))
+        ]
 
     # the references that values are measured against
 
-    def _cells_of(self, job: int) -> list[Option]:
+    def _cells_of(self, job: int) -> list[OracleOption]:
         row, result = self._jobs[job], []
         batch = self._snapshot.workloads[row["workload"]].global_batch
         now = (row["current_type"], row["current_gpus"], row["current_degree"])
@@ -93,7 +95,7 @@ class Oracle:
             if e["nodes"] != math.ceil(e["gpus"] / self._size[e["gpu_type"]]):
                 raise ValueError("the oracle knows one estimate a Cell, at its fewest nodes")
             key = (e["gpu_type"], e["gpus"], e["pipeline_degree"])
-            result.append(Option(*key, batch / e["iter_time_s"], key == now))
+            result.append(OracleOption(*key, batch / e["iter_time_s"], key == now))
         return result
 
     def _weight(self, job: int) -> float:
@@ -115,7 +117,8 @@ class Oracle:
     def _expected_rate(self, job: int) -> float:
         """Return the expected rate of a job, Eq. (6b)."""
         may_run = sum(
-            row["state"] in RUNNABLE and self._weight(j) > 0 for j, row in enumerate(self._jobs)
+            row["state"] in RUNNABLE_STATES and self._weight(j) > 0
+            for j, row in enumerate(self._jobs)
         )
         share = max(1, sum(self.capacity) // max(1, may_run))
         cells = self._cells[job]
@@ -156,11 +159,11 @@ class Oracle:
 
     # the options of jobs
 
-    def _allowed(self, job: int) -> list[Option | None]:
+    def _allowed(self, job: int) -> list[OracleOption | None]:
         """Return the options of the job: its Cells and waiting, except what rules forbid."""
         row, cells = self._jobs[job], list(self._cells[job])
         if any(name == "cost" for goal in self.goals for name, _ in goal.terms):
-            floor = self._policy.rate_floor * self._requested[job] * (1 - TIE)
+            floor = self._policy.rate_floor * self._requested[job] * (1 - TIE_TOLERANCE)
             cells = [
                 c
                 for c in cells
@@ -175,7 +178,7 @@ class Oracle:
                 return [None]  # it never ran, and would be too late
         return [None, *cells]
 
-    def _in_time(self, job: int, cell: Option) -> bool:
+    def _in_time(self, job: int, cell: OracleOption) -> bool:
         """Return whether the job ends in time (Arena, Eq. 6).
 
         Its rate must be at least the work left divided by the time left, less the restart.
@@ -187,8 +190,11 @@ class Oracle:
             pause_s = max(0.0, row["since_s"] + row["restart_s"] - self._snapshot.now_s)
             fewest = math.ceil(cell.gpus / self._size[cell.gpu_type])
             held = len({a["node"] for a in _rows(self._snapshot.allocations) if a["job"] == job})
-            rate *= SPREAD ** math.log2(max(held, fewest) / fewest)
-        return bool(left_s > 0 and self._work(job) <= rate * max(0.0, left_s - pause_s) * (1 + TIE))
+            rate *= SPREAD_RATE_SHARE ** math.log2(max(held, fewest) / fewest)
+        return bool(
+            left_s > 0
+            and self._work(job) <= rate * max(0.0, left_s - pause_s) * (1 + TIE_TOLERANCE)
+        )
 
     def _price(self, gpu_type: int) -> float:
         kind = self._snapshot.gpu_types[gpu_type]
@@ -196,13 +202,15 @@ class Oracle:
 
     # the values of options
 
-    def value(self, terms: Sequence[tuple[str, float]], job: int, option: Option | None) -> float:
+    def value(
+        self, terms: Sequence[tuple[str, float]], job: int, option: OracleOption | None
+    ) -> float:
         """Return the value that the job adds to a sum, Eqs. (5), (10) to (13)."""
         if option is None:
             return 0.0
         return sum(weight * self._value(name, job, option) for name, weight in terms)
 
-    def _value(self, name: str, job: int, option: Option) -> float:
+    def _value(self, name: str, job: int, option: OracleOption) -> float:
         weight, unit = self._weight(job), self._unit[job]
         start = 0.0 if option.current else self._start_share[job]
         if name == "running":
@@ -216,7 +224,7 @@ class Oracle:
             worth *= horizons if name == "jct" else math.sqrt(horizons)
         return worth
 
-    def level(self, name: str, job: int, option: Option | None) -> float:
+    def level(self, name: str, job: int, option: OracleOption | None) -> float:
         """Return the job's level, Eqs. (15) to (18)."""
         row, round_s = self._jobs[job], self._policy.round_s
         rate = 0.0 if option is None else option.rate
@@ -274,7 +282,7 @@ class Oracle:
                 continue
             total = self._table(partial(self.value, goal.terms), index[left]).sum(1)
             floor = _floor(goal, float(total.max()), margin)
-            left = left[total >= floor - TIE * abs(floor)]
+            left = left[total >= floor - TIE_TOLERANCE * abs(floor)]
         choice = [self.options[j][k] for j, k in enumerate(index[left[0]].tolist())]
         return self.worth(choice)
 
@@ -300,10 +308,10 @@ class Oracle:
         rows = np.arange(len(left))
         for place in range(len(some)):
             least = level[rows, place].min()
-            rows = rows[level[rows, place] <= least + TIE * abs(least)]
+            rows = rows[level[rows, place] <= least + TIE_TOLERANCE * abs(least)]
         return np.asarray(left[rows])
 
-    def _table(self, of: Callable[[int, Option | None], float], index: Ints) -> Floats:
+    def _table(self, of: Callable[[int, OracleOption | None], float], index: Ints) -> Floats:
         """Return ``of(job, option)`` for each assignment, float64[assignments, jobs]."""
         columns = [np.array([of(j, o) for o in options]) for j, options in enumerate(self.options)]
         return np.stack([c[index[:, j]] for j, c in enumerate(columns)], axis=1)
@@ -330,7 +338,7 @@ class Oracle:
         return [(top,), (self._best_of_two(floor),)]
 
     def _by_used(
-        self, goals: Sequence[Asked]
+        self, goals: Sequence[OracleGoal]
     ) -> dict[tuple[int, ...], tuple[tuple[float, ...], ...]]:
         """Return the best values for each number of used GPUs, as tuples. Larger is better."""
         nothing = tuple(() if goal.levels else (0.0,) for goal in goals)
@@ -376,7 +384,7 @@ class Oracle:
             (0,) * len(self.capacity): [(0.0, 0.0)]
         }
         for job, options in enumerate(self.options):
-            needed = floor - sum(most[job + 1 :]) - TIE * abs(floor)
+            needed = floor - sum(most[job + 1 :]) - TIE_TOLERANCE * abs(floor)
             then: dict[tuple[int, ...], list[tuple[float, float]]] = {}
             for option in options:
                 add = self.value(first, job, option), self.value(second, job, option)
@@ -389,7 +397,7 @@ class Oracle:
             pairs = {key: _unbeaten(result) for key, result in then.items()}
         return max(b for result in pairs.values() for _, b in result)
 
-    def _using(self, used: tuple[int, ...], option: Option | None) -> tuple[int, ...] | None:
+    def _using(self, used: tuple[int, ...], option: OracleOption | None) -> tuple[int, ...] | None:
         if option is None:
             return used
         total = used[option.gpu_type] + option.gpus
@@ -402,7 +410,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
     return [table.row(index) for index in range(len(table))]
 
 
-def _floor(goal: Asked, best: float, margin: float) -> float:
+def _floor(goal: OracleGoal, best: float, margin: float) -> float:
     return best - goal.tolerance * abs(best) + (margin if goal.tolerance else 0.0)
 
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tessera.benchmarks.harness.progress import steps
+from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.service.cli.demo.drive import (
     CLUSTER,
     add_estimates,
     make_cluster,
-    schedule,
-    settle,
-    submit,
+    schedule_round,
+    submit_jobs,
+    wait_until_settled,
 )
 from tessera.service.cli.demo.stack import Stack
-from tessera.simulator.clusters import Cluster
+from tessera.simulator.clusters import TypesAndNodes
 from tessera.simulator.data import require_data_file
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import Arrival, read_trace
@@ -29,16 +29,16 @@ ROUND_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class PhillyTrace:
     """The jobs of a trace with their arrivals, and the estimates of their workloads."""
 
     estimates: list[EstimateRecord]
     arrivals: list[Arrival]
 
 
-def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
+def read_philly(trace: Path | None, profiles: Path | None, jobs: int) -> PhillyTrace:
     """Read the trace's first ``jobs`` jobs, from the data folder by default. Raises MissingData."""
-    return Trace(
+    return PhillyTrace(
         estimates=read_profiles(require_data_file(profiles, "arena", "alpa_optimal.csv")),
         arrivals=[  # the objective ignores deadlines, and the trace's are on its own clock
             Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
@@ -47,8 +47,14 @@ def philly(trace: Path | None, profiles: Path | None, jobs: int) -> Trace:
     )
 
 
-def driven(
-    stack: Stack, cluster: Cluster, trace: Trace, *, rounds: int, deadline_s: float, seed: int
+def drive_rounds(
+    stack: Stack,
+    cluster: TypesAndNodes,
+    trace: PhillyTrace,
+    *,
+    rounds: int,
+    deadline_s: float,
+    seed: int,
 ) -> Iterator[tuple[scheduler_pb2.Round, float]]:
     """Run up to ``rounds`` rounds with an event, and yield each with its time.
 
@@ -61,7 +67,7 @@ def driven(
     with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
         now_s, done = 0.0, ["first"]
         todo = sorted(trace.arrivals, key=lambda a: a.arrival_s)
-        for _ in steps(rounds, "rounds"):
+        for _ in track_steps(rounds, "rounds"):
             arrived = _due(todo, now_s)
             while not arrived and not done and (todo or fleet.busy()):
                 done = fleet.advance(ROUND_S)
@@ -69,10 +75,10 @@ def driven(
                 arrived = _due(todo, now_s)
             if not arrived and not done:
                 break  # the trace is over
-            submit(stack, [a.spec for a in arrived])
-            settle(stack, [] if done == ["first"] else done)
-            record = schedule(stack, deadline_s, seed=seed)
-            settle(stack)
+            submit_jobs(stack, [a.spec for a in arrived])
+            wait_until_settled(stack, [] if done == ["first"] else done)
+            record = schedule_round(stack, deadline_s, seed=seed)
+            wait_until_settled(stack)
             done = []
             yield record, now_s
 

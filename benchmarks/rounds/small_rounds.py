@@ -17,9 +17,9 @@ from tessera.formulation.snapshot import (
     Snapshot,
     Tenants,
 )
-from tessera.formulation.values import GpuType, Hold, Source, Workload
+from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
 
-COUNTS: Final = (1, 2, 3, 4, 6, 8)
+GPU_COUNTS: Final = (1, 2, 3, 4, 6, 8)
 NOW_S: Final = 1e6
 
 
@@ -82,7 +82,7 @@ def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapsho
                     "pipeline_degree": d,
                     "plan": 0,
                     "iter_time_s": 8 / rate,
-                    "source": int(Source.MEASURED),
+                    "source": int(EstimateSource.MEASURED),
                 }
                 for job in range(jobs)
                 for t, n, d, rate in sorted(cells[job])
@@ -104,7 +104,7 @@ _Cell = tuple[int, int, int, float]
 
 
 def _cells(rng: np.random.Generator) -> list[_Cell]:
-    every = [(t, n, d) for t in (0, 1) for n in COUNTS for d in (1, 2)]
+    every = [(t, n, d) for t in (0, 1) for n in GPU_COUNTS for d in (1, 2)]
     picked = rng.choice(len(every), size=5, replace=False)
     base, speed = rng.uniform(1, 10), rng.uniform(0.4, 2.5, size=2)
     return [
@@ -133,7 +133,7 @@ def _job(
         "state": STATE_CODE[JobState.RUNNING if runs else JobState.QUEUED],
         "iterations": left * rng.uniform(1.0, 3.0),
         "iterations_left": left,
-        "requested_gpus": int(rng.choice(COUNTS)),
+        "requested_gpus": int(rng.choice(GPU_COUNTS)),
         "tenant": f"t{int(rng.integers(4))}",
         "weight": float(rng.choice([0.5, 1.0, 2.0])),
         "deadline_s": due_s,

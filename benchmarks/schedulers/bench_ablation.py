@@ -16,30 +16,35 @@ from tessera.benchmarks.harness.options import (
     JobsOption,
     JobsShareOption,
     SeedsOption,
-    in_sweep,
-    numbers,
-    on_work,
+    parse_number_list,
+    with_sweep,
+    with_work,
 )
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.schedulers.ablations import ARENA, Plan, Row
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.schedulers.ablations import ARENA, AblationPlan, AblationRow
 from tessera.benchmarks.schedulers.variants import check_variants, queue_of, seed_run
-from tessera.simulator.comparison.comparing import Runs, jct_ratio, mean, throughput_ratio
-from tessera.simulator.comparison.contestants import split_list
-from tessera.simulator.comparison.runs import Asked, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work, resize_workload
+from tessera.simulator.comparison.comparisons import (
+    SeedRuns,
+    jct_ratio,
+    mean_figure,
+    throughput_ratio,
+)
+from tessera.simulator.comparison.policies import split_list
+from tessera.simulator.comparison.runs import RunRequest, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import Curve, bars, curves
+from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import Interval
 from tessera.simulator.sweeps.runner import Sweep
 
 PARTS: Final = ("components", "alone", "depth", "queues", "types")
-OTHERS: Final = ("fcfs", "elasticflow-ls", "sia")
+BASELINES: Final = ("fcfs", "elasticflow-ls", "sia")
 """The baselines of the scheduler alone and of the GPU types."""
-MEANS: Final = (
+MEAN_FIGURES: Final = (
     "throughput",
     "completed",
     "queue_mean_s",
@@ -55,10 +60,10 @@ MEANS: Final = (
 )
 
 
-Found = Mapping[Row, Runs]
+RunsByRow = Mapping[AblationRow, SeedRuns]
 
 
-@case(
+@register_case(
     "ablation",
     smoke={
         "trace": SYNTHETIC,
@@ -73,11 +78,11 @@ Found = Mapping[Row, Runs]
         "others": "fcfs",
     },
 )
-@on_work
-@in_sweep
-def ablation(
+@with_work
+@with_sweep
+def ablate_policies(
     *,
-    work: Work,
+    work: WorkloadSpec,
     gpus_share: GpusShareOption = 0.25,
     jobs_share: JobsShareOption = 0.25,
     jobs: JobsOption = 200,
@@ -85,7 +90,7 @@ def ablation(
     ours: Annotated[str, typer.Option(help="The policy of ours.")] = "ilp:jct",
     others: Annotated[
         str, typer.Option(help="Comma-separated baselines for `alone` and `types`.")
-    ] = ",".join(OTHERS),
+    ] = ",".join(BASELINES),
     depths: Annotated[str, typer.Option(help="Depths of Arena's search.")] = "1,2,3,4,5",
     queues: Annotated[str, typer.Option(help="Numbers of priority queues.")] = "1,2,4,8",
     types: Annotated[str, typer.Option(help="Numbers of GPU types.")] = "1,2,4",
@@ -130,14 +135,14 @@ def ablation(
     chosen = split_list(parts, PARTS)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     memory = data_file(dp_memory, "arena", "dp_memory.csv")
-    plan = Plan(
-        base=Asked(work=work, policy=ARENA),
+    plan = AblationPlan(
+        base=RunRequest(work=work, policy=ARENA),
         ours=ours,
         others=tuple(split_list(others)),
         heavy=heavy,
-        depths=whole(depths),
-        queues=whole(queues),
-        types=whole(types),
+        depths=parse_whole_numbers(depths),
+        queues=parse_whole_numbers(queues),
+        types=parse_whole_numbers(types),
         dp_memory=str(memory or ""),
         measured=work.trace != SYNTHETIC,
     )
@@ -170,7 +175,7 @@ def ablation(
     return made
 
 
-def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
+def _ran(rows: Sequence[AblationRow], drawn: range, sweep: Sweep) -> dict[AblationRow, SeedRuns]:
     """Return the runs of each row, in the order of the seeds ``drawn``."""
     check_variants([row.run for row in rows], len(drawn))
     tasks = {
@@ -182,16 +187,18 @@ def _ran(rows: Sequence[Row], drawn: range, sweep: Sweep) -> dict[Row, Runs]:
     return {row: [result[row, k] for k in drawn] for row in rows}
 
 
-def whole(text: str) -> tuple[int, ...]:
+def parse_whole_numbers(text: str) -> tuple[int, ...]:
     """Return the whole numbers of a comma-separated list, in ascending order.
 
     Raises InvalidInput.
     """
-    result = numbers("list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers")
+    result = parse_number_list(
+        "list", text, lambda n: n >= 1 and n.is_integer(), "positive whole numbers"
+    )
     return tuple(map(int, result))
 
 
-def reference(row: Row, every: Found) -> Runs | None:
+def reference_runs(row: AblationRow, every: RunsByRow) -> SeedRuns | None:
     """Return the runs that ``row`` is compared with. If they are not there, return None.
 
     For depths and queues these are the first of the sweep, otherwise those with the same ``x``.
@@ -202,26 +209,26 @@ def reference(row: Row, every: Found) -> Runs | None:
     return every[min(result, key=lambda r: r.x)] if result else None
 
 
-def ratios(row: Row, every: Found) -> tuple[Interval, Interval]:
+def relative_results(row: AblationRow, every: RunsByRow) -> tuple[Interval, Interval]:
     """Return mean JCT and throughput divided by those of the runs that ``row`` is compared with."""
-    over = reference(row, every)
+    over = reference_runs(row, every)
     if over is None:
         nothing = Interval(value=np.nan, low=np.nan, high=np.nan)
         return nothing, nothing
     return jct_ratio(every[row], over), throughput_ratio(every[row], over)
 
 
-def _figures(every: Found) -> dict[str, Figure]:
+def _figures(every: RunsByRow) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for row in every:
-        over = reference(row, every)
+        over = reference_runs(row, every)
         if over is None or over is every[row]:
             continue
         what = row.variant if row.part == "components" else row.part
         x = f"_{row.x:g}" if row.x else ""
         policy = row.policy.partition("@")[0]
         name = f"{policy}_{what.replace(' ', '_')}{x}"
-        jct, throughput = ratios(row, every)
+        jct, throughput = relative_results(row, every)
         if fewer := unfinished_share(every[row], over):
             figures[f"unfinished_{name}"] = fewer
         else:
@@ -230,16 +237,16 @@ def _figures(every: Found) -> dict[str, Figure]:
     return figures
 
 
-def unfinished_share(runs: Runs, over: Runs) -> float:
+def unfinished_share(runs: SeedRuns, over: SeedRuns) -> float:
     """Return the share of jobs that only one of the two runs of a seed finished, over all seeds."""
     pairs = list(zip(runs, over, strict=True))
     either = sum(int((np.isfinite(a.end_s) ^ np.isfinite(b.end_s)).sum()) for a, b in pairs)
     return either / sum(len(a.end_s) for a in runs)
 
 
-def _line(row: Row, every: Found) -> dict[str, Figure | str]:
-    jct, throughput = ratios(row, every)
-    runs, over = every[row], reference(row, every)
+def _line(row: AblationRow, every: RunsByRow) -> dict[str, Figure | str]:
+    jct, throughput = relative_results(row, every)
+    runs, over = every[row], reference_runs(row, every)
     ended = [one.jct_s[np.isfinite(one.jct_s)] for one in runs]
     return {
         "part": row.part,
@@ -258,12 +265,12 @@ def _line(row: Row, every: Found) -> dict[str, Figure | str]:
         "throughput_ratio_high": throughput.high,
         "jct_mean_s": float(np.mean([t.mean() if len(t) else np.nan for t in ended])),
         "jct_first_queue_s": first_queue_s(row, runs),
-        "jobs": mean(runs, "jobs"),
-        **{key: mean(runs, key) for key in MEANS},
+        "jobs": mean_figure(runs, "jobs"),
+        **{key: mean_figure(runs, key) for key in MEAN_FIGURES},
     }
 
 
-def first_queue_s(row: Row, runs: Runs) -> float:
+def first_queue_s(row: AblationRow, runs: SeedRuns) -> float:
     """Return the mean JCT of the jobs of the first queue that ended."""
     of_seeds = []
     for k, one in enumerate(runs):
@@ -273,7 +280,7 @@ def first_queue_s(row: Row, runs: Runs) -> float:
     return float(np.mean(of_seeds))
 
 
-def _plots(every: Found) -> Iterator[Plot]:
+def _plots(every: RunsByRow) -> Iterator[Plot]:
     for title, part, label in (
         ("Without each component", "components", "over the full policy"),
         ("The scheduler alone", "alone", "over Arena's policy"),
@@ -291,13 +298,14 @@ def _plots(every: Found) -> Iterator[Plot]:
             yield from _curves(title, rows, every, label)
 
 
-def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
+def _bars(title: str, rows: Sequence[AblationRow], every: RunsByRow, label: str) -> Plot:
     names = {row: row.name if row.part == "components" else row.policy for row in rows}
-    both = {name: ratios(row, every) for row, name in names.items()}
+    both = {name: relative_results(row, every) for row, name in names.items()}
     alike = [
         name
         for row, name in names.items()
-        if (over := reference(row, every)) is not None and not unfinished_share(every[row], over)
+        if (over := reference_runs(row, every)) is not None
+        and not unfinished_share(every[row], over)
     ]
     left = [
         f"{row.name} {int(sum((~np.isfinite(one.end_s)).sum() for one in every[row]))}"
@@ -307,7 +315,7 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     never = f" Jobs that never finished, over all seeds: {'; '.join(left)}." if left else ""
     if len(alike) < len(rows):
         never += " There is no bar of JCT if the two runs finished different jobs."
-    return bars(
+    return bars_plot(
         title,
         {
             "mean JCT (lower is better)": {name: both[name][0] for name in alike},
@@ -319,15 +327,17 @@ def _bars(title: str, rows: Sequence[Row], every: Found, label: str) -> Plot:
     )
 
 
-def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterator[Plot]:
+def _curves(
+    title: str, rows: Sequence[AblationRow], every: RunsByRow, label: str
+) -> Iterator[Plot]:
     names = list(dict.fromkeys(row.policy for row in rows))
-    looks = styles(names)
+    looks = series_styles(names)
     over = "the first point's" if rows[0].part in ("depth", "queues") else "Arena's policy's"
     for i, what in enumerate(("Mean JCT", "Normalised throughput")):
         series = {
             name: _curve([row for row in rows if row.policy == name], every, i) for name in names
         }
-        yield curves(
+        yield curves_plot(
             f"{title}: {what.lower()}",
             series,
             x_label=label,
@@ -337,9 +347,9 @@ def _curves(title: str, rows: Sequence[Row], every: Found, label: str) -> Iterat
         )
 
 
-def _curve(rows: Iterable[Row], every: Found, which: int) -> Curve:
-    result = [(row.x, ratios(row, every)[which]) for row in rows]
-    return Curve(
+def _curve(rows: Iterable[AblationRow], every: RunsByRow, which: int) -> IntervalCurve:
+    result = [(row.x, relative_results(row, every)[which]) for row in rows]
+    return IntervalCurve(
         x=np.array([x for x, _ in result]),
         value=np.array([i.value for _, i in result]),
         low=np.array([i.low for _, i in result]),

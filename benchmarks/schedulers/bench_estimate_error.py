@@ -16,33 +16,33 @@ from tessera.benchmarks.harness.options import (
     JobsOption,
     OverheadsOption,
     PoliciesOption,
-    in_sweep,
-    numbers,
-    on_work,
+    parse_number_list,
+    with_sweep,
+    with_work,
 )
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.comparing import finished_by
-from tessera.simulator.comparison.contestants import split_list
-from tessera.simulator.comparison.runs import Asked, Ran, check, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.comparison.comparisons import finished_by
+from tessera.simulator.comparison.policies import split_list
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
 
 POLICIES: Final = ("ilp:balanced", "ilp:jct", "ilp:throughput", "arena")
-LISTED: Final = ",".join(POLICIES)
+POLICY_LIST: Final = ",".join(POLICIES)
 ERRORS: Final = (0.05, 0.1, 0.2)
 
 Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
 """Policy -> error -> the shares of (JCT, throughput) that were lost with each seed."""
 
 
-@case(
+@register_case(
     "estimate-error",
     smoke={
         "trace": SYNTHETIC,
@@ -54,14 +54,14 @@ Losses = Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]
         "policies": "ilp:jct,arena",
     },
 )
-@on_work
-@in_sweep
+@with_work
+@with_sweep
 def estimate_error(
     *,
-    work: Work,
+    work: WorkloadSpec,
     gpus_share: GpusShareOption = 1.0,
     jobs: JobsOption = 400,
-    policies: PoliciesOption = LISTED,
+    policies: PoliciesOption = POLICY_LIST,
     errors: Annotated[
         str, typer.Option(help="Comma-separated mean relative errors. 0 is always run.")
     ] = ",".join(map(str, ERRORS)),
@@ -85,8 +85,8 @@ def estimate_error(
     sizes, drawn = error_sizes(errors), range(seed, seed + seeds)
     cases = [(name, 0.0, seed) for name in names]
     cases += [(name, size, k) for name in names for size in sizes for k in drawn]
-    costs = Asked(work=base, policy="", overheads=overheads)
-    check((replace(costs, policy=name) for name in names), seeds=1)
+    costs = RunRequest(work=base, policy="", overheads=overheads)
+    check_requests((replace(costs, policy=name) for name in names), seeds=1)
     tasks = {
         key: replace(costs, policy=key[0], error=key[1], error_seed=key[2]).task(
             f"{key[0]} with {key[1]:.0%} error, seed {key[2]}"
@@ -96,7 +96,7 @@ def estimate_error(
     result = runs_of(tasks, sweep)
     losses = {
         name: {
-            size: [loss(result[name, 0.0, seed], result[name, size, k]) for k in drawn]
+            size: [run_loss(result[name, 0.0, seed], result[name, size, k]) for k in drawn]
             for size in sizes
         }
         for name in names
@@ -109,7 +109,7 @@ def estimate_error(
             title="Wrong estimates",
             options=options,
             seeds=list(drawn),
-            plots=plots(losses),
+            plots=loss_plots(losses),
             summary="The loss of policies that decide on wrong estimates.",
         )
         write_report(page, report)
@@ -121,13 +121,15 @@ def error_sizes(text: str) -> list[float]:
 
     Raises InvalidInput.
     """
-    result = numbers("errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1")
+    result = parse_number_list(
+        "errors", text, lambda size: 0 <= size < 1, "numbers from 0 to below 1"
+    )
     if result == (0.0,):
         raise InvalidInput("errors", "must include numbers above 0")
     return [size for size in result if size]
 
 
-def loss(truth: Ran, told: Ran) -> tuple[float, float]:
+def run_loss(truth: FinishedRun, told: FinishedRun) -> tuple[float, float]:
     """Return the shares of JCT and of throughput that a run lost to wrong estimates."""
     both = finished_by((truth, told))
     if not both.any():
@@ -149,7 +151,10 @@ def _figures(losses: Losses) -> dict[str, Figure]:
 
 
 def _table(
-    work: Work, losses: Losses, found: Mapping[tuple[str, float, int], Ran], seed: int
+    work: WorkloadSpec,
+    losses: Losses,
+    found: Mapping[tuple[str, float, int], FinishedRun],
+    seed: int,
 ) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for name, by_size in losses.items():
@@ -177,18 +182,18 @@ def _table(
     return table
 
 
-def plots(losses: Losses) -> list[Plot]:
+def loss_plots(losses: Losses) -> list[Plot]:
     """Return the curves of the losses over the error."""
-    looks = styles(losses)
+    looks = series_styles(losses)
     result = []
     for i, what in ((0, "mean JCT"), (1, "normalised throughput")):
         series = {}
         for name, by_size in losses.items():
             points = np.array([[one[i] for one in of_seeds] for of_seeds in by_size.values()])
             runs = np.vstack([np.zeros(points.shape[1]), points]).T
-            series[name] = Curve.of([0.0, *by_size], runs)
+            series[name] = IntervalCurve.of([0.0, *by_size], runs)
         result.append(
-            curves(
+            curves_plot(
                 f"Loss in {what}",
                 series,
                 x_label="mean relative error of estimates",

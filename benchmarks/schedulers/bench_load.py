@@ -20,29 +20,34 @@ from tessera.benchmarks.harness.options import (
     OverheadsOption,
     PoliciesOption,
     SeedsOption,
-    in_sweep,
-    numbers,
-    on_work,
+    parse_number_list,
+    with_sweep,
+    with_work,
 )
-from tessera.benchmarks.harness.registry import case
-from tessera.benchmarks.schedulers.variants import Shape, Variant, check_variants, seed_run
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.schedulers.variants import (
+    Variant,
+    WorkloadChanges,
+    check_variants,
+    seed_run,
+)
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.comparing import (
+from tessera.simulator.comparison.comparisons import (
     ByPolicy,
-    Runs,
+    SeedRuns,
     finished_by,
     jct_ratio,
-    mean,
+    mean_figure,
     throughput_ratio,
 )
-from tessera.simulator.comparison.contestants import INFORMATION, is_ilp, is_ours, split_list
 from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.runs import Asked, runs_of
-from tessera.simulator.comparison.workload import SYNTHETIC, Work, resize_workload
+from tessera.simulator.comparison.policies import INFORMATION, is_ilp, is_ours, split_list
+from tessera.simulator.comparison.runs import RunRequest, runs_of
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import Curve, curves
+from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
@@ -55,8 +60,8 @@ LABELS: Final[Mapping[Varied, str]] = {
     "large": "share of jobs with large models",
 }
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
-LISTED: Final = ",".join(POLICIES)
-MEANS: Final = (
+POLICY_LIST: Final = ",".join(POLICIES)
+MEAN_FIGURES: Final = (
     "throughput",
     "samples_per_s",
     "makespan_s",
@@ -69,10 +74,10 @@ MEANS: Final = (
     "decide_p50_s",
 )
 
-Found = Mapping[Varied, Mapping[float, ByPolicy]]
+RunsByPoint = Mapping[Varied, Mapping[float, ByPolicy]]
 
 
-@case(
+@register_case(
     "load",
     smoke={
         "trace": SYNTHETIC,
@@ -86,15 +91,15 @@ Found = Mapping[Varied, Mapping[float, ByPolicy]]
         "policies": "fcfs,arena,greedy:throughput",
     },
 )
-@on_work
-@in_sweep
-def load(
+@with_work
+@with_sweep
+def vary_load(
     *,
-    work: Work,
+    work: WorkloadSpec,
     gpus_share: GpusShareOption = 0.1,
     jobs_share: JobsShareOption = 0.1,
     jobs: JobsOption = 100,
-    policies: PoliciesOption = LISTED,
+    policies: PoliciesOption = POLICY_LIST,
     sweeps: Annotated[str, typer.Option(help="Comma-separated sweeps to run.")] = ",".join(SWEEPS),
     loads: Annotated[str, typer.Option(help="Factors on the arrival rate.")] = "0.25,0.5,1,2",
     lives: Annotated[str, typer.Option(help="Factors on iterations.")] = "0.25,0.5,1,2",
@@ -108,7 +113,7 @@ def load(
 ) -> Report:
     """Run policies while jobs arrive faster, last longer or train larger models.
 
-    All else stays the same. ``load``: arrivals 0.25 to 2 times as fast as in the trace (Morphling
+    All else stays the same. ``vary_load``: arrivals 0.25 to 2 times as fast as in the trace (Morphling
     section 7.4, Figure 10, varies down-sampling). ``life``: 0.25 to 2 times the iterations (Arena
     section 5.7, Figure 19, where all policies see data-parallel information: ``--information
     data-parallel --overheads full-search``). ``large``: the share of jobs whose models have 6
@@ -135,9 +140,9 @@ def load(
         "large": points_of("larges", larges),
     }
     chosen = [name for name in SWEEPS if name in split_list(sweeps, SWEEPS)]
-    names, told = split_list(policies), one_of("information", information, INFORMATION)
+    names, told = split_list(policies), choose_one("information", information, INFORMATION)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
-    base = Asked(
+    base = RunRequest(
         work=work,
         policy="",
         information=told,
@@ -146,7 +151,7 @@ def load(
     )
     drawn = range(seed, seed + seeds)
     result = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
-    made = Report(seed=seed, figures=figures(result), table=list(_table(result, work)))
+    made = Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
     if report is not None:
         options = {
             "trace": work.trace,
@@ -170,12 +175,12 @@ def load(
 
 
 def _ran(
-    base: Asked,
+    base: RunRequest,
     points: Mapping[Varied, Sequence[float]],
     names: Sequence[str],
     drawn: range,
     sweep: Sweep,
-) -> Found:
+) -> RunsByPoint:
     """Return the runs of each policy at each point, in the order of the seeds ``drawn``."""
     runs = {
         (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
@@ -198,11 +203,11 @@ def _ran(
     }
 
 
-def shape_at(sweep: Varied, x: float) -> Shape:
+def shape_at(sweep: Varied, x: float) -> WorkloadChanges:
     """Return the shape of the workload at a point of a sweep."""
     if sweep == "load":
-        return Shape(arrival_factor=x)
-    return Shape(life_factor=x) if sweep == "life" else Shape(large_share=x)
+        return WorkloadChanges(arrival_factor=x)
+    return WorkloadChanges(life_factor=x) if sweep == "life" else WorkloadChanges(large_share=x)
 
 
 def points_of(where: str, text: str) -> tuple[float, ...]:
@@ -211,18 +216,18 @@ def points_of(where: str, text: str) -> tuple[float, ...]:
     Raises InvalidInput.
     """
     if where == "larges":
-        return numbers(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
-    return numbers(where, text, lambda x: 0 < x < math.inf, "factors above 0")
+        return parse_number_list(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
+    return parse_number_list(where, text, lambda x: 0 < x < math.inf, "factors above 0")
 
 
-def one_of(where: str, text: str, known: tuple[str, ...]) -> str:
+def choose_one(where: str, text: str, known: tuple[str, ...]) -> str:
     """Return ``text``. Raises InvalidInput if it is not one of ``known``."""
     if text not in known:
         raise InvalidInput(where, f"{text!r} is unknown; choose from {', '.join(known)}")
     return text
 
 
-def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
+def sweep_figures(found: RunsByPoint, baseline: str = "arena") -> dict[str, Figure]:
     """Return the main figures of each sweep.
 
     A sweep without one of ours or another policy has none.
@@ -247,8 +252,8 @@ def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
                 for by in by_x.values()
             ),
             f"{sweep}_worst_throughput_margin": min(
-                max(mean(by[ours], "throughput") for ours in own)
-                / max(mean(by[theirs], "throughput") for theirs in others)
+                max(mean_figure(by[ours], "throughput") for ours in own)
+                / max(mean_figure(by[theirs], "throughput") for theirs in others)
                 - 1
                 for by in by_x.values()
             ),
@@ -256,11 +261,11 @@ def figures(found: Found, baseline: str = "arena") -> dict[str, Figure]:
     return shown
 
 
-def _over(theirs: Runs, ours: Runs) -> float:
+def _over(theirs: SeedRuns, ours: SeedRuns) -> float:
     return jct_ratio(theirs, ours).value
 
 
-def _table(found: Found, work: Work) -> Iterator[dict[str, Figure | str]]:
+def _table(found: RunsByPoint, work: WorkloadSpec) -> Iterator[dict[str, Figure | str]]:
     for sweep, by_x in found.items():
         for x, by_policy in by_x.items():
             for name, runs in by_policy.items():
@@ -271,13 +276,13 @@ def _table(found: Found, work: Work) -> Iterator[dict[str, Figure | str]]:
                     "x": x,
                     "policy": name,
                     "workload": Path(work.trace).name,
-                    "load": mean(runs, "load"),
-                    "jobs": mean(runs, "jobs"),
+                    "load": mean_figure(runs, "load"),
+                    "jobs": mean_figure(runs, "jobs"),
                     "seeds": len(runs),
                     "jct_mean_s": jct.value,
                     "jct_mean_low_s": jct.low,
                     "jct_mean_high_s": jct.high,
-                    **{key: mean(runs, key) for key in MEANS},
+                    **{key: mean_figure(runs, key) for key in MEAN_FIGURES},
                     "throughput_low": done.low,
                     "throughput_high": done.high,
                 }
@@ -299,9 +304,9 @@ def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
     return means
 
 
-def _plots(found: Found) -> Iterator[Plot]:
+def _plots(found: RunsByPoint) -> Iterator[Plot]:
     names = list(next(iter(next(iter(found.values())).values())))
-    looks = styles(names, bold=[name for name in names if is_ours(name)])
+    looks = series_styles(names, bold=[name for name in names if is_ours(name)])
     for sweep, by_x in found.items():
         jct = {
             name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
@@ -320,7 +325,7 @@ def _plots(found: Found) -> Iterator[Plot]:
             ),
             ("throughput", "normalised throughput", work, "While jobs arrive."),
         ):
-            yield curves(
+            yield curves_plot(
                 f"{sweep.capitalize()}: {what}",
                 _series(list(by_x), values),
                 x_label=LABELS[sweep],
@@ -332,6 +337,6 @@ def _plots(found: Found) -> Iterator[Plot]:
 
 def _series(
     x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, Curve]:
+) -> dict[str, IntervalCurve]:
     """Return the curves of values that are given as policy -> point -> seed."""
-    return {name: Curve.of(x, np.array(points).T) for name, points in values.items()}
+    return {name: IntervalCurve.of(x, np.array(points).T) for name, points in values.items()}

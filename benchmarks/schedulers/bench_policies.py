@@ -18,33 +18,39 @@ from tessera.benchmarks.harness.options import (
     OverheadsOption,
     PoliciesOption,
     SeedsOption,
-    in_sweep,
-    numbers,
-    on_work,
+    parse_number_list,
+    with_sweep,
+    with_work,
 )
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.comparing import ByPolicy, best_ilp, headline, mean, rows
-from tessera.simulator.comparison.contestants import (
+from tessera.simulator.comparison.comparisons import (
+    ByPolicy,
+    best_ilp,
+    comparison_rows,
+    headline_figures,
+    mean_figure,
+)
+from tessera.simulator.comparison.information import memory_file
+from tessera.simulator.comparison.plots import ARENA, comparison_plots
+from tessera.simulator.comparison.policies import (
     INFORMATION,
     compared_policies,
     is_ilp,
     split_list,
 )
-from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.plots import ARENA, pictures
-from tessera.simulator.comparison.runs import Asked, Ran, bound_task, check
-from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, bound_task, check_requests
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.report.model import ReportFolder, report_of
 from tessera.simulator.report.write import write_report
 from tessera.simulator.sweeps.runner import Sweep
 
-LISTED: Final = ",".join(compared_policies())
+POLICY_LIST: Final = ",".join(compared_policies())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ComparisonGroup:
     """The settings that all policies of a comparison share."""
 
     trace: str
@@ -58,7 +64,7 @@ class Group:
         return f"{trace}, {self.information}, {self.gpus_share:g} of the GPUs"
 
 
-@case(
+@register_case(
     "policies",
     smoke={
         "trace": SYNTHETIC,
@@ -68,18 +74,18 @@ class Group:
         "policies": "fcfs,arena,greedy:throughput,ilp:jct",
     },
 )
-@on_work
-@in_sweep
-def policies(
+@with_work
+@with_sweep
+def compare_policies(
     *,
-    work: Work,
+    work: WorkloadSpec,
     gpus_share: Annotated[
         str, typer.Option(help="Comma-separated shares of the cluster's GPUs, which vary the load.")
     ] = "1",
     jobs_share: JobsShareOption = 1.0,
     jobs: JobsOption = 400,
     load: LoadOption = 1.0,
-    policies: PoliciesOption = LISTED,
+    policies: PoliciesOption = POLICY_LIST,
     information: Annotated[
         str,
         typer.Option(
@@ -132,21 +138,21 @@ def policies(
         range(seed, seed + seeds),
     )
     groups = [
-        Group(trace=one, information=what, gpus_share=share)
+        ComparisonGroup(trace=one, information=what, gpus_share=share)
         for one in split_list(work.trace)
         for what in told
-        for share in shares(gpus_share)
+        for share in parse_shares(gpus_share)
     ]
     if not any(is_ilp(name) for name in names):
         raise InvalidInput("policies", "must include one of ours to compare, e.g. ilp:jct")
-    costs = Asked(work=base, policy="", overheads=overheads, judge_every=judge_every)
-    check(
+    costs = RunRequest(work=base, policy="", overheads=overheads, judge_every=judge_every)
+    check_requests(
         (policy_run(costs, group, name, seed, mapped=False) for group in groups for name in names),
         seeds,
     )
     costs = replace(costs, dp_memory=memory_file(told, dp_memory))
     by_group, bounds = _ran(costs, groups, names, drawn, sweep)
-    best, figures = headline(by_group[groups[0]], bounds[groups[0]])
+    best, figures = headline_figures(by_group[groups[0]], bounds[groups[0]])
     made = Report(seed=seed, figures=figures, table=_table(by_group, bounds))
     if report is not None:
         options = {**asdict(base), "policies": names, "overheads": overheads, "information": told}
@@ -156,7 +162,7 @@ def policies(
             options=options,
             seeds=list(drawn),
             notes=_notes(by_group, bounds),
-            plots=pictures(by_group[groups[0]], best),
+            plots=comparison_plots(by_group[groups[0]], best),
             summary=f"Our best integer program is {best}, on {groups[0].name}.",
         )
         write_report(page, report)
@@ -164,8 +170,12 @@ def policies(
 
 
 def _ran(
-    costs: Asked, groups: Sequence[Group], names: Sequence[str], drawn: range, sweep: Sweep
-) -> tuple[Mapping[Group, ByPolicy], Mapping[Group, Sequence[float]]]:
+    costs: RunRequest,
+    groups: Sequence[ComparisonGroup],
+    names: Sequence[str],
+    drawn: range,
+    sweep: Sweep,
+) -> tuple[Mapping[ComparisonGroup, ByPolicy], Mapping[ComparisonGroup, Sequence[float]]]:
     """Return the groups' runs and throughput bounds, in the order of the seeds ``drawn``."""
     tasks = {
         (group, name, k): policy_run(costs, group, name, k, mapped=k == drawn[0]).task(
@@ -184,9 +194,10 @@ def _ran(
         for k in drawn
     }
     result = sweep.run([*tasks.values(), *limits.values()])
-    by_group: dict[Group, ByPolicy] = {
+    by_group: dict[ComparisonGroup, ByPolicy] = {
         group: {
-            name: [Ran.read(result[tasks[group, name, k].name]) for k in drawn] for name in names
+            name: [FinishedRun.read(result[tasks[group, name, k].name]) for k in drawn]
+            for name in names
         }
         for group in groups
     }
@@ -200,7 +211,9 @@ def _ran(
     return by_group, bounds
 
 
-def policy_run(costs: Asked, group: Group, policy: str, seed: int, mapped: bool) -> Asked:
+def policy_run(
+    costs: RunRequest, group: ComparisonGroup, policy: str, seed: int, mapped: bool
+) -> RunRequest:
     """Return the run of a policy in a group.
 
     The allocations of GPUs are kept only for ours and Arena's.
@@ -214,19 +227,19 @@ def policy_run(costs: Asked, group: Group, policy: str, seed: int, mapped: bool)
     )
 
 
-def work_of(base: Work, group: Group, seed: int) -> Work:
+def work_of(base: WorkloadSpec, group: ComparisonGroup, seed: int) -> WorkloadSpec:
     """Return the workload of a group's run."""
     return replace(base, trace=group.trace, gpus_share=group.gpus_share, seed=seed)
 
 
-def shares(text: str) -> list[float]:
+def parse_shares(text: str) -> list[float]:
     """Return the shares of a comma-separated list, in the given order. Raises InvalidInput."""
-    numbers("gpus_share", text, lambda share: share > 0, "numbers above 0")
+    parse_number_list("gpus_share", text, lambda share: share > 0, "numbers above 0")
     return [float(part) for part in split_list(text)]
 
 
 def _table(
-    by_group: Mapping[Group, ByPolicy], bounds: Mapping[Group, Sequence[float]]
+    by_group: Mapping[ComparisonGroup, ByPolicy], bounds: Mapping[ComparisonGroup, Sequence[float]]
 ) -> list[dict[str, Figure | str]]:
     table: list[dict[str, Figure | str]] = []
     for group, by_policy in by_group.items():
@@ -235,20 +248,20 @@ def _table(
             "workload": Path(group.trace).name,
             "information": group.information,
             "gpus_share": group.gpus_share,
-            "load": mean(first, "load"),
-            "jobs": mean(first, "jobs"),
-            "dropped": mean(first, "dropped"),
+            "load": mean_figure(first, "load"),
+            "jobs": mean_figure(first, "jobs"),
+            "dropped": mean_figure(first, "dropped"),
             "throughput_bound": float(np.mean(bounds[group])),
         }
         table += [
             {"policy": row["policy"], "best": row["policy"] == best, **shared, **row}
-            for row in rows(by_policy, ARENA)
+            for row in comparison_rows(by_policy, ARENA)
         ]
     return table
 
 
 def _notes(
-    by_group: Mapping[Group, ByPolicy], bounds: Mapping[Group, Sequence[float]]
+    by_group: Mapping[ComparisonGroup, ByPolicy], bounds: Mapping[ComparisonGroup, Sequence[float]]
 ) -> list[str]:
     """Return notes on the jobs that did not fit, the runs that got stuck, and the best policies."""
     notes = []
@@ -259,7 +272,7 @@ def _notes(
         stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
         if stuck:
             notes.append(f"{group.name}: {', '.join(stuck)} left jobs that would never start.")
-        best, figures = headline(by_policy, bounds[group])
+        best, figures = headline_figures(by_policy, bounds[group])
         shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
         notes.append(f"{group.name}: our best is {best}; {shown}.")
     return notes

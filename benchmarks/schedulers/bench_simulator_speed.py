@@ -12,25 +12,25 @@ import numpy as np
 import typer
 
 from tessera.benchmarks.harness.options import ClusterOption, ProfilesOption, RoundsOption
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.snapshot import Snapshot
-from tessera.simulator.comparison.contestants import options_of
-from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, Work, make_scenario
+from tessera.simulator.comparison.policies import options_of
+from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 
-RUNS: Final = {"fcfs": "fcfs", "ilp": "ilp:throughput"}
-WARM_ROUNDS: Final = 12
+POLICY_BY_RUN: Final = {"fcfs": "fcfs", "ilp": "ilp:throughput"}
+WARM_UP_ROUNDS: Final = 12
 """Warm-up rounds, after which kernels are loaded and placement has been mended once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class TimedRun:
     """A run and its seconds. ``decide_s`` is spent in rounds, the rest in the world."""
 
     result: Result
@@ -43,7 +43,7 @@ class Timed:
         return sum(row.decide_s for row in self.result.rounds)
 
 
-@case(
+@register_case(
     "simulator-speed",
     smoke={"trace": Path(SYNTHETIC), "gpus_share": 0.05, "jobs": 20, "rounds": 40},
     ilp_s=("<=", 60.0),
@@ -76,10 +76,12 @@ def simulator_speed(
     """
     work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
     scenario = make_scenario(work).scenario
-    result: dict[str, Timed] = {}
-    for name, policy in RUNS.items():
-        _timed(scenario, policy, min(rounds, WARM_ROUNDS), seed)
-        result[name] = _timed(scenario, policy, rounds, seed, steps(rounds, f"{name}: rounds"))
+    result: dict[str, TimedRun] = {}
+    for name, policy in POLICY_BY_RUN.items():
+        _timed(scenario, policy, min(rounds, WARM_UP_ROUNDS), seed)
+        result[name] = _timed(
+            scenario, policy, rounds, seed, track_steps(rounds, f"{name}: rounds")
+        )
     gaps = [row.gap for row in result["ilp"].result.rounds]
     figures: dict[str, Figure] = {
         "jobs": len(scenario.arrivals),
@@ -114,13 +116,13 @@ def _work(
     rounds: int,
     jobs: int,
     seed: int,
-) -> Work:
+) -> WorkloadSpec:
     """Return the workload.
 
     Jobs that cannot run as requested stay, because other policies run them elsewhere.
     """
     result = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
-    return Work(
+    return WorkloadSpec(
         trace=str(result),
         profiles=str(profiles or ""),
         cluster=cluster or "",
@@ -134,11 +136,11 @@ def _work(
 
 def _timed(
     scenario: Scenario, policy: str, rounds: int, seed: int, bar: Iterator[int] | None = None
-) -> Timed:
+) -> TimedRun:
     """Return a run of ``rounds`` rounds. ``bar`` advances with each."""
     decider = Decider(options_of(policy, seed))
 
-    def decide(snapshot: Snapshot) -> Outcome:
+    def decide(snapshot: Snapshot) -> RoundOutcome:
         if bar is not None:
             next(bar, None)
         return decider(snapshot)
@@ -147,12 +149,12 @@ def _timed(
     result = simulate(
         scenario, decide, Conditions(round_s=ROUND_S, horizon_s=rounds * ROUND_S), SystemClock()
     )
-    return Timed(
+    return TimedRun(
         result=result, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s
     )
 
 
-def _row(name: str, work: Work, one: Timed) -> dict[str, Figure | str]:
+def _row(name: str, work: WorkloadSpec, one: TimedRun) -> dict[str, Figure | str]:
     seconds = np.array([row.decide_s for row in one.result.rounds if row.decided] or [0.0])
     present = [row.running + row.waiting for row in one.result.rounds]
     return {

@@ -17,13 +17,18 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import Workload
 from tessera.simulator.clusters import NODES_PER_RACK
-from tessera.simulator.comparison.runs import Asked, check, run_in
-from tessera.simulator.comparison.workload import ROUND_S, Made, Work, make_scenario
+from tessera.simulator.comparison.runs import RunRequest, check_requests, run_in_scenario
+from tessera.simulator.comparison.workload import (
+    ROUND_S,
+    PreparedScenario,
+    WorkloadSpec,
+    make_scenario,
+)
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.sweeps.tasks import Task
-from tessera.simulator.traces.recipe import Recipe, follow
-from tessera.simulator.traces.screening import screen
-from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.recipe import Recipe, apply_recipe
+from tessera.simulator.traces.screening import screen_jobs
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
 from tessera.solvers.schedulers.arena import Arena
 
@@ -33,7 +38,7 @@ TYPE_SALT, QUEUE_SALT = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class WorkloadChanges:
     """The changes to a workload, made in the order of the fields. The defaults change nothing."""
 
     gpu_types: int = 0
@@ -58,8 +63,8 @@ class Variant:
     ``depth`` is the depth of Arena's search; if it is 0, the policy's own depth is used.
     """
 
-    asked: Asked
-    shape: Shape = field(default_factory=Shape)
+    asked: RunRequest
+    shape: WorkloadChanges = field(default_factory=WorkloadChanges)
     depth: int = 0
 
     def task(self, name: str) -> Task:
@@ -80,19 +85,25 @@ class Variant:
 
 def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
-    work = Work(**asked["work"])
-    return run(Variant(asked=Asked(**{**asked, "work": work}), shape=Shape(**shape), depth=depth))
+    work = WorkloadSpec(**asked["work"])
+    return run_variant(
+        Variant(
+            asked=RunRequest(**{**asked, "work": work}), shape=WorkloadChanges(**shape), depth=depth
+        )
+    )
 
 
-def run(variant: Variant) -> dict[str, Any]:
+def run_variant(variant: Variant) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
     world, told = shape_world(
         make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed
     )
-    return run_in(world, variant.asked, told, variant.policy)
+    return run_in_scenario(world, variant.asked, told, variant.policy)
 
 
-def shape_world(world: Made, shape: Shape, seed: int) -> tuple[Made, list[EstimateRecord] | None]:
+def shape_world(
+    world: PreparedScenario, shape: WorkloadChanges, seed: int
+) -> tuple[PreparedScenario, list[EstimateRecord] | None]:
     """Return a world of the given shape, and the estimates of its workloads that rounds see.
 
     If the estimates are None, rounds see the truth. Load and horizon are those of the shaped jobs.
@@ -109,8 +120,8 @@ def shape_world(world: Made, shape: Shape, seed: int) -> tuple[Made, list[Estima
         life_factor=shape.life_factor,
         seed=seed,
     )
-    speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
-    jobs, _ = follow(recipe, scenario.arrivals, speeds)
+    speeds = Speeds(scenario.profiles, ClusterRoom.of(scenario.nodes))
+    jobs, _ = apply_recipe(recipe, scenario.arrivals, speeds)
     jobs = queue_jobs(jobs, shape.queues, seed)
     if shape.pinned:
         jobs = [a._replace(spec=replace(a.spec, pinned_type=True)) for a in jobs]
@@ -125,7 +136,7 @@ def shape_world(world: Made, shape: Shape, seed: int) -> tuple[Made, list[Estima
         scenario=scenario,
         horizon_s=horizon_s,
         dropped=world.dropped + left,
-        load=load(jobs, speeds, scenario.gpus),
+        load=requested_load(jobs, speeds, scenario.gpus),
     ), told
 
 
@@ -185,7 +196,10 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
     Raises:
         InvalidInput: there are fewer types.
     """
-    order, speeds = types_by_use(scenario), Speeds(scenario.profiles, Room.of(scenario.nodes))
+    order, speeds = (
+        types_by_use(scenario),
+        Speeds(scenario.profiles, ClusterRoom.of(scenario.nodes)),
+    )
     if not 1 <= count <= len(order):
         raise InvalidInput("gpu_types", f"must be between 1 and {len(order)}, the number of types")
     kept = order[:count]
@@ -200,7 +214,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
             jobs.append(one._replace(spec=chosen))
     nodes = _nodes_of(scenario.nodes, kept)
     profiles = [e for e in scenario.profiles if e.cell.gpu_type in kept]
-    fit = screen(jobs, profiles, scenario.gpu_types, nodes, "drop").arrivals
+    fit = screen_jobs(jobs, profiles, scenario.gpu_types, nodes, "drop").arrivals
     if not fit:
         raise InvalidInput("gpu_types", f"leaves no job that runs on {order[0]}")
     types = [kind for kind in scenario.gpu_types if kind.name in kept]
@@ -209,7 +223,7 @@ def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:
 
 def types_by_use(scenario: Scenario) -> list[str]:
     """Return the GPU types by how many jobs run on them at their requested GPU count."""
-    speeds = Speeds(scenario.profiles, Room.of(scenario.nodes))
+    speeds = Speeds(scenario.profiles, ClusterRoom.of(scenario.nodes))
     runs = Counter(
         kind
         for one in scenario.arrivals
@@ -255,6 +269,6 @@ def check_variants(variants: Sequence[Variant], seeds: int) -> None:
 
     Raises the errors of ``simulator.comparison.runs.check``.
     """
-    check((variant.asked for variant in variants), seeds)
+    check_requests((variant.asked for variant in variants), seeds)
     for variant in variants:
         _ = variant.policy

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.service.hostile.attacks import KINDS
 from tessera.benchmarks.service.hostile.lab import GRACE_S, filled_lab
-from tessera.benchmarks.service.hostile.siege import TOGETHER, Siege
-from tessera.benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
+from tessera.benchmarks.service.hostile.siege import COMBINED_PHASE, Siege
+from tessera.benchmarks.service.hostile.verdicts import AttackPhase, sum_up, waived_figures
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.figures import Report
 
 _EXAMPLES = 5
 
 
-@case(
+@register_case(
     "hostile",
-    smoke={"load": 0.01, "seconds": 2.0, "kinds": TOGETHER},
+    smoke={"load": 0.01, "seconds": 2.0, "kinds": COMBINED_PHASE},
     health_max_s=("<=", 1.0),
     other_round_excess_s=("<=", 0.0),
     other_failures=("==", 0),
@@ -33,7 +33,7 @@ _EXAMPLES = 5
     servers_ended=("==", 0),
     sigterm_over_grace_s=("<=", 1.0),
 )
-def hostile(
+def attack_server(
     load: Annotated[
         float, typer.Option(help="Share of the full attack to run.", min=0.001, max=1.0)
     ] = 0.25,
@@ -43,7 +43,7 @@ def hostile(
     kinds: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated attacks: {', '.join(KINDS)}, {TOGETHER}. Default: all."
+            help=f"Comma-separated attacks: {', '.join(KINDS)}, {COMBINED_PHASE}. Default: all."
         ),
     ] = "",
     seed: int = 0,
@@ -64,7 +64,7 @@ def hostile(
     rounds are waived.
     """
     err = Console(stderr=True)
-    phases: list[Phase] = []
+    phases: list[AttackPhase] = []
     grace_s = min(GRACE_S, 2 * seconds)
     with (
         filled_lab(load, seed, grace_s) as lab,
@@ -73,7 +73,7 @@ def hostile(
         err.print("hostile: alone")
         alone = siege.rest()
         for name in chosen_phases(kinds):
-            phases.append(siege.attack(name, list(KINDS) if name == TOGETHER else [name]))
+            phases.append(siege.attack(name, list(KINDS) if name == COMBINED_PHASE else [name]))
             _tell(err, phases[-1])
         missing = siege.find_missing()
         sigterm_s = siege.terminate()
@@ -96,7 +96,7 @@ def chosen_phases(kinds: str) -> list[str]:
     Raises:
         InvalidInput: a name is unknown.
     """
-    known = [*KINDS, TOGETHER]
+    known = [*KINDS, COMBINED_PHASE]
     chosen = [name.strip() for name in kinds.split(",") if name.strip()] or known
     for name in chosen:
         if name not in known:
@@ -104,7 +104,7 @@ def chosen_phases(kinds: str) -> list[str]:
     return chosen
 
 
-def _tell(err: Console, phase: Phase) -> None:
+def _tell(err: Console, phase: AttackPhase) -> None:
     """Print the results of a phase to standard error."""
     row = phase.row()
     shown = {k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items() if k != "phase"}

@@ -8,25 +8,25 @@ from typing import Annotated
 
 import typer
 
-from tessera.benchmarks.harness.progress import steps
-from tessera.benchmarks.harness.registry import case
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.estimator.samples import sample_profiles
 from tessera.service.cli.demo.drive import (
     CLUSTER,
     add_estimates,
     make_cluster,
-    schedule,
-    settle,
-    submit,
+    schedule_round,
+    submit_jobs,
+    wait_until_settled,
 )
-from tessera.service.cli.demo.stack import running
+from tessera.service.cli.demo.stack import run_stack
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.figures import Report
 from tessera.simulator.workloads.philly_like import philly_like
 
 
-@case(
+@register_case(
     "rpc",
     smoke={"jobs": 20, "rounds": 2},
     overhead_s=("<=", 0.2),
@@ -34,7 +34,7 @@ from tessera.simulator.workloads.philly_like import philly_like
     verified=("==", True),
     in_deadline=("==", True),
 )
-def rpc(
+def time_rpc(
     jobs: Annotated[
         int, typer.Option(help="Number of jobs submitted before the first round.")
     ] = 300,
@@ -59,20 +59,20 @@ def rpc(
     fresh = max(1, round(churn * jobs))
     workload = [spec for _, spec in philly_like(jobs + fresh * rounds, seed)]
     took, overhead, result = [], [], []
-    with running() as stack:
+    with run_stack() as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, sample_profiles())
         with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet:
-            submit(stack, workload[:jobs])
-            for k in steps(rounds, "rounds"):
+            submit_jobs(stack, workload[:jobs])
+            for k in track_steps(rounds, "rounds"):
                 started_s = time.monotonic()
-                record = schedule(stack, deadline_s, seed=seed)
+                record = schedule_round(stack, deadline_s, seed=seed)
                 took.append(time.monotonic() - started_s)
                 overhead.append(took[-1] - record.seconds["solve"] - record.seconds["greedy"])
                 result.append(record)
-                settle(stack)
+                wait_until_settled(stack)
                 fleet.advance(300.0)
-                submit(stack, workload[jobs + k * fresh : jobs + (k + 1) * fresh])
+                submit_jobs(stack, workload[jobs + k * fresh : jobs + (k + 1) * fresh])
     return Report(
         seed=seed,
         waived=frozenset({"overhead_s"} if jobs > 300 else ()),

@@ -22,7 +22,7 @@ _Phase = agents_pb2.ObservedGang
 
 
 @dataclass(slots=True)
-class _Run:
+class _JobProgress:
     """A job's progress, which is kept across its gangs."""
 
     iterations: float
@@ -40,7 +40,7 @@ class Fleet:
         self._outbox: queue.SimpleQueue[agents_pb2.AgentMessage | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._desired = agents_pb2.Desired()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _JobProgress] = {}
         self._welcome = threading.Event()
         self._heartbeat_s = 5.0
         self._closed = threading.Event()
@@ -97,11 +97,11 @@ class Fleet:
         with self._lock:
             return bool(self._desired.gangs)
 
-    def _run(self, gang: agents_pb2.DesiredGang) -> _Run:
+    def _run(self, gang: agents_pb2.DesiredGang) -> _JobProgress:
         run = self._runs.get(gang.job)
         if run is None or run.generation != gang.generation:
             before = run.iterations if run else gang.iterations_done
-            run = _Run(before, gang.restart_s, gang.generation)
+            run = _JobProgress(before, gang.restart_s, gang.generation)
             self._runs[gang.job] = run
         return run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tessera.db.tables.columns import metadata, one_of
-from tessera.formulation.lifecycle import ACTIVE, successors
+from tessera.formulation.lifecycle import ACTIVE, next_states
 
 
 def _transitions() -> str:
-    pairs = [(b.value, a.value) for b, after in successors().items() for a in sorted(after)]
+    pairs = [(b.value, a.value) for b, after in next_states().items() for a in sorted(after)]
     return ",\n        ".join(f"('{before}', '{after}')" for before, after in pairs)
 
 

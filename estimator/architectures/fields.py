@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check, check_fields
+from tessera.estimator.schemas import STRICT, check_fields, check_value
 from tessera.formulation.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _SCALARS: Final[Mapping[type, type[RootModel[Any]]]] = {
     str: _Root[str],
 }
 
-MOST: Final[Mapping[str, int]] = {
+MAX_DIMENSIONS: Final[Mapping[str, int]] = {
     "hidden": 2**20,
     "heads": 2**16,
     "kv_heads": 2**16,
@@ -67,13 +67,13 @@ def check_sizes(config: DataclassInstance) -> None:
     """
     for name in (f.name for f in fields(config)):
         value = getattr(config, name)
-        if name in MOST and value > MOST[name]:
-            raise InvalidInput(name, f"must be at most {MOST[name]:,}")
+        if name in MAX_DIMENSIONS and value > MAX_DIMENSIONS[name]:
+            raise InvalidInput(name, f"must be at most {MAX_DIMENSIONS[name]:,}")
         if name == "name" and len(value) > MAX_NAME:
             raise InvalidInput(name, f"must be at most {MAX_NAME:,} characters")
 
 
-def build(config: type[Config], values: Mapping[str, Any]) -> Config:
+def build_config(config: type[Config], values: Mapping[str, Any]) -> Config:
     """Return the dataclass ``config`` with these values.
 
     Raises:
@@ -88,5 +88,5 @@ def read_scalar(name: str, value: object, kind: type[Scalar]) -> Scalar:
     Raises:
         InvalidInput: the value has another type; names it.
     """
-    scalar: Scalar = check(_SCALARS[kind], name, value).root
+    scalar: Scalar = check_value(_SCALARS[kind], name, value).root
     return scalar

@@ -1,7 +1,7 @@
 """Architecture files: our own format (YAML or JSON), or a Hugging Face ``config.json``.
 
 Our own format names an ``architecture`` with the fields of its dataclass. These are Transformer for
-``transformer``, MixtureOfExperts for ``moe``, and WideResNet for ``wide_resnet``:
+``transformer_graph``, MixtureOfExperts for ``moe``, and WideResNet for ``wide_resnet``:
 
     architecture: transformer
     name: my model              # default: the file's name
@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.estimator.architectures.fields import build
+from tessera.estimator.architectures.fields import build_config
 from tessera.estimator.architectures.huggingface import read_dimensions
-from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture_graph
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
-from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.documents import read_document
 from tessera.estimator.graph import Graph
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.documents import ARCHITECTURE
 from tessera.formulation.errors import InvalidInput
 
@@ -40,7 +40,7 @@ _KINDS: Mapping[str, type[Architecture]] = {
 }
 
 
-def load(
+def load_graph(
     path: Path, *, sequence: int | None = None, dtype: str | None = None, flash: bool = False
 ) -> Graph:
     """Return the graph of the model in the file. ``sequence`` and ``dtype`` override the file.
@@ -54,11 +54,13 @@ def load(
         raise InvalidInput(str(path), f"cannot be read: {error}") from error
     try:
         values = read_values("", text)
-        architecture = parse(values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash)
+        architecture = parse_architecture(
+            values, name=_name(path), sequence=sequence, dtype=dtype, flash=flash
+        )
     except InvalidInput as error:
         field = f"{path.name}: {error.field}" if error.field else path.name
         raise InvalidInput(field, error.problem) from error
-    return graph(architecture)
+    return architecture_graph(architecture)
 
 
 def _name(path: Path) -> str:
@@ -67,7 +69,9 @@ def _name(path: Path) -> str:
     return stem or path.stem
 
 
-def read_values(field: str, text: str, cancelled: Callable[[], bool] = never) -> Mapping[str, Any]:
+def read_values(
+    field: str, text: str, cancelled: Callable[[], bool] = never_cancelled
+) -> Mapping[str, Any]:
     """Return the fields in a YAML or JSON text.
 
     Raises:
@@ -82,7 +86,7 @@ def read_values(field: str, text: str, cancelled: Callable[[], bool] = never) ->
     return values
 
 
-def parse(
+def parse_architecture(
     values: Mapping[str, Any],
     *,
     name: str,
@@ -111,13 +115,13 @@ def parse(
     if _KINDS[kind] is not WideResNet:
         given |= {} if sequence is None else {"sequence": sequence}
         given |= {"flash": True} if flash else {}
-    return build(_KINDS[kind], given)
+    return build_config(_KINDS[kind], given)
 
 
-def graph(architecture: Architecture) -> Graph:
+def architecture_graph(architecture: Architecture) -> Graph:
     """Return the graph of an architecture of any kind."""
     if isinstance(architecture, WideResNet):
         return wide_resnet(architecture)
     if isinstance(architecture, MixtureOfExperts):
-        return mixture(architecture)
-    return transformer(architecture)
+        return mixture_graph(architecture)
+    return transformer_graph(architecture)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.estimator.architectures.fields import Scalar, build, read_scalar
+from tessera.estimator.architectures.fields import Scalar, build_config, read_scalar
 from tessera.estimator.architectures.moe import MixtureOfExperts
 from tessera.estimator.architectures.parts import Activation
 from tessera.estimator.architectures.transformer import Transformer
@@ -19,7 +19,7 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class _Configuration:
     """A configuration with the caller's settings."""
 
     values: Mapping[str, Any]
@@ -123,13 +123,13 @@ def read_dimensions(
             " docs/estimating.md)",
         )
     named = values.get("_name_or_path") or kind
-    source = _Source(values=values, name=name or str(named), sequence=sequence)
+    source = _Configuration(values=values, name=name or str(named), sequence=sequence)
     amounts = _READERS[kind](source) | {"name": source.name, "flash": flash}
     amounts["dtype"] = dtype or _dtype(source)
-    return build(MixtureOfExperts if "experts" in amounts else Transformer, amounts)
+    return build_config(MixtureOfExperts if "experts" in amounts else Transformer, amounts)
 
 
-def _dtype(source: _Source) -> str:
+def _dtype(source: _Configuration) -> str:
     field = "torch_dtype" if "torch_dtype" in source.values else "dtype"
     name = source.get(field, "bfloat16")
     if name not in _DTYPES:
@@ -145,7 +145,7 @@ _ENCODER = {
 }
 
 
-def _gpt2(s: _Source) -> dict[str, Any]:
+def _gpt2(s: _Configuration) -> dict[str, Any]:
     return {
         "layers": s.need("n_layer"),
         "hidden": s.need("n_embd"),
@@ -161,7 +161,7 @@ def _gpt2(s: _Source) -> dict[str, Any]:
     }
 
 
-def _gpt_neo(s: _Source) -> dict[str, Any]:
+def _gpt_neo(s: _Configuration) -> dict[str, Any]:
     """Return GPT-Neo. Its local attention is counted in full, as the library computes it."""
     return {
         "layers": s.need("num_layers"),
@@ -179,7 +179,7 @@ def _gpt_neo(s: _Source) -> dict[str, Any]:
     }
 
 
-def _dimensions(s: _Source) -> dict[str, Any]:
+def _dimensions(s: _Configuration) -> dict[str, Any]:
     """Return the fields whose names most configurations share."""
     return {
         "layers": s.need("num_hidden_layers"),
@@ -188,7 +188,7 @@ def _dimensions(s: _Source) -> dict[str, Any]:
     }
 
 
-def _gpt_neox(s: _Source) -> dict[str, Any]:
+def _gpt_neox(s: _Configuration) -> dict[str, Any]:
     return _dimensions(s) | {
         "vocabulary": s.need("vocab_size"),
         "sequence": s.length("max_position_embeddings"),
@@ -202,7 +202,7 @@ def _gpt_neox(s: _Source) -> dict[str, Any]:
     }
 
 
-def _opt(s: _Source) -> dict[str, Any]:
+def _opt(s: _Configuration) -> dict[str, Any]:
     """Return OPT. Its position table has two additional rows before the first position."""
     hidden = s.need("hidden_size")
     if s.get("word_embed_proj_dim", hidden) != hidden:
@@ -221,7 +221,7 @@ def _opt(s: _Source) -> dict[str, Any]:
     }
 
 
-def _llama(s: _Source) -> dict[str, Any]:
+def _llama(s: _Configuration) -> dict[str, Any]:
     return _dimensions(s) | {
         "kv_heads": s.get("num_key_value_heads", s.need("num_attention_heads")),
         "head_dim": s.get("head_dim", 0),
@@ -240,25 +240,25 @@ def _llama(s: _Source) -> dict[str, Any]:
     }
 
 
-def _qwen2(s: _Source) -> dict[str, Any]:
+def _qwen2(s: _Configuration) -> dict[str, Any]:
     return _llama(s) | {"qkv_bias": True, "attention_bias": False}
 
 
-def _gemma(s: _Source) -> dict[str, Any]:
+def _gemma(s: _Configuration) -> dict[str, Any]:
     return _llama(s) | {
         "activation": s.activation("hidden_activation", "gelu_pytorch_tanh"),
         "tied": s.get("tie_word_embeddings", True),
     }
 
 
-def _mixtral(s: _Source) -> dict[str, Any]:
+def _mixtral(s: _Configuration) -> dict[str, Any]:
     return _llama(s) | {
         "experts": s.need("num_local_experts"),
         "top_k": s.get("num_experts_per_tok", 2),
     }
 
 
-def _bert(s: _Source) -> dict[str, Any]:
+def _bert(s: _Configuration) -> dict[str, Any]:
     head = s.purpose(_ENCODER)
     return _dimensions(s) | {
         "vocabulary": s.need("vocab_size"),
@@ -278,7 +278,7 @@ def _bert(s: _Source) -> dict[str, Any]:
     }
 
 
-def _roberta(s: _Source) -> dict[str, Any]:
+def _roberta(s: _Configuration) -> dict[str, Any]:
     """Return RoBERTa. Tokens of a sample do not use the first two rows of its position table."""
     length = s.length("max_position_embeddings", offset=2)
     if length > s.need("max_position_embeddings") - 2:
@@ -286,7 +286,7 @@ def _roberta(s: _Source) -> dict[str, Any]:
     return _bert(s) | {"sequence": length}
 
 
-def _vit(s: _Source) -> dict[str, Any]:
+def _vit(s: _Configuration) -> dict[str, Any]:
     s.purpose({"ForImageClassification": "classes"})
     qkv = s.get("qkv_bias", True)
     return _dimensions(s) | {
@@ -304,10 +304,10 @@ def _vit(s: _Source) -> dict[str, Any]:
     }
 
 
-def _t5_family(s: _Source, projection: str, *, tied: bool) -> dict[str, Any]:
+def _t5_family(s: _Configuration, projection: str, *, tied: bool) -> dict[str, Any]:
     layers, form = s.need("num_layers"), s.get("feed_forward_proj", projection)
     values = {"feed_forward_proj": form.removeprefix("gated-")}
-    activation = _Source(values=values, name=s.name, sequence=None).activation(
+    activation = _Configuration(values=values, name=s.name, sequence=None).activation(
         "feed_forward_proj", "relu"
     )
     return {
@@ -331,15 +331,15 @@ def _t5_family(s: _Source, projection: str, *, tied: bool) -> dict[str, Any]:
     }
 
 
-def _t5(s: _Source) -> dict[str, Any]:
+def _t5(s: _Configuration) -> dict[str, Any]:
     return _t5_family(s, "relu", tied=True)
 
 
-def _mt5(s: _Source) -> dict[str, Any]:
+def _mt5(s: _Configuration) -> dict[str, Any]:
     return _t5_family(s, "gated-gelu", tied=False)
 
 
-_READERS: Mapping[str, Callable[[_Source], dict[str, Any]]] = {
+_READERS: Mapping[str, Callable[[_Configuration], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "gpt_neo": _gpt_neo,
     "gpt_neox": _gpt_neox,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.estimator.architectures.parts import Activation, Part, feed_forward, linear
+from tessera.estimator.architectures.parts import Activation, Part, feed_forward_part, linear_part
 from tessera.estimator.architectures.transformer import (
     Transformer,
     block_layer,
@@ -12,7 +12,7 @@ from tessera.estimator.architectures.transformer import (
     embedding_layer,
     head_layer,
     shape_name,
-    stack,
+    stack_layers,
     tensor_limit,
 )
 from tessera.estimator.graph import Graph, Layer, graph_of
@@ -70,12 +70,12 @@ class MixtureOfExperts(Transformer):
         return self.top_k * (self.capacity_factor or 1.0)
 
 
-def mixture(c: MixtureOfExperts) -> Graph:
+def mixture_graph(c: MixtureOfExperts) -> Graph:
     """Return the graph: embedding, one layer per block, head."""
     dense, expert = block_layer(c, causal=c.causal), _expert_layer(c)
     places = range(c.first, c.layers, c.every)
     blocks = [expert if index in places else dense for index in range(c.layers)]
-    return graph_of(c.name, c.dtype, [embedding_layer(c), *stack(c, blocks), head_layer(c)])
+    return graph_of(c.name, c.dtype, [embedding_layer(c), *stack_layers(c, blocks), head_layer(c)])
 
 
 def _expert_layer(c: MixtureOfExperts) -> Layer:
@@ -99,7 +99,7 @@ def expert_part(c: MixtureOfExperts) -> Part:
     experts are not divided, the tensor group reduces their sum like that of a dense net.
     """
     places = c.slots * c.tokens
-    one = feed_forward(
+    one = feed_forward_part(
         places,
         c.hidden,
         _inner(c),
@@ -117,17 +117,17 @@ def expert_part(c: MixtureOfExperts) -> Part:
     )
     exchanged = 2 * places * c.hidden
     return (
-        gate(c)
+        gate_part(c)
         + experts
-        + route(c, places)
+        + routing_part(c, places)
         + Part(exchanged=exchanged, reduced=c.tokens * c.hidden)
     )
 
 
-def gate(c: MixtureOfExperts) -> Part:
+def gate_part(c: MixtureOfExperts) -> Part:
     """Return the choice of experts: a small product, a softmax and top k. Weights are not divided."""
     scores = c.tokens * c.experts
-    product = linear(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
+    product = linear_part(c.tokens, c.hidden, c.experts, bias="none", keeps=False)
     return Part(
         flops=product.flops,
         touched=product.touched + 4 * scores,
@@ -137,7 +137,7 @@ def gate(c: MixtureOfExperts) -> Part:
     )
 
 
-def route(c: MixtureOfExperts, places: float) -> Part:
+def routing_part(c: MixtureOfExperts, places: float) -> Part:
     """Return the routing of tokens to experts and back. Both results are kept.
 
     With a capacity, routing is products with one-hot masks of ``group`` tokens x their slots. The

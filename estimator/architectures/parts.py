@@ -53,7 +53,7 @@ Bias = Literal["none", "split", "whole"]
 """The bias of a linear layer: split with its columns, or whole after a product split by rows."""
 
 
-def linear(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps: bool) -> Part:
+def linear_part(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps: bool) -> Part:
     """Return a product with a matrix of weights."""
     return Part(
         flops=2 * tokens * wide_in * wide_out,
@@ -65,7 +65,7 @@ def linear(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, keeps:
     )
 
 
-def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
+def norm_part(tokens: float, hidden: float, *, biased: bool) -> Part:
     """Return a normalisation (layer norm, or RMS norm without bias). Its output is kept."""
     size = tokens * hidden
     return Part(
@@ -77,7 +77,7 @@ def norm(tokens: float, hidden: float, *, biased: bool) -> Part:
     )
 
 
-def add(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
+def residual_part(tokens: float, hidden: float, *, dropped: bool, keeps: bool, dtype: str) -> Part:
     """Return a residual addition, fused with the dropout before it. Its mask has a byte per element."""
     size = tokens * hidden
     mask = size / DTYPE_BYTES[dtype] if dropped else 0.0
@@ -103,7 +103,7 @@ class Attention:
     out_bias: bool
 
 
-def attention(a: Attention, queries: float, keys: float, *, cross: bool = False) -> Part:
+def attention_part(a: Attention, queries: float, keys: float, *, cross: bool = False) -> Part:
     """Return projections, attention of ``queries`` tokens on ``keys`` tokens, and output.
 
     There is one all-reduce over a tensor group (Megatron-LM: Shoeybi et al. 2019, section 3).
@@ -111,13 +111,13 @@ def attention(a: Attention, queries: float, keys: float, *, cross: bool = False)
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     bias: Bias = "split" if a.in_bias else "none"
     if cross:
-        into = linear(queries, a.hidden, q, bias=bias, keeps=True)
-        into += linear(keys, a.hidden, 2 * kv, bias=bias, keeps=True)
+        into = linear_part(queries, a.hidden, q, bias=bias, keeps=True)
+        into += linear_part(keys, a.hidden, 2 * kv, bias=bias, keeps=True)
     else:
-        into = linear(queries, a.hidden, q + 2 * kv, bias=bias, keeps=True)
+        into = linear_part(queries, a.hidden, q + 2 * kv, bias=bias, keeps=True)
     if a.rotary:
         into += Part(touched=2 * (queries * q + keys * kv), kernels=1)
-    out = linear(queries, q, a.hidden, bias="whole" if a.out_bias else "none", keeps=False)
+    out = linear_part(queries, q, a.hidden, bias="whole" if a.out_bias else "none", keeps=False)
     return into + _scores(a, queries, keys) + out + Part(reduced=queries * a.hidden)
 
 
@@ -147,23 +147,23 @@ def _scores(a: Attention, queries: float, keys: float) -> Part:
 Activation = Literal["gelu", "relu", "silu"]
 
 
-def feed_forward(
+def feed_forward_part(
     tokens: float, hidden: float, inner: float, *, activation: Activation, gated: bool, biased: bool
 ) -> Part:
     """Return two products (three if gated) and an activation, with one all-reduce of the tensor
     group."""
     wide = 2 * inner if gated else inner
-    into = linear(tokens, hidden, wide, bias="split" if biased else "none", keeps=False)
-    out = linear(tokens, inner, hidden, bias="whole" if biased else "none", keeps=False)
+    into = linear_part(tokens, hidden, wide, bias="split" if biased else "none", keeps=False)
+    out = linear_part(tokens, inner, hidden, bias="whole" if biased else "none", keeps=False)
     return (
         into
-        + activate(tokens, inner, activation, gated=gated)
+        + activation_part(tokens, inner, activation, gated=gated)
         + out
         + Part(reduced=tokens * hidden)
     )
 
 
-def activate(tokens: float, inner: float, activation: Activation, *, gated: bool) -> Part:
+def activation_part(tokens: float, inner: float, activation: Activation, *, gated: bool) -> Part:
     """Return the activation between the two products of a feed-forward net.
 
     The input and output are kept, but only the output for ReLU. A gated activation keeps both
@@ -174,7 +174,7 @@ def activate(tokens: float, inner: float, activation: Activation, *, gated: bool
     return Part(touched=(3 if gated else 2) * size, kernels=1, kept=tensors * size, working=size)
 
 
-def loss(tokens: float, classes: float, dtype: str) -> Part:
+def loss_part(tokens: float, classes: float, dtype: str) -> Part:
     """Return softmax cross-entropy, computed and kept in 32 bits.
 
     See Korthikanti et al. 2022, section 4.3.

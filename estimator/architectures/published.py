@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture_graph
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
-from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Training
 from tessera.formulation.errors import InvalidInput
@@ -35,7 +35,7 @@ as stages (Arena)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Published:
+class PublishedModel:
     """A model at a size, with its training in the papers."""
 
     model: str
@@ -53,7 +53,7 @@ class Published:
         return self.training.at(global_batch)
 
 
-def find(model: str, params: str) -> Published:
+def find_published(model: str, params: str) -> PublishedModel:
     """Return a published model.
 
     Raises:
@@ -67,7 +67,7 @@ def find(model: str, params: str) -> Published:
 
 
 @cache
-def published_models() -> Mapping[tuple[str, str], Published]:
+def published_models() -> Mapping[tuple[str, str], PublishedModel]:
     """Return the models by name and size, as in the data sets."""
     models = [*_wide_resnets(), *_berts(), *_moes(), *_morphling()]
     return MappingProxyType({(p.model, p.params): p for p in models})
@@ -98,7 +98,7 @@ _MOES = {  # hidden, layers, experts
 
 def _arena(
     model: str, params: str, graph: Graph, batches: tuple[int, ...], state: float
-) -> Published:
+) -> PublishedModel:
     """Return one of Arena's models. All three families rematerialise (the trainers' ``use_remat``)."""
     training = Training(
         global_batch=batches[0],
@@ -106,12 +106,12 @@ def _arena(
         state_bytes=state,
         checkpointing=True,
     )
-    return Published(
+    return PublishedModel(
         model=model, params=params, graph=graph, training=training, batches=batches, zero=1
     )
 
 
-def _wide_resnets() -> list[Published]:
+def _wide_resnets() -> list[PublishedModel]:
     """Return Wide-ResNets of 50 layers in 32 bits, on 224 x 224 pixels.
 
     They have 1,024 classes and are trained with SGD.
@@ -130,7 +130,7 @@ def _wide_resnets() -> list[Published]:
     ]
 
 
-def _berts() -> list[Published]:
+def _berts() -> list[PublishedModel]:
     """Return the models that are named "bert" in the data, and GPT-3 or BERT in the papers.
 
     They are BERT models with a masked-language head and the dimensions of GPT-3, with untied
@@ -140,7 +140,7 @@ def _berts() -> list[Published]:
         _arena(
             "bert",
             params,
-            transformer(
+            transformer_graph(
                 Transformer(
                     name=f"bert {params}",
                     layers=layers,
@@ -163,7 +163,7 @@ def _berts() -> list[Published]:
     ]
 
 
-def _moes() -> list[Published]:
+def _moes() -> list[PublishedModel]:
     """Return GShard models with Adafactor.
 
     Every second block has experts, of which each token uses two. Groups of 2,048 tokens have two
@@ -173,7 +173,7 @@ def _moes() -> list[Published]:
         _arena(
             "moe",
             params,
-            mixture(
+            mixture_graph(
                 MixtureOfExperts(
                     name=f"moe {params}",
                     layers=layers,
@@ -200,7 +200,7 @@ def _moes() -> list[Published]:
     ]
 
 
-def _morphling() -> list[Published]:
+def _morphling() -> list[PublishedModel]:
     """Return Morphling's models, in 16 bits with Adam.
 
     The paper does not specify either. Both are usual with DeepSpeed.
@@ -226,7 +226,7 @@ def _morphling() -> list[Published]:
         ),
     }
     return [
-        Published(
+        PublishedModel(
             model=model,
             params=params,
             graph=graph,
@@ -239,7 +239,7 @@ def _morphling() -> list[Published]:
 
 def _vit() -> Graph:
     """Return ViT-B/16 with 200 classes: 85,952,456 parameters."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name="vit 86M",
             layers=12,
@@ -257,7 +257,7 @@ def _vit() -> Graph:
 
 def _roberta() -> Graph:
     """Return RoBERTa-large with its masked-language head: 355,412,057 parameters."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name="roberta 355M",
             layers=24,
@@ -279,7 +279,7 @@ def _roberta() -> Graph:
 
 def _bert_large() -> Graph:
     """Return BERT-large with both pre-training heads, vocabulary padded: 336,297,858 parameters."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name="bert 336M",
             layers=24,
@@ -304,7 +304,7 @@ def _t5(params: str, *, layers: int, head_dim: int, inner: int, gated: bool, row
     The shape of 1.2B is not published. This one has its number of parameters, hidden size and 32
     layers in total (``models.csv``).
     """
-    return transformer(
+    return transformer_graph(
         Transformer(
             name=f"t5 {params}",
             layers=layers,
@@ -328,7 +328,7 @@ def _t5(params: str, *, layers: int, head_dim: int, inner: int, gated: bool, row
 
 def _gpt2() -> Graph:
     """Return GPT-2 XL, vocabulary padded: 1,557,686,400 parameters."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name="gpt2 1.5B",
             layers=48,
@@ -346,7 +346,7 @@ def _llama(
     name: str, hidden: int, layers: int, heads: int, inner: int, *, vocabulary: int
 ) -> Graph:
     """Return a LLaMA. The smaller one has a padding token: 6,738,423,808 parameters."""
-    return transformer(
+    return transformer_graph(
         Transformer(
             name=name,
             layers=layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.estimator.architectures.fields import check_sizes
-from tessera.estimator.architectures.parts import Part, linear, loss
+from tessera.estimator.architectures.parts import Part, linear_part, loss_part
 from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
 from tessera.formulation.errors import InvalidInput
 
@@ -58,7 +58,7 @@ def wide_resnet(c: WideResNet) -> Graph:
     return graph_of(c.name, c.dtype, [*layers, _classifier(c, into, before)])
 
 
-def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Part:
+def convolution_part(into: int, out: int, kernel: int, before: int, side: int) -> Part:
     """Return a convolution from ``before`` x ``before`` to ``side`` x ``side``, which keeps its
     output."""
     weights = into * out * kernel**2
@@ -73,7 +73,7 @@ def convolution(into: int, out: int, kernel: int, before: int, side: int) -> Par
     )
 
 
-def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
+def batch_norm_part(channels: int, side: int, *, keeps: bool) -> Part:
     """Return a pass for statistics and one that normalises, fused with the next activation or sum.
 
     The result of the activation is kept, because its own gradient and that of the next convolution
@@ -88,13 +88,19 @@ def batch_norm(channels: int, side: int, *, keeps: bool) -> Part:
 def _block(into: int, channels: int, width: int, before: int, side: int) -> Layer:
     """Return a bottleneck: 1x1, 3x3 with the stride, 1x1, and a projection if the shape changes."""
     inner, out = channels * width, 4 * channels
-    part = convolution(into, channels, 1, before, before) + batch_norm(channels, before, keeps=True)
-    part += convolution(channels, inner, 3, before, side) + batch_norm(inner, side, keeps=True)
-    part += convolution(inner, out, 1, side, side) + batch_norm(out, side, keeps=False)
+    part = convolution_part(into, channels, 1, before, before) + batch_norm_part(
+        channels, before, keeps=True
+    )
+    part += convolution_part(channels, inner, 3, before, side) + batch_norm_part(
+        inner, side, keeps=True
+    )
+    part += convolution_part(inner, out, 1, side, side) + batch_norm_part(out, side, keeps=False)
     part += Part(touched=side**2 * out)  # the sum reads the shortcut
     projects = into != out or before != side
     if projects:
-        part += convolution(into, out, 1, before, side) + batch_norm(out, side, keeps=False)
+        part += convolution_part(into, out, 1, before, side) + batch_norm_part(
+            out, side, keeps=False
+        )
     part += Part(reduced=_reduced(channels, inner, out, before, side))
     return part.layer(
         f"bottleneck {into}-{channels}-{inner}-{out} {before}-{side}{' projection' * projects}",
@@ -120,7 +126,9 @@ def _reduced(channels: int, inner: int, out: int, before: int, side: int) -> flo
 def _stem(c: WideResNet) -> Layer:
     """Return the 7x7 convolution with the pooling that quarters its output."""
     half, quarter = c.image // 2, c.image // 4
-    part = convolution(3, c.channels, 7, c.image, half) + batch_norm(c.channels, half, keeps=True)
+    part = convolution_part(3, c.channels, 7, c.image, half) + batch_norm_part(
+        c.channels, half, keeps=True
+    )
     pooled = quarter**2 * c.channels
     part += Part(touched=half**2 * c.channels + pooled, kernels=1, kept=3 * c.image**2)
     part += Part(reduced=pooled / 2)  # gathered
@@ -129,5 +137,7 @@ def _stem(c: WideResNet) -> Layer:
 
 def _classifier(c: WideResNet, into: int, side: int) -> Layer:
     part = Part(touched=side**2 * into + into, kernels=1, kept=into)
-    part += linear(1, into, c.classes, bias="split", keeps=True) + loss(1, c.classes, c.dtype)
+    part += linear_part(1, into, c.classes, bias="split", keeps=True) + loss_part(
+        1, c.classes, c.dtype
+    )
     return part.layer(f"classifier {into}-{c.classes}", boundary=0.0, tensor_limit=c.classes)

@@ -11,17 +11,17 @@ from tessera.estimator.architectures.parts import (
     Attention,
     Bias,
     Part,
-    add,
-    attention,
-    feed_forward,
-    linear,
-    loss,
-    norm,
+    attention_part,
+    feed_forward_part,
+    linear_part,
+    loss_part,
+    norm_part,
+    residual_part,
 )
 from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
 from tessera.formulation.errors import InvalidInput
 
-MOST_LAYERS = 10_000
+MAX_STACK_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Transformer:
 
     def __post_init__(self) -> None:
         """Refuse impossible dimensions."""
-        check(self)
+        check_dimensions(self)
 
     @property
     def tokens(self) -> int:
@@ -122,7 +122,7 @@ class Transformer:
         )
 
 
-def check(c: Transformer) -> None:
+def check_dimensions(c: Transformer) -> None:
     """Refuse impossible dimensions.
 
     Raises:
@@ -132,10 +132,10 @@ def check(c: Transformer) -> None:
     for field in ("hidden", "heads"):
         if getattr(c, field) < 1:
             raise InvalidInput(field, "must be at least 1")
-    if not 1 <= c.layers <= MOST_LAYERS or not 0 <= c.decoder_layers <= MOST_LAYERS:
-        wrong = "decoder_layers" if 1 <= c.layers <= MOST_LAYERS else "layers"
+    if not 1 <= c.layers <= MAX_STACK_LAYERS or not 0 <= c.decoder_layers <= MAX_STACK_LAYERS:
+        wrong = "decoder_layers" if 1 <= c.layers <= MAX_STACK_LAYERS else "layers"
         least = 1 if wrong == "layers" else 0
-        raise InvalidInput(wrong, f"must be from {least} to {MOST_LAYERS:,}")
+        raise InvalidInput(wrong, f"must be from {least} to {MAX_STACK_LAYERS:,}")
     for field in (
         "sequence",
         "vocabulary",
@@ -177,21 +177,21 @@ def _check_ends(c: Transformer) -> None:
         raise InvalidInput("sequence", f"must be at most max_positions ({c.max_positions})")
 
 
-def transformer(c: Transformer) -> Graph:
+def transformer_graph(c: Transformer) -> Graph:
     """Return the graph: embedding, one layer per block, head.
 
     The blocks of a decoder after an encoder hand the encoder's output on with their own, because
     each block reads it.
     """
-    blocks = stack(c, [block_layer(c, causal=c.causal and not c.decoder_layers)] * c.layers)
+    blocks = stack_layers(c, [block_layer(c, causal=c.causal and not c.decoder_layers)] * c.layers)
     layers = [embedding_layer(c), *blocks]
     if c.decoder_layers:
-        decoder = stack(c, [_decoder_layer(c)] * c.decoder_layers)
+        decoder = stack_layers(c, [_decoder_layer(c)] * c.decoder_layers)
         layers += [_target_embedding(c), *decoder]
     return graph_of(c.name, c.dtype, [*layers, head_layer(c)])
 
 
-def stack(c: Transformer, blocks: list[Layer]) -> list[Layer]:
+def stack_layers(c: Transformer, blocks: list[Layer]) -> list[Layer]:
     """Return the blocks. With relative positions, the first block holds the stack's table (T5)."""
     if c.positions != "relative":
         return blocks
@@ -210,11 +210,13 @@ def block_part(
     dropout, the term 5 a s^2 of Korthikanti et al. 2022, eq. (1), becomes 2 a s^2.
     """
     tokens = c.target_tokens if cross else c.tokens
-    part = _sublayer(c, tokens, attention(c.attention(causal=causal), tokens, tokens), last=False)
+    part = _sublayer(
+        c, tokens, attention_part(c.attention(causal=causal), tokens, tokens), last=False
+    )
     if cross:
-        other = attention(c.attention(causal=False), tokens, c.tokens, cross=True)
+        other = attention_part(c.attention(causal=False), tokens, c.tokens, cross=True)
         part += _sublayer(c, tokens, other, last=False)
-    inner = feed or feed_forward(
+    inner = feed or feed_forward_part(
         tokens, c.hidden, c.inner, activation=c.activation, gated=c.gated, biased=c.bias
     )
     return part + _sublayer(c, tokens, inner, last=True)
@@ -225,8 +227,12 @@ def _sublayer(c: Transformer, tokens: float, part: Part, *, last: bool) -> Part:
 
     The result of the last one is the boundary of the block.
     """
-    around = norm(tokens, c.hidden, biased=c.norm == "layer")
-    return part + around + add(tokens, c.hidden, dropped=c.dropout, keeps=not last, dtype=c.dtype)
+    around = norm_part(tokens, c.hidden, biased=c.norm == "layer")
+    return (
+        part
+        + around
+        + residual_part(tokens, c.hidden, dropped=c.dropout, keeps=not last, dtype=c.dtype)
+    )
 
 
 def block_layer(c: Transformer, *, causal: bool) -> Layer:
@@ -277,7 +283,7 @@ def embedding_layer(c: Transformer) -> Layer:
     size = c.tokens * c.hidden
     if c.image:
         pixels = c.patch**2 * c.channels
-        part = linear(c.tokens - 1, pixels, c.hidden, bias="whole", keeps=False)
+        part = linear_part(c.tokens - 1, pixels, c.hidden, bias="whole", keeps=False)
         part += Part(kept=(c.tokens - 1) * pixels, shared_weights=c.hidden)  # the class token
         kind, limit = f"patches {c.image}/{c.patch}x{c.channels}", float(c.hidden)
     else:
@@ -306,7 +312,7 @@ def _places(c: Transformer) -> Part:
         shared_weights=(rows + c.token_types) * c.hidden,
     )
     if not c.norm_first:
-        after = norm(c.tokens, c.hidden, biased=c.norm == "layer")
+        after = norm_part(c.tokens, c.hidden, biased=c.norm == "layer")
         part += Part(
             touched=after.touched,
             kernels=1,
@@ -325,7 +331,9 @@ def _target_embedding(c: Transformer) -> Layer:
     """Return the end of the encoder and the look-up of the decoder's tokens in the same table."""
     size = c.target_tokens * c.hidden
     part = Part(touched=2 * size, kernels=1, reduced=size / 2)
-    part += norm(c.tokens, c.hidden, biased=c.norm == "layer")  # the input of every decoder block
+    part += norm_part(
+        c.tokens, c.hidden, biased=c.norm == "layer"
+    )  # the input of every decoder block
     boundary = size + c.tokens * c.hidden
     kept = max(0.0, part.kept - c.tokens * c.hidden)  # the normalised output is in the boundary
     part = Part(
@@ -346,7 +354,7 @@ def _target_embedding(c: Transformer) -> Layer:
 def head_layer(c: Transformer) -> Layer:
     """Return the last normalisation, the output projection and the loss."""
     tokens, name = c.target_tokens, f"head {c.head} h{c.hidden} s{c.target_tokens}"
-    part = norm(tokens, c.hidden, biased=c.norm == "layer") if c.norm_first else Part()
+    part = norm_part(tokens, c.hidden, biased=c.norm == "layer") if c.norm_first else Part()
     if c.head == "classes":
         part += _first_token(c, c.classes, pooled=c.pooler)
         kind, limit = f"{name} c{c.classes}", float(c.hidden)
@@ -354,8 +362,8 @@ def head_layer(c: Transformer) -> Layer:
         if c.head in ("mlm", "pretraining"):
             part += _transform(c, tokens)
         bias: Bias = "split" if c.head_bias else "none"
-        part += linear(tokens, c.hidden, c.vocabulary, bias=bias, keeps=False)
-        part += loss(tokens, c.vocabulary, c.dtype)
+        part += linear_part(tokens, c.hidden, c.vocabulary, bias=bias, keeps=False)
+        part += loss_part(tokens, c.vocabulary, c.dtype)
         # The forward pass needs no all-reduce, and the backward pass one, of the input's gradient.
         # Half of one therefore counts for each pass.
         part += Part(reduced=tokens * c.hidden / 2)
@@ -368,13 +376,17 @@ def head_layer(c: Transformer) -> Layer:
 
 def _first_token(c: Transformer, classes: int, *, pooled: bool) -> Part:
     """Return a classifier of the first token."""
-    part = linear(1, c.hidden, c.hidden, bias="whole", keeps=True) if pooled else Part()
-    return part + linear(1, c.hidden, classes, bias="whole", keeps=True) + loss(1, classes, c.dtype)
+    part = linear_part(1, c.hidden, c.hidden, bias="whole", keeps=True) if pooled else Part()
+    return (
+        part
+        + linear_part(1, c.hidden, classes, bias="whole", keeps=True)
+        + loss_part(1, classes, c.dtype)
+    )
 
 
 def _transform(c: Transformer, tokens: int) -> Part:
     """Return the product, activation and normalisation before BERT's output projection."""
     size = tokens * c.hidden
-    part = linear(tokens, c.hidden, c.hidden, bias="whole", keeps=True)
+    part = linear_part(tokens, c.hidden, c.hidden, bias="whole", keeps=True)
     part += Part(touched=2 * size, kernels=1, kept=size, unsplit=2 * size)
-    return part + norm(tokens, c.hidden, biased=c.norm == "layer")
+    return part + norm_part(tokens, c.hidden, biased=c.norm == "layer")

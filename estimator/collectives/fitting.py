@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.estimator.collectives.links import LinkRates, work
+from tessera.estimator.collectives.links import LinkRates, algorithm_work
 from tessera.estimator.collectives.records import Curve, Layout
 from tessera.estimator.hardware import A10, CATALOGUE
 from tessera.estimator.plans import Groups, Primitive
@@ -34,7 +34,7 @@ _MAD_TO_SD: Final = 1.4826  # for a normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sampled:
+class SampledTable:
     """A table at Q knots. Knots outside the table's sizes are moved to its ends."""
 
     work: NDArray[np.float64]  # shape (Q, algorithms, 5)
@@ -47,15 +47,15 @@ class Sampled:
 
 
 @lru_cache(maxsize=4096)
-def sample_table(curve: Curve) -> Sampled:
+def sample_table(curve: Curve) -> SampledTable:
     """Return a table at the knots."""
     low, high = curve.payload_bytes[0], curve.payload_bytes[-1]
     knots = np.clip(KNOTS, low, high)
     covered = (KNOTS.clip(low, high * 1.02) - KNOTS) == 0
     covered[np.abs(np.log(KNOTS / low)).argmin()] |= not covered.any()
-    done = work(curve.layout.primitive, knots, groups_of([curve.layout] * len(knots)))
+    done = algorithm_work(curve.layout.primitive, knots, groups_of([curve.layout] * len(knots)))
     padding = [done[:1]] * (_ALGORITHMS - len(done))  # a repeated algorithm changes no minimum
-    return Sampled(
+    return SampledTable(
         work=np.concatenate([done, *padding]).transpose(2, 0, 1),
         log_seconds=np.interp(np.log(knots), np.log(curve.payload_bytes), np.log(curve.seconds)),
         covered=covered,
@@ -63,7 +63,7 @@ def sample_table(curve: Curve) -> Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class TableKind:
     """A kind of tables with common rates.
 
     Sends have rates of their own, because measured sends include the control messages of a runtime.
@@ -74,7 +74,7 @@ class Kind:
     sends: bool
 
     @classmethod
-    def of(cls, layout: Layout) -> Kind:
+    def of(cls, layout: Layout) -> TableKind:
         """Return the kind to which a layout belongs."""
         return cls(
             gpu_type=layout.gpu_type,
@@ -110,17 +110,17 @@ def fit_links(curves: Sequence[Curve], prior: LinkRates) -> LinkRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fits:
+class LinkFits:
     """The rates of the measured kinds of table, and their predictions for other kinds."""
 
-    rates: dict[Kind, LinkRates]
-    exercised: dict[Kind, Bools]  # which of the five rates its tables exercise
+    rates: dict[TableKind, LinkRates]
+    exercised: dict[TableKind, Bools]  # which of the five rates its tables exercise
 
-    def of(self, kind: Kind, sheet: LinkRates) -> LinkRates:
+    def of(self, kind: TableKind, sheet: LinkRates) -> LinkRates:
         """Return the fitted rates of a kind, or its :meth:`usual` rates if it was not measured."""
         return self.rates[kind] if kind in self.rates else self.usual(kind, sheet)
 
-    def usual(self, kind: Kind, sheet: LinkRates) -> LinkRates:
+    def usual(self, kind: TableKind, sheet: LinkRates) -> LinkRates:
         """Return the base of a kind times the median ratio of rates to bases of similar kinds.
 
         The base is the data sheet. For sends, it is the rates fitted to collectives on the same
@@ -135,7 +135,7 @@ class Fits:
         ]
         return LinkRates.from_seconds(self._base(kind, sheet) * np.exp(usual))
 
-    def sd(self, kind: Kind, *, crossing: bool) -> float:
+    def sd(self, kind: TableKind, *, crossing: bool) -> float:
         """Return the standard deviation of the logarithm of the bandwidth that groups need.
 
         It is 0 for a measured bandwidth. Otherwise it is the spread of the bandwidths of similar
@@ -166,23 +166,23 @@ class Fits:
         ]
         return np.array(rows).reshape(-1, _RATES)
 
-    def _base(self, kind: Kind, sheet: LinkRates) -> Floats:
+    def _base(self, kind: TableKind, sheet: LinkRates) -> Floats:
         collectives = replace(kind, sends=False)
         same_links = kind.sends and collectives in self.rates
         return self.rates[collectives].costs if same_links else sheet.costs
 
 
-def fit_kinds(curves: Sequence[Curve]) -> Fits:
+def fit_kinds(curves: Sequence[Curve]) -> LinkFits:
     """Return the rates of each kind of table.
 
     They are fitted twice, first with data sheets as the prior and then with the usual rates. A kind
     without measurements of a port thereby gets the ports of other kinds.
     """
-    kinds: dict[Kind, list[Curve]] = {}
+    kinds: dict[TableKind, list[Curve]] = {}
     for curve in curves:
-        kinds.setdefault(Kind.of(curve.layout), []).append(curve)
-    exercised = {kind: _exercised(own) for kind, own in kinds.items()}
-    first = Fits(
+        kinds.setdefault(TableKind.of(curve.layout), []).append(curve)
+    exercised = {kind: _exercised_rates(own) for kind, own in kinds.items()}
+    first = LinkFits(
         rates={kind: fit_links(own, sheet_rates(kind.gpu_type)) for kind, own in kinds.items()},
         exercised=exercised,
     )
@@ -190,7 +190,7 @@ def fit_kinds(curves: Sequence[Curve]) -> Fits:
         kind: fit_links(own, first.usual(kind, sheet_rates(kind.gpu_type)))
         for kind, own in kinds.items()
     }
-    return Fits(rates=second, exercised=exercised)
+    return LinkFits(rates=second, exercised=exercised)
 
 
 def sheet_rates(gpu_type: str) -> LinkRates:
@@ -198,7 +198,7 @@ def sheet_rates(gpu_type: str) -> LinkRates:
     return LinkRates.of(next((h for h in CATALOGUE if h.name == gpu_type), A10))
 
 
-def _exercised(curves: Sequence[Curve]) -> Bools:
+def _exercised_rates(curves: Sequence[Curve]) -> Bools:
     least = np.concatenate([sample_table(curve).work.min(axis=1) for curve in curves])
     return np.asarray((least > 0).any(axis=0), dtype=np.bool_)
 

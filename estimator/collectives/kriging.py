@@ -21,7 +21,7 @@ from tessera.formulation.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
+class SimilarityWeights:
     """Weights of the differences between layouts.
 
     The similarity is exp(-sum of weight * squared difference), with differences of counts in
@@ -42,15 +42,15 @@ class Likeness:
 
 
 _SCALING: Final = {Primitive.REDUCE_SCATTER, Primitive.ALL_GATHER}
-_SCALING_APART: Final = 0.2
+_SCALING_DISTANCE: Final = 0.2
 """Difference of reduce-scatter and all-gather, which move the same bytes over the same links in
 opposite order."""
-_SEND_APART: Final = 6.0
+_SEND_DISTANCE: Final = 6.0
 """Difference of a send from a collective. A measured send goes through other software."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Differences:
+class LayoutDifferences:
     """The squared differences between the layouts of two lists, each of shape (A, C)."""
 
     primitive: Floats
@@ -58,16 +58,16 @@ class Differences:
     counts: NDArray[np.float64]  # (A, C, 6), in the order of Likeness
 
 
-def differences(a: Sequence[Layout], b: Sequence[Layout]) -> Differences:
+def layout_differences(a: Sequence[Layout], b: Sequence[Layout]) -> LayoutDifferences:
     """Return the differences of the layouts ``a`` from the layouts ``b``."""
-    return Differences(
-        primitive=_APART[_codes(a)[:, None], _codes(b)[None]],
+    return LayoutDifferences(
+        primitive=_PRIMITIVE_DISTANCES[_codes(a)[:, None], _codes(b)[None]],
         gpu_type=(_systems(a)[:, None] != _systems(b)[None]).astype(np.float64),
         counts=(_counts(a)[:, None] - _counts(b)[None]) ** 2,
     )
 
 
-def similarity(d: Differences, likeness: Likeness) -> Floats:
+def layout_covariance(d: LayoutDifferences, likeness: SimilarityWeights) -> Floats:
     """Return the covariance without noise, shape (A, C)."""
     weights = np.array(astuple(likeness)[2:8])
     alike = np.exp(
@@ -82,26 +82,26 @@ class Kriging:
     """A predictor from the values of C ``layouts`` at Q knots to those of other layouts."""
 
     layouts: tuple[Layout, ...]
-    likeness: Likeness
+    likeness: SimilarityWeights
     inverse: Floats  # of the covariance with noise, shape (C, C)
     dual: Floats  # inverse @ values, shape (C, Q)
     variance: float  # of values without any information
 
     def predict(self, layouts: Sequence[Layout]) -> tuple[Floats, Floats]:
         """Return values, shape (A, Q), and their standard deviations, shape (A,)."""
-        near = similarity(differences(layouts, self.layouts), self.likeness)
+        near = layout_covariance(layout_differences(layouts, self.layouts), self.likeness)
         at_itself = 1 + self.likeness.common + self.likeness.noise
         explained = np.einsum("ac,cd,ad->a", near, self.inverse, near, optimize=True)
         left = np.maximum(at_itself - explained, self.likeness.noise)
         return near @ self.dual, np.sqrt(self.variance * left)
 
 
-def krige(layouts: Sequence[Layout], values: Floats, likeness: Likeness) -> Kriging:
+def fit_kriging(layouts: Sequence[Layout], values: Floats, likeness: SimilarityWeights) -> Kriging:
     """Return a predictor of ``values``, shape (C, Q), for layouts other than the given ones.
 
     The scale of its uncertainty is the error of predicting each given layout from the others.
     """
-    inverse = _inverse(differences(layouts, layouts), likeness)
+    inverse = _inverse(layout_differences(layouts, layouts), likeness)
     dual = inverse @ values
     own = np.diag(inverse)
     return Kriging(
@@ -113,20 +113,20 @@ def krige(layouts: Sequence[Layout], values: Floats, likeness: Likeness) -> Krig
     )
 
 
-def left_out_error(d: Differences, values: Floats, likeness: Likeness) -> float:
+def left_out_error(d: LayoutDifferences, values: Floats, likeness: SimilarityWeights) -> float:
     """Return the mean absolute error of predicting each layout from the others."""
     inverse = _inverse(d, likeness)
     return float(np.abs(inverse @ values / np.diag(inverse)[:, None]).mean())
 
 
 def tune_weights(
-    layouts: Sequence[Layout], values: Floats, start: Likeness, sweeps: int = 2
-) -> Likeness:
+    layouts: Sequence[Layout], values: Floats, start: SimilarityWeights, sweeps: int = 2
+) -> SimilarityWeights:
     """Return weights that predict each layout better from the others, found by coordinate search."""
-    d = differences(layouts, layouts)
+    d = layout_differences(layouts, layouts)
     best, error = start, left_out_error(d, values, start)
     for _ in range(sweeps):
-        for name in Likeness.__dataclass_fields__:
+        for name in SimilarityWeights.__dataclass_fields__:
             for factor in (0.3, 0.6, 1.6, 3.0):
                 other = replace(best, **{name: factor * getattr(best, name)})
                 new_error = left_out_error(d, values, other)
@@ -135,8 +135,8 @@ def tune_weights(
     return best
 
 
-def _inverse(d: Differences, likeness: Likeness) -> Floats:
-    covariance = similarity(d, likeness)
+def _inverse(d: LayoutDifferences, likeness: SimilarityWeights) -> Floats:
+    covariance = layout_covariance(d, likeness)
     return np.asarray(
         np.linalg.inv(covariance + likeness.noise * np.eye(len(covariance))), dtype=np.float64
     )
@@ -145,15 +145,17 @@ def _inverse(d: Differences, likeness: Likeness) -> Floats:
 _ORDER: Final = {primitive: i for i, primitive in enumerate(Primitive)}
 
 
-def _apart(a: Primitive, b: Primitive) -> float:
+def _primitive_distance(a: Primitive, b: Primitive) -> float:
     if a is b:
         return 0.0
     if Primitive.SEND in {a, b}:
-        return _SEND_APART
-    return _SCALING_APART if {a, b} == _SCALING else 1.0
+        return _SEND_DISTANCE
+    return _SCALING_DISTANCE if {a, b} == _SCALING else 1.0
 
 
-_APART: Final[Floats] = np.array([[_apart(a, b) for b in Primitive] for a in Primitive])
+_PRIMITIVE_DISTANCES: Final[Floats] = np.array(
+    [[_primitive_distance(a, b) for b in Primitive] for a in Primitive]
+)
 
 
 def _codes(layouts: Sequence[Layout]) -> NDArray[np.int64]:

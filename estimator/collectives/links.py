@@ -30,12 +30,12 @@ HOP_S: Final = 9.6e-6
 src/graph/tuning.cc. RCCL also uses the NVLink value for xGMI."""
 
 
-USUAL: Final = (6.0, 2.5, 6.0, 1.5, 4.0)
+PRACTICAL_FACTORS: Final = (6.0, 2.5, 6.0, 1.5, 4.0)
 """The five costs in practice, as multiples of those in data sheets. They are rounded medians of the
 rates fitted to the Arena artifact's tables (a100, v100, a40, a10 under XLA; without its Ethernet).
 They are above 1 because collectives are started one by one, and because several GPUs share ports
 without direct access."""
-USUAL_OWN_PORT: Final = 1.25
+OWN_PORT_FACTOR: Final = 1.25
 """The last of these factors for nodes with a port for each GPU. By judgement, the port reaches four
 fifths of its rate."""
 _OWN_PORT_BYTES_PER_S: Final = 12.5e9
@@ -66,9 +66,9 @@ class LinkRates:
     @classmethod
     def usual(cls, hardware: Hardware) -> Self:
         """Return the practical rates of a GPU type: its data sheet times the practical factors."""
-        factors = np.array(USUAL)
+        factors = np.array(PRACTICAL_FACTORS)
         if hardware.network_bytes_per_s / hardware.gpus_per_node >= _OWN_PORT_BYTES_PER_S:
-            factors[-1] = USUAL_OWN_PORT
+            factors[-1] = OWN_PORT_FACTOR
         return cls.from_seconds(cls.of(hardware).costs * factors)
 
     @classmethod
@@ -97,7 +97,9 @@ class LinkRates:
         )
 
 
-def work(primitive: Primitive, payload_bytes: Floats, groups: Groups) -> NDArray[np.float64]:
+def algorithm_work(
+    primitive: Primitive, payload_bytes: Floats, groups: Groups
+) -> NDArray[np.float64]:
     """Return each algorithm's work, shape (algorithms, 5, K), ordered as :attr:`LinkRates.costs`.
 
     The algorithms are a ring, a hierarchy (first inside nodes, then across, with shards sharing the
@@ -213,7 +215,7 @@ def link_seconds(
     rates: LinkRates, primitive: Primitive, payload_bytes: Floats, groups: Groups
 ) -> Floats:
     """Return the seconds of the fastest algorithm, shape (K,). Groups have at least two GPUs."""
-    times = np.einsum("c,ack->ak", rates.costs, work(primitive, payload_bytes, groups))
+    times = np.einsum("c,ack->ak", rates.costs, algorithm_work(primitive, payload_bytes, groups))
     return np.asarray(times.min(axis=0), dtype=np.float64)
 
 
@@ -230,13 +232,13 @@ class LinkNetwork:
 
         They are 0 for groups of one GPU and for empty payloads.
         """
-        check_call(payload_bytes, groups, self.shape)
+        check_collectives(payload_bytes, groups, self.shape)
         rates = self.rates or LinkRates.usual(self.hardware)
         sends = (groups.size > 1) & (payload_bytes > 0)
         return np.where(sends, link_seconds(rates, primitive, payload_bytes, groups), 0.0)
 
 
-def check_call(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
+def check_collectives(payload_bytes: Floats, groups: Groups, shape: Shape) -> None:
     """Check that payloads are amounts and that groups fit on the shape.
 
     Raises:

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from tessera.estimator.collectives.fitting import (
     KNOTS,
-    Fits,
-    Kind,
+    LinkFits,
+    TableKind,
     fit_kinds,
     groups_of,
     sample_table,
     sheet_rates,
 )
-from tessera.estimator.collectives.kriging import Kriging, Likeness, krige
-from tessera.estimator.collectives.links import LinkRates, check_call, link_seconds
+from tessera.estimator.collectives.kriging import Kriging, SimilarityWeights, fit_kriging
+from tessera.estimator.collectives.links import LinkRates, check_collectives, link_seconds
 from tessera.estimator.collectives.records import Curve, Layout
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plans import Groups, Primitive, Shape
@@ -47,11 +47,11 @@ class Tables:
     """Measured tables with everything fitted to them, shared by every :class:`TableNetwork`."""
 
     curves: dict[Layout, Curve]
-    fits: Fits
+    fits: LinkFits
     kriging: Kriging
 
     @classmethod
-    def of(cls, curves: Sequence[Curve], likeness: Likeness | None = None) -> Self:
+    def of(cls, curves: Sequence[Curve], likeness: SimilarityWeights | None = None) -> Self:
         """Fit the links and the distances of tables from them.
 
         Raises:
@@ -63,10 +63,10 @@ class Tables:
         return cls(
             curves={curve.layout: curve for curve in curves},
             fits=fits,
-            kriging=krige(
+            kriging=fit_kriging(
                 [curve.layout for curve in curves],
-                distances(curves, fits),
-                likeness or Likeness(),
+                log_distances(curves, fits),
+                likeness or SimilarityWeights(),
             ),
         )
 
@@ -76,14 +76,14 @@ class Tables:
         return tuple(sorted(names))
 
 
-def distances(curves: Sequence[Curve], fits: Fits) -> Floats:
+def log_distances(curves: Sequence[Curve], fits: LinkFits) -> Floats:
     """Return the log of measured over modelled time at the knots, shape (C, Q).
 
     Beyond the sizes of a table, the distances at its ends apply.
     """
     rows = []
     for curve in curves:
-        rates = fits.of(Kind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
+        rates = fits.of(TableKind.of(curve.layout), sheet_rates(curve.layout.gpu_type))
         table = sample_table(curve)
         rows.append(table.log_seconds - table.log_modelled(rates))
     return np.array(rows)
@@ -95,7 +95,7 @@ def _modelled_s(layout: Layout, payload_bytes: Floats, rates: LinkRates) -> Floa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Known:
+class _TableCurve:
     """A curve for interpolation, with its uncertainty."""
 
     log_bytes: Floats
@@ -119,7 +119,7 @@ class TableNetwork:
     shape: Shape
     network: str = ""
     control_messages: bool = True
-    _known: dict[Layout, _Known] = field(default_factory=dict, repr=False)
+    _known: dict[Layout, _TableCurve] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Choose the network if none is given."""
@@ -141,7 +141,7 @@ class TableNetwork:
 
         They are 0 for groups of one GPU and for empty payloads.
         """
-        check_call(payload_bytes, groups, self.shape)
+        check_collectives(payload_bytes, groups, self.shape)
         sends = (groups.size > 1) & (payload_bytes > 0)
         if not sends.any():
             return np.zeros(len(payload_bytes))
@@ -158,7 +158,7 @@ class TableNetwork:
         It approximates the relative error and grows with the distance to the nearest measured size.
         For layouts that were not measured, it also grows with their distance from measured ones.
         """
-        check_call(payload_bytes, groups, self.shape)
+        check_collectives(payload_bytes, groups, self.shape)
         which, known = self._looked_up(primitive, groups)
         payload = np.log(np.where(payload_bytes > 0, payload_bytes, 1.0))
         large = (payload_bytes >= LARGE_BYTES).astype(np.int64)
@@ -174,7 +174,7 @@ class TableNetwork:
         which, known = self._looked_up(primitive, groups)
         return np.array([k.measured for k in known])[which]
 
-    def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_Known]]:
+    def _looked_up(self, primitive: Primitive, groups: Groups) -> tuple[Ints, list[_TableCurve]]:
         """Return the distinct layouts' curves, and the index of each row's curve, shape (K,)."""
         code = (groups.size << 40) | (groups.nodes << 20) | groups.node_groups
         codes, which = np.unique(code, return_inverse=True)
@@ -199,9 +199,9 @@ class TableNetwork:
             node_groups=node_groups,
         )
 
-    def _curve_of(self, layout: Layout) -> _Known:
+    def _curve_of(self, layout: Layout) -> _TableCurve:
         if (curve := self.tables.curves.get(layout)) is not None:
-            return _Known(
+            return _TableCurve(
                 log_bytes=np.log(curve.payload_bytes),
                 log_seconds=np.log(curve.seconds),
                 sd=MEASURED_SD,
@@ -212,7 +212,7 @@ class TableNetwork:
         rates = self._rates(sends=sends)
         small, large = MEASURED_SD
         link_sd = self.tables.fits.sd(self._kind(sends=sends), crossing=layout.nodes > 1)
-        return _Known(
+        return _TableCurve(
             log_bytes=np.log(KNOTS),
             log_seconds=np.log(_modelled_s(layout, KNOTS, rates)) + distance[0],
             sd=(math.hypot(sd[0], link_sd, small), math.hypot(sd[0], link_sd, large)),
@@ -222,8 +222,8 @@ class TableNetwork:
     def _rates(self, *, sends: bool) -> LinkRates:
         return self.tables.fits.of(self._kind(sends=sends), LinkRates.of(self.hardware))
 
-    def _kind(self, *, sends: bool) -> Kind:
-        return Kind(gpu_type=self.hardware.name, network=self.network, sends=sends)
+    def _kind(self, *, sends: bool) -> TableKind:
+        return TableKind(gpu_type=self.hardware.name, network=self.network, sends=sends)
 
     def _without_control(self, seconds: Floats) -> Floats:
         launch_s = self._rates(sends=False).launch_s
@@ -231,18 +231,18 @@ class TableNetwork:
         return np.maximum(seconds - control_s, np.minimum(seconds, launch_s))
 
 
-_APART: Final = 1e3
+_CURVE_DISTANCE: Final = 1e3
 """Distance between curves on one axis, larger than the logarithm of any size."""
 
 
-def _interpolated_s(payload_bytes: Floats, which: Ints, known: Sequence[_Known]) -> Floats:
+def _interpolated_s(payload_bytes: Floats, which: Ints, known: Sequence[_TableCurve]) -> Floats:
     low = np.array([k.log_bytes[0] for k in known])[which]
     high = np.array([k.log_bytes[-1] for k in known])[which]
     size = np.log(payload_bytes)
     # Put all curves on one axis, so that one interpolation covers all of them.
-    axis = np.concatenate([k.log_bytes + _APART * u for u, k in enumerate(known)])
+    axis = np.concatenate([k.log_bytes + _CURVE_DISTANCE * u for u, k in enumerate(known)])
     times = np.concatenate([k.log_seconds for k in known])
-    inside = np.interp(np.clip(size, low, high) + _APART * which, axis, times)
+    inside = np.interp(np.clip(size, low, high) + _CURVE_DISTANCE * which, axis, times)
     return np.asarray(np.exp(inside + np.maximum(size - high, 0.0)), dtype=np.float64)
 
 

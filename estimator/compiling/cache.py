@@ -10,9 +10,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from tessera.estimator.compiling.compiled import Compiled, from_json, to_json
+from tessera.estimator.compiling.compiled import CompiledStep, from_json, to_json
 
-READER = "1"
+READER_VERSION = "1"
 """Version of the reader of compiled text. A new version ignores the files of older ones."""
 
 
@@ -23,10 +23,10 @@ def default_folder() -> Path:
 
 def key_of(text: str, facts: Sequence[object]) -> str:
     """Return the name of a lowered step that was compiled with these facts (mesh, versions)."""
-    return hashlib.sha256(repr((READER, *facts, text)).encode()).hexdigest()
+    return hashlib.sha256(repr((READER_VERSION, *facts, text)).encode()).hexdigest()
 
 
-def look_up(folder: Path, key: str) -> Compiled | None:
+def look_up_step(folder: Path, key: str) -> CompiledStep | None:
     """Return a stored step. If it is missing or its file is incomplete, return None."""
     path = folder / f"{key}.json"
     if not path.exists():
@@ -37,7 +37,7 @@ def look_up(folder: Path, key: str) -> Compiled | None:
         return None
 
 
-def store(folder: Path, key: str, compiled: Compiled) -> None:
+def store_step(folder: Path, key: str, compiled: CompiledStep) -> None:
     """Write a step atomically, so that a reader sees all of it or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:

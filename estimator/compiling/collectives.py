@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tessera.estimator.compiling.compiled import Collective
-from tessera.estimator.compiling.hlo import Computation, Instruction, Module, Shape, groups_of
+from tessera.estimator.compiling.hlo import ArrayShape, Computation, Instruction, Module, groups_of
 from tessera.estimator.plans import Primitive
 
 _PRIMITIVES = {
@@ -22,8 +22,8 @@ _PRIMITIVES = {
     "ragged-all-to-all": Primitive.ALL_TO_ALL,
     "collective-permute": Primitive.SEND,
 }
-_NARROW = ("bf16", "f16")
-_VIEWS = frozenset({"get-tuple-element", "bitcast", "copy", "reshape", "transpose"})
+_NARROW_TYPES = ("bf16", "f16")
+_VIEW_OPCODES = frozenset({"get-tuple-element", "bitcast", "copy", "reshape", "transpose"})
 
 Test = Callable[[Instruction], bool]
 Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
@@ -70,7 +70,7 @@ def _read(
         )
 
 
-def _payload_shapes(instruction: Instruction) -> tuple[Shape, ...]:
+def _payload_shapes(instruction: Instruction) -> tuple[ArrayShape, ...]:
     """Return the arrays that are moved.
 
     The start of an asynchronous all-gather or send lists its operands before its results.
@@ -86,7 +86,7 @@ def _scatters(
     computation: Computation,
     instruction: Instruction,
     part: int,
-    shape: Shape,
+    shape: ArrayShape,
     size: int,
 ) -> bool:
     """Return whether each device keeps no more than its part of the result."""
@@ -94,7 +94,7 @@ def _scatters(
     def cut(user: Instruction) -> bool:
         return user.opcode == "dynamic-slice" and user.shapes[0].elements * size == shape.elements
 
-    return _Search(module, cut, _VIEWS | {"convert"}).part(computation, instruction, part)
+    return _UseSearch(module, cut, _VIEW_OPCODES | {"convert"}).part(computation, instruction, part)
 
 
 def _narrow(module: Module, computation: Computation, instruction: Instruction, part: int) -> bool:
@@ -111,25 +111,25 @@ def _narrow(module: Module, computation: Computation, instruction: Instruction, 
             return True
 
     def narrows(user: Instruction) -> bool:
-        return user.opcode == "convert" and user.shapes[0].type in _NARROW
+        return user.opcode == "convert" and user.shapes[0].type in _NARROW_TYPES
 
-    views = _VIEWS | {"slice", "dynamic-slice"}
-    return _Search(module, narrows, views).part(computation, instruction, part)
+    views = _VIEW_OPCODES | {"slice", "dynamic-slice"}
+    return _UseSearch(module, narrows, views).part(computation, instruction, part)
 
 
 def _widened(module: Module, computation: Computation, source: Instruction) -> bool:
     if source.opcode == "fusion":
         computation = module.computations[source.called[0]]
         source = computation.root
-    while source.opcode in _VIEWS and source.operands:
+    while source.opcode in _VIEW_OPCODES and source.operands:
         source = computation.instructions[source.operands[0]]
     if source.opcode != "convert":
         return False
-    return computation.instructions[source.operands[0]].shapes[0].type in _NARROW
+    return computation.instructions[source.operands[0]].shapes[0].type in _NARROW_TYPES
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _UseSearch:
     """A check of whether every use of a value passes ``test``.
 
     It follows the value through ``views``, and into and out of fusions.

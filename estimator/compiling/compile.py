@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tessera.estimator.compiling.cache import default_folder
-from tessera.estimator.compiling.compiled import Compiled, Uncompilable, from_json
+from tessera.estimator.compiling.compiled import CompiledStep, Uncompilable, from_json
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CompileRequest:
     """A step as ``module:function`` with its arguments, and the devices over which it is divided.
 
     ``dp`` devices share the batch, and ``tp`` devices the tensors (and experts), by Megatron's rule
@@ -39,8 +39,8 @@ class Request:
 
 
 def compile_step(
-    request: Request, folder: Path | None = None, *, timeout_s: float = 1800.0
-) -> Compiled:
+    request: CompileRequest, folder: Path | None = None, *, timeout_s: float = 1800.0
+) -> CompiledStep:
     """Return the compiled step. ``folder`` is the cache, by default the user's.
 
     Raises:

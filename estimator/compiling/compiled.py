@@ -54,7 +54,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledStep:
     """A step on one of ``dp * tp`` devices: totals of one step, with all turns of loops."""
 
     name: str
@@ -79,12 +79,12 @@ class Compiled:
         )
 
 
-def to_json(compiled: Compiled) -> str:
+def to_json(compiled: CompiledStep) -> str:
     """Return the compiled step as JSON."""
     return json.dumps(asdict(compiled))
 
 
-def from_json(text: str, *, cached: bool) -> Compiled:
+def from_json(text: str, *, cached: bool) -> CompiledStep:
     """Return the compiled step from the JSON of :func:`to_json`.
 
     Raises:
@@ -102,7 +102,7 @@ def from_json(text: str, *, cached: bool) -> Compiled:
             )
             for c in raw.pop("collectives")
         )
-        made = Compiled(**raw | {"collectives": collectives, "memory": Memory(**raw["memory"])})
+        made = CompiledStep(**raw | {"collectives": collectives, "memory": Memory(**raw["memory"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the text is not a compiled step: {error}") from error
     return replace(made, cached=cached)

@@ -9,7 +9,7 @@ import math
 
 from tessera.estimator.compiling.hlo import Computation, Instruction, Module
 
-_FREE = frozenset(
+_FREE_OPCODES = frozenset(
     {
         "parameter",
         "constant",
@@ -24,7 +24,7 @@ _FREE = frozenset(
         "replica-id",
     }
 )
-_MOVES = _FREE | frozenset(
+_MOVE_OPCODES = _FREE_OPCODES | frozenset(
     {
         "broadcast",
         "reshape",
@@ -77,7 +77,7 @@ def further_turns(module: Module) -> tuple[float, float]:
 
 def flops_of(computation: Computation, instruction: Instruction) -> float:
     """Return the FLOPs of an instruction: two per multiply-add, else one per element."""
-    if instruction.opcode in _MOVES:
+    if instruction.opcode in _MOVE_OPCODES:
         return 0.0
     out = sum(s.elements for s in instruction.shapes)
     first = (
@@ -104,7 +104,7 @@ def _taps(computation: Computation, instruction: Instruction) -> float:
 def _bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
     """Return the bytes that one instruction reads and writes. Only the slices of sliced operands
     count."""
-    if instruction.opcode in _FREE:
+    if instruction.opcode in _FREE_OPCODES:
         return 0.0
     if instruction.opcode == "dynamic-slice":
         return 2 * instruction.bytes

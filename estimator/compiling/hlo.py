@@ -45,7 +45,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ArrayShape:
     """The data type and dimensions of one array."""
 
     type: str
@@ -70,7 +70,7 @@ class Instruction:
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ArrayShape, ...]
     operands: tuple[str, ...]
     attributes: str
     called: tuple[str, ...]
@@ -171,10 +171,10 @@ def _instruction(match: re.Match[str]) -> Instruction:
     )
 
 
-def shapes_in(text: str) -> tuple[Shape, ...]:
+def shapes_in(text: str) -> tuple[ArrayShape, ...]:
     """Return the arrays of a shape from its text."""
     return tuple(
-        Shape(m["type"], tuple(int(d) for d in m["dims"].split(",") if d))
+        ArrayShape(m["type"], tuple(int(d) for d in m["dims"].split(",") if d))
         for m in _SHAPE.finditer(text)
     )
 

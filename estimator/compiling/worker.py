@@ -12,8 +12,8 @@ import jax
 
 from tessera.estimator.compiling import cache
 from tessera.estimator.compiling.collectives import collectives_of
-from tessera.estimator.compiling.compile import Request
-from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable, to_json
+from tessera.estimator.compiling.compile import CompileRequest
+from tessera.estimator.compiling.compiled import CompiledStep, Memory, Uncompilable, to_json
 from tessera.estimator.compiling.costs import further_turns
 from tessera.estimator.compiling.hlo import read_module
 from tessera.estimator.compiling.sharding import lowered_step
@@ -21,7 +21,7 @@ from tessera.estimator.tracing.step import load_step
 from tessera.formulation.errors import TesseraError
 
 
-def compiled_step(request: Request, folder: Path) -> Compiled:
+def compiled_step(request: CompileRequest, folder: Path) -> CompiledStep:
     """Return the step of a request, from the cache if it was compiled before.
 
     Raises:
@@ -32,7 +32,7 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
     lowered = lowered_step(step, request.dp, request.tp, zero=request.zero)
     facts = (request.dp, request.tp, request.zero, tuple(versions.items()))
     key = cache.key_of(lowered.as_text(), facts)
-    if (cached := cache.look_up(folder, key)) is not None:
+    if (cached := cache.look_up_step(folder, key)) is not None:
         return cached
     try:
         executable = lowered.compile()
@@ -44,7 +44,7 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
     module = read_module(executable.as_text())
     flops, moved = further_turns(module)
     cost = executable.cost_analysis()
-    made = Compiled(
+    made = CompiledStep(
         name=step.name,
         dp=request.dp,
         tp=request.tp,
@@ -54,7 +54,7 @@ def compiled_step(request: Request, folder: Path) -> Compiled:
         memory=_memory(executable.memory_analysis()),
         versions=versions,
     )
-    cache.store(folder, key, made)
+    cache.store_step(folder, key, made)
     return made
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     folder = Path(given.pop("folder"))
     answer: dict[str, Any]
     try:
-        made = compiled_step(Request(**given), folder)
+        made = compiled_step(CompileRequest(**given), folder)
         answer = {"compiled": to_json(made), "cached": made.cached}
     except TesseraError as error:
         answer = {"error": str(error)}

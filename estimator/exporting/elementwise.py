@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.estimator.exporting.layouts import same
-from tessera.estimator.exporting.lowering import Lowering, Rule
-from tessera.estimator.exporting.nodes import Node, reads, refs
+from tessera.estimator.exporting.layouts import same_rule
+from tessera.estimator.exporting.lowering import ProgramBuilder, Rule
+from tessera.estimator.exporting.nodes import Node, values_in, values_read
 
 SAVES_RESULT: Final = frozenset(
     {
@@ -55,9 +55,9 @@ FACTORS: Final = frozenset({"mul", "div", "pow", "maximum", "minimum", "atan2"})
 tensor itself."""
 
 
-def by_element(low: Lowering, node: Node) -> None:
+def elementwise_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate an element-wise operator, or one without a rule, to one operation per result."""
-    values = reads(node)
+    values = values_read(node)
     writes = tuple(v for v in node.writes if v >= 0)
     low.emit(node.target, values, *writes)
     trained = [v for v in values if v in low.trained]
@@ -73,11 +73,11 @@ def by_element(low: Lowering, node: Node) -> None:
         low.save(*values)
 
 
-def reduction(name: str, *, saves: bool = False) -> Rule:
+def reduction_rule(name: str, *, saves: bool = False) -> Rule:
     """Return the rule of a reduction of axes. If ``saves``, its gradient needs its input."""
 
-    def rule(low: Lowering, node: Node) -> None:
-        source = reads(node)[0]
+    def rule(low: ProgramBuilder, node: Node) -> None:
+        source = values_read(node)[0]
         shape = low.shape(source)
         named = node.arguments.get("dim")
         many = named if isinstance(named, list | tuple) else [] if named is None else [named]
@@ -97,18 +97,22 @@ def reduction(name: str, *, saves: bool = False) -> Rule:
     return rule
 
 
-def normalisation(low: Lowering, node: Node) -> None:
+def normalisation_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a normalisation over the last axes or groups: one pass, which keeps its input."""
-    values = reads(node)
+    values = values_read(node)
     low.emit(node.target, values, node.writes[0])
     if any(v in low.trained for v in values):
         low.save(values[0])
 
 
-def batch_normalisation(low: Lowering, node: Node) -> None:
+def batch_normalisation_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a normalisation by channel: statistics over other axes, then element-wise work."""
-    source = reads(node)[0]
-    values = [source, *refs(node.arguments.get("weight")), *refs(node.arguments.get("bias"))]
+    source = values_read(node)[0]
+    values = [
+        source,
+        *values_in(node.arguments.get("weight")),
+        *values_in(node.arguments.get("bias")),
+    ]
     if node.arguments.get("training", node.arguments.get("train", True)):
         shape = low.shape(source)
         axes = (0, *range(2, len(shape)))
@@ -120,20 +124,20 @@ def batch_normalisation(low: Lowering, node: Node) -> None:
         low.save(source)
 
 
-def normalisation_in_inference(low: Lowering, node: Node) -> None:
+def inference_normalisation_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a normalisation by channel with known statistics."""
-    values = reads(node)
+    values = values_read(node)
     low.emit("batch_norm", values, node.writes[0])
     if node.writes[0] in low.trained:
         low.save(values[0])
 
 
-def dropout(low: Lowering, node: Node) -> None:
+def dropout_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate dropout: a mask, which the backward pass needs, and a product (in training)."""
-    source = reads(node)[0]
+    source = values_read(node)[0]
     training = node.arguments.get("train", True)
     if training is False or node.arguments.get("p") == 0:
-        same(low, node)
+        same_rule(low, node)
         return
     if len(node.writes) > 1 and node.writes[1] >= 0:
         mask = node.writes[1]
@@ -144,11 +148,11 @@ def dropout(low: Lowering, node: Node) -> None:
     low.save(mask)
 
 
-def along(name: str) -> Rule:
+def axis_rule(name: str) -> Rule:
     """Return the rule of a scan, a sort or a selection along one axis."""
 
-    def rule(low: Lowering, node: Node) -> None:
-        source = reads(node)[0]
+    def rule(low: ProgramBuilder, node: Node) -> None:
+        source = values_read(node)[0]
         axis = int(node.arguments.get("dim", -1)) % max(1, len(low.shape(source)))
         writes = tuple(v for v in node.writes if v >= 0)
         low.emit(name, (source,), *writes, axis=axis)
@@ -158,16 +162,16 @@ def along(name: str) -> Rule:
 
 
 RULES: Final[dict[str, Rule]] = {
-    **dict.fromkeys(("sum", "mean", "nansum"), reduction("reduce_sum")),
-    **dict.fromkeys(("amax", "max"), reduction("reduce_max", saves=True)),
-    **dict.fromkeys(("amin", "min"), reduction("reduce_min", saves=True)),
+    **dict.fromkeys(("sum", "mean", "nansum"), reduction_rule("reduce_sum")),
+    **dict.fromkeys(("amax", "max"), reduction_rule("reduce_max", saves=True)),
+    **dict.fromkeys(("amin", "min"), reduction_rule("reduce_min", saves=True)),
     **dict.fromkeys(
         ("prod", "var", "var_mean", "std", "std_mean", "logsumexp", "linalg_vector_norm", "norm"),
-        reduction("reduce_sum", saves=True),
+        reduction_rule("reduce_sum", saves=True),
     ),
-    **dict.fromkeys(("any", "all"), reduction("reduce_or")),
-    "argmax": reduction("argmax"),
-    "argmin": reduction("argmin"),
+    **dict.fromkeys(("any", "all"), reduction_rule("reduce_or")),
+    "argmax": reduction_rule("argmax"),
+    "argmin": reduction_rule("argmin"),
     **dict.fromkeys(
         (
             "layer_norm",
@@ -177,7 +181,7 @@ RULES: Final[dict[str, Rule]] = {
             "native_group_norm",
             "group_norm",
         ),
-        normalisation,
+        normalisation_rule,
     ),
     **dict.fromkeys(
         (
@@ -187,11 +191,11 @@ RULES: Final[dict[str, Rule]] = {
             "batch_norm",
             "cudnn_batch_norm",
         ),
-        batch_normalisation,
+        batch_normalisation_rule,
     ),
-    "_native_batch_norm_legit_no_training": normalisation_in_inference,
-    **dict.fromkeys(("native_dropout", "dropout"), dropout),
-    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), along("cumsum")),
-    "topk": along("top_k"),
-    **dict.fromkeys(("sort", "argsort"), along("sort")),
+    "_native_batch_norm_legit_no_training": inference_normalisation_rule,
+    **dict.fromkeys(("native_dropout", "dropout"), dropout_rule),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), axis_rule("cumsum")),
+    "topk": axis_rule("top_k"),
+    **dict.fromkeys(("sort", "argsort"), axis_rule("sort")),
 }

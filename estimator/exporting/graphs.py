@@ -11,18 +11,18 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.estimator.exporting.elementwise import ACTIVATIONS
-from tessera.estimator.exporting.nodes import Exported
+from tessera.estimator.exporting.nodes import ExportedProgram
 from tessera.estimator.exporting.translate import program_of
 from tessera.estimator.graph import Graph, Untraceable, graph_of, layer_of
-from tessera.estimator.programs.layers import Layered, divide_into_layers
-from tessera.estimator.programs.targets import check_call, function_of, takes
+from tessera.estimator.programs.layers import LayeredProgram, divide_into_layers
+from tessera.estimator.programs.targets import accepts_argument, check_call, function_of
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.release import install_hint
 
-SAMPLES: Final = (2, 4)
+SAMPLE_COUNTS: Final = (2, 4)
 """The two numbers of samples with which a function that takes ``samples`` is exported."""
 
-_GROWING: Final = (
+_AMOUNTS_PER_SAMPLE: Final = (
     "flops",
     "touched",
     "boundary",
@@ -35,7 +35,7 @@ _GROWING: Final = (
 _ROUNDING: Final = 1e-9
 
 
-def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
+def export_graph(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
     """Return the graph of the module that ``module:function`` makes with these keyword arguments.
 
     The function returns ``(module, args)`` or ``(module, args, kwargs)``. If it takes ``samples``,
@@ -52,20 +52,22 @@ def export(target: str, arguments: Mapping[str, Any] | None = None) -> Graph:
     from tessera.estimator.exporting import reading  # noqa: PLC0415 - PyTorch starts slowly
 
     make, given = function_of(target), dict(arguments or {})
-    if not takes(make, "samples") or "samples" in given:
+    if not accepts_argument(make, "samples") or "samples" in given:
         check_call(target, make, given)
         whole = reading.make_module(target, make, given)
-        return alone(target, reading.export_module(target, whole), reading.leading(*whole[1:]))
-    few, many = ({**given, "samples": n} for n in SAMPLES)
+        return graph_of_samples(
+            target, reading.export_module(target, whole), reading.leading_sizes(*whole[1:])
+        )
+    few, many = ({**given, "samples": n} for n in SAMPLE_COUNTS)
     check_call(target, make, few)
     first, second = (
         reading.export_module(target, reading.make_module(target, make, asked))
         for asked in (few, many)
     )
-    return between(target, first, second, SAMPLES)
+    return graph_of_difference(target, first, second, SAMPLE_COUNTS)
 
 
-def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
+def graph_of_samples(name: str, exported: ExportedProgram, leading: set[int | None]) -> Graph:
     """Return the graph of one export. ``leading`` has the sizes of the first axes of its inputs.
 
     Raises:
@@ -84,7 +86,9 @@ def alone(name: str, exported: Exported, leading: set[int | None]) -> Graph:
     return _named(made, exported)
 
 
-def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) -> Graph:
+def graph_of_difference(
+    name: str, few: ExportedProgram, many: ExportedProgram, samples: tuple[int, int]
+) -> Graph:
     """Return the graph of the amounts that one sample adds, from exports with ``samples`` samples.
 
     Raises:
@@ -112,7 +116,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
         )
     named, step = _named(low, few), samples[1] - samples[0]
     amounts: dict[str, Any] = {}
-    for field in _GROWING:
+    for field in _AMOUNTS_PER_SAMPLE:
         one, other = getattr(low.graph, field), getattr(high.graph, field)
         amounts[field] = np.where(
             np.abs(other - one) <= _ROUNDING * other, 0.0, (other - one) / step
@@ -121,7 +125,7 @@ def between(name: str, few: Exported, many: Exported, samples: tuple[int, int]) 
     return graph_of(name, graph.dtype, [layer_of(graph, n) for n in range(len(graph))])
 
 
-def _named(made: Layered, exported: Exported) -> Graph:
+def _named(made: LayeredProgram, exported: ExportedProgram) -> Graph:
     """Return the graph with kinds named after the modules of the layers, without their numbers."""
     path = {v: node.path for node in exported.nodes for v in node.writes if v >= 0}
     kinds, start = [], 0

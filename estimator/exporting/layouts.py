@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tessera.estimator.exporting.lowering import Lowering, Rule
-from tessera.estimator.exporting.nodes import Node, reads, refs
+from tessera.estimator.exporting.lowering import ProgramBuilder, Rule
+from tessera.estimator.exporting.nodes import Node, values_in, values_read
 
 
 def _first(node: Node) -> int:
-    return reads(node)[0]
+    return values_read(node)[0]
 
 
 def _axes(given: Any, rank: int) -> tuple[int, ...]:
@@ -18,23 +18,23 @@ def _axes(given: Any, rank: int) -> tuple[int, ...]:
     return tuple(int(a) % max(rank, 1) for a in many)
 
 
-def same(low: Lowering, node: Node) -> None:
+def same_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate another name for the same value."""
     low.view("copy", _first(node), node.writes[0])
 
 
-def detach(low: Lowering, node: Node) -> None:
+def detach_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a value through which no gradient flows."""
-    same(low, node)
+    same_rule(low, node)
     low.trained.discard(node.writes[0])
 
 
-def reshape(low: Lowering, node: Node) -> None:
+def reshape_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a reshape of the same elements."""
     low.view("reshape", _first(node), node.writes[0])
 
 
-def permute(low: Lowering, node: Node) -> None:
+def permute_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a permutation of axes, as a view."""
     source = _first(node)
     rank = len(low.shape(source))
@@ -46,19 +46,19 @@ def permute(low: Lowering, node: Node) -> None:
     low.view("permuted", source, node.writes[0], permutation=order)
 
 
-def expand(low: Lowering, node: Node) -> None:
+def expand_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate the repetition of new axes, or axes of size one, without a copy."""
     low.view("expanded", _first(node), node.writes[0])
 
 
-def unsqueeze(low: Lowering, node: Node) -> None:
+def unsqueeze_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate the insertion of an axis."""
     write = node.writes[0]
     places = _axes(node.arguments["dim"], len(low.shape(write)))
     low.view("expand_dims", _first(node), write, dimensions=places)
 
 
-def squeeze(low: Lowering, node: Node) -> None:
+def squeeze_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate the removal of axes of size one: all, or those that are named."""
     source = _first(node)
     shape = low.shape(source)
@@ -68,7 +68,7 @@ def squeeze(low: Lowering, node: Node) -> None:
     low.view("squeeze", source, node.writes[0], dimensions=gone)
 
 
-def select(low: Lowering, node: Node) -> None:
+def select_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate the selection of one place of an axis, or of every place separately."""
     source = _first(node)
     gone = _axes(node.arguments["dim"], len(low.shape(source)))
@@ -76,13 +76,13 @@ def select(low: Lowering, node: Node) -> None:
         low.view("squeeze", source, write, dimensions=gone)
 
 
-def part(low: Lowering, node: Node) -> None:
+def slice_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate slices of an axis."""
     for write in node.writes:
         low.view("part", _first(node), write)
 
 
-def copy_rule(low: Lowering, node: Node) -> None:
+def copy_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a copy into another layout.
 
     Nothing is copied if the layout is the same, or if attention wrote the value, which then already
@@ -94,7 +94,7 @@ def copy_rule(low: Lowering, node: Node) -> None:
     low.view(name, _first(node), node.writes[0])
 
 
-def cast(low: Lowering, node: Node) -> None:
+def cast_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a copy in another data type."""
     source, write = _first(node), node.writes[0]
     if low.program.values[source].dtype == low.program.values[write].dtype:
@@ -103,9 +103,9 @@ def cast(low: Lowering, node: Node) -> None:
         low.emit("convert_element_type", (source,), write)
 
 
-def concatenate(low: Lowering, node: Node) -> None:
+def concatenate_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate the concatenation of tensors along an axis."""
-    parts = [v for v in reads(node) if low.shape(v) != (0,)]
+    parts = [v for v in values_read(node) if low.shape(v) != (0,)]
     rank = len(low.shape(node.writes[0]))
     (axis,) = _axes(node.arguments.get("dim", 0), rank)
     low.emit("concatenate", parts, node.writes[0], dimension=axis)
@@ -114,15 +114,15 @@ def concatenate(low: Lowering, node: Node) -> None:
 def move_rule(name: str) -> Rule:
     """Return the rule of data movement by an operator of that name."""
 
-    def rule(low: Lowering, node: Node) -> None:
-        low.emit(name, reads(node), node.writes[0])
+    def rule(low: ProgramBuilder, node: Node) -> None:
+        low.emit(name, values_read(node), node.writes[0])
 
     return rule
 
 
-def looked_up(low: Lowering, node: Node) -> None:
+def look_up_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a look-up of elements by indices, which the backward pass needs."""
-    source, *indices = reads(node)
+    source, *indices = values_read(node)
     table = source in low.program.parameters
     name = "clone" if not indices else "gather" if table else "pick"
     low.emit(name, (source, *indices), node.writes[0])
@@ -130,41 +130,41 @@ def looked_up(low: Lowering, node: Node) -> None:
         low.save(*indices)
 
 
-def scatter_rule(low: Lowering, node: Node) -> None:
+def scatter_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate writes of elements to places given by indices."""
-    low.emit("scatter-add", reads(node), node.writes[0])
-    low.save(*(v for v in reads(node) if not low.floating(v)))
+    low.emit("scatter-add", values_read(node), node.writes[0])
+    low.save(*(v for v in values_read(node) if not low.floating(v)))
 
 
-def constant_rule(low: Lowering, node: Node) -> None:
+def constant_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate a constant. Of a tensor that serves as a pattern, only the shape is used."""
     low.emit("iota", (), node.writes[0])
 
 
-def random(low: Lowering, node: Node) -> None:
+def random_rule(low: ProgramBuilder, node: Node) -> None:
     """Translate random numbers."""
-    low.emit("random_bits", tuple(refs(node.arguments.get("self"))), node.writes[0])
+    low.emit("random_bits", tuple(values_in(node.arguments.get("self"))), node.writes[0])
 
 
 RULES: Final[dict[str, Rule]] = {
-    **dict.fromkeys(("alias", "lift_fresh_copy", "view_as_real", "contiguous"), same),
-    **dict.fromkeys(("detach", "detach_copy"), detach),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), reshape),
-    **dict.fromkeys(("permute", "transpose", "t"), permute),
-    "expand": expand,
-    "unsqueeze": unsqueeze,
-    "squeeze": squeeze,
-    **dict.fromkeys(("select", "unbind"), select),
-    **dict.fromkeys(("slice", "narrow", "split", "split_with_sizes", "chunk"), part),
+    **dict.fromkeys(("alias", "lift_fresh_copy", "view_as_real", "contiguous"), same_rule),
+    **dict.fromkeys(("detach", "detach_copy"), detach_rule),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "unflatten"), reshape_rule),
+    **dict.fromkeys(("permute", "transpose", "t"), permute_rule),
+    "expand": expand_rule,
+    "unsqueeze": unsqueeze_rule,
+    "squeeze": squeeze_rule,
+    **dict.fromkeys(("select", "unbind"), select_rule),
+    **dict.fromkeys(("slice", "narrow", "split", "split_with_sizes", "chunk"), slice_rule),
     "clone": copy_rule,
-    "copy": cast,
-    "_to_copy": cast,
-    "cat": concatenate,
+    "copy": cast_rule,
+    "_to_copy": cast_rule,
+    "cat": concatenate_rule,
     "constant_pad_nd": move_rule("pad"),
     "repeat": move_rule("tile"),
     **dict.fromkeys(("flip", "roll"), move_rule("rev")),
     **dict.fromkeys(("slice_scatter", "select_scatter"), move_rule("dynamic_update_slice")),
-    **dict.fromkeys(("index", "gather", "index_select", "take"), looked_up),
+    **dict.fromkeys(("index", "gather", "index_select", "take"), look_up_rule),
     **dict.fromkeys(
         ("index_put", "index_add", "scatter", "scatter_add", "scatter_reduce", "_unsafe_index_put"),
         scatter_rule,
@@ -192,6 +192,7 @@ RULES: Final[dict[str, Rule]] = {
         constant_rule,
     ),
     **dict.fromkeys(
-        ("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"), random
+        ("rand", "randn", "randint", "randperm", "bernoulli", "rand_like", "randn_like"),
+        random_rule,
     ),
 }

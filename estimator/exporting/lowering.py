@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.estimator.exporting.nodes import Exported, Node
+from tessera.estimator.exporting.nodes import ExportedProgram, Node
 from tessera.estimator.programs.counts import flops_of
 from tessera.estimator.programs.program import Operator, Program, Value
 
@@ -15,7 +15,7 @@ Dims = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Lowering:
+class ProgramBuilder:
     """A program under construction.
 
     ``trained`` are the values through which gradients flow. ``saved`` are the values that autograd
@@ -31,7 +31,7 @@ class Lowering:
     attended: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, exported: Exported, batch: Sequence[int]) -> Lowering:
+    def of(cls, exported: ExportedProgram, batch: Sequence[int]) -> ProgramBuilder:
         """Return the start of a program whose batch is these values."""
         program = Program(
             values=list(exported.values), parameters=list(exported.parameters), batch=list(batch)
@@ -119,5 +119,5 @@ class Lowering:
         return total
 
 
-Rule = Callable[[Lowering, Node], None]
+Rule = Callable[[ProgramBuilder, Node], None]
 """A function that adds a node of one kind to a program."""

@@ -10,7 +10,7 @@ from tessera.estimator.programs.program import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ValueRef:
     """A tensor among a node's arguments, as the number of its value."""
 
     value: int
@@ -34,7 +34,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedProgram:
     """The forward pass of a module: nodes in order over numbered values, without in-place ones."""
 
     values: tuple[Value, ...]
@@ -44,15 +44,15 @@ class Exported:
     results: tuple[int, ...]  # tensors that the module returns
 
 
-def refs(argument: Any) -> Iterator[int]:
+def values_in(argument: Any) -> Iterator[int]:
     """Yield the values in an argument, including those in lists."""
-    if isinstance(argument, Ref):
+    if isinstance(argument, ValueRef):
         yield argument.value
     elif isinstance(argument, list | tuple):
         for part in argument:
-            yield from refs(part)
+            yield from values_in(part)
 
 
-def reads(node: Node) -> tuple[int, ...]:
+def values_read(node: Node) -> tuple[int, ...]:
     """Return the values that a node reads, in the schema's order."""
-    return tuple(v for argument in node.arguments.values() for v in refs(argument))
+    return tuple(v for argument in node.arguments.values() for v in values_in(argument))

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.export import graph_signature as signatures
 
-from tessera.estimator.exporting.nodes import Exported, Node, Ref
+from tessera.estimator.exporting.nodes import ExportedProgram, Node, ValueRef
 from tessera.estimator.graph import Untraceable
 from tessera.estimator.programs.program import Value
 
-KEPT = (
+KEPT_OPERATORS = (
     "linear.default",
     "matmul.default",
     "scaled_dot_product_attention.default",
@@ -33,13 +33,13 @@ KEPT = (
 )
 """Operators that are kept. All others that PyTorch can decompose become its core operators."""
 
-INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint")
+INLINED_CALLS = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint")
 """Operators that only call a graph."""
 
-Given = tuple[Any, tuple[Any, ...], dict[str, Any]]
+ModuleCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Given:
+def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> ModuleCall:
     """Return the module, example arguments and keyword arguments that a user's function makes.
 
     It is called with the meta device as default. If that fails, it is called without it.
@@ -47,7 +47,7 @@ def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, A
     Raises:
         Untraceable: the function fails, or returns something else.
     """
-    result = _called(target, make, arguments)
+    result = _call_function(target, make, arguments)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module):
         raise Untraceable(
@@ -63,7 +63,7 @@ def make_module(target: str, make: Callable[..., Any], arguments: Mapping[str, A
     return module, tuple(_meta(a) for a in args), {k: _meta(v) for k, v in kwargs.items()}
 
 
-def _called(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _call_function(target: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the program's output
             try:
@@ -79,7 +79,7 @@ def _called(target: str, make: Callable[..., Any], arguments: Mapping[str, Any])
         ) from error
 
 
-def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
+def leading_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
     """Return the sizes of the first axes of all tensors among the arguments.
 
     The size is None for a tensor without axes.
@@ -97,7 +97,7 @@ def leading(args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int | None]:
     return sizes
 
 
-def export_module(target: str, given: Given) -> Exported:
+def export_module(target: str, given: ModuleCall) -> ExportedProgram:
     """Return a module's forward pass by ``torch.export``, in ATen operators, none in place.
 
     Raises:
@@ -105,7 +105,7 @@ def export_module(target: str, given: Given) -> Exported:
     """
     module, args, kwargs = given
     try:
-        with _quiet():
+        with _silence_torch():
             program = torch.export.export(module, args, kwargs, strict=False)
             program = program.run_decompositions(_table())
     except Exception as error:  # a module's forward may raise anything
@@ -116,7 +116,7 @@ def export_module(target: str, given: Given) -> Exported:
 def _table() -> Any:
     """Return the table of decompositions of operators."""
     table: Any = torch.export.default_decompositions()
-    for name in KEPT:
+    for name in KEPT_OPERATORS:
         packet, _, overload = name.partition(".")
         if (operator := getattr(torch.ops.aten, packet, None)) is not None:
             table.pop(getattr(operator, overload), None)
@@ -124,7 +124,7 @@ def _table() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_torch() -> Iterator[None]:
     """Suppress the logs, prints and warnings of PyTorch: whole graphs, and remarks on its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -198,7 +198,7 @@ class _Reader:
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
-    def read(self, program: Any) -> Exported:
+    def read(self, program: Any) -> ExportedProgram:
         signature = program.graph_signature
         known: dict[Any, Any] = {}
         parameters, inputs = [], []
@@ -211,7 +211,7 @@ class _Reader:
                 known[node] = what
                 continue
             number = self._value(what, "an argument")
-            known[node] = Ref(number)
+            known[node] = ValueRef(number)
             if kinds[node.name] is signatures.InputKind.PARAMETER:
                 parameters.append(number)
             elif kinds[node.name] is signatures.InputKind.USER_INPUT:
@@ -220,9 +220,9 @@ class _Reader:
         wanted = [
             ref.value
             for spec, ref in zip(signature.output_specs, returned, strict=True)
-            if spec.kind is signatures.OutputKind.USER_OUTPUT and isinstance(ref, Ref)
+            if spec.kind is signatures.OutputKind.USER_OUTPUT and isinstance(ref, ValueRef)
         ]
-        return Exported(
+        return ExportedProgram(
             values=tuple(self.values),
             nodes=tuple(self.nodes),
             parameters=tuple(parameters),
@@ -237,7 +237,7 @@ class _Reader:
             if node.op == "get_attr":
                 what = operator.attrgetter(node.target)(graph)
                 known[node] = (
-                    Ref(self._value(what, path)) if isinstance(what, torch.Tensor) else what
+                    ValueRef(self._value(what, path)) if isinstance(what, torch.Tensor) else what
                 )
             elif node.op == "output":
                 returned: Sequence[Any] = _replaced(node.args[0], known)
@@ -277,12 +277,12 @@ class _Reader:
                 path=path,
             )
         )
-        given = [Ref(v) if v >= 0 else None for v in written]
+        given = [ValueRef(v) if v >= 0 else None for v in written]
         return given if many else given[0]
 
     def _inlined(self, name: str, args: Sequence[Any], path: str) -> Any:
         places = [i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule)]
-        if name not in INLINED or len(places) != 1:
+        if name not in INLINED_CALLS or len(places) != 1:
             raise Untraceable(
                 f"{self.target}: {path or 'the module'} calls {name}, whose work depends on data; branch with"
                 " torch.where, and loop a number of times that Python knows"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from tessera.estimator.exporting import elementwise, layouts, products
-from tessera.estimator.exporting.lowering import Lowering
-from tessera.estimator.exporting.nodes import Exported, Node
+from tessera.estimator.exporting.lowering import ProgramBuilder
+from tessera.estimator.exporting.nodes import ExportedProgram, Node
 from tessera.estimator.graph import Untraceable
 from tessera.estimator.programs.program import Program
 
@@ -23,7 +23,7 @@ _HEAVY: Final = re.compile(
 """Operators without a rule whose work is, or may be, more than one operation per result."""
 
 
-def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
+def program_of(name: str, exported: ExportedProgram, batch: Sequence[int]) -> Program:
     """Return the program of an exported module. ``batch`` are inputs that grow with the samples.
 
     The values kept for the backward pass are those that autograd saves (PyTorch's
@@ -33,7 +33,7 @@ def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
         Untraceable: the work of an operator cannot be counted, there is nothing to train, or there
             is no floating-point result.
     """
-    lowering = Lowering.of(exported, batch)
+    lowering = ProgramBuilder.of(exported, batch)
     if not lowering.trained:
         raise Untraceable(f"{name}: no parameter is floating-point; there is nothing to train")
     for node in exported.nodes:
@@ -49,12 +49,12 @@ def program_of(name: str, exported: Exported, batch: Sequence[int]) -> Program:
     return lowering.program
 
 
-def _translate(name: str, lowering: Lowering, node: Node) -> None:
+def _translate(name: str, lowering: ProgramBuilder, node: Node) -> None:
     rule = RULES.get(node.target)
     if rule is not None:
         rule(lowering, node)
     elif _HEAVY.search(node.target) is None or node.pointwise:
-        elementwise.by_element(lowering, node)
+        elementwise.elementwise_rule(lowering, node)
     else:
         where = f"{node.path} calls" if node.path else "the module calls"
         raise Untraceable(

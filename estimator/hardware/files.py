@@ -29,12 +29,19 @@ from pydantic import BeforeValidator, Field, Strict
 from tessera.estimator.documents import read_document
 from tessera.estimator.hardware.catalogue import CATALOGUE
 from tessera.estimator.hardware.types import GIB, Hardware, Link
-from tessera.estimator.schemas import Entry, check, described_as, hint, number, whole
+from tessera.estimator.schemas import (
+    Entry,
+    check_value,
+    described_as,
+    number_between,
+    suggest_name,
+    whole_between,
+)
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
 
 
-def _from_text(value: object) -> object:
+def _number_from_text(value: object) -> object:
     """Return the number that a string represents. Any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
@@ -45,12 +52,12 @@ def _from_text(value: object) -> object:
 
 
 def _whole_from_text(value: object) -> object:
-    number = _from_text(value)
+    number = _number_from_text(value)
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-_Number = Annotated[float, BeforeValidator(_from_text)]
-_Flops = Annotated[_Number, number(1e11, 1e17)]
+_Number = Annotated[float, BeforeValidator(_number_from_text)]
+_Flops = Annotated[_Number, number_between(1e11, 1e17)]
 
 
 class FlopsEntry(Entry):
@@ -73,11 +80,11 @@ class HardwareEntry(Entry):
     like: str = ""
     flops: FlopsEntry = FlopsEntry()
     link: Annotated[Link, Strict(False)] = Link.NVLINK
-    memory_gib: Annotated[_Number, number(1.0, 4096.0)] = 0.0
-    memory_bytes_per_s: Annotated[_Number, number(1e9, 1e15)] = 0.0
-    gpus_per_node: Annotated[int, whole(1, 1024), BeforeValidator(_whole_from_text)] = 0
-    link_bytes_per_s: Annotated[_Number, number(1e8, 1e14)] = 0.0
-    network_bytes_per_s: Annotated[_Number, number(1e7, 1e14)] = 0.0
+    memory_gib: Annotated[_Number, number_between(1.0, 4096.0)] = 0.0
+    memory_bytes_per_s: Annotated[_Number, number_between(1e9, 1e15)] = 0.0
+    gpus_per_node: Annotated[int, whole_between(1, 1024), BeforeValidator(_whole_from_text)] = 0
+    link_bytes_per_s: Annotated[_Number, number_between(1e8, 1e14)] = 0.0
+    network_bytes_per_s: Annotated[_Number, number_between(1e7, 1e14)] = 0.0
 
 
 class HardwareFile(Entry):
@@ -109,7 +116,9 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(path.name, f"cannot be read: {error}") from error
-    entries = check(HardwareFile, path.name, read_document(path.name, text, HARDWARE)).hardware
+    entries = check_value(
+        HardwareFile, path.name, read_document(path.name, text, HARDWARE)
+    ).hardware
     types = {kind.name: kind for kind in known}
     own: set[str] = set()
     for index, entry in enumerate(entries):
@@ -133,7 +142,7 @@ def _hardware(where: str, entry: HardwareEntry, known: Mapping[str, Hardware]) -
     if entry.like not in known:
         raise InvalidInput(
             f"{where}: like",
-            f"must be one of {', '.join(known)}{hint(entry.like, known)}, not {entry.like!r}",
+            f"must be one of {', '.join(known)}{suggest_name(entry.like, known)}, not {entry.like!r}",
         )
     return replace(known[entry.like], **given)
 

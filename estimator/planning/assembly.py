@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.estimator.planning.options import NoPlan
 from tessera.estimator.planning.pareto import comm_each
-from tessera.estimator.planning.search import Found
+from tessera.estimator.planning.search import PlanSearchResult
 from tessera.estimator.planning.stages import Stages
 from tessera.estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
 from tessera.formulation.tables import Floats, Ints
@@ -25,7 +25,7 @@ DATA, TENSOR = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Profiled:
+class ProfiledStages:
     """The seconds of S stages, each run in W ways (two in the paper: ``DATA`` and ``TENSOR``).
 
     ``busy_s`` is ``inf`` if a stage does not fit.
@@ -38,14 +38,14 @@ class Profiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
+class AssembledStages:
     """The best mixture: the way of each stage, and the latency of an iteration."""
 
     ways: tuple[int, ...]
     latency_s: float
 
 
-def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
+def assemble_plan(profiled: ProfiledStages, micro_batches: int) -> AssembledStages:
     """Return the mixture of least latency (Crius, section 5.1).
 
     The latency is the sum of three terms: all stages and joints, for the first micro-batch; B - 1
@@ -79,10 +79,10 @@ def assemble_plan(profiled: Profiled, micro_batches: int) -> Assembled:
     ways = [int(way)]
     for back in reversed(came):
         ways.append(int(back[ways[-1], p, u]))
-    return Assembled(ways=tuple(ways[::-1]), latency_s=float(latency[way, p, u]))
+    return AssembledStages(ways=tuple(ways[::-1]), latency_s=float(latency[way, p, u]))
 
 
-def two_ways(candidates: Candidates, stages: Stages, cost: Floats | None = None) -> Ints:
+def pure_candidates(candidates: Candidates, stages: Stages, cost: Floats | None = None) -> Ints:
     """Return the candidates of each stage under data and tensor parallelism alone, shape (S, 2).
 
     An entry is -1 if there is no such candidate (a degree is above the limit of the layers). Among
@@ -110,7 +110,7 @@ def assembled_plan(
     network: Network,
     gpus_per_node: int,
     micro_batches: int,
-) -> Found:
+) -> PlanSearchResult:
     """Return Crius' estimate of a Cell with these stages: the best mixture, as rows of the costs.
 
     ``depth`` (K,) says where each candidate fits, as in :mod:`tessera.estimator.planning.options`. A
@@ -123,7 +123,7 @@ def assembled_plan(
     """
     left = np.arange(len(stages.ends), 0, -1)[:, None]
     comm_s = np.where(depth >= left, comm_each(costs, micro_batches), np.inf)
-    rows = two_ways(costs.candidates, stages, comm_s)
+    rows = pure_candidates(costs.candidates, stages, comm_s)
     runs = rows >= 0
     gpus = np.array(stages.gpus, dtype=np.int64)
     alone = np.stack(
@@ -131,18 +131,20 @@ def assembled_plan(
     )
     sent = boundary_bytes[np.array(stages.ends[:-1], dtype=np.int64) - 1]
     best = assemble_plan(
-        Profiled(
+        ProfiledStages(
             busy_s=np.where(runs, costs.busy_s[rows], np.inf),
             once_s=np.where(runs, (costs.sync_s + costs.update_s)[rows], 0.0),
-            join_s=joints(sent, alone, network, gpus_per_node),
+            join_s=joint_seconds(sent, alone, network, gpus_per_node),
         ),
         micro_batches,
     )
     chosen = rows[np.arange(len(rows)), np.array(best.ways)]
-    return Found(rows=tuple(chosen.tolist()), latency_s=best.latency_s)
+    return PlanSearchResult(rows=tuple(chosen.tolist()), latency_s=best.latency_s)
 
 
-def joints(boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int) -> Floats:
+def joint_seconds(
+    boundary_bytes: Floats, degrees: Ints, network: Network, gpus_per_node: int
+) -> Floats:
     """Return the seconds for joining neighbours, forward and back, shape (S - 1, W, W).
 
     ``boundary_bytes`` (S - 1,) are a micro-batch's activations between stages. ``degrees`` (S, W,

@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.estimator.planning.options import NoPlan, Options
-from tessera.formulation.cancelling import never, require_caller
+from tessera.estimator.planning.options import NoPlan, StageOptions
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.tables import Floats, Ints
 
 Fold = Callable[[Floats, Floats], Floats]
 """The combination of stages: ``np.add`` for values that add up, ``np.maximum`` for the greatest."""
 
 
-def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
+def dense_columns(options: StageOptions, value: Floats, sizes: Ints) -> Floats:
     """Return the least value of any option by GPUs, start and end.
 
     ``value`` has shape (C, K), and its C columns are treated alike. The result has shape (C, sizes,
@@ -35,13 +35,13 @@ def dense(options: Options, value: Floats, sizes: Ints) -> Floats:
     return out.reshape(columns, len(sizes), layers, layers + 1)
 
 
-def suffixes(
-    options: Options,
+def suffix_tables(
+    options: StageOptions,
     value: Floats,
     fold: Fold,
     stages: int,
     gpus: int,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Floats:
     """Return the least cost of the rest, shape (C, stages + 1, layers + 1, gpus + 1).
 
@@ -54,12 +54,12 @@ def suffixes(
     out = np.full((len(value), stages + 1, options.layers + 1, gpus + 1), np.inf)
     out[:, 0, options.layers, 0] = 0.0
     bound_by_memory = bool((usable.depth < stages).any())
-    table = dense(usable, column, sizes)
+    table = dense_columns(usable, column, sizes)
     for j in range(1, min(stages, options.layers) + 1):
         require_caller(cancelled)
         if bound_by_memory:
             fits = usable.depth >= j
-            table = dense(usable.only(fits), column[:, fits], sizes)
+            table = dense_columns(usable.only(fits), column[:, fits], sizes)
         _one_more(table, out[:, j - 1], sizes, fold, j, out[:, j])
     return out
 
@@ -81,7 +81,7 @@ def _one_more(
         np.minimum(lowered, least, out=lowered)
 
 
-def walk(options: Options, value: Floats, rest: Floats, stages: int, gpus: int) -> Ints:
+def walk_plan(options: StageOptions, value: Floats, rest: Floats, stages: int, gpus: int) -> Ints:
     """Return the options of a plan with the least sum, in order.
 
     ``value`` has shape (K,). ``rest`` is the result of ``suffix_tables`` for one column with

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.estimator.graph import Graph, balanced_ends
-from tessera.estimator.memory import Room, limit_bytes, memory_bytes
+from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
 from tessera.estimator.planning.options import least_in_each
 from tessera.estimator.planning.search import Latency
 from tessera.estimator.plans import Candidates, Schedule, StageCosts, Training, powers_dividing
 from tessera.formulation.tables import Floats, Ints
 
-Even = tuple[int, int]
+EvenPlanKey = tuple[int, int]
 """A number of stages and the GPUs of each."""
 
 
@@ -31,19 +31,19 @@ class EvenPlans:
 
     candidates: Candidates
     # For each plan. An even split may have several plans, with different cuts.
-    asked: tuple[Even, ...]
+    asked: tuple[EvenPlanKey, ...]
     plan: Ints
     stage: Ints
 
 
 def even_plans(
-    graph: Graph, cuts: Mapping[int, Sequence[Sequence[int]]], asked: Iterable[Even]
+    graph: Graph, cuts: Mapping[int, Sequence[Sequence[int]]], asked: Iterable[EvenPlanKey]
 ) -> EvenPlans:
     """Return all settings of all stages of even plans.
 
     ``cuts`` has the ends of the stages of each possible cut, by the number of stages.
     """
-    plans: list[Even] = []
+    plans: list[EvenPlanKey] = []
     rows: list[tuple[int, ...]] = []
     most_tp, most_ep = graph.tensor_limit.tolist(), graph.experts.tolist()
     for stages, gpus in dict.fromkeys(asked):
@@ -92,8 +92,8 @@ def least_times_s(
     latency: Latency,
     training: Training,
     memory: float,
-    room: Room | None = None,
-) -> dict[Even, float]:
+    room: UsableMemory | None = None,
+) -> dict[EvenPlanKey, float]:
     """Return the seconds of the fastest plan of each even split.
 
     They are inf if no plan fits ``memory`` bytes per GPU. Each stage uses the setting with which a
@@ -113,7 +113,7 @@ def least_times_s(
     worst_s = np.maximum.reduceat(latency.worst_s[:, rows], first, axis=1)
     time_s = np.add.reduceat(latency.added_s[rows], first) + latency.weight @ worst_s
     runs = np.logical_and.reduceat(fits[rows], first)
-    times_s: dict[Even, float] = {}
+    times_s: dict[EvenPlanKey, float] = {}
     for even, seconds in zip(plans.asked, np.where(runs, time_s, np.inf).tolist(), strict=True):
         times_s[even] = min(seconds, times_s.get(even, np.inf))
     return times_s

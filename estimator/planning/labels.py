@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tessera.estimator.planning.chain import suffixes
-from tessera.estimator.planning.options import Options
-from tessera.formulation.cancelling import never, require_caller
-from tessera.formulation.tables import Bools, Floats, Ints, ranges
+from tessera.estimator.planning.chain import suffix_tables
+from tessera.estimator.planning.options import StageOptions
+from tessera.formulation.cancellation import never_cancelled, require_caller
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 _LOOK_BACK = 12
 """Number of preceding labels, in order of the first criterion, with which a label is compared."""
@@ -35,7 +35,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rest:
+class RestBounds:
     """The least that the rest of a plan adds to each criterion, as tables of :mod:`.chain`."""
 
     added: Floats  # (A, stages + 1, layers + 1, gpus + 1)
@@ -69,28 +69,28 @@ Lower scores are better. A label with score ``inf`` is discarded."""
 
 
 def rest_of(
-    options: Options,
+    options: StageOptions,
     criteria: Criteria,
     stages: int,
     gpus: int,
-    cancelled: Callable[[], bool] = never,
-) -> Rest:
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> RestBounds:
     """Return the bounds for plans of up to ``stages`` stages on up to ``gpus`` GPUs."""
-    return Rest(
-        added=suffixes(options, criteria.added, np.add, stages, gpus, cancelled),
-        worst=suffixes(options, criteria.worst, np.maximum, stages, gpus, cancelled),
+    return RestBounds(
+        added=suffix_tables(options, criteria.added, np.add, stages, gpus, cancelled),
+        worst=suffix_tables(options, criteria.worst, np.maximum, stages, gpus, cancelled),
     )
 
 
-def complete(
-    options: Options,
+def complete_labels(
+    options: StageOptions,
     criteria: Criteria,
-    rest: Rest,
+    rest: RestBounds,
     stages: int,
     gpus: int,
     judge: Judge,
     most: int,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> tuple[Labels, bool]:
     """Return the whole plans that ``judge`` keeps, and whether these are all of them.
 
@@ -102,7 +102,7 @@ def complete(
     for left in range(stages - 1, -1, -1):
         require_caller(cancelled)
         labels = _extended(labels, options, criteria, rest, first, left + 1)
-        added, worst = totals(labels, rest, left)
+        added, worst = label_totals(labels, rest, left)
         score = judge(added, worst)
         finite = np.flatnonzero(np.isfinite(score))
         likely = _least(finite, score, _SPARE * most)
@@ -120,7 +120,7 @@ def _least(among: Ints, score: Floats, most: int) -> Ints:
     return among[np.argpartition(score[among], most)[:most]]
 
 
-def totals(labels: Labels, rest: Rest, left: int) -> tuple[Floats, Floats]:
+def label_totals(labels: Labels, rest: RestBounds, left: int) -> tuple[Floats, Floats]:
     """Return each label's least totals of a whole plan, added (A, n) and worst (M, n).
 
     ``left`` is the number of stages that its plan still needs.
@@ -143,7 +143,12 @@ def _none_yet(criteria: Criteria, gpus: int) -> Labels:
 
 
 def _extended(
-    labels: Labels, options: Options, criteria: Criteria, rest: Rest, first: Ints, stages: int
+    labels: Labels,
+    options: StageOptions,
+    criteria: Criteria,
+    rest: RestBounds,
+    first: Ints,
+    stages: int,
 ) -> Labels:
     """Return the labels with one more stage, in every way that leads to the end.
 
@@ -151,7 +156,7 @@ def _extended(
     """
     count = first[labels.layer + 1] - first[labels.layer]
     front = np.repeat(np.arange(len(labels)), count)
-    row = ranges(first[labels.layer], count)
+    row = concatenate_ranges(first[labels.layer], count)
     gpus = labels.gpus[front] - options.gpus[row]
     leads = (gpus >= 0) & (options.depth[row] >= stages)
     leads &= np.isfinite(rest.added[0, stages - 1, options.end[row], np.maximum(gpus, 0)])

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.estimator.memory import Room, limit_bytes, memory_bytes
+from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
 from tessera.estimator.plans import Candidates, Schedule, Stage, StageCosts, powers_of_two
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Bools, Floats, Ints
 
-ANYWHERE = 2**30
+FITS_ANYWHERE = 2**30
 """A depth that no pipeline reaches."""
 
 
@@ -20,7 +20,7 @@ class NoPlan(TesseraError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
+class StageOptions:
     """Stages of the layers ``start`` to ``end`` (exclusive) on ``gpus`` GPUs, sorted by ``start``.
 
     A row fits into memory while at most ``depth`` stages are between it and the end, including
@@ -44,9 +44,9 @@ class Options:
         """Return the distinct GPU counts, ascending."""
         return np.flatnonzero(np.bincount(self.gpus)).astype(np.int64)
 
-    def only(self, kept: Bools | Ints) -> Options:
+    def only(self, kept: Bools | Ints) -> StageOptions:
         """Return the options selected by a mask or by indices in ascending order."""
-        return Options(
+        return StageOptions(
             start=self.start[kept],
             end=self.end[kept],
             gpus=self.gpus[kept],
@@ -56,7 +56,7 @@ class Options:
         )
 
 
-def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Options:
+def make_options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> StageOptions:
     """Return the options of these rows. The number of layers is the largest end.
 
     If ``depth`` is None, all rows fit everywhere.
@@ -66,10 +66,10 @@ def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Op
     """
     if not len(start):
         raise NoPlan("no candidate stages; give at least one")
-    fits = np.full(len(start), ANYWHERE, dtype=np.int64) if depth is None else depth
+    fits = np.full(len(start), FITS_ANYWHERE, dtype=np.int64) if depth is None else depth
     source = np.flatnonzero(fits > 0)
     source = source[np.argsort(start[source], kind="stable")]
-    return Options(
+    return StageOptions(
         start=start[source],
         end=end[source],
         gpus=gpus[source],
@@ -79,26 +79,26 @@ def options(start: Ints, end: Ints, gpus: Ints, depth: Ints | None = None) -> Op
     )
 
 
-def options_of(candidates: Candidates, depth: Ints | None = None) -> Options:
+def options_of(candidates: Candidates, depth: Ints | None = None) -> StageOptions:
     """Return candidates as options."""
-    return options(candidates.start, candidates.end, candidates.gpus, depth)
+    return make_options(candidates.start, candidates.end, candidates.gpus, depth)
 
 
-def depths(
+def stage_depths(
     costs: StageCosts,
     memory: float,
     micro_batches: int,
     schedule: Schedule,
-    room: Room | None = None,
+    room: UsableMemory | None = None,
 ) -> Ints:
     """Return the depth of each candidate on GPUs of ``memory`` bytes, shape (K,).
 
     It is the depth of :class:`StageOptions`, or 0 for a candidate that fits nowhere or cannot run.
     """
     left = limit_bytes(memory, room) - memory_bytes(costs, 0, room)
-    flights = np.floor(left / np.maximum(costs.flight_bytes, 1.0)).clip(0, ANYWHERE)
+    flights = np.floor(left / np.maximum(costs.flight_bytes, 1.0)).clip(0, FITS_ANYWHERE)
     some = flights if schedule is Schedule.ONE_F_ONE_B else 0
-    depth = np.where(flights >= micro_batches, ANYWHERE, some)
+    depth = np.where(flights >= micro_batches, FITS_ANYWHERE, some)
     return np.where((left >= 0) & np.isfinite(costs.busy_s), depth, 0).astype(np.int64)
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.estimator.planning.chain import suffixes, walk
-from tessera.estimator.planning.labels import Criteria, Rest, complete, rest_of
-from tessera.estimator.planning.options import NoPlan, Options, least_in_each
+from tessera.estimator.planning.chain import suffix_tables, walk_plan
+from tessera.estimator.planning.labels import Criteria, RestBounds, complete_labels, rest_of
+from tessera.estimator.planning.options import NoPlan, StageOptions, least_in_each
 from tessera.estimator.planning.stages import stage_shares
 from tessera.estimator.plans import StageCosts
 from tessera.formulation.tables import Bools, Floats, Ints
 
-LIMIT = 32
+MAX_FRONTIER_PLANS = 32
 """Number of plans kept on the frontier (from the Arena artifact; the paper says "a threshold")."""
 _WEIGHTS = np.array([0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9, 1.0])
 """Weights of communication relative to bias, for the first plans, which bound the search."""
@@ -28,7 +28,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+class RankedPlan:
     """A plan with the planner's two measures. ``rows`` are rows of the options' original table."""
 
     rows: tuple[int, ...]
@@ -41,8 +41,8 @@ class Ranked:
 class Frontier:
     """The undominated plans by ascending bias."""
 
-    plans: tuple[Ranked, ...]
-    proxy: Ranked
+    plans: tuple[RankedPlan, ...]
+    proxy: RankedPlan
     found: int  # number of plans before the limit was applied
     exact: bool  # whether all partial plans were kept, so that the frontier is complete
 
@@ -104,14 +104,14 @@ def thin_plans(ends: Ints, load: Floats, limit: int, kept: int) -> Ints:
     return left
 
 
-def frontier(
-    options: Options,
+def find_frontier(
+    options: StageOptions,
     load: Floats,
     comm: Floats,
     gpus: int,
     stages: int,
     micro_batches: int,
-    limit: int = LIMIT,
+    limit: int = MAX_FRONTIER_PLANS,
 ) -> Frontier:
     """Return the Pareto frontier over partitions, GPUs and shapes of stages.
 
@@ -141,9 +141,9 @@ def frontier(
 
 
 def _improved(
-    options: Options,
+    options: StageOptions,
     criteria: Criteria,
-    rest: Rest,
+    rest: RestBounds,
     known: Ints,
     stages: int,
     gpus: int,
@@ -166,20 +166,20 @@ def _improved(
             score = least_bias / max(bias[-1], _TIE) + least / max(total[0], _TIE)
             return np.where(beaten, np.inf, score)
 
-        labels, exact = complete(options, criteria, rest, stages, gpus, judge, _WIDTH)
+        labels, exact = complete_labels(options, criteria, rest, stages, gpus, judge, _WIDTH)
         known = np.concatenate([known, labels.rows], axis=1)
         if exact:
             break
     return known, exact
 
 
-def _first_plans(options: Options, criteria: Criteria, stages: int, gpus: int) -> Ints:
+def _first_plans(options: StageOptions, criteria: Criteria, stages: int, gpus: int) -> Ints:
     """Return the plans with the least weighted sums of bias and communication, as rows (S, P)."""
     bias, comm = criteria.added
     scale = bias.max() or 1.0, comm.max() or 1.0
     value = (1 - _WEIGHTS)[:, None] * bias / scale[0] + _WEIGHTS[:, None] * comm / scale[1]
-    rest = suffixes(options, value, np.add, stages, gpus)
-    plans = [walk(options, v, r, stages, gpus) for v, r in zip(value, rest, strict=True)]
+    rest = suffix_tables(options, value, np.add, stages, gpus)
+    plans = [walk_plan(options, v, r, stages, gpus) for v, r in zip(value, rest, strict=True)]
     return np.unique(np.array(plans), axis=0).T
 
 
@@ -189,7 +189,7 @@ def _measures(criteria: Criteria, rows: Ints, micro_batches: int) -> tuple[Float
     return bias, comm_load(criteria.added[1, rows].T, micro_batches)
 
 
-def _least_comm(options: Options, comm: Floats) -> Ints:
+def _least_comm(options: StageOptions, comm: Floats) -> Ints:
     """Return the options of least communication for each segment of layers and GPUs.
 
     Options that fit at places where the least one does not fit are included.
@@ -208,14 +208,14 @@ def _least_comm(options: Options, comm: Floats) -> Ints:
 
 
 def _ranked(
-    options: Options, rows: Ints, bias: Floats, load: Floats, limit: int, exact: bool
+    options: StageOptions, rows: Ints, bias: Floats, load: Floats, limit: int, exact: bool
 ) -> Frontier:
     """Return the frontier of these undominated plans, rows (S, P), reduced to the limit."""
     ends = options.end[rows].T
     proxy = proxy_of(bias, load)
     few = thin_plans(ends, load, limit, proxy) if len(bias) > limit else np.arange(len(bias))
     plans = {
-        int(i): Ranked(
+        int(i): RankedPlan(
             rows=tuple(options.source[rows[:, i]].tolist()),
             ends=tuple(ends[i].tolist()),
             bias=float(bias[i]),

@@ -14,18 +14,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.estimator.memory import Room, in_flight, memory_bytes
-from tessera.estimator.pipeline import DEFAULT, Overlap, Sync, exposed_sync_s, first_send_s, paces_s
-from tessera.estimator.planning.chain import suffixes, walk
-from tessera.estimator.planning.labels import Criteria, Rest, complete, rest_of
-from tessera.estimator.planning.options import NoPlan, Options, least_in_each, stages_at
+from tessera.estimator.memory import UsableMemory, in_flight, memory_bytes
+from tessera.estimator.pipeline import (
+    DEFAULT_OVERLAP,
+    Overlap,
+    Sync,
+    exposed_sync_s,
+    first_send_s,
+    paces_s,
+)
+from tessera.estimator.planning.chain import suffix_tables, walk_plan
+from tessera.estimator.planning.labels import Criteria, RestBounds, complete_labels, rest_of
+from tessera.estimator.planning.options import NoPlan, StageOptions, least_in_each, stages_at
 from tessera.estimator.plans import Plan, StageCosts, Training
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
 """Relative slack of the slowest stage of a first plan over its least possible value."""
-_NARROW = 256
+_MAX_PARTIAL_PLANS = 256
 """Number of partial plans kept after each stage. If there are more, the bounds are computed again
 from the stages that are still fast enough. The search is then repeated with 8 times the number,
 until all partial plans are kept."""
@@ -50,7 +57,9 @@ class Latency:
         return float(self.added_s[at].sum() + self.weight @ self.worst_s[:, at].max(axis=1))
 
 
-def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT) -> Latency:
+def latency_of(
+    costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT_OVERLAP
+) -> Latency:
     """Return the terms of ``tessera.estimator.pipeline.iteration_s`` for each candidate."""
     pace = paces_s(costs, overlap)
     synced = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
@@ -64,7 +73,7 @@ def latency_of(costs: StageCosts, micro_batches: int, overlap: Overlap = DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PlanSearchResult:
     """The best plan with its latency.
 
     ``rows`` are the plan's stages in order, as rows of the original table of candidates.
@@ -75,12 +84,12 @@ class Found:
 
 
 def best_plans(
-    options: Options,
+    options: StageOptions,
     latency: Latency,
     gpus: int,
     degrees: Iterable[int],
-    cancelled: Callable[[], bool] = never,
-) -> dict[int, Found]:
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> dict[int, PlanSearchResult]:
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs.
 
     Degrees without a plan are absent. The result is exact up to a relative error of 1e-9. All
@@ -97,14 +106,14 @@ def best_plans(
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
-    plans: dict[int, Found] = {}
+    plans: dict[int, PlanSearchResult] = {}
     for stages in wanted:
         if np.isfinite(rest.added[0, stages, 0, gpus]):
             plans[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
     return plans
 
 
-def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Found:
+def best_plan(options: StageOptions, latency: Latency, gpus: int, stages: int) -> PlanSearchResult:
     """Return the least-latency plan of one pipeline degree.
 
     Raises:
@@ -119,7 +128,12 @@ def best_plan(options: Options, latency: Latency, gpus: int, stages: int) -> Fou
     return plans[stages]
 
 
-def plan_of(result: Found, costs: StageCosts, training: Training, room: Room | None = None) -> Plan:
+def plan_of(
+    result: PlanSearchResult,
+    costs: StageCosts,
+    training: Training,
+    room: UsableMemory | None = None,
+) -> Plan:
     """Return a search result as a plan, with the memory of each stage."""
     rows = np.array(result.rows, dtype=np.int64)
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
@@ -133,14 +147,14 @@ def plan_of(result: Found, costs: StageCosts, training: Training, room: Room | N
 
 
 def _best(
-    options: Options,
+    options: StageOptions,
     criteria: Criteria,
     weight: Floats,
-    rest: Rest,
+    rest: RestBounds,
     stages: int,
     gpus: int,
     cancelled: Callable[[], bool],
-) -> Found:
+) -> PlanSearchResult:
     """Return the best plan.
 
     A good first plan excludes most stages. The few that remain give tighter bounds.
@@ -148,13 +162,13 @@ def _best(
     best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
     kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
     options, criteria = options.only(kept), criteria.only(kept)
-    width, exact = _NARROW, False
+    width, exact = _MAX_PARTIAL_PLANS, False
     while not exact:
         better, exact = _below(
             options, criteria, weight, rest, stages, gpus, best.latency_s, width, cancelled
         )
         best = better or best
-        if not exact and width == _NARROW:
+        if not exact and width == _MAX_PARTIAL_PLANS:
             kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
             options, criteria = options.only(kept), criteria.only(kept)
             rest = rest_of(options, criteria, stages, gpus, cancelled)
@@ -163,14 +177,14 @@ def _best(
 
 
 def _first(
-    options: Options,
+    options: StageOptions,
     criteria: Criteria,
     weight: Floats,
-    rest: Rest,
+    rest: RestBounds,
     stages: int,
     gpus: int,
     cancelled: Callable[[], bool],
-) -> Found:
+) -> PlanSearchResult:
     """Return the best of the plans with the least sum within limits on the heaviest maximum.
 
     The other maxima count as their mean over stages, which is a sum.
@@ -180,43 +194,45 @@ def _first(
     others = np.delete(weight[:, None] * criteria.worst, heaviest, axis=0).sum(axis=0) / stages
     limit = rest.worst[heaviest, stages, 0, gpus] * (1 + _TIE + _LIMITS)
     value = np.where(pace <= limit[:, None], criteria.added[0] + others, np.inf)
-    table = suffixes(options, value, np.add, stages, gpus, cancelled)
-    plans = [walk(options, v, t, stages, gpus) for v, t in zip(value, table, strict=True)]
+    table = suffix_tables(options, value, np.add, stages, gpus, cancelled)
+    plans = [walk_plan(options, v, t, stages, gpus) for v, t in zip(value, table, strict=True)]
     latency = [
         float(criteria.added[0, p].sum() + weight @ criteria.worst[:, p].max(axis=1)) for p in plans
     ]
     best = int(np.argmin(latency))
-    return Found(rows=tuple(options.source[plans[best]].tolist()), latency_s=latency[best])
+    return PlanSearchResult(
+        rows=tuple(options.source[plans[best]].tolist()), latency_s=latency[best]
+    )
 
 
 def _below(
-    options: Options,
+    options: StageOptions,
     criteria: Criteria,
     weight: Floats,
-    rest: Rest,
+    rest: RestBounds,
     stages: int,
     gpus: int,
     limit_s: float,
     width: int,
     cancelled: Callable[[], bool],
-) -> tuple[Found | None, bool]:
+) -> tuple[PlanSearchResult | None, bool]:
     """Return the best plan faster than ``limit_s``, and whether the search was exhaustive."""
 
     def judge(added: Floats, worst: Floats) -> Floats:
         bound = added[0] + weight @ worst
         return np.where(bound < limit_s * (1 - _TIE), bound, np.inf)
 
-    labels, exact = complete(options, criteria, rest, stages, gpus, judge, width, cancelled)
+    labels, exact = complete_labels(options, criteria, rest, stages, gpus, judge, width, cancelled)
     if not len(labels):
         return None, exact
     total = labels.added[0] + weight @ labels.worst
     best = int(total.argmin())
     rows = options.source[labels.rows[:, best]]
-    return Found(rows=tuple(rows.tolist()), latency_s=float(total[best])), exact
+    return PlanSearchResult(rows=tuple(rows.tolist()), latency_s=float(total[best])), exact
 
 
 def _in_time(
-    criteria: Criteria, weight: Floats, rest: Rest, stages: int, gpus: int, most: float
+    criteria: Criteria, weight: Floats, rest: RestBounds, stages: int, gpus: int, most: float
 ) -> Bools:
     """Return which options can be part of a plan no slower than ``most``.
 
@@ -230,7 +246,7 @@ def _in_time(
     return kept
 
 
-def _useful(options: Options, latency: Latency) -> Ints:
+def _useful(options: StageOptions, latency: Latency) -> Ints:
     """Return the options that no other option for the same layers and GPUs dominates."""
     at = options.source
     values = np.vstack([latency.added_s[None, at], latency.worst_s[:, at], -options.depth[None]])

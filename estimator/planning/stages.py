@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.estimator.planning.chain import suffixes, walk
-from tessera.estimator.planning.options import NoPlan, Options, every_stage, options
+from tessera.estimator.planning.chain import suffix_tables, walk_plan
+from tessera.estimator.planning.options import NoPlan, StageOptions, every_stage, make_options
 from tessera.estimator.plans import powers_of_two
-from tessera.formulation.tables import Floats, Ints, ranges
+from tessera.formulation.tables import Floats, Ints, concatenate_ranges
 
-NEAR = 0.5
+NEAR_POWER_DISTANCE = 0.5
 """Largest distance in log2 at which a sum of GPUs is near a power of two. That power of two is then
 the nearest by ratio."""
 _TIE = 1e-9
@@ -40,7 +40,7 @@ class Stages:
         return (0, *self.ends[:-1])
 
 
-def shares(load: Floats, gpus: int) -> Floats:
+def layer_shares(load: Floats, gpus: int) -> Floats:
     """Return the GPUs for each layer in proportion to its load, shape (L,)."""
     total = load.sum()
     if not total > 0 or not np.isfinite(total):
@@ -51,7 +51,7 @@ def shares(load: Floats, gpus: int) -> Floats:
 
 def stage_shares(load: Floats, gpus: int, start: Ints, end: Ints) -> Floats:
     """Return the GPUs for stages in proportion to their load, shape (K,)."""
-    before = np.concatenate([[0.0], np.cumsum(shares(load, gpus))])
+    before = np.concatenate([[0.0], np.cumsum(layer_shares(load, gpus))])
     share: Floats = before[end] - before[start]
     return share
 
@@ -71,10 +71,12 @@ def nearest_powers(share: Floats, gpus: int) -> Ints:
     count = len(share)
     sizes = np.array(powers_of_two(gpus), dtype=np.int64)
     at = np.arange(count, dtype=np.int64)
-    one = options(np.repeat(at, len(sizes)), np.repeat(at + 1, len(sizes)), np.tile(sizes, count))
+    one = make_options(
+        np.repeat(at, len(sizes)), np.repeat(at + 1, len(sizes)), np.tile(sizes, count)
+    )
     value = (share[one.start] - one.gpus) ** 2
-    rest = suffixes(one, value[None], np.add, count, gpus)[0]
-    return one.gpus[walk(one, value, rest, count, gpus)]
+    rest = suffix_tables(one, value[None], np.add, count, gpus)[0]
+    return one.gpus[walk_plan(one, value, rest, count, gpus)]
 
 
 def balance_stages(load: Floats, gpus: int, stages: int) -> Stages:
@@ -96,8 +98,8 @@ def balanced_each(load: Floats, gpus: int, degrees: list[int]) -> list[Stages]:
     """
     every, share = _all_stages(load, gpus)
     value = (share - every.gpus) ** 2
-    rest = suffixes(every, value[None], np.add, max(degrees), gpus)[0]
-    return [_made(every, share, walk(every, value, rest, s, gpus)) for s in degrees]
+    rest = suffix_tables(every, value[None], np.add, max(degrees), gpus)[0]
+    return [_made(every, share, walk_plan(every, value, rest, s, gpus)) for s in degrees]
 
 
 def k_balanced(load: Floats, gpus: int, stages: int, k: int) -> list[Stages]:
@@ -138,11 +140,14 @@ class _Fronts:
             layer=zero, gpus=zero + gpus, total=np.zeros(1), rows=np.zeros((0, 1), dtype=np.int64)
         )
 
-    def extended(self, every: Options, value: Floats, left: int, k: int) -> _Fronts:
+    def extended(self, every: StageOptions, value: Floats, left: int, k: int) -> _Fronts:
         """Return the k best fronts at each state after one more stage, the first of ``left``."""
         first = np.searchsorted(every.start, np.arange(every.layers + 2))
         count = first[self.layer + 1] - first[self.layer]
-        front, row = np.repeat(np.arange(len(count)), count), ranges(first[self.layer], count)
+        front, row = (
+            np.repeat(np.arange(len(count)), count),
+            concatenate_ranges(first[self.layer], count),
+        )
         fits = every.gpus[row] <= self.gpus[front] - (left - 1)
         fits &= every.end[row] <= every.layers - (left - 1)
         front, row = front[fits], row[fits]
@@ -172,18 +177,18 @@ def least_cut(flops: Floats, boundary: Floats, gpus: int, stages: int) -> Stages
     """
     every, share = _all_stages(flops, gpus)
     off = np.abs(np.log2(np.maximum(share, 1e-300) / every.gpus))
-    reach = suffixes(every, off[None], np.maximum, stages, gpus)[0, stages, 0, gpus]
-    near = every.only(off <= max(NEAR, float(reach) * (1 + _TIE)))
+    reach = suffix_tables(every, off[None], np.maximum, stages, gpus)[0, stages, 0, gpus]
+    near = every.only(off <= max(NEAR_POWER_DISTANCE, float(reach) * (1 + _TIE)))
     cut = np.where(near.end < near.layers, boundary[near.end - 1], 0.0)
     bias = (stage_shares(flops, gpus, near.start, near.end) - near.gpus) ** 2
-    rest = suffixes(near, cut[None], np.add, stages, gpus)[0]
+    rest = suffix_tables(near, cut[None], np.add, stages, gpus)[0]
     if not np.isfinite(rest[stages, 0, gpus]):
         raise NoPlan(f"no plan has {stages} stages on {gpus} GPUs; use another number of stages")
     return _least_bias_of_cheapest(near, cut, bias, rest, stages, gpus)
 
 
 def _least_bias_of_cheapest(
-    near: Options, cut: Floats, bias: Floats, rest: Floats, stages: int, gpus: int
+    near: StageOptions, cut: Floats, bias: Floats, rest: Floats, stages: int, gpus: int
 ) -> Stages:
     """Return the plan of least bias among those of least communication.
 
@@ -193,8 +198,8 @@ def _least_bias_of_cheapest(
     total = float(rest[stages, 0, gpus]) or float(cut.max(initial=0.0)) or 1.0
     most_bias = float(bias.max(initial=0.0)) * stages or 1.0
     value = cut / total + 1e-6 * bias / most_bias
-    table = suffixes(near, value[None], np.add, stages, gpus)[0]
-    rows = walk(near, value, table, stages, gpus)
+    table = suffix_tables(near, value[None], np.add, stages, gpus)[0]
+    rows = walk_plan(near, value, table, stages, gpus)
     return Stages(
         ends=tuple(near.end[rows].tolist()),
         gpus=tuple(near.gpus[rows].tolist()),
@@ -202,13 +207,13 @@ def _least_bias_of_cheapest(
     )
 
 
-def _all_stages(load: Floats, gpus: int) -> tuple[Options, Floats]:
+def _all_stages(load: Floats, gpus: int) -> tuple[StageOptions, Floats]:
     """Return every stage on every power of two, with its proportional share of GPUs, shape (K,)."""
-    every = options(*every_stage(len(load), gpus))
+    every = make_options(*every_stage(len(load), gpus))
     return every, stage_shares(load, gpus, every.start, every.end)
 
 
-def _made(every: Options, share: Floats, rows: Ints) -> Stages:
+def _made(every: StageOptions, share: Floats, rows: Ints) -> Stages:
     return Stages(
         ends=tuple(every.end[rows].tolist()),
         gpus=tuple(every.gpus[rows].tolist()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.estimator.memory import Room, in_flight, memory_bytes
+from tessera.estimator.memory import UsableMemory, in_flight, memory_bytes
 from tessera.estimator.plans import StageCosts, Training
 from tessera.formulation.tables import Floats, Ints
 
@@ -15,7 +15,7 @@ def tightest_plan(
     gpus: int,
     stages: int,
     layers: int,
-    room: Room | None = None,
+    room: UsableMemory | None = None,
 ) -> Ints | None:
     """Return the rows, in order, of the plan whose fullest GPU needs the least memory.
 

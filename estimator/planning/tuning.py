@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.estimator.planning.options import Options, options_of, stages_at
+from tessera.estimator.planning.options import StageOptions, options_of, stages_at
 from tessera.estimator.planning.stages import stage_shares
 from tessera.estimator.plans import Candidates, Stage
 from tessera.formulation.errors import TesseraError
@@ -33,7 +33,7 @@ class SearchSpace:
 
     name: str
     candidates: Candidates
-    options: Options
+    options: StageOptions
     stages: int
     gpus: int
 
@@ -138,7 +138,7 @@ def crius_halves(space: SearchSpace, estimated: Sequence[int]) -> SearchSpace:
     return _kept(space, "crius", kept)
 
 
-def imbalance(space: SearchSpace, load: Floats) -> Floats:
+def relative_loads(space: SearchSpace, load: Floats) -> Floats:
     """Return the load per GPU of each option relative to a balanced plan, shape (K,).
 
     The largest value among a plan's stages is its pace relative to the best possible pace. It is our
@@ -162,7 +162,7 @@ def arena_rules(
     option = space.options
     on_it = np.unique(np.concatenate([_checked(space, rows) for rows in frontier]))
     chosen = np.isin(option.source, on_it)
-    loaded = imbalance(space, load)
+    loaded = relative_loads(space, load)
     kept = loaded <= loaded[chosen].max() * slack * (1 + 1e-9)
     layers = option.start * (option.layers + 1) + option.end
     matched = np.isin(layers, layers[chosen])

@@ -35,7 +35,7 @@ so that dispatch is a small part of the run. Large ones are repeated only a few 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class MeasurementConditions:
     """The conditions of a measurement.
 
     ``network`` and ``gpu_type`` name the tables. ``date`` is provenance.
@@ -48,17 +48,17 @@ class Bench:
     clock: Callable[[], float] = time.perf_counter
 
 
-def machine() -> Shape:
+def available_shape() -> Shape:
     """Return the available devices as a shape, with a process as a node."""
     nodes = jax.process_count()
     return Shape(nodes=nodes, gpus_per_node=len(jax.devices()) // nodes)
 
 
-def measure(
+def time_collectives(
     primitives: Iterable[Primitive],
     sizes_bytes: Sequence[int],
     groups: Iterable[Shape],
-    bench: Bench,
+    bench: MeasurementConditions,
 ) -> list[CommRecord]:
     """Return a row for each primitive, group and size.
 
@@ -70,7 +70,7 @@ def measure(
         InvalidInput: a group does not divide the machine evenly or has one GPU, or a size or a time
             is not positive.
     """
-    there = machine()
+    there = available_shape()
     shapes = list(groups)
     for group in shapes:
         _check_group(group, there)
@@ -85,7 +85,7 @@ def measure(
     ]
 
 
-def mesh(group: Shape, there: Shape) -> Mesh:
+def group_mesh(group: Shape, there: Shape) -> Mesh:
     """Return the machine divided into groups along the axes node and gpu.
 
     A group has neighbouring GPUs of a node, on neighbouring nodes.
@@ -100,7 +100,9 @@ def mesh(group: Shape, there: Shape) -> Mesh:
     return Mesh(grid, _AXES)
 
 
-def program(primitive: Primitive, over: Mesh, loops: int) -> Callable[[jax.Array], jax.Array]:
+def collective_program(
+    primitive: Primitive, over: Mesh, loops: int
+) -> Callable[[jax.Array], jax.Array]:
     """Return a function that runs the collective ``loops`` times on an array across all devices.
 
     Each run depends on the previous one, so that none is optimized away or overlapped.
@@ -138,9 +140,9 @@ def _body(primitive: Primitive, size: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _row(
-    primitive: Primitive, elements: int, group: Shape, there: Shape, bench: Bench
+    primitive: Primitive, elements: int, group: Shape, there: Shape, bench: MeasurementConditions
 ) -> CommRecord:
-    times = _times_s(primitive, elements, mesh(group, there), bench)
+    times = _times_s(primitive, elements, group_mesh(group, there), bench)
     mean = statistics.fmean(times)
     if not (math.isfinite(mean) and mean > 0):
         raise InvalidInput(
@@ -165,7 +167,9 @@ def _row(
     )
 
 
-def _times_s(primitive: Primitive, elements: int, over: Mesh, bench: Bench) -> list[float]:
+def _times_s(
+    primitive: Primitive, elements: int, over: Mesh, bench: MeasurementConditions
+) -> list[float]:
     """Return the seconds of one collective in each repeat, after a warm-up run."""
     group = over.shape["node"] * over.shape["gpu"]
     own = elements // group if primitive is Primitive.ALL_GATHER else elements
@@ -173,7 +177,7 @@ def _times_s(primitive: Primitive, elements: int, over: Mesh, bench: Bench) -> l
     sharding = NamedSharding(over, PartitionSpec(_AXES))
     make = jax.jit(lambda: jnp.zeros(own * over.size, jnp.float32), out_shardings=sharding)
     x = make()
-    run = jax.jit(program(primitive, over, loops))
+    run = jax.jit(collective_program(primitive, over, loops))
     jax.block_until_ready(run(x))
     times = []
     for _ in range(bench.repeats):

@@ -15,24 +15,24 @@ from typing import Any
 
 import jax
 
-from tessera.estimator.profiling.records import ProfileRecord, save
+from tessera.estimator.profiling.records import ProfileRecord, append_records
 from tessera.estimator.profiling.stages import (
-    Source,
+    StepMaker,
     kinds_of,
     measure_step,
     measure_update,
     profile_stage,
     total_s,
 )
-from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.estimator.profiling.timing import TimingEffort, device_name, library_versions
 from tessera.formulation.errors import TesseraError
 
 _STEPS = "tessera.estimator.tracing.models.steps:"
 
-SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
+SMALL_MODELS: tuple[tuple[str, StepMaker, tuple[int, ...]], ...] = (
     (
         "gpt",
-        Source(
+        StepMaker(
             target=f"{_STEPS}decoder",
             arguments={
                 "hidden": 256,
@@ -47,7 +47,7 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     ),
     (
         "moe",
-        Source(
+        StepMaker(
             target=f"{_STEPS}decoder",
             arguments={
                 "hidden": 128,
@@ -64,7 +64,7 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     ),
     (
         "wide_resnet",
-        Source(
+        StepMaker(
             target=f"{_STEPS}wide_resnet",
             arguments={
                 "base": 16,
@@ -79,10 +79,10 @@ SMALL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
 """Names, models and numbers of samples for a CPU. The models are of the papers' families, with a few
 million parameters each."""
 
-REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
+PAPER_MODELS: tuple[tuple[str, StepMaker, tuple[int, ...]], ...] = (
     (
         "bert 760M",
-        Source(
+        StepMaker(
             target=f"{_STEPS}decoder",
             arguments={
                 "hidden": 1536,
@@ -96,7 +96,7 @@ REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     ),
     (
         "moe 690M",
-        Source(
+        StepMaker(
             target=f"{_STEPS}decoder",
             arguments={
                 "hidden": 768,
@@ -112,7 +112,7 @@ REAL: tuple[tuple[str, Source, tuple[int, ...]], ...] = (
     ),
     (
         "wide_resnet 500M",
-        Source(
+        StepMaker(
             target=f"{_STEPS}wide_resnet",
             arguments={
                 "base": 224,
@@ -147,15 +147,18 @@ class Comparison:
     method: str
 
 
-def compare(
-    models: Sequence[tuple[str, Source, Sequence[int]]], *, date: str, effort: Effort | None = None
+def compare_profiles(
+    models: Sequence[tuple[str, StepMaker, Sequence[int]]],
+    *,
+    date: str,
+    effort: TimingEffort | None = None,
 ) -> tuple[list[Comparison], list[ProfileRecord]]:
     """Return comparisons and the records behind them.
 
     Raises:
         Untraceable: a model cannot be traced.
     """
-    effort = effort or Effort(warmups=2, repeats=10)
+    effort = effort or TimingEffort(warmups=2, repeats=10)
     comparisons: list[Comparison] = []
     records: list[ProfileRecord] = []
     for name, source, counts in models:
@@ -191,18 +194,20 @@ def main() -> None:
     If there are no models, they are chosen by device.
     """
     request: dict[str, Any] = json.load(sys.stdin)
-    given = [(name, Source(**source), counts) for name, source, counts in request.get("models", [])]
-    models = given or (SMALL if jax.default_backend() == "cpu" else REAL)
+    given = [
+        (name, StepMaker(**source), counts) for name, source, counts in request.get("models", [])
+    ]
+    models = given or (SMALL_MODELS if jax.default_backend() == "cpu" else PAPER_MODELS)
     try:
-        comparisons, records = compare(models, date=request.get("date", ""))
+        comparisons, records = compare_profiles(models, date=request.get("date", ""))
     except TesseraError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return
     if keep := request.get("records"):
-        save(records, Path(keep))
+        append_records(records, Path(keep))
     report = {
         "device": device_name(),
-        "versions": versions(),
+        "versions": library_versions(),
         "comparisons": [asdict(c) for c in comparisons],
     }
     sys.stdout.write(json.dumps(report) + "\n")

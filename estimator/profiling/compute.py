@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Compute, Training
-from tessera.estimator.profiling.records import ProfileRecord, check
+from tessera.estimator.profiling.records import ProfileRecord, check_provenance
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
@@ -58,7 +58,7 @@ class ProfiledCompute:
         if not self.records:
             raise InvalidInput("records", "must not be empty; profile the model first")
         first = self.records[0]
-        check(self.records, versions=first.versions, device=first.device)
+        check_provenance(self.records, versions=first.versions, device=first.device)
         if len({r.dtype for r in self.records}) > 1:
             raise InvalidInput("records", "must all have one data type; load each type separately")
         grouped: dict[tuple[str, int], dict[float, Point]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator, Program
-from tessera.estimator.tracing.trace import Traced
+from tessera.estimator.tracing.trace import TracedStep
 
 _BLOCK = 2**20 + 7  # odd, so that rows of a matrix differ
 
@@ -36,7 +36,7 @@ class Piece:
         return results, pull([_ones(r) for r in results])
 
 
-def piece_of(traced: Traced, layer: int) -> Piece:
+def piece_of(traced: TracedStep, layer: int) -> Piece:
     """Return one layer of a traced step."""
     flow, program = traced.flow, traced.program
     start = traced.ends[layer - 1] if layer else 0
@@ -69,7 +69,7 @@ def piece_of(traced: Traced, layer: int) -> Piece:
     )
 
 
-def examples(avals: Sequence[jax.ShapeDtypeStruct], below: int, seed: int = 0) -> list[Any]:
+def example_inputs(avals: Sequence[jax.ShapeDtypeStruct], below: int, seed: int = 0) -> list[Any]:
     """Return arrays of these shapes: normal numbers (a repeated block), or integers below ``below``.
 
     NumPy makes them, because JAX would compile for each shape.

@@ -12,7 +12,7 @@ from typing import Any
 from tessera.formulation.documents import TABLE_ROW, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 
-Key = tuple[str, float, int, str]
+RecordKey = tuple[str, float, int, str]
 
 METHODS = ("kernels", "wall clock")
 """Methods of measurement. ``kernels`` is the sum of kernel durations on the device, from JAX's
@@ -69,19 +69,19 @@ class ProfileRecord:
             )
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RecordKey:
         """Return the key of the measurement. One measurement of a kind serves all Cells of a job."""
         return self.kind, float(self.samples), self.tp, self.dtype
 
 
-def save(records: Iterable[ProfileRecord], path: Path) -> None:
+def append_records(records: Iterable[ProfileRecord], path: Path) -> None:
     """Append records to a file, one line each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
 
 
-def load(
+def read_profile_records(
     path: Path, *, versions: Mapping[str, str] | None = None, device: str | None = None
 ) -> list[ProfileRecord]:
     """Return the records of a file.
@@ -96,11 +96,11 @@ def load(
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if line.strip():
             records.append(_record(line, f"{path.name}, line {number}"))
-    check(records, versions=versions, device=device)
+    check_provenance(records, versions=versions, device=device)
     return records
 
 
-def check(
+def check_provenance(
     records: Iterable[ProfileRecord],
     *,
     versions: Mapping[str, str] | None = None,

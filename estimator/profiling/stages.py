@@ -10,15 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from tessera.estimator.graph import Graph, Untraceable
-from tessera.estimator.profiling.pieces import Piece, examples, piece_of
+from tessera.estimator.profiling.pieces import Piece, example_inputs, piece_of
 from tessera.estimator.profiling.records import ProfileRecord
-from tessera.estimator.profiling.timing import Effort, Timing, device_name, time_run, versions
+from tessera.estimator.profiling.timing import (
+    RunTiming,
+    TimingEffort,
+    device_name,
+    library_versions,
+    time_run,
+)
 from tessera.estimator.tracing.step import Step, load_step
-from tessera.estimator.tracing.trace import Traced, trace_program
+from tessera.estimator.tracing.trace import TracedStep, trace_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class StepMaker:
     """A function ``module:function`` that makes steps of a model.
 
     In addition to ``arguments``, it takes ``samples``, and ``tp`` if the model can be divided within
@@ -39,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class StepTimes:
     """The measured times of a whole training step, without and with the update of the weights."""
 
     samples: int
@@ -50,7 +56,7 @@ class Whole:
 
 
 def profile_stage(
-    source: Source,
+    source: StepMaker,
     samples: int,
     tp: int = 1,
     *,
@@ -58,7 +64,7 @@ def profile_stage(
     start: int = 0,
     end: int | None = None,
     known: Iterable[ProfileRecord] = (),
-    effort: Effort | None = None,
+    effort: TimingEffort | None = None,
     report: Callable[[ProfileRecord], object] = lambda _: None,
     names: Graph | None = None,
 ) -> list[ProfileRecord]:
@@ -73,7 +79,7 @@ def profile_stage(
     Raises:
         Untraceable: the step cannot be traced at these sizes.
     """
-    effort = effort or Effort()
+    effort = effort or TimingEffort()
     names = kinds_of(source) if names is None else names
     here = trace_program(source.step(samples, tp))
     _check_alike(names, here.graph, samples, tp)
@@ -90,7 +96,7 @@ def profile_stage(
     return records
 
 
-def kinds_of(source: Source) -> Graph:
+def kinds_of(source: StepMaker) -> Graph:
     """Return the graph at one sample, whose kinds name the records."""
     return trace_program(source.step(1)).graph
 
@@ -110,10 +116,17 @@ def _check_alike(names: Graph, here: Graph, samples: int, tp: int) -> None:
 
 
 def _record(
-    here: Traced, layer: int, effort: Effort, *, kind: str, samples: int, tp: int, date: str
+    here: TracedStep,
+    layer: int,
+    effort: TimingEffort,
+    *,
+    kind: str,
+    samples: int,
+    tp: int,
+    date: str,
 ) -> ProfileRecord:
     begun = effort.clock()
-    forward, both = _measured(piece_of(here, layer), effort)
+    forward, both = _time_piece(piece_of(here, layer), effort)
     return ProfileRecord(
         kind=kind,
         samples=samples,
@@ -125,29 +138,31 @@ def _record(
         repeats=effort.repeats,
         device_s=effort.clock() - begun,
         device=device_name(),
-        versions=versions(),
+        versions=library_versions(),
         date=date,
     )
 
 
-def _measured(piece: Piece, effort: Effort) -> tuple[Timing, Timing]:
+def _time_piece(piece: Piece, effort: TimingEffort) -> tuple[RunTiming, RunTiming]:
     """Return the timings of the forward pass, and of forward and backward together."""
-    floats = examples(piece.floats, piece.largest_index)
-    others = examples(piece.others, piece.largest_index, seed=1)
+    floats = example_inputs(piece.floats, piece.largest_index)
+    others = example_inputs(piece.others, piece.largest_index, seed=1)
     return (
-        _timed(piece.run, (floats, others), effort),
-        _timed(piece.with_backward, (floats, others), effort),
+        _time_function(piece.run, (floats, others), effort),
+        _time_function(piece.with_backward, (floats, others), effort),
     )
 
 
-def _timed(function: Callable[..., Any], inputs: tuple[Any, ...], effort: Effort) -> Timing:
+def _time_function(
+    function: Callable[..., Any], inputs: tuple[Any, ...], effort: TimingEffort
+) -> RunTiming:
     compiled = jax.jit(function).lower(*inputs).compile()
     return time_run(lambda: compiled(*inputs), effort)
 
 
-def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:
+def measure_step(step: Step, *, effort: TimingEffort | None = None) -> StepTimes:
     """Return the time of a whole training step on one device: gradients of the loss, then Adam."""
-    effort = effort or Effort()
+    effort = effort or TimingEffort()
     begun = effort.clock()
     params, batch = _arrays(step)
     moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -159,9 +174,9 @@ def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:
         loss, gradients = jax.value_and_grad(step.loss)(params, batch)
         return loss, *_adam(params, first, second, gradients)
 
-    alone = _timed(passes, (params, batch), effort)
-    full = _timed(whole, (params, moments, moments, batch), effort)
-    return Whole(
+    alone = _time_function(passes, (params, batch), effort)
+    full = _time_function(whole, (params, moments, moments, batch), effort)
+    return StepTimes(
         samples=step.samples,
         passes_s=alone.run_s,
         step_s=full.run_s,
@@ -170,11 +185,11 @@ def measure_step(step: Step, *, effort: Effort | None = None) -> Whole:
     )
 
 
-def measure_update(step: Step, *, effort: Effort | None = None) -> float:
+def measure_update(step: Step, *, effort: TimingEffort | None = None) -> float:
     """Return the seconds of Adam alone on a step's parameters."""
     params, _ = _arrays(step)
     moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    return _timed(_adam, (params, moments, moments, params), effort or Effort()).run_s
+    return _time_function(_adam, (params, moments, moments, params), effort or TimingEffort()).run_s
 
 
 def _adam(params: Any, first: Any, second: Any, gradients: Any) -> Any:
@@ -196,7 +211,7 @@ def _arrays(step: Step) -> tuple[Any, Any]:
 
     def filled(tree: Any, seed: int) -> Any:
         leaves, shape = jax.tree.flatten(tree)
-        return jax.tree.unflatten(shape, examples(leaves, below=2, seed=seed))
+        return jax.tree.unflatten(shape, example_inputs(leaves, below=2, seed=seed))
 
     return filled(step.params, 0), filled(step.batch, 1)
 

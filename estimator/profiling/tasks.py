@@ -19,9 +19,14 @@ from tessera.estimator.architectures.published import jax_step
 from tessera.estimator.profiling.compute import Point
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import ACTIVE, JobState
-from tessera.formulation.records.estimates import EstimateRecord, Estimation, ModelSpec, ProfileRow
+from tessera.formulation.records.estimates import (
+    EstimateRecord,
+    EstimationInputs,
+    ModelSpec,
+    ProfileRow,
+)
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import PROFILING, Cell, Source, Workload
+from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_QUEUE: Final = 100
@@ -31,15 +36,15 @@ a task."""
 NOMINAL_S: Final = 60.0
 """Nominal seconds for a size of a task. Rounds need an iteration time; its value has no meaning."""
 
-TASKS: Final = Workload(model=PROFILING, params="", global_batch=100_000)
+TASK_WORKLOAD: Final = Workload(model=PROFILING, params="", global_batch=100_000)
 """The nominal workload of all tasks. Its batch is large enough for tasks to count in a sum of raw
 samples/s."""
 
-Value = int | float | str
+ArgumentValue = int | float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ProfilingOptions:
     """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it."""
 
     always: bool = False
@@ -48,11 +53,11 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepTarget:
     """A training step in JAX: ``module:function`` and its arguments by name."""
 
     target: str
-    arguments: tuple[tuple[str, Value], ...] = ()
+    arguments: tuple[tuple[str, ArgumentValue], ...] = ()
 
     @property
     def source(self) -> str:
@@ -99,7 +104,7 @@ class TaskStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class ProfilingStatus:
     """The profiling of a workload. ``problem`` says why nothing can be measured, or is ""."""
 
     asked: bool
@@ -108,7 +113,7 @@ class Status:
     tasks: tuple[TaskStatus, ...]
 
 
-def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], ...]:
+def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, ArgumentValue], ...]:
     """Return ``key=value`` texts as arguments by name.
 
     Values become whole numbers or numbers if possible, and otherwise stay texts.
@@ -116,7 +121,7 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     Raises:
         InvalidInput: a text does not have that form, or repeats a name.
     """
-    arguments: dict[str, Value] = {}
+    arguments: dict[str, ArgumentValue] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key.isidentifier()) or key in arguments:
@@ -125,7 +130,7 @@ def arguments_of(field: str, texts: Iterable[str]) -> tuple[tuple[str, Value], .
     return tuple(sorted(arguments.items()))
 
 
-def value_of(text: str) -> Value:
+def value_of(text: str) -> ArgumentValue:
     """Return a text as a whole number, else as a number, else unchanged."""
     for kind in (int, float):
         try:
@@ -135,7 +140,7 @@ def value_of(text: str) -> Value:
     return text
 
 
-def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
+def step_of(workload: Workload, own: Iterable[ModelSpec]) -> StepTarget | None:
     """Return the step that measures a workload, from a user's model or else from a published one.
 
     If there is no step, return None.
@@ -144,13 +149,13 @@ def step_of(workload: Workload, own: Iterable[ModelSpec]) -> Step | None:
     spec = next((m for m in own if (m.model, m.params) == key), None)
     if spec is not None:
         arguments = arguments_of("step_arguments", spec.step_arguments)
-        return Step(target=spec.step, arguments=arguments) if spec.step else None
+        return StepTarget(target=spec.step, arguments=arguments) if spec.step else None
     known = jax_step(*key)
-    return known and Step(target=known[0], arguments=tuple(sorted(known[1].items())))
+    return known and StepTarget(target=known[0], arguments=tuple(sorted(known[1].items())))
 
 
 def profiles_of(
-    rows: Iterable[ProfileRow], workload: Workload, step: Step | None, dtype: str
+    rows: Iterable[ProfileRow], workload: Workload, step: StepTarget | None, dtype: str
 ) -> dict[str, Profile]:
     """Return the measurements of a workload's step in its data type, by GPU type.
 
@@ -169,7 +174,7 @@ def profiles_of(
     }
 
 
-def _is_of(row: ProfileRow, workload: Workload, step: Step) -> bool:
+def _is_of(row: ProfileRow, workload: Workload, step: StepTarget) -> bool:
     same_model = (row.workload.model, row.workload.params) == (workload.model, workload.params)
     return same_model and row.source == step.source
 
@@ -192,13 +197,15 @@ def _profile(rows: Sequence[ProfileRow]) -> Profile:
     )
 
 
-def task_name(workload: Workload, step: Step, gpu_type: str) -> str:
+def task_name(workload: Workload, step: StepTarget, gpu_type: str) -> str:
     """Return the id of the measuring job. All creators give it the same id, so that it is unique."""
     text = f"{workload.model}/{workload.params}: {step.source}"
     return f"profile-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{gpu_type}"
 
 
-def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> JobSpec:
+def task_of(
+    workload: Workload, step: StepTarget, gpu_type: str, options: ProfilingOptions
+) -> JobSpec:
     """Return the job that measures ``step`` on a GPU type."""
     samples = [s for s in options.samples if s <= workload.global_batch] or [1]
     sizes = [(s, tp) for tp in options.tp for s in samples]
@@ -211,7 +218,7 @@ def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> 
     }
     return JobSpec(
         name=task_name(workload, step, gpu_type),
-        workload=TASKS,
+        workload=TASK_WORKLOAD,
         iterations=len(sizes),
         requested_gpus=1,
         requested_type=gpu_type,
@@ -226,14 +233,14 @@ def task_of(workload: Workload, step: Step, gpu_type: str, options: Options) -> 
     )
 
 
-def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
+def nominal_estimates(gpu_types: Iterable[str]) -> list[EstimateRecord]:
     """Return the Cells on which all tasks run: one GPU of a type."""
     return [
         EstimateRecord(
-            workload=TASKS,
+            workload=TASK_WORKLOAD,
             cell=Cell(gpu_type=gpu_type, gpus=1, pipeline_degree=1, nodes=1),
             iter_time_s=NOMINAL_S,
-            source=Source.ANALYTIC,
+            source=EstimateSource.ANALYTIC,
             provenance="nominal: of one size of a profiling task",
         )
         for gpu_type in gpu_types
@@ -241,7 +248,7 @@ def nominal(gpu_types: Iterable[str]) -> list[EstimateRecord]:
 
 
 def missing_tasks(
-    known: Estimation, catalogue: Iterable[str], options: Options
+    known: EstimationInputs, catalogue: Iterable[str], options: ProfilingOptions
 ) -> dict[str, JobSpec]:
     """Return the tasks to create, by name: one for each model and GPU type that was not measured.
 
@@ -262,9 +269,9 @@ def missing_tasks(
     return tasks
 
 
-def status(
-    known: Estimation, catalogue: Iterable[str], options: Options, workload: Workload
-) -> Status:
+def profiling_status(
+    known: EstimationInputs, catalogue: Iterable[str], options: ProfilingOptions, workload: Workload
+) -> ProfilingStatus:
     """Return the status of the profiling of a workload."""
     wanted = next((w for w in known.wanted if w.workload == workload), None)
     asked = wanted is not None and (wanted.profile or options.always)
@@ -275,13 +282,13 @@ def status(
             + " has no step in JAX to measure; name one with `tessera models add --step"
             " MODULE:FUNCTION`. Until then its estimates stay analytic"
         )
-        return Status(asked=asked, source="", problem=problem, tasks=())
+        return ProfilingStatus(asked=asked, source="", problem=problem, tasks=())
     tasks = [_task_status(known, workload, step, t) for t in _types(known, catalogue)]
     shown = tuple(t for t in tasks if asked or t.state is not TaskState.PLANNED)
-    return Status(asked=asked, source=step.source, problem="", tasks=shown)
+    return ProfilingStatus(asked=asked, source=step.source, problem="", tasks=shown)
 
 
-def _types(known: Estimation, catalogue: Iterable[str]) -> list[str]:
+def _types(known: EstimationInputs, catalogue: Iterable[str]) -> list[str]:
     """Return the GPU types that have nodes and for which Cells can be estimated."""
     names = set(catalogue)
     return [k.gpu_type.name for k in known.kinds if k.gpus and k.gpu_type.name in names]
@@ -297,7 +304,9 @@ _ENDED: Final = {
 }
 
 
-def _task_status(known: Estimation, workload: Workload, step: Step, gpu_type: str) -> TaskStatus:
+def _task_status(
+    known: EstimationInputs, workload: Workload, step: StepTarget, gpu_type: str
+) -> TaskStatus:
     name = task_name(workload, step, gpu_type)
     rows = [r for r in known.profiles if r.gpu_type == gpu_type and _is_of(r, workload, step)]
     task = next((t for t in known.profiling if t.name == name), None)

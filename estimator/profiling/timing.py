@@ -24,7 +24,7 @@ _MOST_LAPS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class TimingEffort:
     """The number of runs of a function before and during timing. ``clock`` returns seconds.
 
     With the clock, short functions run repeatedly until ``host_s`` seconds have passed, so that at
@@ -38,14 +38,14 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class RunTiming:
     """The seconds of one run, with their method."""
 
     run_s: float
     method: str
 
 
-def time_run(run: Callable[[], Any], effort: Effort) -> Timing:
+def time_run(run: Callable[[], Any], effort: TimingEffort) -> RunTiming:
     """Return the seconds of one run of ``run``, whose results are awaited."""
     for _ in range(effort.warmups):
         jax.block_until_ready(run())
@@ -56,14 +56,14 @@ def time_run(run: Callable[[], Any], effort: Effort) -> Timing:
                     jax.block_until_ready(run())
             seconds = kernel_seconds(_read(Path(folder)))
         if seconds > 0:
-            return Timing(run_s=seconds / effort.repeats, method="kernels")
+            return RunTiming(run_s=seconds / effort.repeats, method="kernels")
     laps: list[float] = []
     while len(laps) < effort.repeats or (sum(laps) < effort.host_s and len(laps) < _MOST_LAPS):
         start = effort.clock()
         jax.block_until_ready(run())
         laps.append(effort.clock() - start)
     # Other work of the host can only add time, so the shortest run is the best estimate.
-    return Timing(run_s=min(laps), method="wall clock")
+    return RunTiming(run_s=min(laps), method="wall clock")
 
 
 def _read(folder: Path) -> ProfileData:
@@ -95,7 +95,7 @@ def device_name() -> str:
     return str(jax.devices()[0].device_kind)
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Return the versions on which a measurement depends."""
     driver = " ".join(str(jax.devices()[0].client.platform_version).split())
     return {"jax": version("jax"), "jaxlib": version("jaxlib"), "driver": driver}

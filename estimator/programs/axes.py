@@ -10,7 +10,7 @@ from tessera.estimator.programs.counts import is_reduction
 Dims = tuple[int, ...]
 
 
-def through(
+def follow_axis(
     name: str, params: dict[str, Any], axis: int, shape: Dims, out: Dims
 ) -> tuple[int | None, bool]:
     """Return the position of the axis in the result, and whether parts are summed.

@@ -14,12 +14,12 @@ from typing import Any
 
 Dims = tuple[int, ...]
 
-HEAVY = frozenset(
+HEAVY_PRIMITIVES = frozenset(
     {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scan", "attention"}
 )
 """Products, which are separate kernels with nearly all the work."""
 
-ALIAS = frozenset(
+ALIAS_PRIMITIVES = frozenset(
     {
         "reshape",
         "squeeze",
@@ -39,7 +39,7 @@ ALIAS = frozenset(
 )
 """Views of the same data, which need no kernel."""
 
-MOVING = frozenset(
+MOVING_PRIMITIVES = frozenset(
     {
         "transpose",
         "broadcast_in_dim",
@@ -65,11 +65,11 @@ MOVING = frozenset(
         "headed_clone",
         "pick",
     }
-    | ALIAS
+    | ALIAS_PRIMITIVES
 )
 """Data movement without arithmetic."""
 
-ALONE = HEAVY | frozenset(
+UNFUSED_PRIMITIVES = HEAVY_PRIMITIVES | frozenset(
     {
         "gather",
         "pick",
@@ -101,7 +101,7 @@ ALONE = HEAVY | frozenset(
 def is_reduction(name: str) -> bool:
     """Return whether a primitive reduces whole axes."""
     return (
-        name.startswith("reduce_") and name not in ALONE and name != "reduce_precision"
+        name.startswith("reduce_") and name not in UNFUSED_PRIMITIVES and name != "reduce_precision"
     ) or name in ("argmax", "argmin")
 
 
@@ -119,7 +119,7 @@ def flops_of(name: str, ins: Sequence[Dims], outs: Sequence[Dims], params: dict[
         kernel = ins[1]
         taps: float = math.prod(kernel) / kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(outs[0]) * taps / float(math.prod(params["lhs_dilation"]))
-    if name in MOVING:
+    if name in MOVING_PRIMITIVES:
         return 0.0
     if name.startswith("reduce_window"):
         return float(math.prod(outs[0]) * math.prod(params["window_dimensions"]))

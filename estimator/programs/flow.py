@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.estimator.programs.counts import ALIAS
+from tessera.estimator.programs.counts import ALIAS_PRIMITIVES
 from tessera.estimator.programs.program import Program
 
 
@@ -45,7 +45,7 @@ def flow_of(program: Program) -> Flow:
         origin = frozenset[int]().union(*(sources.get(v, frozenset()) for v in op.reads))
         for out in op.writes:
             from_batch[out] = depends
-            if op.name in ALIAS and op.name != "stack_of":
+            if op.name in ALIAS_PRIMITIVES and op.name != "stack_of":
                 root[out] = root[op.reads[0]]
             if not depends and origin:
                 own = op.name == "slice_of" and _whole(program, op.reads[0], origin)

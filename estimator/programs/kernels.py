@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.estimator.programs.counts import ALIAS, ALONE, HEAVY, is_reduction
+from tessera.estimator.programs.counts import (
+    ALIAS_PRIMITIVES,
+    HEAVY_PRIMITIVES,
+    UNFUSED_PRIMITIVES,
+    is_reduction,
+)
 from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
@@ -35,7 +40,7 @@ class Footprint:
     working: float
 
 
-def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
+def layer_footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
     """Return the footprint of each layer.
 
     Values that cross into the next layer are its boundary and do not count as kept.
@@ -45,7 +50,7 @@ def footprints(flow: Flow, ends: list[int]) -> list[Footprint]:
     operands = {
         flow.root[v]
         for i in flow.active
-        if flow.program.operators[i].name in HEAVY
+        if flow.program.operators[i].name in HEAVY_PRIMITIVES
         for v in flow.program.operators[i].reads
     }
     held: set[int] = set()  # values that the layers so far keep or hand on
@@ -112,11 +117,11 @@ def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
     for n, op in enumerate(ops):
         before = [writer[v] for v in op.reads if v in writer]
         level[n] = max((level[m] + _ends_kernel(flow, ops[m]) for m in before), default=0)
-        if op.name in ALONE:
+        if op.name in UNFUSED_PRIMITIVES:
             level[n] += 1
             continue
         for m in before:
-            if level[m] == level[n] and ops[m].name not in ALONE:
+            if level[m] == level[n] and ops[m].name not in UNFUSED_PRIMITIVES:
                 parent[find(m)] = find(n)
     groups: dict[int, list[int]] = {}
     for n in range(len(ops)):
@@ -131,20 +136,20 @@ def fuse_operators(flow: Flow, start: int, end: int) -> list[Kernel]:
             for v in kernel.outputs
             if v in outside or flow.last_read[v] >= end or v == flow.root[program.loss]
         }
-    return [k for k in kernels if any(op.name not in ALIAS for op in k.operators)]
+    return [k for k in kernels if any(op.name not in ALIAS_PRIMITIVES for op in k.operators)]
 
 
 def _kernel(flow: Flow, ops: list[Operator], end: int) -> Kernel:
-    outputs = {flow.root[v] for op in ops if op.name not in ALIAS for v in op.writes}
+    outputs = {flow.root[v] for op in ops if op.name not in ALIAS_PRIMITIVES for v in op.writes}
     reads = {flow.root[v] for op in ops for v in op.reads if flow.from_batch[v]}
-    if all(op.name in ALIAS for op in ops):
+    if all(op.name in ALIAS_PRIMITIVES for op in ops):
         reads = set()
-    return Kernel(ops, reads - outputs, outputs, alone=ops[0].name in ALONE)
+    return Kernel(ops, reads - outputs, outputs, alone=ops[0].name in UNFUSED_PRIMITIVES)
 
 
 def _ends_kernel(flow: Flow, op: Operator) -> bool:
     """Return whether readers of this operator's result run in a later kernel."""
-    if op.name in ALONE:
+    if op.name in UNFUSED_PRIMITIVES:
         return True
     if not is_reduction(op.name):
         return False

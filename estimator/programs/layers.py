@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 
 from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, Untraceable, graph_of
-from tessera.estimator.programs.counts import HEAVY
-from tessera.estimator.programs.cutting import ends_of, kind_of
+from tessera.estimator.programs.counts import HEAVY_PRIMITIVES
+from tessera.estimator.programs.cuts import ends_of, kind_of
 from tessera.estimator.programs.flow import Flow, flow_of
-from tessera.estimator.programs.kernels import Footprint, footprints
-from tessera.estimator.programs.parallel import Division, divide
+from tessera.estimator.programs.kernels import Footprint, layer_footprints
+from tessera.estimator.programs.parallel import Division, divide_program
 from tessera.estimator.programs.program import Program
 
 _DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layered:
+class LayeredProgram:
     """A graph with its origin. ``ends`` are the ends of layers as positions in ``flow.active``."""
 
     graph: Graph
@@ -28,7 +28,7 @@ class Layered:
 
 def divide_into_layers(
     name: str, program: Program, samples: int, ending: frozenset[str] = frozenset()
-) -> Layered:
+) -> LayeredProgram:
     """Return the layers of a program whose batch has ``samples`` samples.
 
     The operators in ``ending`` stay in the layer that they end
@@ -46,7 +46,7 @@ def divide_into_layers(
             f"{name}: the loss does not depend on the batch; compute the loss from the batch"
         )
     cuts = ends_of(flow, ending)
-    division, prints, dtype = divide(flow, cuts), footprints(flow, cuts), _dtype(flow)
+    division, prints, dtype = divide_program(flow, cuts), layer_footprints(flow, cuts), _dtype(flow)
     scalar = DTYPE_BYTES[dtype] * samples
     weights = _weights(flow, cuts, division)
     layers, start = [], 0
@@ -54,7 +54,7 @@ def divide_into_layers(
         layers.append(_layer(flow, start, end, prints[n], weights[n], scalar, samples, division, n))
         start = end
     graph = graph_of(name, dtype, layers)
-    return Layered(graph=graph, flow=flow, ends=tuple(cuts), division=division)
+    return LayeredProgram(graph=graph, flow=flow, ends=tuple(cuts), division=division)
 
 
 def _layer(
@@ -125,6 +125,6 @@ def _dtype(flow: Flow) -> str:
     for i in flow.active:
         op = flow.program.operators[i]
         name = flow.program.values[op.reads[0]].dtype if op.reads else "float32"
-        if op.name in HEAVY and name in _DTYPE:
+        if op.name in HEAVY_PRIMITIVES and name in _DTYPE:
             work[_DTYPE[name]] = work.get(_DTYPE[name], 0.0) + op.flops
     return max(work, key=lambda d: work[d], default="f32")

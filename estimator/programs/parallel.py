@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.estimator.programs.axes import through
+from tessera.estimator.programs.axes import follow_axis
 from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
-SMALL = 0.01
+SMALL_PRODUCT_SHARE = 0.01
 """Share of its layer's FLOPs below which a product (router, relative position) is not divided."""
 
 Axis = int | None
@@ -36,7 +36,7 @@ class Division:
     experts: list[float] = field(default_factory=list)
 
 
-def divide(flow: Flow, ends: list[int]) -> Division:
+def divide_program(flow: Flow, ends: list[int]) -> Division:
     """Return the division of a program whose layers end at ``ends``. Its lists are by layer.
 
     A divided value that crosses into the next layer is gathered. It counts half, because an
@@ -69,9 +69,9 @@ def _layer(flow: Flow, division: Division, ops: list[Operator]) -> None:
     total = sum(op.flops for op in ops)
     for op in ops:
         if op.name == "dot_general":
-            _product(flow, division, op, large=op.flops >= SMALL * total)
+            _product(flow, division, op, large=op.flops >= SMALL_PRODUCT_SHARE * total)
         elif op.name == "conv_general_dilated":
-            _convolution(flow, division, op, large=op.flops >= SMALL * total)
+            _convolution(flow, division, op, large=op.flops >= SMALL_PRODUCT_SHARE * total)
         else:
             _other(flow, division, op)
         for out in op.writes:
@@ -191,7 +191,7 @@ def _other(flow: Flow, division: Division, op: Operator) -> None:
             continue
         for out in op.writes:
             shapes: tuple[Any, Any] = (program.shape(marked[0]), program.shape(out))
-            axis, summed = through(op.name, op.params, mark[marked[0]], *shapes)
+            axis, summed = follow_axis(op.name, op.params, mark[marked[0]], *shapes)
             if axis is not None:
                 mark[out] = axis
             elif mark is division.tensor:

@@ -46,7 +46,7 @@ def check_call(target: str, make: Callable[..., Any], given: Mapping[str, Any]) 
         raise Untraceable(f"{target}({', '.join(given)}) cannot be called: {error}") from error
 
 
-def takes(make: Callable[..., Any], name: str) -> bool:
+def accepts_argument(make: Callable[..., Any], name: str) -> bool:
     """Return whether the function has a parameter of that name, or accepts any keyword."""
     parameters = inspect.signature(make).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -13,7 +13,7 @@ from tessera.estimator.graph import Untraceable
 from tessera.estimator.tracing.program import JaxProgram
 from tessera.estimator.tracing.step import Step
 
-CONCRETE = (
+CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -69,7 +69,7 @@ def _traced(step: Step, what: Any) -> Any:
     """Return the result of tracing, with JAX's errors as one sentence that says what to do."""
     try:
         return what()
-    except CONCRETE as error:
+    except CONCRETIZATION_ERRORS as error:
         raise Untraceable(
             f"{step.name}: Python needs the value of an array that is only known when the step runs "
             f"({_first_line(error)}); branch with jax.numpy.where or jax.lax.cond, and select with a mask, "

@@ -19,7 +19,7 @@ from tessera.estimator.graph import Untraceable
 from tessera.estimator.programs.counts import flops_of
 from tessera.estimator.programs.program import Operator, Program, Value
 
-CALLS = {
+CALL_PRIMITIVES = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -33,10 +33,17 @@ CALLS = {
 }
 """Primitives that only call a jaxpr, with the parameter that holds it."""
 
-OPAQUE = ("pallas_call", "ffi_call", "pure_callback", "io_callback", "custom_call", "shard_map")
+OPAQUE_PRIMITIVES = (
+    "pallas_call",
+    "ffi_call",
+    "pure_callback",
+    "io_callback",
+    "custom_call",
+    "shard_map",
+)
 """Primitives whose work cannot be seen from outside."""
 
-UNROLLED = 50_000
+MAX_UNROLLED_OPERATORS = 50_000
 """Largest number of operators to which a scan is unrolled. A longer scan remains a single operator.
 """
 
@@ -95,8 +102,8 @@ class JaxProgram(Program):
 
     def _equation(self, equation: JaxprEqn, reads: list[int]) -> list[int]:
         name = equation.primitive.name
-        if name in CALLS:
-            called = equation.params[CALLS[name]]
+        if name in CALL_PRIMITIVES:
+            called = equation.params[CALL_PRIMITIVES[name]]
             if isinstance(called, ClosedJaxpr):
                 return self.inline(called, reads)
             return self._walk(called, [], reads)
@@ -105,7 +112,7 @@ class JaxProgram(Program):
                 "the step has a loop whose number of turns depends on data, so its work is unknown; use "
                 "jax.lax.scan, or jax.lax.fori_loop with bounds that are Python integers"
             )
-        if name in OPAQUE:
+        if name in OPAQUE_PRIMITIVES:
             raise Untraceable(
                 f"the step calls {name}, whose work cannot be counted; trace the step with that "
                 "kernel's plain jax.numpy version, or describe the model by a configuration"
@@ -114,7 +121,8 @@ class JaxProgram(Program):
             return self._branch(equation, reads)
         if (
             name == "scan"
-            and equation.params["length"] * _size(equation.params["jaxpr"]) <= UNROLLED
+            and equation.params["length"] * _size(equation.params["jaxpr"])
+            <= MAX_UNROLLED_OPERATORS
         ):
             return self._scan(equation.params, reads)
         writes = [self.new(v.aval.shape, v.aval.dtype) for v in equation.outvars]  # type: ignore[attr-defined]
@@ -171,7 +179,7 @@ def equation_flops(equation: JaxprEqn) -> float:
         return float(equation.params["length"] * _flops(equation.params["jaxpr"]))
     if equation.primitive.name == "cond":
         return max(_flops(branch) for branch in equation.params["branches"])
-    if (call := CALLS.get(equation.primitive.name)) is not None:
+    if (call := CALL_PRIMITIVES.get(equation.primitive.name)) is not None:
         return _flops(equation.params[call])
     ins = [tuple(getattr(a.aval, "shape", ())) for a in equation.invars]
     outs = [tuple(getattr(v.aval, "shape", ())) for v in equation.outvars]
@@ -186,7 +194,7 @@ def _size(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     """Return the number of operators to which a jaxpr unrolls, at least 1."""
     size = 1
     for e in _plain(jaxpr).eqns:
-        inner = e.params.get(CALLS.get(e.primitive.name, ""))
+        inner = e.params.get(CALL_PRIMITIVES.get(e.primitive.name, ""))
         if e.primitive.name == "scan":
             size += e.params["length"] * _size(e.params["jaxpr"])
         else:

@@ -66,9 +66,9 @@ def load_step(target: str, arguments: Mapping[str, Any] | None = None) -> Step:
             "function of params and batch"
         )
     loss, params, batch = made
-    return Step(name=target, loss=loss, params=abstract(params), batch=abstract(batch))
+    return Step(name=target, loss=loss, params=abstract_tree(params), batch=abstract_tree(batch))
 
 
-def abstract(tree: Any) -> Any:
+def abstract_tree(tree: Any) -> Any:
     """Return a tree of arrays as shapes and data types only."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)

@@ -14,7 +14,7 @@ from tessera.estimator.tracing.step import Step, load_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class TracedStep:
     """A step's graph with its program. ``ends`` are the ends of layers as positions in
     ``flow.active``."""
 
@@ -26,7 +26,7 @@ class Traced:
     division: Division
 
 
-def trace(step: Step | str) -> Graph:
+def graph_of_step(step: Step | str) -> Graph:
     """Return the graph of a step, or of the step that ``module:function`` makes.
 
     Amounts are divided by the samples of the step's batch.
@@ -37,7 +37,7 @@ def trace(step: Step | str) -> Graph:
     return trace_program(step).graph
 
 
-def trace_program(step: Step | str) -> Traced:
+def trace_program(step: Step | str) -> TracedStep:
     """Return the graph with the program from which it is made.
 
     Raises:
@@ -47,7 +47,7 @@ def trace_program(step: Step | str) -> Traced:
     samples = step.samples
     program = program_of(step)
     made = divide_into_layers(step.name, program, samples)
-    return Traced(
+    return TracedStep(
         step=step,
         program=program,
         graph=made.graph,
@@ -57,7 +57,7 @@ def trace_program(step: Step | str) -> Traced:
     )
 
 
-def parameter_axes(result: Traced) -> dict[int, tuple[str, int]]:
+def parameter_axes(result: TracedStep) -> dict[int, tuple[str, int]]:
     """Return the division of each leaf of the step's parameters: ``("tensor" or "expert", axis)``.
 
     Leaves that are not divided, or whose axis cannot be followed back to the leaf, are absent.

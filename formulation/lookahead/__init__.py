@@ -5,40 +5,40 @@ near now and doubles with the distance. A later grid contains every boundary tha
 beyond it, so a promised schedule can always be expressed in the slots of a later round.
 """
 
-from tessera.formulation.lookahead.check import MILLIONTH, schedule_violations
-from tessera.formulation.lookahead.grid import boundaries, spacing
-from tessera.formulation.lookahead.kept import reserve_columns, spare_gpus, staying
+from tessera.formulation.lookahead.check import WORK_TOLERANCE, find_schedule_violations
+from tessera.formulation.lookahead.grid import slot_boundaries, slot_spacing
 from tessera.formulation.lookahead.plan import (
-    NEED,
+    WORK_UNITS,
     Lookahead,
     Picks,
     join_legs,
     legs_of,
     picks_of,
-    samples,
-    usage,
-    usage_of,
+    resource_usage,
+    resource_usage_of,
+    trained_samples,
 )
+from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns, spare_gpus
 from tessera.formulation.lookahead.statement import look_ahead, may_be_scattered, without_reserve
 
 __all__ = [
-    "MILLIONTH",
-    "NEED",
+    "WORK_TOLERANCE",
+    "WORK_UNITS",
     "Lookahead",
     "Picks",
-    "boundaries",
+    "find_schedule_violations",
     "join_legs",
     "legs_of",
     "look_ahead",
     "may_be_scattered",
     "picks_of",
+    "rates_if_kept",
     "reserve_columns",
-    "samples",
-    "schedule_violations",
-    "spacing",
+    "resource_usage",
+    "resource_usage_of",
+    "slot_boundaries",
+    "slot_spacing",
     "spare_gpus",
-    "staying",
-    "usage",
-    "usage_of",
+    "trained_samples",
     "without_reserve",
 ]

@@ -15,11 +15,11 @@ from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import STATE_CODE, Legs, Snapshot
 from tessera.formulation.tables import Bools
 
-MILLIONTH: Final = 1e-6
+WORK_TOLERANCE: Final = 1e-6
 """Share of a job's whole work by which a schedule may fall short, to allow for rounding."""
 
 
-def schedule_violations(
+def find_schedule_violations(
     snapshot: Snapshot,
     legs: Legs,
     promised: Bools,
@@ -76,7 +76,7 @@ def schedule_violations(
             trained += rate * max(0.0, usable_s - pause_s)
         batch = snapshot.workloads[int(jobs.workload[job])].global_batch
         left = float(jobs.iterations_left[job]) * batch
-        if trained < left - MILLIONTH * float(jobs.iterations[job]) * batch:
+        if trained < left - WORK_TOLERANCE * float(jobs.iterations[job]) * batch:
             detail = (
                 f"{jobs.name[job]} trains only {trained:.6g} of {left:.6g} samples by its deadline"
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.formulation.tables import Floats
 
-FINE: Final = 4
+SLOTS_PER_DISTANCE: Final = 4
 """A slot is at most a quarter as long as the distance to its end, so whole slots waste little."""
 MAX_DOUBLINGS: Final = 12
 """The horizon is 32,768 rounds: 113 days of 300 s, in 57 slots."""
@@ -17,12 +17,16 @@ SAME_S: Final = 1e-3
 """Moments that are closer to each other than this count as the same."""
 
 
-def spacing(distance: float) -> int:
+def slot_spacing(distance: float) -> int:
     """Return the rounds between boundaries that are ``distance`` rounds away (Eq. 22)."""
-    return 1 if distance < 2 * FINE else 2 ** int(math.log2(distance / FINE))
+    return (
+        1
+        if distance < 2 * SLOTS_PER_DISTANCE
+        else 2 ** int(math.log2(distance / SLOTS_PER_DISTANCE))
+    )
 
 
-def boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
+def slot_boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
     """Return now and the slot boundaries after it, up to the first at or beyond ``until_s``.
 
     A multiple b of the round is a boundary if the spacing at its distance divides it. As b comes
@@ -34,11 +38,11 @@ def boundaries(now_s: float, until_s: float, round_s: float) -> Floats:
     b = math.floor(now) + 1
     if b * round_s - now_s < SAME_S:
         b += 1
-    edges, horizon = [now_s, b * round_s], FINE * 2.0 ** (MAX_DOUBLINGS + 1)
+    edges, horizon = [now_s, b * round_s], SLOTS_PER_DISTANCE * 2.0 ** (MAX_DOUBLINGS + 1)
     while edges[-1] < until_s:
-        step = spacing(b - now)
+        step = slot_spacing(b - now)
         b = (b // step + 1) * step
-        while b % spacing(b - now):
+        while b % slot_spacing(b - now):
             b += step
         if b - now > horizon:
             break

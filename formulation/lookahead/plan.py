@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.cells import Cells
-from tessera.formulation.draft import go_on
+from tessera.formulation.draft import do_not_check
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
 
-NEED: Final = 10**8
+WORK_UNITS: Final = 10**8
 """A job's remaining work in integers. Rounding loses less than a millionth of it."""
 
 
@@ -56,7 +56,9 @@ class Lookahead:
     use: Ints  # int64[options, resources]
     capacity: Ints  # int64[resources, slots], less promises to jobs without deadlines
     binding: bool = True  # schedules are promises, not only for this round
-    check: Callable[[], None] = go_on  # raises an error once nobody waits for the answer any more
+    check: Callable[[], None] = (
+        do_not_check  # raises an error once nobody waits for the answer any more
+    )
 
     @property
     def slots(self) -> int:
@@ -111,7 +113,7 @@ Picks = Ints
 """int64[jobs, slots]: the option of each job in each slot. It is -1 if the job waits."""
 
 
-def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
+def trained_samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
     """Return the samples that ``job`` trains by its deadline with ``pick`` (int64[slots]).
 
     ``pick`` has an option for each slot. Slots before ``first`` are not counted, but a leg that
@@ -127,18 +129,18 @@ def samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
     return total
 
 
-def usage(ahead: Lookahead, picks: Picks) -> Ints:
+def resource_usage(ahead: Lookahead, picks: Picks) -> Ints:
     """Return the resources used by the schedules, int64[resources, slots].
 
     This includes what steady jobs keep (Eq. 27).
     """
     used = np.zeros_like(ahead.capacity)
     for job in range(len(ahead.job)):
-        used += usage_of(ahead, job, picks[job])
+        used += resource_usage_of(ahead, job, picks[job])
     return used
 
 
-def usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
+def resource_usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
     """Return the use of resources by ``job`` with ``pick`` (int64[slots]).
 
     The shape is int64[resources, slots].

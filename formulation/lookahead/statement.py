@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.lookahead.check import MILLIONTH
-from tessera.formulation.lookahead.grid import SAME_S, boundaries
-from tessera.formulation.lookahead.kept import reserve_columns, staying
-from tessera.formulation.lookahead.plan import Lookahead, picks_of, samples
-from tessera.formulation.policy import KEEP, PLANNED
+from tessera.formulation.lookahead.check import WORK_TOLERANCE
+from tessera.formulation.lookahead.grid import SAME_S, slot_boundaries
+from tessera.formulation.lookahead.plan import Lookahead, picks_of, trained_samples
+from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
+from tessera.formulation.policy import KEEP_MODE, PLANNED_MODE
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import Legs, Nodes
 from tessera.formulation.tables import Floats, Ints
@@ -34,16 +34,16 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     # Bound or columnless promised jobs may choose among all physical columns later.
     whole = jobs.admitted & (bound | ~draft.has_columns)
     open_ = np.isfinite(jobs.deadline_s) & (jobs.deadline_s > snapshot.now_s)
-    if policy.deadline_mode == KEEP:
+    if policy.deadline_mode == KEEP_MODE:
         open_ &= jobs.admitted
     has = np.where(whole, base.has_columns, draft.has_columns & (jobs.admitted | ~bound))
     taking = np.flatnonzero(open_ & has & (work_left(snapshot) > 0))
     until_s = float(jobs.deadline_s[taking].max(initial=snapshot.now_s))
-    boundary_s = boundaries(snapshot.now_s, until_s, policy.round_s)
+    boundary_s = slot_boundaries(snapshot.now_s, until_s, policy.round_s)
     # One slot lies beyond all deadlines: what is free there is free forever.
-    boundary_s = boundaries(snapshot.now_s, boundary_s[-1] + SAME_S, policy.round_s)
+    boundary_s = slot_boundaries(snapshot.now_s, boundary_s[-1] + SAME_S, policy.round_s)
     columns = [(base if whole[j] else draft) for j in taking.tolist()]
-    stay_rate, lag_s = staying(base, taking)
+    stay_rate, lag_s = rates_if_kept(base, taking)
     cell, rate, stays, now, lag, floor, owner = [], [], [], [], [], [], []
     # List the options of each job. The one that stays comes first.
     for index, (job, source) in enumerate(zip(taking.tolist(), columns, strict=True)):
@@ -87,7 +87,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         floor=np.array(floor, np.int64),
         use=_use(draft, taking, option_owner, option_cell),
         capacity=_free(draft, taking, boundary_s),
-        binding=policy.deadline_mode != PLANNED,
+        binding=policy.deadline_mode != PLANNED_MODE,
         check=draft.check,
     )
     return _with_reserve(ahead, snapshot.legs) if may_be_scattered(snapshot.nodes) else ahead
@@ -120,8 +120,8 @@ def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
     can &= ahead.promised | ahead.binding
     picks = picks_of(more, legs)
     for job in np.flatnonzero(can & ahead.promised).tolist():
-        short = ahead.work[job] - samples(more, job, picks[job])
-        can[job] = short <= MILLIONTH * ahead.total_work[job]
+        short = ahead.work[job] - trained_samples(more, job, picks[job])
+        can[job] = short <= WORK_TOLERANCE * ahead.total_work[job]
     return _charged(ahead, np.where(can, ahead.restart_s, 0.0))
 
 

@@ -9,7 +9,7 @@ from tessera.formulation.network.contention import Contention
 from tessera.formulation.network.plan import NetworkPlan
 
 
-def network_violations(contention: Contention, plan: NetworkPlan) -> list[Violation]:
+def find_network_violations(contention: Contention, plan: NetworkPlan) -> list[Violation]:
     """Return every rule that the network plan breaks.
 
     Paths must be candidates, and levels must exist. No link may serve the less urgent of two jobs

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges, run_starts
 
 
-def _nobody() -> Ints:
+def _no_vertices() -> Ints:
     return np.zeros(0, dtype=np.int64)
 
 
@@ -46,8 +46,8 @@ class Contention:
     path_link: Ints  # in order
     path_delay_s: Floats  # (P,) of one message
     link_bytes_per_s: Floats  # (E,)
-    bundle_source: Ints = field(default_factory=_nobody)  # (B,) vertices, for setting paths
-    bundle_target: Ints = field(default_factory=_nobody)  # both are empty if not requested
+    bundle_source: Ints = field(default_factory=_no_vertices)  # (B,) vertices, for setting paths
+    bundle_target: Ints = field(default_factory=_no_vertices)  # both are empty if not requested
 
     def __post_init__(self) -> None:
         """Refuse meaningless values, because later code relies on these checks."""
@@ -88,7 +88,7 @@ class Contention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Demand:
+class LinkDemand:
     """The links that jobs load once paths are chosen. Engines and baselines work on this.
 
     ``busy_s`` is M / B: the seconds that one iteration needs of the link at full bandwidth. The
@@ -160,23 +160,23 @@ class Demand:
         shares_link[self.job[users[self.link] > 1]] = True
         return shares_link
 
-    def among(self, jobs: Ints) -> Demand:
+    def among(self, jobs: Ints) -> LinkDemand:
         """Return the demand of these jobs only, in this order. Links keep their numbers."""
         counts = np.diff(self.link_start)[jobs]
-        at = ranges(self.link_start[jobs], counts)
-        return Demand(
+        at = concatenate_ranges(self.link_start[jobs], counts)
+        return LinkDemand(
             work_flop=self.work_flop[jobs],
             compute_s=self.compute_s[jobs],
             start_s=self.start_s[jobs],
             delay_s=self.delay_s[jobs],
-            link_start=starts(counts),
+            link_start=run_starts(counts),
             link=self.link[at],
             busy_s=self.busy_s[at],
             links=self.links,
         )
 
 
-def demand_of(contention: Contention, chosen: Ints) -> Demand:
+def demand_of(contention: Contention, chosen: Ints) -> LinkDemand:
     """Return the demand where bundle b takes its candidate ``chosen[b]``, counted from 0.
 
     Raises:
@@ -189,7 +189,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
     path = c.candidate[c.candidate_start[:-1] + chosen]
     hops = np.diff(c.path_start)[path]
     job = np.concatenate([c.fixed_job, np.repeat(c.bundle_job, hops)])
-    link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[path], hops)]])
+    link = np.concatenate([c.fixed_link, c.path_link[concatenate_ranges(c.path_start[path], hops)]])
     sent = np.concatenate([c.fixed_bytes, np.repeat(c.bundle_bytes, hops)])
     count = len(c.link_bytes_per_s)
     # Sum the bytes of each job on each link.
@@ -198,7 +198,7 @@ def demand_of(contention: Contention, chosen: Ints) -> Demand:
     key, total = key[total > 0], total[total > 0]
     delay_s = np.zeros(len(c.jobs))
     np.maximum.at(delay_s, c.bundle_job, c.bundle_messages * c.path_delay_s[path])
-    return Demand(
+    return LinkDemand(
         work_flop=c.work_flop,
         compute_s=c.compute_s,
         start_s=c.start_s,
@@ -231,7 +231,9 @@ def join_parts(parts: Sequence[Contention]) -> Contention:
     )
     have_ends = all(len(p.bundle_source) == len(p.bundle_bytes) for p in parts)
     for name in ("bundle_source", "bundle_target"):
-        arrays[name] = np.concatenate([getattr(p, name) for p in parts]) if have_ends else _nobody()
+        arrays[name] = (
+            np.concatenate([getattr(p, name) for p in parts]) if have_ends else _no_vertices()
+        )
     return replace(first, jobs=tuple(name for part in parts for name in part.jobs), **arrays)
 
 

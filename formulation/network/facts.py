@@ -29,7 +29,7 @@ class Traffics(CellTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standing(Table):
+class StandingNetworkPlan(Table):
     """The network plan in force, by job. A job that is absent has no part in it yet."""
 
     INDEX: ClassVar[str] = "standing"
@@ -41,7 +41,7 @@ class Standing(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Measured(Table):
+class TrafficMeasurements(Table):
     """Measurements of running jobs by agents, one row for each job and node."""
 
     INDEX: ClassVar[str] = "measured"
@@ -54,5 +54,5 @@ class Measured(Table):
 
 
 NO_TRAFFIC: Final = Traffics.from_rows([])
-NO_STANDING: Final = Standing.from_rows([])
-NO_MEASURED: Final = Measured.from_rows([])
+NO_STANDING: Final = StandingNetworkPlan.from_rows([])
+NO_MEASURED: Final = TrafficMeasurements.from_rows([])

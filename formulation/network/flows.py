@@ -11,13 +11,20 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.patterns import Flows, Placed, flows_of
+from tessera.formulation.network.patterns import Flows, PlacedExchange, flows_of
 from tessera.formulation.network.traffic import Traffic
-from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts, sums
-from tessera.formulation.topologies.routes import MOST, Routes, Ways
+from tessera.formulation.tables import (
+    Bools,
+    Floats,
+    Ints,
+    concatenate_ranges,
+    run_starts,
+    sum_by_group,
+)
+from tessera.formulation.topologies.routes import MAX_PATHS, Routes, Ways
 from tessera.formulation.topologies.topology import Topology
 
-_APART: Final = "it is assumed to share no link with another job"
+_SHARES_NO_LINK: Final = "it is assumed to share no link with another job"
 
 Note = tuple[str, str]
 """A job, and a sentence about what the network plan does not cover of it.
@@ -43,11 +50,11 @@ class NetworkJob:
         return sum(len(indices) for _, indices in self.gang)
 
 
-def contention(
+def build_contention(
     topology: Topology,
     jobs: Sequence[NetworkJob],
     *,
-    most: int = MOST,
+    most: int = MAX_PATHS,
     qps_per_connection: int = 1,
     routes: Routes | None = None,
 ) -> tuple[Contention, list[Note]]:
@@ -115,7 +122,7 @@ def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[s
     out = np.flatnonzero(source != target)
     hosts = len(topology.hosts)
     key, which = np.unique(flows.job[out] * hosts + source[out], return_inverse=True)
-    total = sums(which, flows.sent_bytes[out], len(key))
+    total = sum_by_group(which, flows.sent_bytes[out], len(key))
     sent_by_host: list[dict[str, float]] = [{} for _ in jobs]
     for job, at, sent_bytes in zip(
         (key // hosts).tolist(), (key % hosts).tolist(), total, strict=True
@@ -124,15 +131,17 @@ def sent_by_hosts(topology: Topology, jobs: Sequence[NetworkJob]) -> list[dict[s
     return sent_by_host
 
 
-def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed], list[Note]]:
+def _placed(
+    topology: Topology, jobs: Sequence[NetworkJob]
+) -> tuple[list[PlacedExchange], list[Note]]:
     """Return exchanges on vertices, and notes on jobs that are not in the topology."""
     host_of = {name: i for i, name in enumerate(topology.hosts)}
     counts = [len(topology.gpus_of(i)) for i in range(len(host_of))]
-    placed: list[Placed] = []
+    placed: list[PlacedExchange] = []
     notes: list[Note] = []
     for number, job in enumerate(jobs):
         if (problem := _missing(job, host_of, counts)) is not None:
-            notes.append((job.name, f"{problem}; {_APART}"))
+            notes.append((job.name, f"{problem}; {_SHARES_NO_LINK}"))
             continue
         parts = [topology.gpus_of(host_of[host])[list(indices)] for host, indices in job.gang]
         vertex = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -144,7 +153,9 @@ def _placed(topology: Topology, jobs: Sequence[NetworkJob]) -> tuple[list[Placed
                     f"{job.name}: members",
                     f"must be ranks, 0 to {len(vertex) - 1} for {len(vertex)} GPUs",
                 )
-            placed.append(Placed(job=number, exchange=exchange, vertex=vertex[exchange.members]))
+            placed.append(
+                PlacedExchange(job=number, exchange=exchange, vertex=vertex[exchange.members])
+            )
     return placed, notes
 
 
@@ -153,7 +164,7 @@ def _gaps(flows: Flows, ways: Ways, routes: Routes) -> dict[int, str]:
     lost = np.flatnonzero(ways.total == 0)
     numbers, first = np.unique(flows.job[lost], return_index=True)
     return {
-        number: f"{routes.gap(int(flows.source[flow]), int(flows.target[flow]))}; {_APART}"
+        number: f"{routes.gap(int(flows.source[flow]), int(flows.target[flow]))}; {_SHARES_NO_LINK}"
         for number, flow in zip(numbers.tolist(), lost[first].tolist(), strict=True)
     }
 
@@ -199,11 +210,11 @@ def _assembled(
     e = topology.links
     count, links = len(jobs), len(e)
     flow, link = ways.fixed_flow, ways.fixed_link
-    delay_s = sums(flow, e.delay_s[link], len(flows))
+    delay_s = sum_by_group(flow, e.delay_s[link], len(flows))
     carried = [(flows.job[flow], link, flows.sent_bytes[flow])]
     lengths = np.diff(ways.path_start)
     path_of = np.repeat(np.arange(len(lengths)), lengths)
-    path_delay_s = sums(path_of, e.delay_s[ways.path_link], len(lengths))
+    path_delay_s = sum_by_group(path_of, e.delay_s[ways.path_link], len(lengths))
     chooses = ways.choice >= 0
     if topology.adaptive:
         carried.append(_spread(flows, ways, chooses, links))
@@ -229,8 +240,8 @@ def _assembled(
         bundle_start=np.searchsorted(flows.job[bundle], np.arange(count + 1)),
         bundle_bytes=flows.sent_bytes[bundle] / qps,
         bundle_messages=flows.messages[bundle],
-        candidate_start=starts(many),
-        candidate=ranges(ways.choice_start[choice], many),
+        candidate_start=run_starts(many),
+        candidate=concatenate_ranges(ways.choice_start[choice], many),
         path_start=ways.path_start,
         path_link=ways.path_link,
         path_delay_s=path_delay_s,
@@ -251,7 +262,7 @@ def _spread(flows: Flows, ways: Ways, chooses: Bools, links: int) -> tuple[Ints,
     start = np.searchsorted(choice, np.arange(len(many) + 1))
     flow = np.flatnonzero(chooses)
     count = np.diff(start)[ways.choice[flow]]
-    at = ranges(start[ways.choice[flow]], count)
+    at = concatenate_ranges(start[ways.choice[flow]], count)
     flow = np.repeat(flow, count)
     return flows.job[flow], link[at], flows.sent_bytes[flow] * share[at]
 
@@ -270,5 +281,5 @@ def _summed(
     """Return the start of each job's links, the links (rising), and the bytes on each."""
     key = np.concatenate([job * links + link for job, link, _ in carried])
     key, which = np.unique(key, return_inverse=True)
-    sent = sums(which, np.concatenate([b for *_, b in carried]), len(key))
+    sent = sum_by_group(which, np.concatenate([b for *_, b in carried]), len(key))
     return np.searchsorted(key, np.arange(jobs + 1) * links), key % max(links, 1), sent

@@ -25,7 +25,7 @@ from tessera.formulation.network.traffic import Exchange
 from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.topologies.topology import Topology
 
-BELIEVED: Final = 4.0
+MAX_CREDIBLE_FACTOR: Final = 4.0
 """Largest credible factor. A factor above it, or below its inverse, is treated as a mistake.
 
 The cause may be another program's traffic, a period that is not the iteration's, or the estimate of
@@ -33,7 +33,7 @@ The cause may be another program's traffic, a period that is not the iteration's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class TrafficMeasurement:
     """The measurements of one job.
 
     ``sent_bytes`` is by host, for one iteration, and has at least one host. ``period_s`` is the
@@ -44,8 +44,8 @@ class Seen:
     period_s: float | None = None
 
 
-def with_bytes(
-    topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, Seen]
+def correct_bytes(
+    topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, TrafficMeasurement]
 ) -> tuple[list[NetworkJob], list[Note], set[str]]:
     """Return all jobs with measured bytes, notes, and the names of jobs whose measurement is used.
 
@@ -75,8 +75,8 @@ def with_bytes(
         note = f"{_on(ratios)}: {factor:.3g} times the estimate"
         if not is_credible(factor):
             note += (
-                f", which is not credible (more than {BELIEVED:g} times the estimate, or less than a"
-                f" {BELIEVED:g}th of it); the measurement is not used"
+                f", which is not credible (more than {MAX_CREDIBLE_FACTOR:g} times the estimate, or less"
+                f" than a {MAX_CREDIBLE_FACTOR:g}th of it); the measurement is not used"
             )
         else:
             corrected[k] = _scaled(jobs[k], factor)
@@ -87,10 +87,10 @@ def with_bytes(
 
 def is_credible(factor: float) -> bool:
     """Return whether a measurement may differ from its estimate by this factor."""
-    return 1 / BELIEVED <= factor <= BELIEVED
+    return 1 / MAX_CREDIBLE_FACTOR <= factor <= MAX_CREDIBLE_FACTOR
 
 
-def with_times(
+def correct_times(
     contention: Contention, comm_s: Floats, period_s: Floats
 ) -> tuple[Contention, list[Note]]:
     """Return jobs with compute and start scaled so that an iteration alone has the measured period.
@@ -112,7 +112,7 @@ def with_times(
         )
     late = period_s[known] < comm_s[known]
     factor = np.where(late, 0.0, np.minimum(by_compute, by_start))
-    good = (factor >= 1 / BELIEVED) & (factor <= BELIEVED)
+    good = (factor >= 1 / MAX_CREDIBLE_FACTOR) & (factor <= MAX_CREDIBLE_FACTOR)
     at = known[good]
     compute_s[at] *= factor[good]
     start_s[at] *= factor[good]

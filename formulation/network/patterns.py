@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.network.traffic import Exchange, Pattern
-from tessera.formulation.tables import Floats, Ints, ranges, sums
+from tessera.formulation.tables import Floats, Ints, concatenate_ranges, sum_by_group
 
-LEAST_BYTES: Final = 1e-6
+MIN_FLOW_BYTES: Final = 1e-6
 """Smallest flow in bytes. Anything less counts as nothing, so that intensity stays a finite number.
 
 Intensity is work divided by seconds of traffic.
@@ -34,7 +34,7 @@ class Flows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placed:
+class PlacedExchange:
     """An exchange of a job whose GPUs are known."""
 
     job: int
@@ -73,7 +73,7 @@ class _Blocks:
     size: Ints  # (B,)
 
 
-def flows_of(placed: Sequence[Placed], host: Ints) -> Flows:
+def flows_of(placed: Sequence[PlacedExchange], host: Ints) -> Flows:
     """Return the flows of exchanges, sorted. Flows of one job with the same ends are merged.
 
     Args:
@@ -88,7 +88,7 @@ def flows_of(placed: Sequence[Placed], host: Ints) -> Flows:
     return _merged(parts, len(host))
 
 
-def _pairs(placed: Placed) -> Flows:
+def _pairs(placed: PlacedExchange) -> Flows:
     """Return the flows of a chain (each to the next and back), or of all members to all others."""
     size = placed.vertex.shape[1]
     place = np.arange(size)
@@ -107,7 +107,7 @@ def _pairs(placed: Placed) -> Flows:
     )
 
 
-def _groups(rings: Sequence[Placed]) -> _Groups:
+def _groups(rings: Sequence[PlacedExchange]) -> _Groups:
     counts = np.array([p.vertex.shape[0] for p in rings])
     sizes = np.repeat([p.vertex.shape[1] for p in rings], counts)
     return _Groups(
@@ -151,7 +151,7 @@ def _within(groups: _Groups, blocks: _Blocks) -> Flows:
     """
     several = np.flatnonzero(blocks.size > 1)
     size, start = blocks.size[several], blocks.start[several]
-    place = ranges(np.zeros_like(size), size)
+    place = concatenate_ranges(np.zeros_like(size), size)
     block = np.repeat(np.arange(len(several)), size)
     source = blocks.vertex[start[block] + place]
     target = blocks.vertex[start[block] + (place + 1) % size[block]]
@@ -176,7 +176,12 @@ def _across(groups: _Groups, blocks: _Blocks) -> Flows:
     none = np.zeros_like(m)
     # Cut the line of m * n units at the boundaries of the senders (n) and the receivers (m).
     pair = np.concatenate([np.repeat(np.arange(len(m)), m), np.repeat(np.arange(len(m)), n)])
-    cut = np.concatenate([ranges(none, m) * np.repeat(n, m), ranges(none, n) * np.repeat(m, n)])
+    cut = np.concatenate(
+        [
+            concatenate_ranges(none, m) * np.repeat(n, m),
+            concatenate_ranges(none, n) * np.repeat(m, n),
+        ]
+    )
     whole = m * n  # length of the line in units
     longest = int(whole.max(initial=0)) + 1
     key = np.sort(pair * longest + cut)  # np.unique would hash first, at twice the time
@@ -201,7 +206,7 @@ def _merged(parts: Sequence[Flows], vertices: int) -> Flows:
         for name in ("job", "source", "target", "messages")
     )
     sent = np.concatenate([none, *(p.sent_bytes for p in parts)])
-    real = np.flatnonzero((sent >= LEAST_BYTES) & (source != target))
+    real = np.flatnonzero((sent >= MIN_FLOW_BYTES) & (source != target))
     key = (job[real] * vertices + source[real]) * vertices + target[real]
     key, which = np.unique(key, return_inverse=True)
     pair = key % (vertices * vertices)
@@ -209,6 +214,6 @@ def _merged(parts: Sequence[Flows], vertices: int) -> Flows:
         job=key // (vertices * vertices),
         source=pair // vertices,
         target=pair % vertices,
-        sent_bytes=sums(which, sent[real], len(key)),
+        sent_bytes=sum_by_group(which, sent[real], len(key)),
         messages=np.bincount(which, messages[real], minlength=len(key)).astype(np.int64),
     )

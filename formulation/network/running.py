@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.lifecycle import ACTIVE
-from tessera.formulation.network.measured import Seen
+from tessera.formulation.network.measured import TrafficMeasurement
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.policy import Policy
@@ -19,7 +19,7 @@ from tessera.formulation.values import CellKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningJob:
     """A job on its GPUs."""
 
     job: int
@@ -30,7 +30,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class TrafficObservations:
     """The measurements by agents of the allocations of running jobs, and the jobs to measure next.
 
     ``unmeasured`` has (seconds left, job) of jobs on several nodes that have no measurement yet but
@@ -39,15 +39,15 @@ class Observed:
     measured.
     """
 
-    seen: Mapping[int, Seen]  # by job
+    seen: Mapping[int, TrafficMeasurement]  # by job
     unmeasured: Sequence[tuple[float, int]]
 
 
-def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Running]:
+def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[RunningJob]:
     """Return the jobs that run once a round's decisions are carried out."""
     generation, since_s = snapshot.jobs.generation, snapshot.jobs.since_s
     return [
-        Running(
+        RunningJob(
             job=d.job,
             generation=int(generation[d.job]) + (d.kind in CHANGES_GPUS),
             gang=d.gang,
@@ -59,14 +59,14 @@ def running_after(snapshot: Snapshot, decisions: Iterable[Decision]) -> list[Run
     ]
 
 
-def running_now(snapshot: Snapshot) -> list[Running]:
+def running_now(snapshot: Snapshot) -> list[RunningJob]:
     """Return the jobs that own GPUs."""
     jobs = snapshot.jobs
     active = jobs.among(ACTIVE)
     gangs = {job: g for job, g in sorted(current_gangs(snapshot).items()) if active[job]}
     cells = jobs.keys(np.array(list(gangs), dtype=np.int64))
     return [
-        Running(
+        RunningJob(
             job=job,
             generation=int(jobs.generation[job]),
             gang=gang,
@@ -77,7 +77,9 @@ def running_now(snapshot: Snapshot) -> list[Running]:
     ]
 
 
-def observe_traffic(snapshot: Snapshot, running: Sequence[Running], policy: Policy) -> Observed:
+def observe_traffic(
+    snapshot: Snapshot, running: Sequence[RunningJob], policy: Policy
+) -> TrafficObservations:
     """Return the measurements of these jobs' traffic, and the jobs that should be measured."""
     m = snapshot.measured
     now = {(r.job, r.generation) for r in running}
@@ -90,22 +92,22 @@ def observe_traffic(snapshot: Snapshot, running: Sequence[Running], policy: Poli
         for r in running
         if r.gang.nodes > 1 and r.job not in rows
     ]
-    return Observed(
+    return TrafficObservations(
         seen={job: _seen(snapshot, of_job) for job, of_job in rows.items()},
         unmeasured=sorted((left_s, job) for left_s, job in waiting if left_s > 0),
     )
 
 
-def _seen(snapshot: Snapshot, rows: list[int]) -> Seen:
+def _seen(snapshot: Snapshot, rows: list[int]) -> TrafficMeasurement:
     m = snapshot.measured
     own = [row for row in rows if m.unhindered[row]]
-    return Seen(
+    return TrafficMeasurement(
         sent_bytes={snapshot.nodes.name[m.node[row]]: float(m.sent_bytes[row]) for row in rows},
         period_s=float(np.median(m.period_s[own])) if own else None,
     )
 
 
-def traffics(snapshot: Snapshot, running: Sequence[Running]) -> dict[int, Traffic]:
+def traffic_by_job(snapshot: Snapshot, running: Sequence[RunningJob]) -> dict[int, Traffic]:
     """Return the traffic of each running job's Cell, by job, if it is known.
 
     If a Cell has several shapes, the job's own is used, else the first, as execution plans differ

@@ -16,10 +16,10 @@ from tessera.formulation.errors import InvalidInput
 CODE_POINTS = 64
 PRIORITIES = 8
 
-SHOWN = 10
+MAX_NAMED_JOBS = 10
 """Largest number of jobs that a remark names."""
 
-RESERVED: Mapping[int, str] = {
+RESERVED_TAGS: Mapping[int, str] = {
     0: "unmarked traffic",
     1: "lower effort (RFC 8622), which switches may serve last",
     26: "the mark that vendors' RoCE guides give all RDMA traffic (NCCL_IB_TC 104 to 107)",
@@ -35,14 +35,14 @@ CONTROL_TAG = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class FabricCapabilities:
     """The capabilities of NICs and switches.
 
     ``priorities`` are those that jobs may use. The one served last is first.
     """
 
     priorities: tuple[int, ...] = tuple(range(PRIORITIES))
-    reserved: Mapping[int, str] = field(default_factory=lambda: dict(RESERVED))
+    reserved: Mapping[int, str] = field(default_factory=lambda: dict(RESERVED_TAGS))
     control_tag: int = CONTROL_TAG
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TagSettings:
     """The settings for a node to carry out: a tag for each job, a priority for each tag.
 
     ``remarks`` states in sentences what was not possible, e.g. that jobs share a tag.
@@ -100,9 +100,9 @@ def assign_tags(
     levels: int,
     tags: Mapping[str, int] | None = None,
     *,
-    fabric: Fabric | None = None,
+    fabric: FabricCapabilities | None = None,
     spare: int = 8,
-) -> Settings:
+) -> TagSettings:
     """Return a tag for each job in ``levels_of`` (0 to ``levels`` - 1, the higher is served first).
 
     A job in ``tags`` keeps its tag, even if its level has changed. Other jobs get a free tag, the
@@ -116,7 +116,7 @@ def assign_tags(
     Raises:
         InvalidInput: a level, or a tag of a running job, does not exist.
     """
-    fabric = fabric or Fabric()
+    fabric = fabric or FabricCapabilities()
     before = tags or {}
     for level in {0, *levels_of.values()}:
         fabric.priority(level, levels)
@@ -144,7 +144,7 @@ def assign_tags(
         carried[given[job]] = max(level, carried.get(given[job], level))
     priorities = {tag: fabric.priority(level, levels) for tag, level in carried.items()}
     priorities[fabric.control_tag] = fabric.control_priority
-    return Settings(
+    return TagSettings(
         tags=given,
         priorities=dict(sorted(priorities.items())),
         control_tag=fabric.control_tag,
@@ -178,7 +178,7 @@ def _sharing(at: Mapping[int, set[str]], levels_of: Mapping[str, int]) -> Iterab
         yield f"jobs {_named(jobs)} share DSCP tag {tag} at level {carried}{rest}"
 
 
-def _misplaced(at: Mapping[int, set[str]], fabric: Fabric) -> Iterable[str]:
+def _misplaced(at: Mapping[int, set[str]], fabric: FabricCapabilities) -> Iterable[str]:
     for tag, jobs in sorted(at.items()):
         why = fabric.reserved.get(tag, "control messages" if tag == fabric.control_tag else "")
         if why:
@@ -186,5 +186,7 @@ def _misplaced(at: Mapping[int, set[str]], fabric: Fabric) -> Iterable[str]:
 
 
 def _named(jobs: Collection[str]) -> str:
-    shown = ", ".join(sorted(jobs)[:SHOWN])
-    return f"{shown} and {len(jobs) - SHOWN:,} more" if len(jobs) > SHOWN else shown
+    shown = ", ".join(sorted(jobs)[:MAX_NAMED_JOBS])
+    return (
+        f"{shown} and {len(jobs) - MAX_NAMED_JOBS:,} more" if len(jobs) > MAX_NAMED_JOBS else shown
+    )

@@ -16,10 +16,10 @@ from tessera.formulation.documents import CELL_TRAFFIC, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Ints
 
-MOST_FLOP: Final = 1e30
-SHORTEST_S: Final = 1e-9
-LONGEST_S: Final = 1e9
-MOST_BYTES: Final = 1e21
+MAX_FLOP: Final = 1e30
+MIN_ITERATION_S: Final = 1e-9
+MAX_ITERATION_S: Final = 1e9
+MAX_BYTES: Final = 1e21
 """Largest number of bytes that an iteration can send.
 
 The limits above are on its work and its length. A value beyond them is a mistake, and would spoil
@@ -56,10 +56,8 @@ class Exchange:
             raise InvalidInput(
                 "members", f"has {self.members.ndim} axes; it must be [groups, size]"
             )
-        if not 0 <= self.sent_bytes <= MOST_BYTES or self.messages < 0:
-            raise InvalidInput(
-                "sent_bytes", f"must be 0 to {MOST_BYTES:g}, and messages at least 0"
-            )
+        if not 0 <= self.sent_bytes <= MAX_BYTES or self.messages < 0:
+            raise InvalidInput("sent_bytes", f"must be 0 to {MAX_BYTES:g}, and messages at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,11 @@ class Traffic:
 
 
 def _check_times(work_flop: float, compute_s: float, start_s: float) -> None:
-    if not 0 <= work_flop <= MOST_FLOP:
-        raise InvalidInput("work_flop", f"is {work_flop}; it must be 0 to {MOST_FLOP:g}")
-    if not SHORTEST_S <= compute_s <= LONGEST_S:
+    if not 0 <= work_flop <= MAX_FLOP:
+        raise InvalidInput("work_flop", f"is {work_flop}; it must be 0 to {MAX_FLOP:g}")
+    if not MIN_ITERATION_S <= compute_s <= MAX_ITERATION_S:
         raise InvalidInput(
-            "compute_s", f"is {compute_s}; it must be {SHORTEST_S:g} to {LONGEST_S:g}"
+            "compute_s", f"is {compute_s}; it must be {MIN_ITERATION_S:g} to {MAX_ITERATION_S:g}"
         )
     if not 0 <= start_s <= compute_s:
         raise InvalidInput(
@@ -152,7 +150,7 @@ class CellTraffic:
         return sum(stage.gpus for stage in self.stages)
 
     def to_json(self) -> str:
-        """Return the traffic as a line that ``cell_traffic`` reads. Default amounts are left out."""
+        """Return the traffic as a line that ``parse_cell_traffic`` reads. Default amounts are left out."""
         stages = [
             {
                 f.name: getattr(stage, f.name)
@@ -184,7 +182,7 @@ class CellTraffic:
         )
 
 
-def cell_traffic(text: str) -> CellTraffic:
+def parse_cell_traffic(text: str) -> CellTraffic:
     """Return the traffic that ``CellTraffic.to_json`` wrote.
 
     Raises:
@@ -213,7 +211,7 @@ class DescribedTraffic:
     @cached_property
     def cell(self) -> CellTraffic:
         """The traffic of the Cell. Raises InvalidInput if the document does not describe any."""
-        return cell_traffic(self.document)
+        return parse_cell_traffic(self.document)
 
     @cached_property
     def traffic(self) -> Traffic:

@@ -19,27 +19,28 @@ from tessera.formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
 from tessera.formulation.grammar import Stage
 from tessera.formulation.objectives.completion import (
     balance_throughput_and_completion,
-    completion_time,
-    makespan,
+    completion_values,
+    makespan_levels,
 )
-from tessera.formulation.objectives.cost import cost, jobs_running, priced_and_fast_enough
+from tessera.formulation.objectives.cost import cost_values, jobs_running, priced_and_fast_enough
 from tessera.formulation.objectives.fairness import finish_time_fairness, max_min
-from tessera.formulation.objectives.owed import jobs_without_weight_wait
-from tessera.formulation.objectives.throughput import throughput
-from tessera.formulation.objectives.values import Valued
-from tessera.formulation.problem import VALUE_SCALE, bounded_worth, scale_values
+from tessera.formulation.objectives.obligations import jobs_without_weight_wait
+from tessera.formulation.objectives.throughput import throughput_values
+from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.problem import VALUE_SCALE, bound_values, scale_values
 
-LINEAR_VALUES: Final[dict[str, Callable[[Draft], Valued]]] = {
-    "throughput": throughput,
-    "deadline": throughput,  # deadlines are promises, kept by rows; throughput decides among what keeps them
-    "jct": completion_time,
+LINEAR_VALUES: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
+    "throughput": throughput_values,
+    # deadlines are promises, kept by rows; throughput decides among what keeps them
+    "deadline": throughput_values,
+    "jct": completion_values,
     "balanced": balance_throughput_and_completion,
-    "cost": cost,
+    "cost": cost_values,
 }
 LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {
     "finish-time-fairness": finish_time_fairness,
     "max-min": max_min,
-    "makespan": makespan,
+    "makespan": makespan_levels,
 }
 NEEDS: Final[dict[str, Callable[[Draft], Draft]]] = {"cost": priced_and_fast_enough}
 
@@ -89,7 +90,7 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
     gross = reduce(np.add, [weight * v.gross for weight, v in parts])
     price = reduce(np.add, [weight * v.price for weight, v in parts])
-    gross, price = bounded_worth(gross, price, scale, draft.job_start)
+    gross, price = bound_values(gross, price, scale, draft.job_start)
     value, charged = scale_values(gross, scale), scale_values(price, scale)
     return Linear(
         name=stage.name,

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
-from tessera.formulation.objectives.values import Valued, make_levels
+from tessera.formulation.objectives.values import ColumnValues, make_levels
 from tessera.formulation.problem import VALUE_SCALE
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Floats
@@ -23,7 +23,7 @@ In a horizon, a job with months to go does only a thousandth. That value must ke
 """
 
 
-def completion_time(draft: Draft) -> Valued:
+def completion_values(draft: Draft) -> ColumnValues:
     """Return the share of each job's weight that a column finishes in a restart horizon (Eq. 10).
 
     Taking the greatest weight over remaining time first is Smith's rule for the weighted mean
@@ -32,7 +32,7 @@ def completion_time(draft: Draft) -> Valued:
     return _valued(draft, 1.0, "jobs finished in a horizon", JCT_SCALE)
 
 
-def balance_throughput_and_completion(draft: Draft) -> Valued:
+def balance_throughput_and_completion(draft: Draft) -> ColumnValues:
     """Return the geometric mean of throughput and completion time on each column (Eq. 10a).
 
     If jobs with speed-up n^p share GPUs, the mean completion time is least with weights near
@@ -43,14 +43,14 @@ def balance_throughput_and_completion(draft: Draft) -> Valued:
     return _valued(draft, 0.5, "sqrt(throughput x jobs finished in a horizon)", 10 * VALUE_SCALE)
 
 
-def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
+def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> ColumnValues:
     policy = draft.policy
     with np.errstate(invalid="ignore"):
         remaining_s = work_left(draft.snapshot) / draft.unit_rate
         value = draft.weight / draft.unit_rate
         value *= (policy.restart_horizon_s / np.maximum(remaining_s, policy.round_s)) ** exponent
     gross = value[draft.job] * draft.rate
-    return Valued(
+    return ColumnValues(
         gross=gross,
         price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
         unit=unit,
@@ -58,7 +58,7 @@ def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> Valued:
     )
 
 
-def restart_paid_s(draft: Draft) -> Floats:
+def restart_loss_s(draft: Draft) -> Floats:
     """Return the seconds that each column loses to a restart, float64[columns].
 
     It is 0 for a column that runs already.
@@ -74,7 +74,7 @@ def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
     waiting.
     """
     jobs, job, round_s = draft.snapshot.jobs, draft.job, draft.policy.round_s
-    work, paid = work_left(draft.snapshot), restart_paid_s(draft)
+    work, paid = work_left(draft.snapshot), restart_loss_s(draft)
     left = np.maximum(0.0, work[job] - draft.rate * np.maximum(0.0, round_s - paid))
     with np.errstate(invalid="ignore"):
         stays = paid + work[job] / draft.rate
@@ -83,7 +83,7 @@ def time_to_finish_s(draft: Draft, later: Floats) -> tuple[Floats, Floats]:
     return np.minimum(stays, changes), waits
 
 
-def makespan(draft: Draft) -> Levels:
+def makespan_levels(draft: Draft) -> Levels:
     """Return the seconds until each job ends, at its expected rate after this round (Eq. 18)."""
     level, waiting = time_to_finish_s(draft, draft.expected_rate)
     return make_levels(draft, name="makespan", unit="s", level=level, waiting=waiting)

@@ -8,13 +8,13 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
-from tessera.formulation.objectives.owed import must_keep_running
-from tessera.formulation.objectives.values import Valued
-from tessera.formulation.problem import VALUE_SCALE, bounded_worth, jobwise, scale_values
+from tessera.formulation.objectives.obligations import must_keep_running
+from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.problem import VALUE_SCALE, bound_values, reduce_by_job, scale_values
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.tables import Bools, Floats
 
-_FORGIVEN: Final = 1e-9
+_RATE_TOLERANCE: Final = 1e-9
 """Relative rounding error of a rate that still counts as reaching the floor."""
 
 
@@ -26,13 +26,13 @@ def price_of_gpu(draft: Draft) -> Floats:
     return np.array([t.dollars_per_hour for t in types])
 
 
-def cost(draft: Draft) -> Valued:
+def cost_values(draft: Draft) -> ColumnValues:
     """Return the cost of each column's GPUs as a loss (Eq. 11).
 
     A start also costs its restart share.
     """
     spent = draft.gpus * price_of_gpu(draft)[draft.gpu_type]
-    return Valued(
+    return ColumnValues(
         gross=-spent,
         price=np.where(draft.starts, spent * draft.restart_share[draft.job], 0.0),
         unit="kW" if draft.policy.cost_of == "watts" else "dollars/h",
@@ -42,7 +42,7 @@ def cost(draft: Draft) -> Valued:
 def jobs_running(draft: Draft) -> Linear:
     """Return the goal that jobs of the greatest total weight run, on any columns (Eq. 12)."""
     scale, none = float(VALUE_SCALE), np.zeros(len(draft.job))
-    value, _ = bounded_worth(draft.weight[draft.job], none, scale, draft.job_start)
+    value, _ = bound_values(draft.weight[draft.job], none, scale, draft.job_start)
     return Linear(
         name="jobs running",
         unit="weight",
@@ -60,10 +60,10 @@ def priced_and_fast_enough(draft: Draft) -> Draft:
     of a job that must keep running stays.
     """
     unpriced = price_of_gpu(draft)[draft.gpu_type] == 0
-    best = jobwise(np.maximum, draft.rate, draft.job_start)
+    best = reduce_by_job(np.maximum, draft.rate, draft.job_start)
     with np.errstate(invalid="ignore"):
         floor = draft.policy.rate_floor * np.minimum(draft.requested_rate, best)
-        slow = draft.rate < floor[draft.job] * (1 - _FORGIVEN)
+        slow = draft.rate < floor[draft.job] * (1 - _RATE_TOLERANCE)
     stays = np.zeros(len(draft.cell), dtype=np.bool_)
     stays[draft.current[must_keep_running(draft) & (draft.current >= 0)]] = True
     keep = ~(unpriced | slow) | stays

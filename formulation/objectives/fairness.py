@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.cells import find_undominated, undominated_from
+from tessera.formulation.cells import find_undominated, find_undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
 from tessera.formulation.lifecycle import SCHEDULABLE
-from tessera.formulation.objectives.completion import restart_paid_s, time_to_finish_s
+from tessera.formulation.objectives.completion import restart_loss_s, time_to_finish_s
 from tessera.formulation.objectives.values import make_levels
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -40,7 +40,7 @@ def max_min(draft: Draft) -> Levels:
     the seconds that one effective GPU would need for the same work.
     """
     jobs, job = draft.snapshot.jobs, draft.job
-    runs_s = np.maximum(0.0, draft.policy.round_s - restart_paid_s(draft))
+    runs_s = np.maximum(0.0, draft.policy.round_s - restart_loss_s(draft))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         served = draft.rate / draft.unit_rate[job] * runs_s
         level = -(jobs.service_gpu_s[job] + served) / draft.weight[job]
@@ -105,7 +105,7 @@ def _cells_of(
     """
     table = draft.cells
     if min_gpus > 1:  # larger Cells that a smaller one dominates are needed too
-        cells = undominated_from(table, workload, min_gpus)
+        cells = find_undominated_from(table, workload, min_gpus)
     else:
         first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
         cells = first + np.flatnonzero(useful[first:last])

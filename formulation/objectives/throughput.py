@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.objectives.values import Valued
+from tessera.formulation.objectives.values import ColumnValues
 from tessera.formulation.problem import VALUE_SCALE
 
 
-def throughput(draft: Draft) -> Valued:
+def throughput_values(draft: Draft) -> ColumnValues:
     """Return w_j r_c / u_j of each column, its effective GPUs. A restart costs the share s_j of it.
 
     Arena sums raw samples/s, which favors small models. So does ``policy.raw_throughput``.
@@ -18,7 +18,7 @@ def throughput(draft: Draft) -> Valued:
     unit_of = np.ones(len(draft.unit_rate)) if raw else draft.unit_rate
     with np.errstate(invalid="ignore"):
         gross = draft.weight[draft.job] * draft.rate / unit_of[draft.job]
-    return Valued(
+    return ColumnValues(
         gross=gross,
         price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
         unit="samples/s" if raw else "effective GPUs",

@@ -13,7 +13,7 @@ from tessera.formulation.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Valued:
+class ColumnValues:
     """The value of each column in ``unit``, float64[columns].
 
     ``gross`` is the value of the column once it runs. ``price`` is the cost of its start, move or

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.moments import rfc3339
+from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.reasons import Reason, ReasonCode
 
 FIRST_S: Final = 30.0
@@ -36,17 +36,20 @@ def failed_jobs_wait(draft: Draft) -> Draft:
     jobs = draft.snapshot.jobs
     waits = np.flatnonzero((jobs.retry_s > draft.snapshot.now_s) & draft.has_columns).tolist()
     return draft.without(
-        {job: backs_off(int(jobs.failures[job]), float(jobs.retry_s[job])) for job in waits}
+        {job: back_off_reason(int(jobs.failures[job]), float(jobs.retry_s[job])) for job in waits}
     )
 
 
-def backs_off(failures: int, retry_s: float, error: str = "") -> Reason:
+def back_off_reason(failures: int, retry_s: float, error: str = "") -> Reason:
     """Return the reason for a job that failed and is tried again at ``retry_s``.
 
     ``failures`` is the number of consecutive failures. ``error`` is the last error. If it is "",
     the reason does not repeat it.
     """
-    times, retry = "once" if failures == 1 else f"{failures} times in a row", rfc3339(retry_s)
+    times, retry = (
+        "once" if failures == 1 else f"{failures} times in a row",
+        format_rfc3339(retry_s),
+    )
     short = error if len(error) <= MAX_ERROR_CHARS else f"{error[:MAX_ERROR_CHARS]}..."
     last = f", the last time with: {short}" if short else ""
     return Reason(
@@ -58,7 +61,7 @@ def backs_off(failures: int, retry_s: float, error: str = "") -> Reason:
     )
 
 
-def tried_next() -> Reason:
+def back_off_over_reason() -> Reason:
     """Return the reason for a job whose back-off has ended since the last round."""
     return Reason(
         code=ReasonCode.BACK_OFF,

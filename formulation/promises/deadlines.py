@@ -11,10 +11,10 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import reserve_columns, spare_gpus, staying
-from tessera.formulation.moments import rfc3339
-from tessera.formulation.policy import KEEP
-from tessera.formulation.problem import Row, RowKind
+from tessera.formulation.lookahead import rates_if_kept, reserve_columns, spare_gpus
+from tessera.formulation.moments import format_rfc3339
+from tessera.formulation.policy import KEEP_MODE
+from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.guarantee import ROUNDING
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.rates import work_left
@@ -51,7 +51,7 @@ def fast_enough_from_now_on(draft: Draft) -> Draft:
     serves are dropped early (Crius section 8.5).
     """
     jobs = draft.snapshot.jobs
-    fast = in_time(draft)
+    fast = finishes_in_time(draft)
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
     served = np.zeros(len(jobs), dtype=np.bool_)
     served[draft.job[fast]] = True
@@ -85,7 +85,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     """
     jobs = draft.snapshot.jobs
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
-    out = dated & ~admission.admitted & _new(draft) & (draft.policy.deadline_mode != KEEP)
+    out = dated & ~admission.admitted & _new(draft) & (draft.policy.deadline_mode != KEEP_MODE)
     out[list(admission.given_up)] = False
     draft = _refused(draft, admission, out)
     draft = replace(draft, lapsed=draft.lapsed | admission.given_up)
@@ -133,7 +133,7 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     length_s = until_s - snapshot.now_s
     after_s = length_s - float(snapshot.jobs.restart_s[job])
     rate, current = draft.rate[span], int(draft.current[job]) - columns.start
-    stay_rate, lag_s = staying(draft, np.array([job]))
+    stay_rate, lag_s = rates_if_kept(draft, np.array([job]))
     own = _certified(draft, admission, job) - columns.start
     if own >= 0 and not (admission.binding or snapshot.jobs.admitted[job]):
         # If it could grow, this round's objective would move it, and the next round's plan again.
@@ -191,7 +191,7 @@ def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
     own_starts_s = admission.legs.start_s[admission.legs.job == job]
     if not len(own_starts_s) or own_starts_s.min() <= draft.snapshot.now_s + _NOW_S:
         return None
-    start = rfc3339(float(own_starts_s.min()))
+    start = format_rfc3339(float(own_starts_s.min()))
     bound = admission.binding or draft.snapshot.jobs.admitted[job]
     plan = "the job's deadline is promised, and its schedule" if bound else "this round's schedule"
     return Reason(
@@ -219,7 +219,7 @@ def _refused(draft: Draft, admission: Admission, out: Bools) -> Draft:
 def _refusal(draft: Draft, earliest_s: float, job: int) -> Reason:
     deadline = _deadline(draft, job)
     known = math.isfinite(earliest_s)
-    earliest = rfc3339(earliest_s) if known else ""
+    earliest = format_rfc3339(earliest_s) if known else ""
     advice = f"; the earliest deadline that would be met is {earliest}" if known else ""
     return Reason(
         code=ReasonCode.DEADLINE_REFUSED,
@@ -247,7 +247,7 @@ def _dropped(draft: Draft, late: Bools) -> Draft:
 
 
 def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
-    deadline_s, finish = float(draft.snapshot.jobs.deadline_s[job]), rfc3339(finish_s)
+    deadline_s, finish = float(draft.snapshot.jobs.deadline_s[job]), format_rfc3339(finish_s)
     past, deadline = deadline_s <= draft.snapshot.now_s, _deadline(draft, job)
     return Reason(
         code=ReasonCode.DEADLINE_PAST if past else ReasonCode.DEADLINE_UNREACHABLE,
@@ -259,7 +259,7 @@ def _too_late(draft: Draft, finish_s: float, job: int) -> Reason:
     )
 
 
-def in_time(draft: Draft) -> Bools:
+def finishes_in_time(draft: Draft) -> Bools:
     """Return whether each column would finish its job by its deadline, bool[columns] (Eq. 20)."""
     jobs = draft.snapshot.jobs
     left_s = (jobs.deadline_s - draft.snapshot.now_s)[draft.job]
@@ -291,7 +291,7 @@ def _rate_and_pause(draft: Draft) -> tuple[Floats, Floats]:
     """Return samples/s of each column and the seconds before it trains, both float64[columns]."""
     rate, pause_s = np.array(draft.rate), draft.snapshot.jobs.restart_s[draft.job]
     dated = np.flatnonzero(np.isfinite(draft.snapshot.jobs.deadline_s) & (draft.current >= 0))
-    stay_rate, lag_s = staying(draft, dated)
+    stay_rate, lag_s = rates_if_kept(draft, dated)
     rate[draft.current[dated]], pause_s[draft.current[dated]] = stay_rate[dated], lag_s[dated]
     return rate, pause_s
 
@@ -352,7 +352,7 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
             kept = np.where(steady[draft.job[column]], least[draft.job[column]], draft.gpus[column])
             rows.append(
                 RowUse(
-                    row=Row(
+                    row=CouplingRow(
                         kind=RowKind.CERTIFICATES, subject=gpu_type.name, capacity=int(spare[kind])
                     ),
                     column=column,
@@ -364,4 +364,4 @@ def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Dr
 
 def _deadline(draft: Draft, job: int) -> str:
     """Return the deadline of ``job`` to the second, as it is shown for the job itself."""
-    return rfc3339(math.floor(draft.snapshot.jobs.deadline_s[job]))
+    return format_rfc3339(math.floor(draft.snapshot.jobs.deadline_s[job]))

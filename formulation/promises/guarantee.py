@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.draft import Draft
-from tessera.formulation.problem import jobwise
+from tessera.formulation.problem import reduce_by_job
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
@@ -31,12 +31,12 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
     take one of these. A launched job that was placed on a slower shape is only guaranteed that
     shape's rate. Source: Morphling sections 5.1 and 5.2.
     """
-    guaranteed = owed_a_rate(draft)
+    guaranteed = has_guaranteed_rate(draft)
     if not guaranteed.any():
         return draft
     floor = request_rate(draft)
     enough = draft.rate >= floor[draft.job] * (1 - ROUNDING)  # false where the floor is NaN
-    reached = jobwise(np.maximum, enough.astype(np.float64), draft.job_start) > 0
+    reached = reduce_by_job(np.maximum, enough.astype(np.float64), draft.job_start) > 0
     runs = is_launched(draft.snapshot)
     behind = guaranteed & runs & ~reached
     stays = draft.current >= 0
@@ -51,7 +51,7 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
     return replace(draft, least_rate=np.maximum(draft.least_rate, least))
 
 
-def owed_a_rate(draft: Draft) -> Bools:
+def has_guaranteed_rate(draft: Draft) -> Bools:
     """Return whether each job is guaranteed and not waived, bool[jobs]."""
     return draft.snapshot.jobs.guaranteed & draft.promisable
 
@@ -96,7 +96,7 @@ def min_demand(draft: Draft) -> Ints:
 
 def _cells_of_all_nodes(draft: Draft) -> Cells:
     nodes = draft.snapshot.nodes
-    if nodes.schedulable.all() or not owed_a_rate(draft).any():
+    if nodes.schedulable.all() or not has_guaranteed_rate(draft).any():
         return draft.cells
     whole = replace(nodes, schedulable=np.ones(len(nodes), dtype=np.bool_))
     return build_cells(replace(draft.snapshot, nodes=whole))
@@ -107,7 +107,7 @@ def _requests(draft: Draft) -> Iterator[tuple[Ints, int, int, int]]:
 
     Only the requests of guaranteed jobs count.
     """
-    owed, jobs = np.flatnonzero(owed_a_rate(draft)), draft.snapshot.jobs
+    owed, jobs = np.flatnonzero(has_guaranteed_rate(draft)), draft.snapshot.jobs
     keys = np.stack([jobs.workload[owed], jobs.requested_gpus[owed], jobs.requested_type[owed]])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")

@@ -13,7 +13,7 @@ from tessera.formulation.problem import RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Floats, Ints
 
-NOWHERE: Final = np.iinfo(np.int64).max
+NO_COLUMN_GPUS: Final = np.iinfo(np.int64).max
 """GPUs that a job needs of a type on which it has no column."""
 
 Release = tuple[int, int]
@@ -69,7 +69,7 @@ class Packing:
 
     def _smallest(self) -> Ints:
         """Return the fewest GPUs that each job needs of each type, int64[jobs, types]."""
-        need = np.full((len(self.column), self._types), NOWHERE)
+        need = np.full((len(self.column), self._types), NO_COLUMN_GPUS)
         np.minimum.at(need, (self.draft.job, self.draft.gpu_type), self.draft.gpus)
         return need
 
@@ -80,7 +80,7 @@ class Packing:
         witness = draft.witness if draft.witness is not None else np.full(len(current), -1)
         # Running jobs are seated before waiting ones, and large jobs before small ones.
         for job in must[
-            np.lexsort((-self.need[must].min(axis=1, initial=NOWHERE), current[must] < 0))
+            np.lexsort((-self.need[must].min(axis=1, initial=NO_COLUMN_GPUS), current[must] < 0))
         ].tolist():
             stays, column = int(current[job]), int(witness[job])
             if column < 0 or not self.fits(job, column):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.promises.guarantee import owed_a_rate
+from tessera.formulation.promises.guarantee import has_guaranteed_rate
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
-from tessera.formulation.promises.reservation import ReservedFor, overdue, reservation
+from tessera.formulation.promises.reservation import ReservationResult, is_overdue, reserve_gpus
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.tables import Bools, Floats
 
@@ -22,7 +22,7 @@ def guaranteed_jobs_within_quota_start(draft: Draft) -> Draft:
     promise is never broken for them. Best-effort jobs give way. Source: Morphling section 5.2,
     Algorithm 1, lines 2 and 3.
     """
-    starts = np.flatnonzero(_startable(draft) & owed_a_rate(draft))
+    starts = np.flatnonzero(_startable(draft) & has_guaranteed_rate(draft))
     if not len(starts):
         return draft
     packing = Packing(draft, _everyone_yields_to(draft, starts.tolist()))
@@ -55,7 +55,7 @@ def queues_launch_in_order(draft: Draft) -> Draft:
         return draft
     order = np.lexsort((starts, draft.snapshot.jobs.queued_s[starts], queue[starts]))
     taken: list[int] = []
-    blocked, reserved, late = -1, ReservedFor(draft), overdue(draft)
+    blocked, reserved, late = -1, ReservationResult(draft), is_overdue(draft)
     for job in starts[order].tolist():
         # Jobs of lower queues stay behind the blocked job.
         if blocked >= 0 and queue[job] > queue[blocked]:
@@ -66,7 +66,7 @@ def queues_launch_in_order(draft: Draft) -> Draft:
             blocked = job if blocked < 0 else blocked
             if not reserved.row and late[job]:
                 past = _gives_way(draft, queue > queue[job])
-                reserved = reservation(_marked(draft, packing, taken), packing, job, past)
+                reserved = reserve_gpus(_marked(draft, packing, taken), packing, job, past)
     draft = _marked(reserved.on(draft), packing, taken)
     if blocked < 0:
         return draft
@@ -80,20 +80,20 @@ def long_waits_are_reserved(draft: Draft) -> Draft:
     reserved for the first that does not, and others may only backfill around them (EASY
     backfilling, Lifka 1995).
     """
-    starts = np.flatnonzero(_startable(draft) & overdue(draft))
+    starts = np.flatnonzero(_startable(draft) & is_overdue(draft))
     if draft.policy.queue_order or not len(starts):
         return draft
     packing = Packing(draft, _everyone_yields_to(draft, starts.tolist()))
     if not packing.sound:
         return draft
     taken: list[int] = []
-    reserved = ReservedFor(draft)
+    reserved = ReservationResult(draft)
     for job in starts[np.argsort(draft.snapshot.jobs.queued_s[starts], kind="stable")].tolist():
         if packing.take(job):
             taken.append(job)
         elif packing.lacks_gpus(job):
             nobody = np.zeros(len(draft.current), dtype=np.bool_)
-            reserved = reservation(_marked(draft, packing, taken), packing, job, nobody)
+            reserved = reserve_gpus(_marked(draft, packing, taken), packing, job, nobody)
             break
     return _marked(reserved.on(draft), packing, taken)
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import Row, RowKind
-from tessera.formulation.promises.guarantee import min_demand, owed_a_rate
+from tessera.formulation.problem import CouplingRow, RowKind
+from tessera.formulation.promises.guarantee import has_guaranteed_rate, min_demand
 from tessera.formulation.tables import Bools, Ints
 
 
@@ -26,7 +26,7 @@ def guaranteed_jobs_stay_within_quota(draft: Draft) -> Draft:
     """
     if not len(draft.snapshot.quotas):
         return draft
-    guaranteed = owed_a_rate(draft)
+    guaranteed = has_guaranteed_rate(draft)
     charge = np.where(guaranteed[draft.job], min_demand(draft)[draft.job, draft.gpu_type], 0)
     rows = [
         _row(draft, RowKind.QUOTA, name, gpus, (of[draft.job] & on & guaranteed[draft.job]), charge)
@@ -98,7 +98,7 @@ def _row(
     """
     column = np.flatnonzero(counts)
     promised = int(_promised(draft, column, amount).sum())
-    row = Row(kind=kind, subject=subject, capacity=max(capacity, promised))
+    row = CouplingRow(kind=kind, subject=subject, capacity=max(capacity, promised))
     return RowUse(row=row, column=column, amount=amount[column])
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import Row, RowKind
+from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.promises.packing import NOWHERE, Packing
+from tessera.formulation.promises.packing import NO_COLUMN_GPUS, Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedFor:
+class ReservationResult:
     """A draft, and the row that reserves GPUs for one of its jobs. It is None if nothing is reserved."""
 
     draft: Draft
@@ -26,13 +26,13 @@ class ReservedFor:
         return draft if self.row is None else replace(draft, rows=(*draft.rows, self.row))
 
 
-def overdue(draft: Draft) -> Bools:
+def is_overdue(draft: Draft) -> Bools:
     """Return whether each job, if it waits, has waited as long as the policy allows, bool[jobs]."""
     waited_s = draft.snapshot.now_s - draft.snapshot.jobs.queued_s
     return np.asarray(waited_s >= draft.policy.reserve_after_s)
 
 
-def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> ReservedFor:
+def reserve_gpus(draft: Draft, packing: Packing, job: int, past: Bools) -> ReservationResult:
     """Reserve GPUs for ``job``, which does not fit now, on its earliest possible type (Eq. 39).
 
         sum_{j' not j} sum_{c of j'} h_c x_c <= schedulable GPUs of t - n,
@@ -51,16 +51,16 @@ def reservation(draft: Draft, packing: Packing, job: int, past: Bools) -> Reserv
     best: tuple[float, float, int] | None = None
     # Choose the type with the earliest shadow time. Among equals, choose the smallest share.
     for kind, need in enumerate(packing.need[job].tolist()):
-        if need < NOWHERE:
+        if need < NO_COLUMN_GPUS:
             shadow_s = _shadow_s(draft, packing, end_s, kind, need)
             share = need / max(1, int(draft.snapshot.schedulable_gpus()[kind]))
             if np.isfinite(shadow_s) and (best is None or (shadow_s, share, kind) < best):
                 best = shadow_s, share, kind
     if best is None:
-        return ReservedFor(draft)
+        return ReservationResult(draft)
     row = _row(draft, packing, job, best[2], end_s > best[0], past)
     packing.add_row(row)
-    return ReservedFor(draft, row)
+    return ReservationResult(draft, row)
 
 
 def _end_s(draft: Draft) -> Floats:
@@ -108,7 +108,7 @@ def _row(draft: Draft, packing: Packing, job: int, kind: int, late: Bools, past:
     column = np.flatnonzero(hold)
     seated = packing.column[packing.column >= 0]
     spare = int(draft.snapshot.schedulable_gpus()[kind]) - int(packing.need[job, kind])
-    row = Row(
+    row = CouplingRow(
         kind=RowKind.RESERVED,
         subject=jobs.name[job],
         capacity=max(spare, int(hold[seated].sum())),

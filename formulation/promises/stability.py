@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.problem import Row, RowKind
+from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.tables import Ints
@@ -49,7 +49,7 @@ def changes_are_capped(draft: Draft) -> Draft:
     column = np.flatnonzero(stays[draft.job] & draft.starts)
     idle = np.flatnonzero(stays)
     use = RowUse(
-        row=Row(kind=RowKind.CHANGES, capacity=len(idle)),
+        row=CouplingRow(kind=RowKind.CHANGES, capacity=len(idle)),
         column=column,
         amount=np.ones_like(column),
         idle_job=idle,
@@ -59,7 +59,7 @@ def changes_are_capped(draft: Draft) -> Draft:
     if packed is None:  # promises must be waived before changes can be counted
         return replace(draft, rows=(*draft.rows, use))
     forced = int(np.count_nonzero(stays & (packed != draft.current)))
-    cap = Row(kind=RowKind.CHANGES, capacity=max(draft.policy.max_changes, forced))
+    cap = CouplingRow(kind=RowKind.CHANGES, capacity=max(draft.policy.max_changes, forced))
     return replace(draft, rows=(*draft.rows, replace(use, row=cap)), witness=packed)
 
 

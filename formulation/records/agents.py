@@ -59,7 +59,7 @@ class DesiredGang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
+class DesiredState:
     """All gangs that should run on an agent's nodes at a revision of the cluster's allocations."""
 
     revision: int

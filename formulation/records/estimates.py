@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
-from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class EstimateRecord:
     workload: Workload
     cell: Cell  # with its nodes; 0 in a request means the fewest that the cluster allows
     iter_time_s: float
-    source: Source
+    source: EstimateSource
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None if it is not known
     traffic: CellTraffic | None = None  # of its execution plan; None if it is not known
@@ -84,7 +84,7 @@ class MeasurementRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ClusterGpuType:
     """A GPU type of a cluster, with its nodes there."""
 
     gpu_type: GpuType
@@ -93,7 +93,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class UnestimatedWorkload:
     """A workload of live jobs that has no estimates from users, so the service derives them."""
 
     workload: Workload
@@ -104,13 +104,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimation:
+class EstimationInputs:
     """All inputs of a cluster's estimates."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ClusterGpuType, ...]
     models: tuple[ModelSpec, ...]  # by (model, params)
     measurements: tuple[MeasurementRecord, ...]  # the latest, oldest first
-    wanted: tuple[Wanted, ...]  # in order of submission
+    wanted: tuple[UnestimatedWorkload, ...]  # in order of submission
     profiles: tuple[ProfileRow, ...] = ()  # of models with live jobs, oldest first
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
 

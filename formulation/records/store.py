@@ -37,7 +37,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class StoreLimits:
     """Upper bounds on what users can create: clusters overall, and the rest for each cluster."""
 
     clusters: int = 1000

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.drafts import Draft
+from tessera.formulation.topologies.drafts import TopologyDraft
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES, HostShape
 from tessera.formulation.topologies.topology import Tier, Topology
 
 
-def clos(
+def build_clos(
     hosts: Sequence[str],
     shape: HostShape,
     *,
@@ -28,7 +28,7 @@ def clos(
     tor_delay_s: float = 0.0,
     cables: int = 1,
     adaptive: bool = False,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Topology:
     """Return a two-layer Clos network.
 
@@ -39,7 +39,7 @@ def clos(
         cables: the number of cables from each ToR to each aggregation switch.
     """
     _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
-    draft = Draft(cancelled)
+    draft = TopologyDraft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     high = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -50,7 +50,7 @@ def clos(
     return draft.topology(adaptive=adaptive)
 
 
-def double_sided(
+def build_double_sided(
     hosts: Sequence[str],
     shape: HostShape,
     *,
@@ -63,7 +63,7 @@ def double_sided(
     aggregation_delay_s: float = 0.0,
     pods: int | None = None,
     adaptive: bool = False,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Topology:
     """Return three layers in which each host is on both ToRs of a pair.
 
@@ -91,7 +91,7 @@ def double_sided(
             "cores",
             f"is {cores}; it must be a multiple of {planes}, the number of aggregation switches in a pod",
         )
-    draft = Draft(cancelled)
+    draft = TopologyDraft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     middle = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -111,7 +111,7 @@ def double_sided(
     return draft.topology(adaptive=adaptive)
 
 
-def torus(
+def build_torus(
     hosts: Sequence[str],
     shape: HostShape,
     *,
@@ -119,7 +119,7 @@ def torus(
     link_bytes_per_s: float,
     link_delay_s: float = 0.0,
     adaptive: bool = False,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Topology:
     """Return a torus of 2 or 3 dimensions.
 
@@ -134,7 +134,7 @@ def torus(
             "sizes",
             f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, but there are {len(hosts)} hosts",
         )
-    draft = Draft(cancelled)
+    draft = TopologyDraft(cancelled)
     nics = [shape.build(draft, name) for name in hosts]
     routers = [draft.vertex(f"router-{name}", Tier.TOR) for name in hosts]
     for ports, router in zip(nics, routers, strict=True):
@@ -150,7 +150,7 @@ def torus(
     return draft.topology(adaptive=adaptive)
 
 
-def lingjun(
+def build_lingjun(
     rows: Sequence[tuple[str, str, str, str]],
     shape: HostShape,
     *,
@@ -162,7 +162,7 @@ def lingjun(
     asw_delay_s: float = 0.0,
     psw_delay_s: float = 0.0,
     adaptive: bool = False,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Topology:
     """Return the network of hosts in groups of switches (Lingjun 2023), each group as one switch.
 
@@ -182,7 +182,7 @@ def lingjun(
             raise InvalidInput(
                 "rows", f"{host}: psw {psw} is under dsw {dsw} and also under dsw {above[psw]}"
             )
-    draft = Draft(cancelled)
+    draft = TopologyDraft(cancelled)
     nics = [shape.build(draft, host) for host, *_ in rows]
     low = {
         key: draft.vertex("/".join(key), Tier.TOR)
@@ -208,7 +208,7 @@ def build_testbed() -> Topology:
     hosts, 6 ToRs and one ToR per host.
     """
     hosts = [f"host-{i}" for i in range(12)]
-    return clos(hosts, A100_HOST, tors=6, aggregations=8, tor_bytes_per_s=100 * GBIT_BYTES)
+    return build_clos(hosts, A100_HOST, tors=6, aggregations=8, tor_bytes_per_s=100 * GBIT_BYTES)
 
 
 def _at_least_one(**counts: int) -> None:

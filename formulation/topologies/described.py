@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.topology import Topology
 
-KEPT: Final = 8
+MAX_CACHED_TOPOLOGIES: Final = 8
 """Topologies that are cached: those of a server's clusters, and of replayed rounds.
 
 A topology of 20,000 hosts takes seconds to read, and every snapshot of its cluster holds it.
@@ -40,7 +40,9 @@ class DescribedTopology:
     topology: Topology = field(compare=False, repr=False)
 
 
-def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
+def decode_topology(
+    text: str, cancelled: Callable[[], bool] = never_cancelled
+) -> DescribedTopology:
     """Return the topology that a JSON document describes. A recent document gives the same object.
 
     Raises:
@@ -59,6 +61,6 @@ def decode_topology(text: str, cancelled: Callable[[], bool] = never) -> Describ
     found = DescribedTopology(document=text, topology=build_topology(plain, cancelled))
     with _LOCK:  # not held while reading, because other threads need theirs meanwhile
         found = _LATEST.setdefault(text, found)
-        while len(_LATEST) > KEPT:
+        while len(_LATEST) > MAX_CACHED_TOPOLOGIES:
             _LATEST.popitem(last=False)
     return found

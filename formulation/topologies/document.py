@@ -13,13 +13,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies import builders
-from tessera.formulation.topologies.drafts import MAX_NAME, Draft
-from tessera.formulation.topologies.fields import Fields, items, near, real, show_value, text
+from tessera.formulation.topologies.drafts import MAX_NAME, TopologyDraft
+from tessera.formulation.topologies.fields import (
+    Fields,
+    list_items,
+    read_text,
+    show_value,
+    similar_word_hint,
+    to_float,
+)
 from tessera.formulation.topologies.shapes import SHAPES, HostShape
-from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
 
 MAX_HOSTS: Final = 100_000
 MAX_SWITCHES: Final = 100_000
@@ -46,7 +53,7 @@ _SHAPE: Final = (
 _LINK: Final = ("from", "to", "bytes_per_s", "delay_s", "cables", "one_way")
 
 
-def build_topology(document: object, cancelled: Callable[[], bool] = never) -> Topology:
+def build_topology(document: object, cancelled: Callable[[], bool] = never_cancelled) -> Topology:
     """Return the topology that a document describes.
 
     Raises:
@@ -62,13 +69,13 @@ def build_topology(document: object, cancelled: Callable[[], bool] = never) -> T
         problem = (
             "must be given"
             if kind is None
-            else f"unknown kind {show_value(kind)}{near(kind, KINDS)}"
+            else f"unknown kind {show_value(kind)}{similar_word_hint(kind, KINDS)}"
         )
         raise InvalidInput("kind", f"{problem}; choose from {', '.join(KINDS)}")
     return KINDS[kind](document, cancelled)
 
 
-def write(topology: Topology) -> dict[str, Any]:
+def write_columns(topology: Topology) -> dict[str, Any]:
     """Return the topology column by column. ``build_topology`` restores it with the same numbering."""
     v, e = topology.vertices, topology.links
     return {
@@ -80,7 +87,7 @@ def write(topology: Topology) -> dict[str, Any]:
     }
 
 
-def assumptions(document: object) -> list[str]:
+def list_assumptions(document: object) -> list[str]:
     """Return the assumptions of a document's kind, as sentences for people."""
     kind = document.get("kind") if isinstance(document, dict) else None
     return list(_ASSUMED.get(str(kind), ()))
@@ -108,7 +115,7 @@ def _clos(document: object, cancelled: Callable[[], bool]) -> Topology:
         tors = f.whole("tors", 1, MAX_SWITCHES)
     else:
         tors = -(-len(hosts) // f.whole("hosts_per_tor", 1, MAX_HOSTS))
-    return builders.clos(
+    return builders.build_clos(
         hosts,
         _shape(f),
         tors=tors,
@@ -138,7 +145,7 @@ def _double_sided(document: object, cancelled: Callable[[], bool]) -> Topology:
             "aggregation_delay_s",
         ),
     )
-    return builders.double_sided(
+    return builders.build_double_sided(
         _hosts(f),
         _shape(f),
         tors=f.whole("tors", 2, MAX_SWITCHES),
@@ -157,7 +164,7 @@ def _double_sided(document: object, cancelled: Callable[[], bool]) -> Topology:
 def _torus(document: object, cancelled: Callable[[], bool]) -> Topology:
     f = Fields("", document, (*_ANY, *_NAMES, "sizes", "link_bytes_per_s", "link_delay_s"))
     f.raw("sizes")
-    return builders.torus(
+    return builders.build_torus(
         _hosts(f),
         _shape(f),
         sizes=f.wholes("sizes", 1, MAX_HOSTS),
@@ -185,7 +192,7 @@ def _lingjun(document: object, cancelled: Callable[[], bool]) -> Topology:
             "psw_delay_s",
         ),
     )
-    return builders.lingjun(
+    return builders.build_lingjun(
         list(_rows(f)),
         _shape(f),
         ports_per_nic=f.whole("ports_per_nic", 1, MAX_IN_HOST),
@@ -202,7 +209,7 @@ def _lingjun(document: object, cancelled: Callable[[], bool]) -> Topology:
 
 def _rows(f: Fields) -> Iterator[tuple[str, str, str, str]]:
     for where, row in f.items("rows"):
-        values = [text(at, value) for at, value in items(where, row)]
+        values = [read_text(at, value) for at, value in list_items(where, row)]
         if len(values) != 4:
             raise InvalidInput(where, f"has {len(values)} values; it must be [host, dsw, psw, asw]")
         yield values[0], values[1], values[2], values[3]
@@ -226,7 +233,7 @@ def _hosts(f: Fields) -> list[str]:
 def _named(where: str, item: object) -> list[str]:
     """Return the names of one entry: a text, or a count and a name with ``{}`` for the number."""
     if not isinstance(item, dict):
-        return [text(where, item)]
+        return [read_text(where, item)]
     entry = Fields(where, item, ("name", "count"))
     name, count = entry.text("name"), entry.whole("count", 1, MAX_HOSTS, 1)
     if count > 1 and "{}" not in name:
@@ -271,7 +278,7 @@ def _shape(f: Fields) -> HostShape:
 def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
     """Return the network that is listed link by link. Hosts have the insides of a shape."""
     f = Fields("", document, (*_ANY, *_NAMES, "switches", "links"))
-    draft = Draft(cancelled)
+    draft = TopologyDraft(cancelled)
     shape = _shape(f)
     nics = {name: shape.build(draft, name) for name in _hosts(f)}
     for where, item in f.items("switches"):
@@ -283,14 +290,15 @@ def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
     return draft.topology(adaptive=f.flag("adaptive"))
 
 
-def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
+def _link(draft: TopologyDraft, link: Fields, ends: dict[str, list[int]]) -> None:
     """Add a cable. A host means each of its NICs."""
     sides = []
     for key in ("from", "to"):
         name = link.text(key)
         if name not in ends:
             raise InvalidInput(
-                link.at(key), f"{name!r} is not a switch, a host or a part of one{near(name, ends)}"
+                link.at(key),
+                f"{name!r} is not a switch, a host or a part of one{similar_word_hint(name, ends)}",
             )
         sides.append(ends[name])
     speed, delay_s = link.speed("bytes_per_s"), link.delay("delay_s")
@@ -298,7 +306,7 @@ def _link(draft: Draft, link: Fields, ends: dict[str, list[int]]) -> None:
     one_way = link.flag("one_way")
     for a in sides[0]:
         for b in sides[1]:
-            if NOWHERE not in (draft.host_of(a), draft.host_of(b)) and draft.host_of(
+            if NO_HOST not in (draft.host_of(a), draft.host_of(b)) and draft.host_of(
                 a
             ) != draft.host_of(b):
                 raise InvalidInput(
@@ -323,9 +331,9 @@ def _columns(document: object, cancelled: Callable[[], bool]) -> Topology:
     if len(wrong := np.flatnonzero(~((speed >= 1e6) & (speed <= 1e14)))):
         raise InvalidInput(f"links.bytes_per_s[{wrong[0]}]", "must be from 1e6 to 1e14")
     return Topology(
-        hosts=tuple(text(at, name) for at, name in f.items("hosts")),
+        hosts=tuple(read_text(at, name) for at, name in f.items("hosts")),
         vertices=Vertices(
-            name=tuple(text(at, name) for at, name in v.items("name")),
+            name=tuple(read_text(at, name) for at, name in v.items("name")),
             tier=_whole_numbers(v, "tier"),
             host=_whole_numbers(v, "host"),
         ),
@@ -347,12 +355,12 @@ def _numbers(
         require_caller(cancelled)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput(where, f"must be a number, not {show_value(value)}")
-        values.append(real(value))
+        values.append(to_float(value))
     return np.array(values, dtype=np.float64)
 
 
 def _whole_numbers(f: Fields, key: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(f.wholes(key, NOWHERE, 2**53), dtype=np.int64)
+    return np.array(f.wholes(key, NO_HOST, 2**53), dtype=np.int64)
 
 
 KINDS: Final[dict[str, Callable[[object, Callable[[], bool]], Topology]]] = {

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancelling import never, require_caller
+from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
 
 MAX_LINKS: Final = 4_000_000
 """Largest number of directed links, about that of 100,000 hosts. A larger number is treated as a mistake."""
@@ -23,14 +23,14 @@ Nodes have shorter names, and each part of a host repeats its name.
 """
 
 
-class Draft:
+class TopologyDraft:
     """The vertices and links added until now. They are changed in place, then made into a topology.
 
     ``cancelled`` is called before each link is added. If it returns true, ``DeadlineTooShort`` is
     raised.
     """
 
-    def __init__(self, cancelled: Callable[[], bool] = never) -> None:
+    def __init__(self, cancelled: Callable[[], bool] = never_cancelled) -> None:
         self._cancelled = cancelled
         self._hosts: list[str] = []
         self._names: list[str] = []
@@ -48,9 +48,9 @@ class Draft:
         self._hosts.append(name)
         return len(self._hosts) - 1
 
-    def vertex(self, name: str, tier: Tier, host: int = NOWHERE) -> int:
+    def vertex(self, name: str, tier: Tier, host: int = NO_HOST) -> int:
         """Add a vertex and return its number."""
-        if host == NOWHERE and len(name) > 2 * MAX_NAME + 1:  # a name has at most two parts
+        if host == NO_HOST and len(name) > 2 * MAX_NAME + 1:  # a name has at most two parts
             raise InvalidInput(
                 "switches", f"the name {name[:20]}... has more than {2 * MAX_NAME + 1} characters"
             )
@@ -65,7 +65,7 @@ class Draft:
         return self._names
 
     def host_of(self, vertex: int) -> int:
-        """Return the number of a vertex's host, or ``NOWHERE`` if it is in no host."""
+        """Return the number of a vertex's host, or ``NO_HOST`` if it is in no host."""
         return self._host[vertex]
 
     def switches(self, name: str, count: int, tier: Tier) -> list[int]:

@@ -13,12 +13,19 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts, sums
-from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tessera.formulation.tables import (
+    Bools,
+    Floats,
+    Ints,
+    concatenate_ranges,
+    run_starts,
+    sum_by_group,
+)
+from tessera.formulation.topologies.topology import NO_HOST, Topology
 
-GOLDEN: Final = (5**0.5 - 1) / 2
+GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 
-KEPT: Final = 2**26
+MAX_CACHED_NUMBERS: Final = 2**26
 """Largest number of integers and floats of earlier searches that are kept, 512 MiB.
 
 On a torus, their number grows by switches squared.
@@ -26,7 +33,7 @@ On a torus, their number grows by switches squared.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Listed:
+class ListedPaths:
     """Shortest paths of P pairs of attachments, M in all.
 
     A link below the topology's number of links is that link. Other numbers are placeholders for the
@@ -75,9 +82,9 @@ class _Ends:
             if self.kind[i] == len(kinds):
                 kinds.append(own)
         sizes = np.array([len(k) for k in kinds], dtype=np.int64)
-        self.kind_start = starts(sizes)
+        self.kind_start = run_starts(sizes)
         self.switch = np.concatenate(kinds) if kinds else np.empty(0, dtype=np.int64)
-        self.place = ranges(np.zeros_like(sizes), sizes)  # n-th of its port
+        self.place = concatenate_ranges(np.zeros_like(sizes), sizes)  # n-th of its port
         self.first = first  # number of the first placeholder
 
 
@@ -86,7 +93,7 @@ class Fabric:
 
     def __init__(self, topology: Topology, ports: Ints) -> None:
         v, e = topology.vertices, topology.links
-        inside = v.host != NOWHERE
+        inside = v.host != NO_HOST
         switches = np.flatnonzero(~inside)
         number = np.full(len(v), -1, dtype=np.int64)
         number[switches] = np.arange(len(switches))
@@ -119,7 +126,7 @@ class Fabric:
         return (link >= self._up.first) & ~down, down
 
     def real(self, link: Ints, source: Ints, target: Ints) -> Ints:
-        """Return links of the topology for links of ``Listed``, each between two ports."""
+        """Return links of the topology for links of ``ListedPaths``, each between two ports."""
         real = link.copy()
         up, down = self.at_ports(link)
         for ends, port, mask in ((self._up, source, up), (self._down, target, down)):
@@ -127,7 +134,7 @@ class Fabric:
             real[mask] = ends.link[ends.start[at] + ends.place[link[mask] - ends.first]]
         return real
 
-    def listed(self, pairs: Ints, most: int) -> Listed:
+    def listed(self, pairs: Ints, most: int) -> ListedPaths:
         """Return the shortest paths of each pair of attachments, in order of their links.
 
         If there are more than ``most``, the order is cut into ``most`` equal runs, and one path is
@@ -146,12 +153,12 @@ class Fabric:
         ]
         return _joined(parts)
 
-    def _toward(self, down: int, up: Ints, most: int) -> Listed:
+    def _toward(self, down: int, up: Ints, most: int) -> ListedPaths:
         """Return the shortest paths from attachments ``up`` to one attachment."""
         hops = self._hops_to(down)
         # List the links from the ports of the attachments to switches.
         count = np.diff(self._up.kind_start)[up]
-        at = ranges(self._up.kind_start[up], count)
+        at = concatenate_ranges(self._up.kind_start[up], count)
         owner = np.repeat(np.arange(len(up)), count)
         switch = self._up.switch[at]
         # Only the switches nearest to the target are on shortest paths.
@@ -160,7 +167,7 @@ class Fabric:
         )
         nearest = np.minimum.reduceat(distance, np.cumsum(count) - count)
         use = (distance == nearest[owner]) & (hops.distance[switch] >= 0)
-        ways = sums(owner[use], hops.ways[switch[use]], len(up))
+        ways = sum_by_group(owner[use], hops.ways[switch[use]], len(up))
         first = self._switches + 1 + owner[use]  # the attachments follow the switches and the end
         chooser = _Chooser(
             vertex=np.concatenate([hops.vertex, first]),
@@ -171,7 +178,7 @@ class Fabric:
         # Take up to ``most`` paths of each attachment, at places spread over all of its ways.
         taken = np.minimum(ways, most).astype(np.int64)
         owner = np.repeat(np.arange(len(up)), taken)
-        share = _spread(ranges(np.zeros_like(taken), taken), taken[owner], ways[owner])
+        share = _spread(concatenate_ranges(np.zeros_like(taken), taken), taken[owner], ways[owner])
         start = self._switches + 1 + owner
         links = chooser.paths(start, share, end=self._switches)
         return _split(links, owner, taken, ways)
@@ -181,7 +188,7 @@ class Fabric:
         if (known := self._hops.get(down)) is not None:
             return known
         hops = self._search(down)
-        if self._kept + hops.numbers <= KEPT:
+        if self._kept + hops.numbers <= MAX_CACHED_NUMBERS:
             self._hops[down] = hops
             self._kept += hops.numbers
         return hops
@@ -191,7 +198,7 @@ class Fabric:
         slots = np.arange(*self._down.kind_start[down : down + 2])
         ends = self._down.switch[slots]
         distance = np.full(self._switches, -1, dtype=np.int64)
-        ways = sums(ends, np.ones(len(ends)), self._switches)
+        ways = sum_by_group(ends, np.ones(len(ends)), self._switches)
         vertex, link = [ends], [self._down.first + slots]
         then = [np.full(len(ends), self._switches)]
         frontier, depth = np.unique(ends), 1
@@ -199,9 +206,9 @@ class Fabric:
         while len(frontier):
             distance[frontier] = depth
             begin = self._into_start[frontier]
-            at = ranges(begin, self._into_start[frontier + 1] - begin)
+            at = concatenate_ranges(begin, self._into_start[frontier + 1] - begin)
             at = at[distance[self._out_of[at]] < 0]
-            ways += sums(self._out_of[at], ways[self._into[at]], self._switches)
+            ways += sum_by_group(self._out_of[at], ways[self._into[at]], self._switches)
             vertex.append(self._out_of[at])
             link.append(self._among[at])
             then.append(self._into[at])
@@ -267,11 +274,11 @@ def _spread(index: Ints, taken: Ints, ways: Floats) -> Floats:
     equal distances all paths would end with the same link.
     """
     low, high = np.floor(index * ways / taken), np.floor((index + 1) * ways / taken)
-    place: Floats = (low + np.floor(index * GOLDEN % 1.0 * (high - low)) + 0.5) / ways
+    place: Floats = (low + np.floor(index * GOLDEN_RATIO % 1.0 * (high - low)) + 0.5) / ways
     return place
 
 
-def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:
+def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> ListedPaths:
     """Separate the links that all paths of an owner share from the others.
 
     Paths of an owner are equally long, and a link is equally far from the end in each. It is
@@ -290,23 +297,23 @@ def _split(links: Ints, owner: Ints, taken: Ints, ways: Floats) -> Listed:
         )
     rows = taken[owner] > 1
     keep = (links[rows] >= 0) & ~common[owner[rows]]
-    return Listed(
+    return ListedPaths(
         ways=ways,
-        common_start=starts(common.sum(axis=1)),
+        common_start=run_starts(common.sum(axis=1)),
         common=lowest[common],
-        first=starts(np.where(taken > 1, taken, 0)),
-        path_start=starts(keep.sum(axis=1)),
+        first=run_starts(np.where(taken > 1, taken, 0)),
+        path_start=run_starts(keep.sum(axis=1)),
         path_link=links[rows][keep],
     )
 
 
-def _joined(parts: list[Listed]) -> Listed:
+def _joined(parts: list[ListedPaths]) -> ListedPaths:
     none = np.empty(0, dtype=np.int64)
-    return Listed(
+    return ListedPaths(
         ways=np.concatenate([p.ways for p in parts]) if parts else np.empty(0),
-        common_start=starts(np.concatenate([none, *(np.diff(p.common_start) for p in parts)])),
+        common_start=run_starts(np.concatenate([none, *(np.diff(p.common_start) for p in parts)])),
         common=np.concatenate([none, *(p.common for p in parts)]),
-        first=starts(np.concatenate([none, *(np.diff(p.first) for p in parts)])),
-        path_start=starts(np.concatenate([none, *(np.diff(p.path_start) for p in parts)])),
+        first=run_starts(np.concatenate([none, *(np.diff(p.first) for p in parts)])),
+        path_start=run_starts(np.concatenate([none, *(np.diff(p.path_start) for p in parts)])),
         path_link=np.concatenate([none, *(p.path_link for p in parts)]),
     )

@@ -37,7 +37,8 @@ class Fields:
         for key in value:
             if key not in allowed:
                 raise InvalidInput(
-                    where, f"unknown key {key!r}{near(key, allowed)}; allowed: {', '.join(allowed)}"
+                    where,
+                    f"unknown key {key!r}{similar_word_hint(key, allowed)}; allowed: {', '.join(allowed)}",
                 )
         self.where = where
         self._values: dict[str, object] = value
@@ -57,7 +58,7 @@ class Fields:
 
     def text(self, key: str) -> str:
         """Return a text. A whole number is converted to its digits."""
-        return text(self.at(key), self.raw(key))
+        return read_text(self.at(key), self.raw(key))
 
     def one_of(self, key: str, allowed: Collection[str]) -> str:
         """Return one of ``allowed``."""
@@ -65,7 +66,8 @@ class Fields:
         if not isinstance(value, str) or value not in allowed:
             raise InvalidInput(
                 self.at(key),
-                f"must be one of {', '.join(allowed)}, not {show_value(value)}{near(value, allowed)}",
+                f"must be one of {', '.join(allowed)}, not {show_value(value)}"
+                f"{similar_word_hint(value, allowed)}",
             )
         return value
 
@@ -73,7 +75,7 @@ class Fields:
         """Return a whole number in [low, high]."""
         if key not in self and default is not None:
             return default
-        return whole(self.at(key), self.raw(key), low, high)
+        return read_whole(self.at(key), self.raw(key), low, high)
 
     def speed(self, key: str, default: float | None = None) -> float:
         """Return bytes/s, written as a number or as e.g. ``200 Gb/s``."""
@@ -110,28 +112,30 @@ class Fields:
 
     def items(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield (path, value) of each item of a list."""
-        yield from items(self.at(key), self.raw(key))
+        yield from list_items(self.at(key), self.raw(key))
 
     def wholes(self, key: str, low: int, high: int) -> tuple[int, ...]:
         """Return a list of whole numbers. The default is an empty list."""
-        return tuple(whole(at, v, low, high) for at, v in (self.items(key) if key in self else ()))
+        return tuple(
+            read_whole(at, v, low, high) for at, v in (self.items(key) if key in self else ())
+        )
 
 
-def items(where: str, value: object) -> Iterator[tuple[str, object]]:
+def list_items(where: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield (path, value) of each item of a list. Raises InvalidInput if it is not a list."""
     if not isinstance(value, list | tuple):
         raise InvalidInput(where, f"must be a list, not {show_value(value)}")
     yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
 
 
-def text(where: str, value: object) -> str:
+def read_text(where: str, value: object) -> str:
     """Return a text that is not empty. A whole number is converted to its digits."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise InvalidInput(where, f"must be a text, not {show_value(value)}")
     return str(value)
 
 
-def whole(where: str, value: object, low: int, high: int) -> int:
+def read_whole(where: str, value: object, low: int, high: int) -> int:
     """Return a whole number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(
@@ -140,7 +144,7 @@ def whole(where: str, value: object, low: int, high: int) -> int:
     return value
 
 
-def real(value: float) -> float:
+def to_float(value: float) -> float:
     """Return the number as a float. It is infinite if a whole number is too large for one."""
     try:
         return float(value)
@@ -148,7 +152,7 @@ def real(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def near(value: object, allowed: Collection[str]) -> str:
+def similar_word_hint(value: object, allowed: Collection[str]) -> str:
     """Return a hint at a similar allowed word, or "" if no word is similar."""
     matches = difflib.get_close_matches(str(value), allowed, n=1, cutoff=_NEAR)
     return f"; did you mean {matches[0]!r}?" if matches else ""
@@ -175,7 +179,7 @@ def _amount(
     if match is not None and match[2] in units:
         number = float(match[1]) * units[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = real(value)
+        number = to_float(value)
     if not low <= number <= high:
         raise InvalidInput(where, f"must be {wanted}, not {show_value(value)}")
     return number

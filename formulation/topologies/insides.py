@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.tables import Bools, Ints
-from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.topologies.topology import NO_HOST, Tier, Topology
 
-RELAYS = (Tier.NVSWITCH, Tier.PCIE)
+RELAY_TIERS = (Tier.NVSWITCH, Tier.PCIE)
 """Tiers that pass traffic on inside a host. A GPU or a NIC does not."""
 
-NONE = -1
+NO_LINK = -1
 """Stands for no port or no link, and pads rows."""
 
 
-class Insides:
-    """The insides of all hosts. Rows of links are padded with ``NONE`` at the end.
+class HostInsides:
+    """The insides of all hosts. Rows of links are padded with ``NO_LINK`` at the end.
 
     A port is a vertex in a host with links from and to a switch, usually a NIC. Traffic of a GPU
     leaves by the nearest port, in hops. GPUs that are equally near to several ports take turns.
@@ -31,17 +31,17 @@ class Insides:
         v, e = topology.vertices, topology.links
         home, away = v.host[e.source], v.host[e.target]
         is_port = np.zeros(len(v), dtype=np.bool_)
-        is_port[e.source[(home != NOWHERE) & (away == NOWHERE)]] = True
+        is_port[e.source[(home != NO_HOST) & (away == NO_HOST)]] = True
         enters = np.zeros(len(v), dtype=np.bool_)
-        enters[e.target[(home == NOWHERE) & (away != NOWHERE)]] = True
+        enters[e.target[(home == NO_HOST) & (away != NO_HOST)]] = True
         is_port &= enters
         self.ports: Ints = np.flatnonzero(is_port)
         hosts = len(topology.hosts)
         self._host = v.host
         vertices, starts = _by_host(v.host, hosts)
-        within = np.where(home == away, home, NOWHERE)
+        within = np.where(home == away, home, NO_HOST)
         self._link, self._link_start = _by_host(within, hosts)
-        self._local = np.full(len(v), NONE, dtype=np.int64)
+        self._local = np.full(len(v), NO_LINK, dtype=np.int64)
         self._local[vertices] = np.arange(len(vertices)) - starts[v.host[vertices]]
         self._kinds: list[_Kind] = []
         self._kind_of = np.empty(hosts, dtype=np.int64)
@@ -62,12 +62,12 @@ class Insides:
         self._vertices, self._starts = vertices, starts
 
     def port(self, gpus: Ints) -> Ints:
-        """Return the port of each GPU vertex. It is ``NONE`` if traffic cannot leave the host."""
-        ports = np.full(len(gpus), NONE, dtype=np.int64)
+        """Return the port of each GPU vertex. It is ``NO_LINK`` if traffic cannot leave the host."""
+        ports = np.full(len(gpus), NO_LINK, dtype=np.int64)
         host = self._host[gpus]
         for kind, at in self._split(gpus):
             port = kind.port[self._local[gpus[at]]]
-            has = port != NONE
+            has = port != NO_LINK
             ports[at[has]] = self._vertices[self._starts[host[at[has]]] + port[has]]
         return ports
 
@@ -101,11 +101,11 @@ class Insides:
     def _links(self, gpus: Ints, local: list[Ints]) -> Ints:
         """Return rows of links, given the rows of each kind of host in its own numbers."""
         links = np.full(
-            (len(gpus), max((r.shape[1] for r in local), default=0)), NONE, dtype=np.int64
+            (len(gpus), max((r.shape[1] for r in local), default=0)), NO_LINK, dtype=np.int64
         )
         begin = self._link_start[self._host[gpus]]
         for (_, at), rows in zip(self._split(gpus), local, strict=True):
-            has = rows != NONE
+            has = rows != NO_LINK
             row, column = np.nonzero(has)
             links[at[row], column] = self._link[begin[at[row]] + rows[has]]
         return links
@@ -135,7 +135,7 @@ def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
     out: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for link, (a, b) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
         out[a].append((link, b))
-    relays = {i for i in range(count) if tiers[i] in RELAYS}
+    relays = {i for i in range(count) if tiers[i] in RELAY_TIERS}
     switches = {i for i in range(count) if tiers[i] == Tier.NVSWITCH}
     ports = np.flatnonzero(is_port).tolist()
     gpus = [i for i in range(count) if tiers[i] == Tier.GPU]
@@ -165,10 +165,10 @@ def _searched(tier: Ints, is_port: Bools, source: Ints, target: Ints) -> _Kind:
         turns[nearest] = turn + 1
         port_of[gpu] = port = nearest[turn % len(nearest)]
         leaves[gpu], comes[gpu] = paths[port], entries[port][gpu]
-    nearest_port = np.full(count, NONE, dtype=np.int64)
+    nearest_port = np.full(count, NO_LINK, dtype=np.int64)
     nearest_port[list(port_of)] = list(port_of.values())
     longest = max(map(len, within.values()), default=0)
-    pairs = np.full((count, count, longest), NONE, dtype=np.int64)
+    pairs = np.full((count, count, longest), NO_LINK, dtype=np.int64)
     for ends, links in within.items():
         pairs[ends][: len(links)] = links
     return _Kind(
@@ -196,7 +196,7 @@ def _paths(out: list[list[tuple[int, int]]], start: int, relays: set[int]) -> di
 
 
 def _rows(links: dict[int, list[int]], count: int) -> Ints:
-    rows = np.full((count, max(map(len, links.values()), default=0)), NONE, dtype=np.int64)
+    rows = np.full((count, max(map(len, links.values()), default=0)), NO_LINK, dtype=np.int64)
     for row, of_row in links.items():
         rows[row, : len(of_row)] = of_row
     return rows

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.topologies.topology import NO_HOST, Tier, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class LinkKind:
     links: int
 
 
-def tiers(topology: Topology) -> dict[Tier, int]:
+def count_tiers(topology: Topology) -> dict[Tier, int]:
     """Return the number of vertices of each tier that occurs."""
     counts = Counter(topology.vertices.tier.tolist())
     return {Tier(tier): counts[tier] for tier in sorted(counts)}
@@ -44,7 +44,7 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
     ]
 
 
-def apart(topology: Topology) -> list[list[int]]:
+def disconnected_groups(topology: Topology) -> list[list[int]]:
     """Return hosts, by index, in groups that no link joins. If there is one group, all are connected.
 
     Links count in both directions, because cables have two.
@@ -61,7 +61,7 @@ def apart(topology: Topology) -> list[list[int]]:
             break
         label = least
     groups: dict[int, set[int]] = {}
-    inside = np.flatnonzero(v.host != NOWHERE)
+    inside = np.flatnonzero(v.host != NO_HOST)
     for part, host in zip(label[inside].tolist(), v.host[inside].tolist(), strict=True):
         groups.setdefault(part, set()).add(host)
     return sorted((sorted(hosts) for hosts in groups.values()), key=lambda hosts: hosts[0])
@@ -73,12 +73,12 @@ def bisection_bytes_per_s(topology: Topology) -> float | None:
     Only switches count, not the bandwidth of hosts. If there are fewer than two ToRs, return None.
     """
     v, e = topology.vertices, topology.links
-    tors = np.flatnonzero((v.tier == Tier.TOR) & (v.host == NOWHERE)).tolist()
+    tors = np.flatnonzero((v.tier == Tier.TOR) & (v.host == NO_HOST)).tolist()
     if len(tors) < 2:
         return None
     room: dict[int, dict[int, float]] = {}
     for link in np.flatnonzero(
-        (v.host[e.source] == NOWHERE) & (v.host[e.target] == NOWHERE)
+        (v.host[e.source] == NO_HOST) & (v.host[e.target] == NO_HOST)
     ).tolist():
         a, b = int(e.source[link]), int(e.target[link])
         room.setdefault(a, {}).setdefault(b, 0.0)

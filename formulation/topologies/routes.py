@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Bools, Floats, Ints, ranges, starts
-from tessera.formulation.topologies.fabric import Fabric, Listed
-from tessera.formulation.topologies.insides import NONE, Insides
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges, run_starts
+from tessera.formulation.topologies.fabric import Fabric, ListedPaths
+from tessera.formulation.topologies.insides import NO_LINK, HostInsides
 from tessera.formulation.topologies.topology import Topology
 
-MOST: Final = 64
+MAX_PATHS: Final = 64
 """Largest number of equal-cost paths that are listed.
 
 Switches have a similar limit on groups of next hops.
@@ -45,11 +45,11 @@ class Routes:
     from nor goes to.
     """
 
-    def __init__(self, topology: Topology, most: int = MOST) -> None:
+    def __init__(self, topology: Topology, most: int = MAX_PATHS) -> None:
         if most < 1:
             raise InvalidInput("most", f"is {most}; it must be at least 1")
         self.topology, self.most = topology, most
-        self.insides = Insides(topology)
+        self.insides = HostInsides(topology)
         self._fabric = Fabric(topology, self.insides.ports)
 
     def ways(self, source: Ints, target: Ints) -> Ways:
@@ -58,15 +58,15 @@ class Routes:
         within = self.insides.between(source, target)
         crosses = host[source] != host[target]
         if within.shape[1]:
-            within[crosses] = NONE
+            within[crosses] = NO_LINK
         # GPUs of one host without a path inside it use the fabric.
-        stuck = ~crosses & ~(within != NONE).any(axis=1)
+        stuck = ~crosses & ~(within != NO_LINK).any(axis=1)
         crosses |= stuck
         total = np.ones(len(source))
         total[crosses] = 0
         out, into = self.insides.port(source), self.insides.port(target)
         # List the paths through the fabric once for each pair of attachments.
-        over = np.flatnonzero(crosses & (out != NONE) & (into != NONE))
+        over = np.flatnonzero(crosses & (out != NO_LINK) & (into != NO_LINK))
         ports = out[over], into[over]
         pairs, pair = np.unique(self._fabric.attachments(*ports), return_inverse=True)
         listed = self._fabric.listed(pairs, self.most)
@@ -81,7 +81,7 @@ class Routes:
         ]
         flow, link = _entries(parts)
         count = np.diff(listed.common_start)[pair]
-        at = ranges(listed.common_start[pair], count)
+        at = concatenate_ranges(listed.common_start[pair], count)
         shared = np.repeat(np.arange(len(over)), count)
         common = self._fabric.real(listed.common[at], ports[0][shared], ports[1][shared])
         choice, runs, paths = self._choices(listed, pair, *ports)
@@ -130,7 +130,7 @@ class Routes:
         """Return a sentence about two GPUs that no path joins, with advice."""
         none = f"no path from {self._name(source)} to {self._name(target)}"
         for end, verb in ((source, "leave"), (target, "reach")):
-            if self.insides.port(np.array([end]))[0] == NONE:
+            if self.insides.port(np.array([end]))[0] == NO_LINK:
                 return (
                     f"{none}: traffic cannot {verb} {self._name(end)}, because no port of its host leads"
                     " to a switch and back"
@@ -144,7 +144,7 @@ class Routes:
         return ways
 
     def _choices(
-        self, listed: Listed, pair: Ints, out: Ints, into: Ints
+        self, listed: ListedPaths, pair: Ints, out: Ints, into: Ints
     ) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
         """Return the choice of each flow, the starts of choices' paths, and paths (starts, links).
 
@@ -168,14 +168,14 @@ class Routes:
         choice = np.full(len(pair), -1, dtype=np.int64)
         choice[has] = which
         own, a, b = own[of_choice], a[of_choice], b[of_choice]
-        path = ranges(listed.first[own], count[own])
+        path = concatenate_ranges(listed.first[own], count[own])
         length = np.diff(listed.path_start)[path]
         of_link = np.repeat(np.repeat(np.arange(len(key)), count[own]), length)
-        links = listed.path_link[ranges(listed.path_start[path], length)]
+        links = listed.path_link[concatenate_ranges(listed.path_start[path], length)]
         return (
             choice,
-            starts(count[own]),
-            (starts(length), self._fabric.real(links, a[of_link], b[of_link])),
+            run_starts(count[own]),
+            (run_starts(length), self._fabric.real(links, a[of_link], b[of_link])),
         )
 
     def _in_order(self, at: int, links: list[int]) -> tuple[int, ...]:
@@ -194,10 +194,10 @@ class Routes:
 
 
 def _entries(rows: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return (flow, link) of rows of links that are padded with ``NONE``."""
+    """Return (flow, link) of rows of links that are padded with ``NO_LINK``."""
     flows, links = [], []
     for flow, of_row in rows:
-        at, column = np.nonzero(of_row != NONE)
+        at, column = np.nonzero(of_row != NO_LINK)
         flows.append(flow[at])
         links.append(of_row[at, column])
     return np.concatenate(flows), np.concatenate(links)

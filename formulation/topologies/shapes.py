@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.drafts import Draft
+from tessera.formulation.topologies.drafts import TopologyDraft
 from tessera.formulation.topologies.topology import Tier
 
 GBIT_BYTES: Final = 1e9 / 8
@@ -48,7 +48,7 @@ class HostShape:
                     f" {count} devices",
                 )
 
-    def build(self, draft: Draft, name: str) -> list[int]:
+    def build(self, draft: TopologyDraft, name: str) -> list[int]:
         """Add a host and return the vertices of its NICs."""
         host = draft.host(name)
         gpus = [draft.vertex(f"{name}/gpu-{i}", Tier.GPU, host) for i in range(self.gpus)]

@@ -12,7 +12,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints, Table
 
-NOWHERE = -1
+NO_HOST = -1
 """Host of a vertex that is in no host, such as a switch of the fabric."""
 
 
@@ -69,7 +69,7 @@ class Topology:
         _once("hosts", self.hosts)
         _once("vertices", v.name)
         _inside("vertices.tier", v.tier, 0, len(Tier))
-        _inside("vertices.host", v.host, NOWHERE, len(self.hosts))
+        _inside("vertices.host", v.host, NO_HOST, len(self.hosts))
         _inside("links.source", e.source, 0, len(v))
         _inside("links.target", e.target, 0, len(v))
         if wrong := np.flatnonzero(~((e.bytes_per_s > 0) & np.isfinite(e.bytes_per_s))).tolist():
@@ -84,7 +84,7 @@ class Topology:
             raise InvalidInput("links", f"{self.link_name(wrong[0])} joins a vertex to itself")
         gpus = np.flatnonzero(v.tier == Tier.GPU)
         gpus = gpus[np.argsort(v.host[gpus], kind="stable")]
-        if len(gpus) and v.host[gpus[0]] == NOWHERE:
+        if len(gpus) and v.host[gpus[0]] == NO_HOST:
             raise InvalidInput("vertices.host", f"{v.name[gpus[0]]} is a GPU that is in no host")
         cuts = np.searchsorted(v.host[gpus], np.arange(1, len(self.hosts)))
         object.__setattr__(self, "_gpus", tuple(np.split(gpus, cuts)) if self.hosts else ())

@@ -54,7 +54,7 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
     return _whole(_checkpoint_path(directory), latest, "iterations") if latest else 0
 
 
-def save(directory: str, generation: int, iterations: int, job: int = 0) -> None:
+def save_checkpoint(directory: str, generation: int, iterations: int, job: int = 0) -> None:
     """Replace the checkpoint, durably.
 
     Raises:

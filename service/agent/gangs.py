@@ -11,7 +11,7 @@ from tessera.formulation.values import Cell, CellKey, cell_from_plain, cell_to_p
 from tessera.v1 import agents_pb2 as pb
 
 
-class Phase(StrEnum):
+class GangPhase(StrEnum):
     """The progress of a gang on this agent's nodes, from start to end."""
 
     STARTING = "starting"
@@ -21,15 +21,15 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
+LIVE_PHASES = frozenset({GangPhase.STARTING, GangPhase.RUNNING, GangPhase.STOPPING})
 """Phases in which a gang occupies its GPUs."""
 
-Key = tuple[str, int]
+GangKey = tuple[str, int]
 """A job and its generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class NetworkPart:
     """A gang's part in the network plan in force, which may change while the gang runs.
 
     Each of the ``routes`` is (source, target, the switches between them), by names of the cluster's
@@ -65,10 +65,12 @@ class Gang:
     command: tuple[str, ...] = ()
     runtime: str = ""  # name of the runtime; "" is the agent's own
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
-    network: Part | None = field(default=None, compare=False)  # also stored apart from the rest
+    network: NetworkPart | None = field(
+        default=None, compare=False
+    )  # also stored apart from the rest
 
     @property
-    def key(self) -> Key:
+    def key(self) -> GangKey:
         """Return the job and the generation."""
         return self.job, self.generation
 
@@ -84,7 +86,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class GangReport:
     """A report about one member of a gang.
 
     A negative ``iterations_done`` and an ``iter_time_s`` of 0 mean that the value is unknown.
@@ -95,7 +97,7 @@ class Report:
     job: str
     generation: int
     node: str
-    phase: Phase
+    phase: GangPhase
     iterations_done: float = -1.0
     iter_time_s: float = 0.0
     error: str = ""
@@ -142,8 +144,8 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
     )
 
 
-def _part(message: pb.GangNetwork) -> Part:
-    return Part(
+def _part(message: pb.GangNetwork) -> NetworkPart:
+    return NetworkPart(
         level=message.level,
         levels=message.levels,
         dscp=message.dscp,
@@ -152,7 +154,7 @@ def _part(message: pb.GangNetwork) -> Part:
 
 
 def observed_message(
-    reports: Iterable[Report], revision: int, network: Iterable[str] = ()
+    reports: Iterable[GangReport], revision: int, network: Iterable[str] = ()
 ) -> pb.AgentMessage:
     """Return the message that reports what runs here, under ``revision`` of the desired state.
 

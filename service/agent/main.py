@@ -20,19 +20,25 @@ from typing import Final
 
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.release import install_hint, release
+from tessera.formulation.release import install_hint, installed_version
 from tessera.formulation.runtimes import PROFILER, REPLAY
 from tessera.service.agent.network import command as network
 from tessera.service.agent.network.backend import Backend
-from tessera.service.agent.network.carrying import Carrying
-from tessera.service.agent.network.launch import Launch
+from tessera.service.agent.network.launch import LaunchSettings
+from tessera.service.agent.network.map_worker import NetworkMapWorker
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.network.sampling import Sampling, sent_bytes_reader
-from tessera.service.agent.profiler import ByName, ProfilerRuntime
+from tessera.service.agent.network.sampling import TrafficSampler, sent_bytes_reader
+from tessera.service.agent.profiler import ProfilerRuntime, RuntimeChooser
 from tessera.service.agent.replay import ReplayRuntime
 from tessera.service.agent.runtime import Runtime
 from tessera.service.agent.state import StateDir
-from tessera.service.agent.stream import Lease, Link, Superseded, Timing, watch_lease
+from tessera.service.agent.stream import (
+    AgentLease,
+    AgentSuperseded,
+    ServerLink,
+    TimingOverrides,
+    watch_lease,
+)
 from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
 
@@ -40,12 +46,12 @@ log = logging.getLogger(__name__)
 
 EXIT_INVALID, EXIT_SUPERSEDED = 2, 3
 
-CLUSTER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+CLUSTER_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """The names that a cluster may have, as servers check them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class AgentConfig:
     """The settings that an agent is started with.
 
     All nodes that a job may run on share ``checkpoints``. ``backends`` apply priorities to the
@@ -61,11 +67,11 @@ class Config:
     nodes: tuple[pb.AgentNode, ...]
     data_dir: Path
     checkpoints: Path
-    timing: Timing = field(default_factory=Timing)
+    timing: TimingOverrides = field(default_factory=TimingOverrides)
     grace_s: float = 30.0
     stop_on_exit: bool = False
     backends: tuple[Backend, ...] = ()
-    launch: Launch = field(default_factory=Launch)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
     measure_s: float = 0.0
     sent_bytes: Callable[[], int] | None = None
 
@@ -76,15 +82,15 @@ class Config:
             agent_id=self.agent_id,
             incarnation=self.incarnation,
             nodes=self.nodes,
-            version=release(),
+            version=installed_version(),
         )
 
 
-class _Leave(Exception):
+class _LeaveRequest(Exception):
     """A request that the agent end."""
 
 
-async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
+async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event) -> None:
     """Run the agent until ``leave`` is set.
 
     Its children continue to run, unless ``config.stop_on_exit`` is set.
@@ -112,8 +118,8 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
             supervisor.adopt()
             if sampling is not None:
                 tasks.create_task(sampling.watch(supervisor.live, changed.set))
-            lease = Lease(state, time.monotonic, config.timing.lease_s)
-            link = Link(
+            lease = AgentLease(state, time.monotonic, config.timing.lease_s)
+            link = ServerLink(
                 servers=config.servers,
                 hello=config.hello(),
                 supervisor=supervisor,
@@ -128,14 +134,14 @@ async def serve(config: Config, runtime: Runtime, leave: asyncio.Event) -> None:
             await leave.wait()
             if config.stop_on_exit:
                 await supervisor.close()
-            raise _Leave
-    except* _Leave:
+            raise _LeaveRequest
+    except* _LeaveRequest:
         log.info("leaving", extra={"action": "leave"})
     finally:
         state.release()
 
 
-async def _stay_connected(link: Link, supervisor: Supervisor) -> None:
+async def _stay_connected(link: ServerLink, supervisor: Supervisor) -> None:
     """Keep the stream open; stop all gangs if another process has taken over. Raises Superseded.
 
     That process cannot adopt the gangs: this process holds the data directory, so the other one has
@@ -144,26 +150,26 @@ async def _stay_connected(link: Link, supervisor: Supervisor) -> None:
     """
     try:
         await link.run()
-    except Superseded:
+    except AgentSuperseded:
         log.error("replaced by another process: stopping all gangs", extra={"action": "superseded"})
         await supervisor.close()
         raise
 
 
-def _carrying(config: Config, tasks: asyncio.TaskGroup) -> Carrying | None:
+def _carrying(config: AgentConfig, tasks: asyncio.TaskGroup) -> NetworkMapWorker | None:
     """Return the object that applies the network plan, or None if no back end is configured."""
     if not config.backends:
         return None
     clock = time.monotonic
     nodes = [NodeNetwork([b], clock=clock, launch=config.launch) for b in config.backends]
-    return Carrying(nodes, clock=clock, spawn=tasks.create_task)
+    return NetworkMapWorker(nodes, clock=clock, spawn=tasks.create_task)
 
 
-def _sampling(config: Config) -> Sampling | None:
+def _sampling(config: AgentConfig) -> TrafficSampler | None:
     """Return the object that measures the traffic of gangs, or None if none is to be measured."""
     if config.sent_bytes is None:
         return None
-    return Sampling(
+    return TrafficSampler(
         config.sent_bytes, window_s=config.measure_s, clock=time.monotonic, sleep=time.sleep
     )
 
@@ -306,14 +312,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def configure(options: argparse.Namespace, incarnation: str) -> Config:
+def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
     """Return the configuration that the command line asks for. Raises InvalidInput, OSError."""
     nodes = [parse_node(text) for text in options.node]
     nodes += read_nodes(options.nodes_file) if options.nodes_file else []
     if not nodes:
         raise InvalidInput("--node", "name at least one node, here or in --nodes-file")
     # The name becomes a part of the path of checkpoints.
-    if not CLUSTER.fullmatch(options.cluster):
+    if not CLUSTER_PATTERN.fullmatch(options.cluster):
         raise InvalidInput(
             "--cluster",
             "must be 1 to 100 letters, digits, '-', '_' or '.', the first a letter or digit",
@@ -322,9 +328,9 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InvalidInput(f"--{name.replace('_', '-')}", f"must be above 0, not {value}")
-    backends = tuple(network.backends(options, dry_run=options.network_dry_run))
+    backends = tuple(network.make_backends(options, dry_run=options.network_dry_run))
     marks = options.mark_traffic or any(not backend.dry_run for backend in backends)
-    return Config(
+    return AgentConfig(
         servers=tuple(options.server),
         cluster=options.cluster,
         agent_id=options.agent_id or nodes[0].node,
@@ -332,13 +338,13 @@ def configure(options: argparse.Namespace, incarnation: str) -> Config:
         nodes=tuple(nodes),
         data_dir=options.data_dir,
         checkpoints=options.checkpoint_dir or options.data_dir / "checkpoints",
-        timing=Timing(
+        timing=TimingOverrides(
             lease_s=options.lease_s, heartbeat_s=options.heartbeat_s, inspect_s=options.inspect_s
         ),
         grace_s=options.grace_s,
         stop_on_exit=options.stop_on_exit,
         backends=backends,
-        launch=Launch(queue_pairs=options.queue_pairs, marks=marks),
+        launch=LaunchSettings(queue_pairs=options.queue_pairs, marks=marks),
         measure_s=options.measure_traffic,
         sent_bytes=_counted(options, nodes),
     )
@@ -373,7 +379,7 @@ def _counted(
     return sent_bytes_reader(options.interface)
 
 
-def runtimes(options: argparse.Namespace, config: Config) -> dict[str, Runtime]:
+def make_runtimes(options: argparse.Namespace, config: AgentConfig) -> dict[str, Runtime]:
     """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
     return {
         REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
@@ -383,11 +389,11 @@ def runtimes(options: argparse.Namespace, config: Config) -> dict[str, Runtime]:
     }
 
 
-async def _serve_until_signal(config: Config, runtime: Runtime) -> None:
+async def _serve_until_signal(config: AgentConfig, runtime: Runtime) -> None:
     leave = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    await serve(config, runtime, leave)
+    await run_agent(config, runtime, leave)
 
 
 def _set_up_logging(level: str) -> None:
@@ -412,11 +418,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_up_logging(options.log_level)
     status = 0
     try:
-        config = configure(options, uuid.uuid4().hex)
-        carried = runtimes(options, config)
-        runtime = ByName(carried[REPLAY], carried)
+        config = build_config(options, uuid.uuid4().hex)
+        carried = make_runtimes(options, config)
+        runtime = RuntimeChooser(carried[REPLAY], carried)
         asyncio.run(_serve_until_signal(config, runtime))
-    except* Superseded as group:
+    except* AgentSuperseded as group:
         status = EXIT_SUPERSEDED
         log.error("%s", group.exceptions[0], extra={"action": "exit"})
     except* (TesseraError, OSError) as group:

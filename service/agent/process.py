@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ProcessIdentity:
     """The properties that distinguish a process from a later one with the same id."""
 
     pid: int
@@ -32,14 +32,14 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def identity_of(pid: int) -> Identity | None:
+def identity_of(pid: int) -> ProcessIdentity | None:
     """Return the identity of the process that has the id ``pid`` now, or None if no such process exists."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     start_ticks = int(stat.rpartition(b")")[2].split()[19])
-    return Identity(pid=pid, start_ticks=start_ticks, boot=boot_id())
+    return ProcessIdentity(pid=pid, start_ticks=start_ticks, boot=boot_id())
 
 
 class Process:
@@ -127,7 +127,7 @@ class Process:
         stored = read_json(str(identity))
         if stored is None:
             return None
-        wanted = Identity(**stored)
+        wanted = ProcessIdentity(**stored)
         try:
             pidfd = os.pidfd_open(wanted.pid)
         except ProcessLookupError:

@@ -15,12 +15,12 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, RUNTIMES
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.replay import ReplayHandle
-from tessera.service.agent.runtime import NOTHING, Handle, Runtime
+from tessera.service.agent.runtime import EMPTY_ENVIRONMENT, GangHandle, Runtime
 
-MODULE: Final = "tessera.service.profiletask"
+TASK_MODULE: Final = "tessera.service.profiletask"
 """The task's module, which is run and never imported: it needs the estimator, which agents lack."""
 
-VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+VISIBILITY_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables that select the GPUs visible to a process, for NVIDIA's and AMD's libraries."""
 
 
@@ -37,8 +37,8 @@ class ProfilerRuntime:
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
         RUNTIMES[PROFILER].check_command("command", gang.command)
         if len(gang.devices) != 1:
@@ -54,15 +54,15 @@ class ProfilerRuntime:
             "cluster": self.cluster,
             "servers": self.servers,
         }
-        visible = {name: self._device(name, gpu) for name in VISIBLE}
+        visible = {name: self._device(name, gpu) for name in VISIBILITY_VARIABLES}
         return ReplayHandle.spawn(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-m", TASK_MODULE],
             spec,
             directory,
             {**self.environment, **environment, **visible},
         )
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         """Return the handle of the process that an earlier agent started there, dead or alive.
 
         If there is no such process, return None.
@@ -75,7 +75,7 @@ class ProfilerRuntime:
         return seen[gpu] if gpu < len(seen) else str(gpu)
 
 
-class ByName:
+class RuntimeChooser:
     """A runtime that leaves each gang to the runtime that it names, or else to the agent's ``own``.
 
     All runtimes keep the same files in a gang's directory, so any can adopt what another has
@@ -90,8 +90,8 @@ class ByName:
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         """Start the gang. Raises InvalidInput (no such runtime, or it cannot run it), OSError."""
         runtime = self._others.get(gang.runtime) if gang.runtime else self._own
         if runtime is None:
@@ -101,7 +101,7 @@ class ByName:
             )
         return runtime.start(gang, directory, checkpoints, environment)
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         """Return the handle of a gang that an earlier agent started there, dead or alive.
 
         If none was started there, return None.

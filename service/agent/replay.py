@@ -19,7 +19,13 @@ from tessera.service.agent import replay_job
 from tessera.service.agent.files import read_json, read_start
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.process import Process, python_argv
-from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
+from tessera.service.agent.runtime import (
+    EMPTY_ENVIRONMENT,
+    ExitOutcome,
+    GangExit,
+    GangHandle,
+    Progress,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,8 @@ class ReplayRuntime:
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         """Start the process. Raises InvalidInput (command is not ``fail-at N``), OSError."""
         if not gang.iter_time_s > 0:
             raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
@@ -60,7 +66,7 @@ class ReplayRuntime:
         argv = python_argv(Path(replay_job.__file__))
         return ReplayHandle.spawn(argv, spec, directory, environment)
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         """Return the handle of the process that an earlier agent started there, dead or alive.
 
         If there is no such process, return None.
@@ -103,7 +109,7 @@ class ReplayHandle:
             json.dumps(spec),
             identity=directory / "process.json",
             errors=directory / "errors.log",
-            blocked=replay_job.STOP,
+            blocked=replay_job.STOP_SIGNALS,
             environment=environment,
         )
         return cls(process, directory)
@@ -125,13 +131,13 @@ class ReplayHandle:
         """
         await self._process.spoke()
 
-    async def ended(self) -> Exit:
+    async def ended(self) -> GangExit:
         """Return how the process ended, from the file that it left or from its exit status."""
         status = await self._process.ended()
         left = self._read("exit.json")
-        if left.get("outcome") in list(Outcome):
-            return Exit(outcome=Outcome(left["outcome"]), error=str(left.get("error", "")))
-        return Exit(outcome=Outcome.FAILED, error=self._sudden_end(status))
+        if left.get("outcome") in list(ExitOutcome):
+            return GangExit(outcome=ExitOutcome(left["outcome"]), error=str(left.get("error", "")))
+        return GangExit(outcome=ExitOutcome.FAILED, error=self._sudden_end(status))
 
     def progress(self) -> Progress | None:
         """Return the progress that the process wrote last, or None if none can be read."""

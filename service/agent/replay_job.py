@@ -29,7 +29,7 @@ TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
     from typing import Any
 
-STOP = (signal.SIGTERM,)
+STOP_SIGNALS = (signal.SIGTERM,)
 """Signals that the spawner blocks from the first instruction on, and that the process waits for."""
 
 PROGRESS_S = 1.0
@@ -48,21 +48,21 @@ def elapsed_s_at(spec: dict[str, Any], resumed: int, iterations: int) -> float:
     return float(simulated_s / spec["clock_factor"])
 
 
-def end(spec: dict[str, Any], outcome: str, error: str = "") -> int:
+def write_outcome(spec: dict[str, Any], outcome: str, error: str = "") -> int:
     """Write the outcome for the agent; return the exit status."""
     path = os.path.join(spec["directory"], "exit.json")
     write_json(path, {"outcome": outcome, "error": error})
     return {"succeeded": 0, "stopped": 128 + signal.SIGTERM, "failed": 1}[outcome]
 
 
-def show(spec: dict[str, Any], resumed: int, done: int) -> None:
+def write_progress(spec: dict[str, Any], resumed: int, done: int) -> None:
     """Write the progress. The measured iteration time is the expected one, by construction."""
     measured_s = spec["iter_time_s"] if done > resumed else 0.0
     path = os.path.join(spec["directory"], "progress.json")
     write_json(path, {"iterations": done, "iter_time_s": measured_s})
 
 
-def announce() -> None:
+def announce_running() -> None:
     """Report that the job runs now, to an agent that may have died since."""
     try:
         os.write(1, b"running\n")
@@ -70,7 +70,7 @@ def announce() -> None:
         sys.stderr.write("no agent is listening any more; continuing\n")
 
 
-def run(spec: dict[str, Any]) -> int:
+def replay_job(spec: dict[str, Any]) -> int:
     """Advance until the end, a requested failure, or SIGTERM; return the exit status.
 
     Raises:
@@ -96,34 +96,34 @@ def run(spec: dict[str, Any]) -> int:
         done = min(max(resumed, target), iterations_at(spec, resumed, now_s))
         ended = now_s >= begins_s and done >= target
         if now_s >= next_progress_s or ended or (stopped and running):
-            show(spec, resumed, done)
+            write_progress(spec, resumed, done)
             next_progress_s = now_s + PROGRESS_S
         if now_s >= begins_s and not running:
-            announce()
+            announce_running()
             running = True
         if now_s >= next_checkpoint_s or ended or stopped:
-            checkpoint.save(store, generation, done, job)
+            checkpoint.save_checkpoint(store, generation, done, job)
             next_checkpoint_s = now_s + checkpoint_s
         if ended and target == spec["fail_at"]:
-            return end(spec, "failed", f"failed at iteration {target}, as requested")
+            return write_outcome(spec, "failed", f"failed at iteration {target}, as requested")
         if ended or stopped:
-            return end(spec, "succeeded" if ended else "stopped")
+            return write_outcome(spec, "succeeded" if ended else "stopped")
         # Sleep until something is due, unless SIGTERM comes first.
         wake_s = min(next_progress_s, next_checkpoint_s, ends_s) - now_s
-        stopped = signal.sigtimedwait(STOP, max(0.001, wake_s)) is not None
+        stopped = signal.sigtimedwait(STOP_SIGNALS, max(0.001, wake_s)) is not None
 
 
 def main() -> int:
     """Read the specification and replay it; return the exit status."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     text = sys.stdin.read()
     if not text:
         return 0
     spec = json.loads(text)
     try:
-        return run(spec)
+        return replay_job(spec)
     except (checkpoint.StaleGeneration, OSError, ValueError) as error:
-        return end(spec, "failed", str(error))
+        return write_outcome(spec, "failed", str(error))
 
 
 if __name__ == "__main__":

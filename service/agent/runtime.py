@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 from tessera.service.agent.gangs import Gang
 
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 """An environment without any variables."""
 
 
-class Outcome(StrEnum):
+class ExitOutcome(StrEnum):
     """The way in which a job's process ended."""
 
     SUCCEEDED = "succeeded"  # all iterations are done
@@ -24,10 +24,10 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class GangExit:
     """The end of a job's process. If it failed, ``error`` is one sentence."""
 
-    outcome: Outcome
+    outcome: ExitOutcome
     error: str = ""
 
 
@@ -39,14 +39,14 @@ class Progress:
     iter_time_s: float
 
 
-class Handle(Protocol):
+class GangHandle(Protocol):
     """A gang's processes on this node, seen from an agent that may have restarted since."""
 
     async def begun(self) -> None:
         """Return once there may be progress, or all processes are dead. Call it once."""
         ...
 
-    async def ended(self) -> Exit:
+    async def ended(self) -> GangExit:
         """Return once all processes are dead, so that the GPUs are free.
 
         Call it once, after ``begun``.
@@ -78,8 +78,8 @@ class Runtime(Protocol):
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         """Start ``gang`` in ``directory``, with ``checkpoints`` for the whole job.
 
         ``directory`` exists and belongs to this gang alone. The gang's processes find
@@ -91,7 +91,7 @@ class Runtime(Protocol):
         """
         ...
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         """Return the handle of a gang that an earlier agent started there, dead or alive.
 
         If none was started there, return None.

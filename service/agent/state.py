@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.files import read_json, write_json
-from tessera.service.agent.gangs import Gang, Key, Part, gang_from_json, gang_to_json
+from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class StateDir:
             os.close(self._lock)
             self._lock = None
 
-    def directory(self, key: Key) -> Path:
+    def directory(self, key: GangKey) -> Path:
         """Return the gang's own directory."""
         job, generation = key
         return self._root / "gangs" / f"{quote(job, safe='')}@{generation}"
@@ -72,13 +72,13 @@ class StateDir:
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
-    def write_part(self, key: Key, part: Part) -> Path:
+    def write_part(self, key: GangKey, part: NetworkPart) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
         write_json(str(path), asdict(part))
         return path
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: GangKey) -> None:
         """Forget a gang."""
         _clear(self.directory(key))
 

@@ -15,7 +15,7 @@ import grpc.aio
 
 from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.service.agent.gangs import gang_from_message, observed_message
-from tessera.service.agent.network.carrying import settings_from_message
+from tessera.service.agent.network.map_worker import settings_from_message
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
@@ -24,7 +24,7 @@ from tessera.v1 import agents_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.ServerMessage]
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 
 CONNECT_S = 5.0
 """Seconds that a server may take to answer a hello before the next server is tried."""
@@ -35,7 +35,7 @@ CHANGE_GAP_S = 0.05
 SAVE_LEASE_S = 1.0
 """The largest lag in seconds of the lease on disk behind the actual lease."""
 
-REFUSED = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION})
+REFUSAL_CODES = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION})
 """Codes with which a server ends the stream after a newer incarnation took over the agent's nodes.
 
 Before the welcome, FAILED_PRECONDITION means that the server itself cannot serve yet, e.g. because
@@ -45,7 +45,7 @@ a migration is missing.
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND
 """The code with which a server answers an agent whose cluster does not exist."""
 
-OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # otherwise a new channel inherits an old one's back-off
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -53,14 +53,14 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-class Superseded(NotAllowed):
+class AgentSuperseded(NotAllowed):
     """A newer incarnation of this agent has taken over its nodes, so this one must end."""
 
     reason = "SUPERSEDED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class TimingOverrides:
     """Seconds that override the server's welcome. None keeps the server's value."""
 
     lease_s: float | None = None
@@ -68,7 +68,7 @@ class Timing:
     inspect_s: float | None = None
 
 
-class Lease:
+class AgentLease:
     """The time for which the agent may go on without being heard. It outlives the agent's restart.
 
     The lease counts from when the agent sent the message that a server has recorded, not from when
@@ -76,7 +76,9 @@ class Lease:
     silence from its message.
     """
 
-    def __init__(self, state: StateDir, clock: Clock, lease_s: float | None = None) -> None:
+    def __init__(
+        self, state: StateDir, clock: MonotonicClock, lease_s: float | None = None
+    ) -> None:
         """Continue the lease of the agent that ran before, if there was one in this boot.
 
         If ``lease_s`` is None, its earlier value is kept; without one, the lease does not end
@@ -114,7 +116,7 @@ class Lease:
         return self._heard_s + self.lease_s - self._clock()
 
 
-async def watch_lease(lease: Lease, supervisor: Supervisor) -> None:
+async def watch_lease(lease: AgentLease, supervisor: Supervisor) -> None:
     """Stop all gangs whenever the lease runs out; never return."""
     stopped = False
     while True:
@@ -141,7 +143,7 @@ def backoff_s(seed: str, attempt: int, servers: int) -> float:
     return base_s * (0.5 + int.from_bytes(digest, "big") / 2**64)
 
 
-class Link:
+class ServerLink:
     """The agent's one stream to whichever of several servers answers. Any server will do."""
 
     def __init__(
@@ -150,11 +152,11 @@ class Link:
         servers: Sequence[str],
         hello: pb.Hello,
         supervisor: Supervisor,
-        lease: Lease,
-        timing: Timing,
+        lease: AgentLease,
+        timing: TimingOverrides,
         changed: asyncio.Event,
         leave: asyncio.Event,
-        clock: Clock,
+        clock: MonotonicClock,
     ) -> None:
         self._servers = servers
         self._hello = hello
@@ -191,7 +193,7 @@ class Link:
             if self._leave.is_set():  # a cancelled read may report "ended" instead
                 return
             if refused:
-                raise Superseded(f"{server} refused this agent: {refused}")
+                raise AgentSuperseded(f"{server} refused this agent: {refused}")
             await asyncio.sleep(
                 backoff_s(self._hello.incarnation, self._failures, len(self._servers))
             )
@@ -200,7 +202,7 @@ class Link:
         """Log why a stream ended. A missing cluster is logged once, because it may stay missing."""
         if not (isinstance(error, grpc.aio.AioRpcError) and error.code() is _NOT_FOUND):
             self._logged = ""
-            log.warning("%s: %s", server, _told(error), extra={"action": "disconnect"})
+            log.warning("%s: %s", server, _failure_text(error), extra={"action": "disconnect"})
             return
         missing = error.details() or "the cluster does not exist"
         if missing != self._logged:
@@ -228,7 +230,7 @@ class Link:
 
     async def _session(self, server: str) -> None:
         """Hold one stream, and raise when it ends."""
-        async with grpc.aio.insecure_channel(server, options=OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS) as channel:
             call = rpc.AgentsStub(channel).Sync()
             await self._write(call, pb.AgentMessage(hello=self._hello))
             await self._take(call, CONNECT_S)
@@ -312,14 +314,14 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 def _refusal(error: BaseException, *, welcomed: bool) -> str:
     """Return the server's message to an agent that must end, or "" if the agent may try again."""
-    if not isinstance(error, grpc.aio.AioRpcError) or error.code() not in REFUSED:
+    if not isinstance(error, grpc.aio.AioRpcError) or error.code() not in REFUSAL_CODES:
         return ""
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
         return ""
     return error.details() or error.code().name
 
 
-def _told(error: BaseException) -> str:
+def _failure_text(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error) or "the server was silent for too long"

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.formulation.errors import TesseraError
-from tessera.formulation.network.tags import Settings
-from tessera.service.agent.gangs import LIVE, Gang, Key, Phase, Report
-from tessera.service.agent.network.carrying import Carrying
-from tessera.service.agent.network.sampling import Sampling
-from tessera.service.agent.runtime import Exit, Handle, Outcome, Progress, Runtime
+from tessera.formulation.network.tags import TagSettings
+from tessera.service.agent.gangs import LIVE_PHASES, Gang, GangKey, GangPhase, GangReport
+from tessera.service.agent.network.map_worker import NetworkMapWorker
+from tessera.service.agent.network.sampling import TrafficSampler
+from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle, Progress, Runtime
 from tessera.service.agent.state import StateDir
 
 log = logging.getLogger(__name__)
 
-PART = "TESSERA_NETWORK"
+PART_VARIABLE = "TESSERA_NETWORK"
 """The variable that names the file with a job's part in the network plan.
 
 The file holds the job's priority level, the number of levels, its tag and its paths. It is replaced
@@ -30,31 +30,31 @@ START_BATCH = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Local:
+class LocalGang:
     """A gang that is here, or whose end has yet to be reported."""
 
     gang: Gang
-    phase: Phase
-    handle: Handle | None = None  # None without a process: it ended or is led elsewhere
+    phase: GangPhase
+    handle: GangHandle | None = None  # None without a process: it ended or is led elsewhere
     progress: Progress | None = None
     error: str = ""
     reported: bool = False  # its end was sent to a server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GangActions:
     """The actions to take now.
 
     ``waiting`` are gangs whose GPUs or job still have a live process here.
     """
 
     start: tuple[Gang, ...] = ()
-    stop: tuple[Key, ...] = ()
-    forget: tuple[Key, ...] = ()
-    waiting: tuple[Key, ...] = ()
+    stop: tuple[GangKey, ...] = ()
+    forget: tuple[GangKey, ...] = ()
+    waiting: tuple[GangKey, ...] = ()
 
 
-def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
+def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -> GangActions:
     """Return the actions that turn ``here`` into ``desired``.
 
     If ``desired`` is None, nothing may run, but no end is forgotten. Of several generations of a
@@ -70,12 +70,12 @@ def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
     keys = {gang.key for gang in wanted.values()}
     known = {local.gang.key: local for local in here}
     gone = [local for key, local in known.items() if key not in keys]
-    stop = [x for x in gone if x.phase in (Phase.STARTING, Phase.RUNNING)]
+    stop = [x for x in gone if x.phase in (GangPhase.STARTING, GangPhase.RUNNING)]
     at_once = {
         x.gang.key for x in stop if x.handle is None
     }  # there is no process that would have to die first
     # Everything else that lives blocks its job and its GPUs until it is dead.
-    live = [x for key, x in known.items() if x.phase in LIVE and key not in at_once]
+    live = [x for key, x in known.items() if x.phase in LIVE_PHASES and key not in at_once]
     busy_jobs = {local.gang.job for local in live}
     busy = {device for local in live for device in local.gang.devices}
     start, waiting = [], []
@@ -87,18 +87,20 @@ def reconcile(desired: Iterable[Gang] | None, here: Iterable[Local]) -> Plan:
         else:
             start.append(gang)
             busy |= gang.devices
-    return Plan(
+    return GangActions(
         start=tuple(start),
         stop=tuple(x.gang.key for x in stop),
         forget=tuple(
-            x.gang.key for x in gone if desired is not None and x.phase not in LIVE and x.reported
+            x.gang.key
+            for x in gone
+            if desired is not None and x.phase not in LIVE_PHASES and x.reported
         ),
         waiting=tuple(waiting),
     )
 
 
 class Supervisor:
-    """An executor of the actions of ``reconcile``, which also records them on disk.
+    """An executor of the actions of ``reconcile_gangs``, which also records them on disk.
 
     ``spawn`` runs a coroutine concurrently with the caller and must not lose its errors.
     ``changed`` is called whenever ``reports`` or ``network_remarks`` would return something new.
@@ -113,8 +115,8 @@ class Supervisor:
         grace_s: float,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         changed: Callable[[], None],
-        network: Carrying | None = None,
-        sampling: Sampling | None = None,
+        network: NetworkMapWorker | None = None,
+        sampling: TrafficSampler | None = None,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -124,7 +126,7 @@ class Supervisor:
         self._network, self._sampling = network, sampling
         if network is not None:
             network.call_on_change(self._network_changed)
-        self._here: dict[Key, Local] = {}
+        self._here: dict[GangKey, LocalGang] = {}
         self._desired: Sequence[Gang] | None = None
         self._closing = False
         self._idle = asyncio.Event()
@@ -137,7 +139,7 @@ class Supervisor:
             if gang.led_here and handle is None:  # recorded, but never started
                 self._state.remove(gang.key)
                 continue
-            local = Local(gang=gang, phase=Phase.STARTING, handle=handle)
+            local = LocalGang(gang=gang, phase=GangPhase.STARTING, handle=handle)
             self._here[gang.key] = local
             self._look(local)
             log.info("adopted %s", _name(gang.key), extra={"action": "adopt"})
@@ -148,7 +150,9 @@ class Supervisor:
         """Return sentences on what keeps the network plan from having an effect here."""
         return self._network.remarks if self._network is not None else ()
 
-    def apply(self, revision: int, gangs: Sequence[Gang], settings: Settings | None = None) -> None:
+    def apply(
+        self, revision: int, gangs: Sequence[Gang], settings: TagSettings | None = None
+    ) -> None:
         """Make ``gangs``, and nothing else, run here. Ignore a revision older than the newest.
 
         ``settings`` tell interfaces how to treat traffic, and apply before any gang starts. A gang
@@ -181,21 +185,21 @@ class Supervisor:
         """Stop every gang for good; return once all are dead."""
         self._closing = True
         self.stop_all()
-        while any(local.phase in LIVE for local in self._here.values()):
+        while any(local.phase in LIVE_PHASES for local in self._here.values()):
             self._idle.clear()
             await self._idle.wait()
 
     def live(self) -> list[tuple[Gang, bool]]:
         """Return the gangs that occupy GPUs here, and whether their processes run."""
         here = self._here.values()
-        return [(x.gang, x.phase is Phase.RUNNING) for x in here if x.phase in LIVE]
+        return [(x.gang, x.phase is GangPhase.RUNNING) for x in here if x.phase in LIVE_PHASES]
 
     def inspect(self) -> None:
         """Read the progress of all running gangs."""
         for local in self._here.values():
             self._look(local)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[GangReport]:
         """Return a report for each gang member on this agent's nodes, by last known progress."""
         found = []
         for local in self._here.values():
@@ -203,23 +207,23 @@ class Supervisor:
                 if node == local.gang.leader:
                     found.append(_leader_report(local))
                 else:
-                    leaving = local.phase is Phase.STOPPING
-                    phase = Phase.STOPPING if leaving else Phase.RUNNING
+                    leaving = local.phase is GangPhase.STOPPING
+                    phase = GangPhase.STOPPING if leaving else GangPhase.RUNNING
                     job, generation = local.gang.key
-                    found.append(Report(job=job, generation=generation, node=node, phase=phase))
+                    found.append(GangReport(job=job, generation=generation, node=node, phase=phase))
         return (
             found if self._sampling is None else [self._sampling.add_measurement(r) for r in found]
         )
 
-    def note_sent(self, reports: Iterable[Report]) -> None:
+    def note_sent(self, reports: Iterable[GangReport]) -> None:
         """Note that ``reports`` were sent: the next desired state answers the ends among them."""
         for report in reports:
             local = self._here.get((report.job, report.generation))
-            if local and local.phase not in LIVE and report.phase is local.phase:
+            if local and local.phase not in LIVE_PHASES and report.phase is local.phase:
                 local.reported = True
 
     def _reconcile(self) -> None:
-        plan = reconcile(() if self._closing else self._desired, self._here.values())
+        plan = reconcile_gangs(() if self._closing else self._desired, self._here.values())
         for key in plan.forget:
             self._forget(key)
         for key in plan.stop:
@@ -235,7 +239,7 @@ class Supervisor:
             self._changed()
 
     def _start(self, gang: Gang) -> None:
-        local = Local(gang=gang, phase=Phase.STARTING)
+        local = LocalGang(gang=gang, phase=GangPhase.STARTING)
         self._here[gang.key] = local
         try:
             directory = self._state.add(gang)
@@ -244,7 +248,7 @@ class Supervisor:
                 checkpoints = self._state.checkpoints(gang.job)
                 local.handle = self._runtime.start(gang, directory, checkpoints, environment)
         except (TesseraError, OSError) as error:
-            local.phase, local.error = Phase.FAILED, str(error)
+            local.phase, local.error = GangPhase.FAILED, str(error)
             log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
             return
         log.info("started %s", _name(gang.key), extra={"action": "start"})
@@ -255,7 +259,7 @@ class Supervisor:
         if self._network is None or gang.network is None:
             return {}
         file = self._state.write_part(gang.key, gang.network)
-        return {**self._network.environment(gang.job), PART: str(file)}
+        return {**self._network.environment(gang.job), PART_VARIABLE: str(file)}
 
     def _update_part(self, gang: Gang) -> None:
         """Notify a gang that is here of its part in the network plan, if the part has changed."""
@@ -281,64 +285,64 @@ class Supervisor:
         if self._desired is not None:
             self._reconcile()
 
-    def _stop(self, local: Local) -> None:
+    def _stop(self, local: LocalGang) -> None:
         log.info("stopping %s", _name(local.gang.key), extra={"action": "stop"})
-        local.phase = Phase.STOPPING
+        local.phase = GangPhase.STOPPING
         if local.handle is None:
             self._forget(local.gang.key)
             return
         local.handle.stop()
         asyncio.get_running_loop().call_later(self._grace_s, self._kill_after_grace, local)
 
-    def _kill_after_grace(self, local: Local) -> None:
+    def _kill_after_grace(self, local: LocalGang) -> None:
         if local.handle is not None:
             log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
             local.handle.kill()
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: GangKey) -> None:
         del self._here[key]
         self._state.remove(key)
 
-    def _follow(self, local: Local) -> None:
+    def _follow(self, local: LocalGang) -> None:
         if local.handle is None:
-            local.phase = Phase.RUNNING
+            local.phase = GangPhase.RUNNING
         else:
             self._spawn(self._watch(local, local.handle))
 
-    async def _watch(self, local: Local, handle: Handle) -> None:
+    async def _watch(self, local: LocalGang, handle: GangHandle) -> None:
         await handle.begun()
         self._look(local)
         self._ended(local, await handle.ended(), handle.progress())
 
-    def _look(self, local: Local) -> None:
+    def _look(self, local: LocalGang) -> None:
         """Refresh the progress. A gang that shows progress is running."""
         if local.handle is None:
             return
         local.progress = local.handle.progress()
-        if local.progress is not None and local.phase is Phase.STARTING:
-            local.phase = Phase.RUNNING
+        if local.progress is not None and local.phase is GangPhase.STARTING:
+            local.phase = GangPhase.RUNNING
             log.info("%s is running", _name(local.gang.key), extra={"action": "run"})
             self._changed()
 
-    def _ended(self, local: Local, how: Exit, progress: Progress | None) -> None:
+    def _ended(self, local: LocalGang, how: GangExit, progress: Progress | None) -> None:
         key = local.gang.key
         local.handle, local.progress = None, progress
         log.info("%s has ended: %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
-        if how.outcome is Outcome.SUCCEEDED:
-            local.phase = Phase.SUCCEEDED
-        elif local.phase is Phase.STOPPING or how.outcome is Outcome.STOPPED:
+        if how.outcome is ExitOutcome.SUCCEEDED:
+            local.phase = GangPhase.SUCCEEDED
+        elif local.phase is GangPhase.STOPPING or how.outcome is ExitOutcome.STOPPED:
             self._forget(key)
         else:
-            local.phase, local.error = Phase.FAILED, how.error
+            local.phase, local.error = GangPhase.FAILED, how.error
         self._idle.set()
         self._changed()
         if self._desired is not None:
             self._reconcile()
 
 
-def _leader_report(local: Local) -> Report:
+def _leader_report(local: LocalGang) -> GangReport:
     progress = local.progress
-    return Report(
+    return GangReport(
         job=local.gang.job,
         generation=local.gang.generation,
         node=local.gang.leader,
@@ -349,5 +353,5 @@ def _leader_report(local: Local) -> Report:
     )
 
 
-def _name(key: Key) -> str:
+def _name(key: GangKey) -> str:
     return f"{key[0]} generation {key[1]}"

@@ -11,8 +11,8 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
 from tessera.service.cli.client import connect, new_request_id
-from tessera.service.cli.deletion import Yes, confirm
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.deletion import Yes, confirm_deletion
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -26,9 +26,9 @@ from tessera.service.cli.options import (
 from tessera.service.cli.render import (
     Column,
     count_noun,
-    line,
-    note,
-    number,
+    format_number,
+    print_line,
+    print_note,
     show_message,
     show_table,
 )
@@ -42,7 +42,7 @@ from tessera.v1.estimates_pb2 import (
     Workload,
 )
 
-CELLS: Final[Sequence[Column[CellEstimate]]] = (
+CELL_COLUMNS: Final[Sequence[Column[CellEstimate]]] = (
     Column("MODEL", lambda c: _model(c.workload)),
     Column("BATCH", lambda c: str(c.workload.global_batch), right=True),
     Column("TYPE", lambda c: c.cell.gpu_type),
@@ -50,7 +50,9 @@ CELLS: Final[Sequence[Column[CellEstimate]]] = (
     Column("NODES", lambda c: str(c.nodes), right=True),
     Column("STAGES", lambda c: str(c.cell.pipeline_degree or ""), right=True),
     Column(
-        "S/ITERATION", lambda c: "infeasible" if c.infeasible else number(c.iter_time_s), right=True
+        "S/ITERATION",
+        lambda c: "infeasible" if c.infeasible else format_number(c.iter_time_s),
+        right=True,
     ),
     Column("SOURCE", lambda c: EstimateSource.Name(c.source)),
     Column("PLAN", lambda c: c.cell.plan, wide=True),
@@ -83,7 +85,7 @@ def add_commands(app: typer.Typer) -> None:
         invoke_without_command=True,
     )
     group.callback()(list_cells)
-    group.command("delete")(delete)
+    group.command("delete")(delete_cells)
     app.add_typer(group, name="cells", rich_help_panel="Estimates")
 
 
@@ -102,7 +104,7 @@ def list_cells(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    request = ListCellsRequest(parent=parent(cluster), workload=_workload(model, batch))
+    request = ListCellsRequest(parent=cluster_name(cluster), workload=_workload(model, batch))
     with connect(server) as client:
         pages = client.pages(client.estimates.ListCells, request, page_size=10_000)
         cells = list(chain.from_iterable(page.cells for page in pages))
@@ -110,14 +112,16 @@ def list_cells(
         return
     if output is Output.NAME:
         for cell in cells:
-            line(f"{_model(cell.workload)}@{cell.workload.global_batch}")
+            print_line(f"{_model(cell.workload)}@{cell.workload.global_batch}")
     elif cells:
-        show_table(cells, [c for c in CELLS if output is Output.WIDE or not c.wide])
+        show_table(cells, [c for c in CELL_COLUMNS if output is Output.WIDE or not c.wide])
     else:
-        note("no Cells match; `tessera import profiles` and `tessera import samples` add some")
+        print_note(
+            "no Cells match; `tessera import profiles` and `tessera import samples` add some"
+        )
 
 
-def delete(
+def delete_cells(
     model: Model = "",
     batch: Batch = 0,
     gpu_type: Annotated[
@@ -151,7 +155,7 @@ def delete(
             "give some of these to choose Cells, or --all alone",
         )
     request = DeleteCellsRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         workload=_workload(model, batch),
         gpu_type=gpu_type,
         gpus=gpus,
@@ -162,13 +166,15 @@ def delete(
     with connect(server) as client:
         count = client.call(client.estimates.DeleteCells, request).deleted
         if count and not validate_only:
-            where = f"of cluster {short(parent(cluster))}"
-            confirm(f"Delete the estimates of {count_noun(count, 'Cell')} {where}?", yes=yes)
+            where = f"of cluster {short_name(cluster_name(cluster))}"
+            confirm_deletion(
+                f"Delete the estimates of {count_noun(count, 'Cell')} {where}?", yes=yes
+            )
             request.validate_only, request.request_id = False, new_request_id()
             count = client.call(client.estimates.DeleteCells, request).deleted
     show_message(DeleteCellsResponse(deleted=count), output)
     what = count_noun(count, "Cell")
-    note(f"{what} would be deleted; nothing changed" if validate_only else f"{what} deleted")
+    print_note(f"{what} would be deleted; nothing changed" if validate_only else f"{what} deleted")
 
 
 def _workload(model: str, batch: int) -> Workload | None:

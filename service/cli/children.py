@@ -36,7 +36,7 @@ class Child:
 
 
 @contextlib.contextmanager
-def running(
+def run_child(
     name: str,
     module: str,
     arguments: Sequence[str],

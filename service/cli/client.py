@@ -120,14 +120,14 @@ class Client:
         try:
             return method(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            raise failure(error, self.server, deadline_s) from error
+            raise explain_failure(error, self.server, deadline_s) from error
 
     def stream(self, method: grpc.UnaryStreamMultiCallable[_Q, _R], request: _Q) -> Iterator[_R]:
         """Yield the answers until the server ends the stream. Raises CallFailed."""
         try:
             yield from method(request)
         except grpc.RpcError as error:
-            raise failure(error, self.server, None) from error
+            raise explain_failure(error, self.server, None) from error
 
     def pages(
         self,
@@ -157,14 +157,14 @@ def new_request_id() -> str:
     return str(uuid.uuid4())
 
 
-def now() -> Timestamp:
+def current_timestamp() -> Timestamp:
     """Return this machine's present time, for ages and relative deadlines."""
     timestamp = Timestamp()
     timestamp.GetCurrentTime()
     return timestamp
 
 
-def failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> CallFailed:
+def explain_failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> CallFailed:
     """Return ``error`` as one line that explains what went wrong, with its exit code."""
     if not isinstance(error, grpc.Call):
         return CallFailed(str(error), Exit.REFUSED)

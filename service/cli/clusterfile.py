@@ -8,20 +8,20 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check, number, whole
+from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
 from tessera.service.cli.entries import FileEntry, Real, Size, Text
-from tessera.service.cli.names import ANY, short
-from tessera.service.cli.yamlfile import documents
+from tessera.service.cli.names import ANY_TYPE, short_name
+from tessera.service.cli.yamlfile import read_documents
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 
 MAX_NODES: Final = 100_000
 
 
-_Dollars = Annotated[Real, number(0.0, limits.MAX_DOLLARS_PER_HOUR)]
-_Watts = Annotated[Real, number(0.0, limits.MAX_WATTS)]
+_Dollars = Annotated[Real, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
+_Watts = Annotated[Real, number_between(0.0, limits.MAX_WATTS)]
 
 
 class GpuTypeEntry(FileEntry):
@@ -32,7 +32,7 @@ class GpuTypeEntry(FileEntry):
     watts: _Watts = 0.0
 
 
-class ShownGpuType(FileEntry):
+class PrintedGpuType(FileEntry):
     """A GPU type as printed by `tessera cluster get -o yaml`. Its number of GPUs is ignored."""
 
     name: Text
@@ -42,7 +42,7 @@ class ShownGpuType(FileEntry):
     node_gpus: object = None
 
 
-class _ShownGpuTypes(RootModel[list[ShownGpuType]]):
+class _PrintedGpuTypes(RootModel[list[PrintedGpuType]]):
     model_config = STRICT
 
 
@@ -67,11 +67,11 @@ class NodeEntry(FileEntry):
     """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 
     name: Text
-    count: Annotated[int, whole(1, MAX_NODES)] = 1
+    count: Annotated[int, whole_between(1, MAX_NODES)] = 1
     gpu_type: Text
-    gpus: Annotated[int, whole(1, limits.MAX_GPUS_A_NODE)]
+    gpus: Annotated[int, whole_between(1, limits.MAX_GPUS_PER_NODE)]
     rack: Text = ""
-    nodes_per_rack: Annotated[int, whole(1, MAX_NODES)] = 1
+    nodes_per_rack: Annotated[int, whole_between(1, MAX_NODES)] = 1
     etag: Text = ""
 
 
@@ -115,7 +115,7 @@ class ClusterFile:
     etag: str = ""
 
 
-DEFAULT: Final = """\
+EXAMPLE_CLUSTER: Final = """\
 gpu_types:
   a100: 40GiB
   v100: 32GiB
@@ -132,10 +132,10 @@ def read_cluster(text: str, source: str) -> ClusterFile:
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
     """
-    contents = documents(text, source)
+    contents = read_documents(text, source)
     if len(contents) != 1:
         raise InvalidInput(source, f"must contain one cluster, not {len(contents)}")
-    top = check(ClusterEntry, source, contents[0])
+    top = check_value(ClusterEntry, source, contents[0])
     types = tuple(_gpu_types(f"{source}: gpu_types", top.gpu_types))
     if not types:
         raise InvalidInput(
@@ -145,16 +145,19 @@ def read_cluster(text: str, source: str) -> ClusterFile:
     nodes: dict[str, Node] = {}
     for index, entry in enumerate(top.nodes):
         for node in _nodes(f"{source}: nodes[{index}]", entry, known):
-            if short(node.name) in nodes:
-                raise InvalidInput(f"{source}: nodes", f"the node {short(node.name)} occurs twice")
-            nodes[short(node.name)] = node
+            if short_name(node.name) in nodes:
+                raise InvalidInput(
+                    f"{source}: nodes", f"the node {short_name(node.name)} occurs twice"
+                )
+            nodes[short_name(node.name)] = node
     tenants = tuple(tenantfile.tenants_of(f"{source}: tenants", top.tenants))
     for tenant in tenants:
         for kind in tenant.quotas:
             if kind not in ("", *known):
                 where = f"{source}: tenants: {tenant.name}: quotas"
                 raise InvalidInput(
-                    where, f"unknown GPU type {kind!r}; must be one of {', '.join((*known, ANY))}"
+                    where,
+                    f"unknown GPU type {kind!r}; must be one of {', '.join((*known, ANY_TYPE))}",
                 )
     return ClusterFile(
         name=top.name, gpu_types=types, nodes=tuple(nodes.values()), tenants=tenants, etag=top.etag
@@ -163,7 +166,7 @@ def read_cluster(text: str, source: str) -> ClusterFile:
 
 def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        yield from _shown_gpu_types(where, value)
+        yield from _printed_gpu_types(where, value)
         return
     if not isinstance(value, dict):
         raise InvalidInput(where, "must map GPU types to their memory, e.g. {a100: 40GiB}")
@@ -172,7 +175,7 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
         if not isinstance(settings, dict):
             yield GpuType(name=str(name), memory_bytes=options.size_bytes(at, str(settings)))
             continue
-        kind = check(GpuTypeEntry, at, settings)
+        kind = check_value(GpuTypeEntry, at, settings)
         yield GpuType(
             name=str(name),
             memory_bytes=kind.memory,
@@ -181,10 +184,10 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
         )
 
 
-def _shown_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
+def _printed_gpu_types(where: str, items: list[object]) -> Iterator[GpuType]:
     """Yield GPU types as `cluster get -o yaml` prints them: a list, with the memory in bytes."""
     seen: set[str] = set()
-    for index, kind in enumerate(check(_ShownGpuTypes, where, items).root):
+    for index, kind in enumerate(check_value(_PrintedGpuTypes, where, items).root):
         if kind.name in seen:
             raise InvalidInput(f"{where}[{index}]: name", f"the type {kind.name} occurs twice")
         seen.add(kind.name)

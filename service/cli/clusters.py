@@ -9,9 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tessera.service.cli import yamlfile
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
-from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.client import (
+    CallFailed,
+    Client,
+    Exit,
+    connect,
+    current_timestamp,
+    new_request_id,
+)
+from tessera.service.cli.deletion import (
+    AllowMissing,
+    Yes,
+    confirm_deletion,
+    outcome_of,
+    show_deleted,
+)
+from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -23,11 +36,11 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.render import (
     Column,
-    age,
     count_noun,
-    line,
-    note,
-    number,
+    format_age,
+    format_number,
+    print_line,
+    print_note,
     show_facts,
     show_list,
     show_message,
@@ -41,21 +54,23 @@ if TYPE_CHECKING:
 
 GIB: Final = 2**30
 
-CLUSTERS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
-    Column("CLUSTER", lambda c: short(c.name)),
+CLUSTER_COLUMNS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
+    Column("CLUSTER", lambda c: short_name(c.name)),
     Column("GPU TYPES", lambda c: ", ".join(t.name for t in c.gpu_types)),
-    Column("NODES", lambda c: number(c.nodes), right=True),
-    Column("GPUS", lambda c: number(c.gpus), right=True),
-    Column("LAST ROUND", lambda c: short(c.last_round), right=True),
+    Column("NODES", lambda c: format_number(c.nodes), right=True),
+    Column("GPUS", lambda c: format_number(c.gpus), right=True),
+    Column("LAST ROUND", lambda c: short_name(c.last_round), right=True),
 )
 
-TYPES: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
+TYPE_COLUMNS: Final[Sequence[Column[clusters_pb2.GpuType]]] = (
     Column("TYPE", lambda t: t.name),
-    Column("MEMORY", lambda t: f"{number(t.memory_bytes / GIB)} GiB", right=True),
+    Column("MEMORY", lambda t: f"{format_number(t.memory_bytes / GIB)} GiB", right=True),
     Column(
-        "$/HOUR", lambda t: number(t.dollars_per_hour) if t.dollars_per_hour else "", right=True
+        "$/HOUR",
+        lambda t: format_number(t.dollars_per_hour) if t.dollars_per_hour else "",
+        right=True,
     ),
-    Column("WATTS", lambda t: number(t.watts) if t.watts else "", right=True),
+    Column("WATTS", lambda t: format_number(t.watts) if t.watts else "", right=True),
 )
 
 
@@ -63,10 +78,10 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands on clusters."""
     panel = "Clusters"
     group = typer.Typer(help="Describe, show, list or delete clusters.", no_args_is_help=True)
-    group.command("apply")(apply)
-    group.command("get")(get)
+    group.command("apply")(apply_cluster_file)
+    group.command("get")(show_cluster)
     group.command("list")(list_clusters)
-    group.command("delete")(delete)
+    group.command("delete")(delete_cluster)
     types = typer.Typer(help="List or delete the GPU types of a cluster.", no_args_is_help=True)
     types.command("list")(list_types)
     types.command("delete")(delete_types)
@@ -74,7 +89,7 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="cluster", rich_help_panel=panel)
 
 
-def apply(
+def apply_cluster_file(
     file: Annotated[
         str,
         typer.Option("--file", "-f", help="YAML file that describes the cluster; '-' for stdin."),
@@ -96,16 +111,18 @@ def apply(
     from tessera.service.cli import clusterfile  # noqa: PLC0415 - pydantic starts slowly
 
     described = clusterfile.read_cluster(yamlfile.read_text(file), file)
-    name = parent(cluster or described.name or DEFAULT_CLUSTER)
+    name = cluster_name(cluster or described.name or DEFAULT_CLUSTER)
     with connect(server) as client:
         applied = apply_cluster(client, name, described, validate_only=validate_only)
-    show_list(clusters_pb2.ListClustersResponse(clusters=[applied]), [applied], CLUSTERS, output)
+    show_list(
+        clusters_pb2.ListClustersResponse(clusters=[applied]), [applied], CLUSTER_COLUMNS, output
+    )
     what = f"{len(described.gpu_types)} GPU types, {len(described.nodes):,} nodes"
     what += f", {len(described.tenants):,} tenants" if described.tenants else ""
-    note(f"{what}: valid, nothing changed" if validate_only else f"{what} applied")
+    print_note(f"{what}: valid, nothing changed" if validate_only else f"{what} applied")
 
 
-def get(
+def show_cluster(
     name: Annotated[
         str,
         typer.Argument(
@@ -118,19 +135,19 @@ def get(
 ) -> None:
     """Show a cluster."""
     with connect(server) as client:
-        stored = _get(client, parent(name or cluster))
+        stored = _get(client, cluster_name(name or cluster))
     if output is Output.NAME:
-        line(stored.name)
+        print_line(stored.name)
     elif not show_message(stored, output):
         gpu_types = ", ".join(f"{t.name} ({_gpu_type(t)})" for t in stored.gpu_types)
         show_facts(
             (
                 ("cluster", stored.name),
                 ("GPU types", gpu_types),
-                ("nodes", number(stored.nodes)),
-                ("GPUs", number(stored.gpus)),
-                ("last round", short(stored.last_round)),
-                ("created", f"{age(stored.create_time, now())} ago"),
+                ("nodes", format_number(stored.nodes)),
+                ("GPUs", format_number(stored.gpus)),
+                ("last round", short_name(stored.last_round)),
+                ("created", f"{format_age(stored.create_time, current_timestamp())} ago"),
             )
         )
 
@@ -140,12 +157,14 @@ def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output
     with connect(server) as client:
         pages = client.pages(client.clusters.ListClusters, clusters_pb2.ListClustersRequest())
         clusters = list(chain.from_iterable(page.clusters for page in pages))
-    show_list(clusters_pb2.ListClustersResponse(clusters=clusters), clusters, CLUSTERS, output)
+    show_list(
+        clusters_pb2.ListClustersResponse(clusters=clusters), clusters, CLUSTER_COLUMNS, output
+    )
     if not clusters:
-        note("no clusters yet; `tessera cluster apply -f cluster.yaml` creates one")
+        print_note("no clusters yet; `tessera cluster apply -f cluster.yaml` creates one")
 
 
-def delete(
+def delete_cluster(
     name: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster's id or full name.")],
     force: Annotated[
         bool,
@@ -170,7 +189,7 @@ def delete(
 
     The server refuses this while the cluster has live jobs. Files of jobs, such as checkpoints, are kept.
     """
-    full = parent(name)
+    full = cluster_name(name)
     request = clusters_pb2.DeleteClusterRequest(
         name=full,
         etag=etag,
@@ -181,10 +200,10 @@ def delete(
     )
     with connect(server) as client:
         if not validate_only:
-            confirm(_question(client, full, allow_missing=allow_missing), yes=yes)
+            confirm_deletion(_question(client, full, allow_missing=allow_missing), yes=yes)
         client.call(client.clusters.DeleteCluster, request)
     show_deleted([full], output)
-    note(f"{full} {'can be deleted; nothing changed' if validate_only else 'deleted'}")
+    print_note(f"{full} {'can be deleted; nothing changed' if validate_only else 'deleted'}")
 
 
 def _question(client: Client, name: str, *, allow_missing: bool) -> str:
@@ -193,12 +212,15 @@ def _question(client: Client, name: str, *, allow_missing: bool) -> str:
         stored = _get(client, name)
     except CallFailed as error:
         if error.exit_code is Exit.NOT_FOUND and allow_missing:
-            return f"Delete cluster {short(name)}, which does not exist?"
+            return f"Delete cluster {short_name(name)}, which does not exist?"
         raise
-    rounds = int(short(stored.last_round) or 0)
+    rounds = int(short_name(stored.last_round) or 0)
     counts = (stored.nodes, "node"), (stored.gpus, "GPU"), (rounds, "round")
     contents = ", ".join(count_noun(count, noun) for count, noun in counts)
-    return f"Delete cluster {short(name)} ({contents}) with all its Cells, models, tenants and ended jobs?"
+    return (
+        f"Delete cluster {short_name(name)} ({contents}) with all its Cells, models, tenants and"
+        " ended jobs?"
+    )
 
 
 def list_types(
@@ -208,7 +230,7 @@ def list_types(
 ) -> None:
     """List the GPU types of a cluster."""
     with connect(server) as client:
-        stored = _get(client, parent(cluster))
+        stored = _get(client, cluster_name(cluster))
     _show_types(stored, output)
 
 
@@ -229,7 +251,7 @@ def delete_types(
 ) -> None:
     """Delete GPU types (all or none). No node, Cell, quota or live job may use them."""
     request = clusters_pb2.DeleteGpuTypesRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         gpu_types=names,
         etag=etag,
         allow_missing=allow_missing,
@@ -238,20 +260,20 @@ def delete_types(
     )
     what = count_noun(len(names), "GPU type")
     if not validate_only:
-        where = f"of cluster {short(parent(cluster))}"
-        confirm(f"Delete {', '.join(names)} {where} and all measurements on it?", yes=yes)
+        where = f"of cluster {short_name(cluster_name(cluster))}"
+        confirm_deletion(f"Delete {', '.join(names)} {where} and all measurements on it?", yes=yes)
     with connect(server) as client:
         changed = client.call(client.clusters.DeleteGpuTypes, request)
     _show_types(changed, output)
-    note(outcome_of(what, validate_only=validate_only))
+    print_note(outcome_of(what, validate_only=validate_only))
 
 
 def _show_types(cluster: clusters_pb2.Cluster, output: Output) -> None:
     if output is Output.NAME:
         for kind in cluster.gpu_types:
-            line(kind.name)
+            print_line(kind.name)
     elif not show_message(cluster, output):
-        show_table(cluster.gpu_types, TYPES)
+        show_table(cluster.gpu_types, TYPE_COLUMNS)
 
 
 def apply_cluster(
@@ -307,9 +329,9 @@ def _get(client: Client, name: str) -> clusters_pb2.Cluster:
 
 
 def _gpu_type(kind: clusters_pb2.GpuType) -> str:
-    parts = [f"{number(kind.memory_bytes / GIB)} GiB"]
+    parts = [f"{format_number(kind.memory_bytes / GIB)} GiB"]
     if kind.dollars_per_hour:
-        parts.append(f"${number(kind.dollars_per_hour)}/h")
+        parts.append(f"${format_number(kind.dollars_per_hour)}/h")
     if kind.watts:
-        parts.append(f"{number(kind.watts)} W")
+        parts.append(f"{format_number(kind.watts)} W")
     return ", ".join(parts)

@@ -10,11 +10,11 @@ import typer
 
 from tessera.db.embedded import default_directory
 from tessera.db.engine import Database
-from tessera.db.migrate import head, upgrade
+from tessera.db.migrate import head_revision, upgrade_schema
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
-from tessera.service.cli.render import line, note
+from tessera.service.cli.render import print_line, print_note
 from tessera.service.config import Config, load_config, without_password
 from tessera.service.wiring import open_database
 
@@ -30,10 +30,10 @@ ConfigFile = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands on the database."""
     panel = "Servers"
-    app.command("migrate", rich_help_panel=panel)(migrate)
-    app.command("prune", rich_help_panel=panel)(prune)
+    app.command("migrate", rich_help_panel=panel)(migrate_database)
+    app.command("prune", rich_help_panel=panel)(prune_database)
     group = typer.Typer(help="Show the address of the database.", no_args_is_help=True)
-    group.command("url")(url)
+    group.command("url")(print_url)
     app.add_typer(group, name="db", rich_help_panel=panel)
 
 
@@ -52,14 +52,14 @@ def _directory(settings: Config) -> Path:
     return Path(settings.database_directory or default_directory()).expanduser()
 
 
-def migrate(config: ConfigFile = None) -> None:
+def migrate_database(config: ConfigFile = None) -> None:
     """Upgrade the database schema to this release, completely or not at all."""
     settings = load_config(config, os.environ)
-    upgrade(_open(settings))
-    note(f"{_place(settings)} has the schema revision {head()}")
+    upgrade_schema(_open(settings))
+    print_note(f"{_place(settings)} has the schema revision {head_revision()}")
 
 
-def prune(
+def prune_database(
     older_than: Annotated[
         str, typer.Option(help="Keep everything younger than this, e.g. 30d.")
     ] = "30d",
@@ -84,7 +84,7 @@ def prune(
 
     Servers do this in the background, according to their retain_* settings.
     """
-    age_s = options.seconds("--older-than", older_than)
+    age_s = options.parse_seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:
         raise InvalidInput("--older-than", f"must be at most {MAX_AGE_S / 86400:,.0f}d")
     settings = load_config(config, os.environ)
@@ -95,11 +95,11 @@ def prune(
             "--embedded",
             f"contradicts the settings, which name {_place(settings)}; omit one of the two",
         )
-    note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
+    print_note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
     store = PostgresStore(_open(settings))
     work = store.count_old if dry_run else store.prune
     for kind, count in work(age_s, keep_rounds).items():
-        line(f"{kind}\t{count}")
+        print_line(f"{kind}\t{count}")
 
 
 def _require_embedded(settings: Config, *, chosen: bool) -> None:
@@ -115,6 +115,6 @@ def _require_embedded(settings: Config, *, chosen: bool) -> None:
         raise InvalidInput("--embedded", f"there is no embedded database in {place}")
 
 
-def url(config: ConfigFile = None) -> None:
+def print_url(config: ConfigFile = None) -> None:
     """Print the database's URL with its password. The embedded database answers only while it is in use."""
-    line(_open(load_config(config, os.environ)).url.replace("+psycopg2", "", 1))
+    print_line(_open(load_config(config, os.environ)).url.replace("+psycopg2", "", 1))

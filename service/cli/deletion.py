@@ -11,7 +11,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import Output
-from tessera.service.cli.render import err, line, show_message
+from tessera.service.cli.render import err, print_line, show_message
 
 Yes = Annotated[
     bool,
@@ -26,7 +26,7 @@ AllowMissing = Annotated[
 ]
 
 
-def confirm(question: str, *, yes: bool) -> None:
+def confirm_deletion(question: str, *, yes: bool) -> None:
     """Ask for confirmation on a terminal, unless ``yes``. Raises CallFailed if the answer is no."""
     if yes or not sys.stdin.isatty():
         return
@@ -39,7 +39,7 @@ def show_deleted(names: Sequence[str], output: Output) -> None:
     """Print the names of deleted resources, or the empty answer as JSON or YAML."""
     if output is Output.NAME:
         for name in names:
-            line(name)
+            print_line(name)
     else:
         show_message(Empty(), output)
 

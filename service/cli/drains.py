@@ -13,7 +13,7 @@ import typer
 
 from tessera.service.cli import options
 from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
-from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.nodes import NodeNames, show_nodes
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -24,7 +24,7 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
-from tessera.service.cli.render import count_noun, note
+from tessera.service.cli.render import count_noun, print_note
 from tessera.v1 import clusters_pb2
 
 POLL_S: Final = 1.0
@@ -35,12 +35,12 @@ JOBS_NAMED: Final = 3
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``drain`` and ``undrain``."""
-    app.command("drain", rich_help_panel="Clusters")(drain)
-    app.command("undrain", rich_help_panel="Clusters")(undrain)
+    """Add ``drain_nodes`` and ``undrain_nodes``."""
+    app.command("drain", rich_help_panel="Clusters")(drain_nodes)
+    app.command("undrain", rich_help_panel="Clusters")(undrain_nodes)
 
 
-def drain(
+def drain_nodes(
     names: NodeNames,
     reason: Annotated[
         str,
@@ -68,9 +68,9 @@ def drain(
     A node is DRAINED once no job holds a GPU on it. With --wait, the exit code is 1 if the nodes are not
     drained in time. They continue to drain.
     """
-    timeout_s = options.seconds("--timeout", timeout) if timeout else None
+    timeout_s = options.parse_seconds("--timeout", timeout) if timeout else None
     request = clusters_pb2.DrainNodesRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         names=[full_name(cluster, "nodes", name) for name in names],
         validate_only=validate_only,
         request_id=new_request_id(),
@@ -84,7 +84,7 @@ def drain(
     show_nodes(drained, output)
 
 
-def undrain(
+def undrain_nodes(
     names: NodeNames,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -93,7 +93,7 @@ def undrain(
 ) -> None:
     """Put drained nodes back into scheduling."""
     request = clusters_pb2.UndrainNodesRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         names=[full_name(cluster, "nodes", name) for name in names],
         validate_only=validate_only,
         request_id=new_request_id(),
@@ -121,9 +121,11 @@ def wait_until_drained(
         if not left:
             return current
         if stopped := [node for node in left if node.state != clusters_pb2.Node.DRAINING]:
-            raise CallFailed(f"{short(stopped[0].name)} is no longer draining", Exit.REFUSED)
+            raise CallFailed(f"{short_name(stopped[0].name)} is no longer draining", Exit.REFUSED)
         if (text := _left(left)) != last:
-            note(f"{text}. The next round moves or suspends the jobs; `tessera round` runs one now")
+            print_note(
+                f"{text}. The next round moves or suspends the jobs; `tessera round` runs one now"
+            )
             last = text
         if timeout_s is not None and now_s() - began_s >= timeout_s:
             raise CallFailed(
@@ -155,9 +157,9 @@ def _is_drained(node: clusters_pb2.Node) -> bool:
 
 def _left(nodes: Sequence[clusters_pb2.Node]) -> str:
     """Return a text that names the nodes which still have jobs, and the first of these jobs."""
-    jobs = sorted({short(job) for node in nodes for job in node.jobs})
+    jobs = sorted({short_name(job) for node in nodes for job in node.jobs})
     named = ", ".join(jobs[:JOBS_NAMED]) + (", ..." if len(jobs) > JOBS_NAMED else "")
-    where = short(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
+    where = short_name(nodes[0].name) if len(nodes) == 1 else f"{len(nodes):,} nodes"
     return f"{where}: {count_noun(len(jobs), 'job')} left ({named})"
 
 

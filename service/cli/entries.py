@@ -11,7 +11,13 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator
 
-from tessera.estimator.schemas import Entry, converted_by, describe_value, described_as, number
+from tessera.estimator.schemas import (
+    Entry,
+    converted_by,
+    describe_value,
+    described_as,
+    number_between,
+)
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 
@@ -37,7 +43,7 @@ def _real(value: object) -> object:
 
 
 def _seconds(place: str, value: object) -> object:
-    return options.seconds(place, value) if isinstance(value, str) else value
+    return options.parse_seconds(place, value) if isinstance(value, str) else value
 
 
 def _size(place: str, value: object) -> object:
@@ -52,7 +58,7 @@ Text = Annotated[str, converted_by(_text)]
 
 Real = Annotated[float, BeforeValidator(_real)]
 
-Seconds = Annotated[float, number(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
+Seconds = Annotated[float, number_between(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
 """A duration in seconds, written as a number or as e.g. ``5m``."""
 
 Size = Annotated[int, converted_by(_size)]

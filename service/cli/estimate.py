@@ -17,33 +17,33 @@ from tessera.estimator.cells import (
     MicroBatches,
     Planner,
     Setting,
-    cells,
+    data_sheet_setting,
     degrees_of,
     micro_batches_of,
-    on_sheets,
+    plan_cells,
 )
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
-from tessera.estimator.misses import misses
+from tessera.estimator.missing_plans import explain_missing_degrees
 from tessera.estimator.plans import Shape, shape_of
 from tessera.estimator.profiling.compute import ProfiledCompute
-from tessera.estimator.profiling.records import ProfileRecord, load
+from tessera.estimator.profiling.records import ProfileRecord, read_profile_records
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import PROVENANCE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.cli import estimateview, limits
-from tessera.service.cli.estimateview import Answer
+from tessera.service.cli.estimateview import DegreeEstimates
 from tessera.service.cli.importing import read_rows
-from tessera.service.cli.modelling import Model, with_model
+from tessera.service.cli.modelling import DescribedModel, with_model
 from tessera.service.cli.nodeshapes import NodeShapes, shapes_of
-from tessera.service.cli.options import numbers
-from tessera.service.cli.render import err, note
-from tessera.simulator.traces.writing import profiles_csv
+from tessera.service.cli.options import parse_numbers
+from tessera.service.cli.render import err, print_note
+from tessera.simulator.traces.csv_writer import profiles_csv
 
-MOST_GPUS: Final = 512
+MAX_ESTIMATED_GPUS: Final = 512
 """The largest number of GPUs. For it, the search takes 0.2 to 3 s with 16 layers.
 
 The time and memory of the search grow with the square of this number.
@@ -56,7 +56,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class TimeSources:
     """The sources of times other than data sheets."""
 
     collectives: Path | None
@@ -66,7 +66,7 @@ class Sources:
     records: Sequence[ProfileRecord]
 
     @classmethod
-    def of(cls, collectives: Path | None, network: str, profile: Path | None) -> Sources:
+    def of(cls, collectives: Path | None, network: str, profile: Path | None) -> TimeSources:
         """Return the sources in these files. Raises InvalidInput."""
         if network and collectives is None:
             raise InvalidInput("--network", "needs --collectives")
@@ -75,12 +75,12 @@ class Sources:
             network=network,
             profile=profile,
             tables=None if collectives is None else Tables.of(read_curves(collectives)),
-            records=[] if profile is None else read_rows(load, profile),
+            records=[] if profile is None else read_rows(read_profile_records, profile),
         )
 
-    def setting(self, model: Model, hardware: Hardware, shape: Shape) -> Setting:
+    def setting(self, model: DescribedModel, hardware: Hardware, shape: Shape) -> Setting:
         """Return the setting in which a model runs."""
-        setting = on_sheets(model.graph, model.training, hardware, shape, model.states)
+        setting = data_sheet_setting(model.graph, model.training, hardware, shape, model.states)
         if self.records:
             compute = ProfiledCompute(records=self.records, fallback=setting.compute)
             setting = replace(setting, compute=compute)
@@ -91,7 +91,7 @@ class Sources:
         )
         return replace(setting, network=network)
 
-    def check(self, model: Model) -> None:
+    def check(self, model: DescribedModel) -> None:
         """Print how much of the model was measured. Raises InvalidInput if no layer was."""
         if self.profile is None:
             return
@@ -103,7 +103,7 @@ class Sources:
                 f"contains no layer of {model.name}; give the --step that was profiled, with"
                 " the same arguments",
             )
-        note(
+        print_note(
             f"{100 * measured.measured:.0f} % of the work was measured (without tensor parallelism)"
         )
 
@@ -116,9 +116,9 @@ class Sources:
         return ", ".join(parts)[:200]
 
     @property
-    def source(self) -> Source:
+    def source(self) -> EstimateSource:
         """Return the source of the estimates."""
-        return Source.PROFILED if self.profile else Source.ANALYTIC
+        return EstimateSource.PROFILED if self.profile else EstimateSource.ANALYTIC
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -127,8 +127,10 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
 
 @with_model
 def estimate(
-    model: Model,
-    count: Annotated[int, _option("Number of GPUs.", "--count", "-n", min=1, max=MOST_GPUS)],
+    model: DescribedModel,
+    count: Annotated[
+        int, _option("Number of GPUs.", "--count", "-n", min=1, max=MAX_ESTIMATED_GPUS)
+    ],
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
     nodes: Annotated[
         int | None,
@@ -143,7 +145,7 @@ def estimate(
         _option(
             "Number of GPUs of a node. Default: as in the cluster, or without a server as in the data sheet.",
             min=1,
-            max=limits.MAX_GPUS_A_NODE,
+            max=limits.MAX_GPUS_PER_NODE,
         ),
     ] = None,
     server: Annotated[
@@ -227,7 +229,7 @@ def estimate(
     )
     known = CATALOGUE if hardware is None else read_hardware(hardware)
     types = [shapes.hardware(kind) for kind in known]
-    sources = Sources.of(collectives, network, profile)
+    sources = TimeSources.of(collectives, network, profile)
     sources.check(model)
     if every:
         if gpu or nodes:
@@ -238,22 +240,22 @@ def estimate(
     else:
         kind = _type(gpu, types)
         where = [(kind, _shape(kind, count, nodes))]
-    wanted = [] if not stages else numbers("--stages", stages)
+    wanted = [] if not stages else parse_numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
-    estimateview.show(model, answers, as_json=as_json, best_only=every)
+    estimateview.show_estimates(model, answers, as_json=as_json, best_only=every)
     for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):
-        note(assumption)
+        print_note(assumption)
     if write is not None:
         _write(write, model, answers, sources.provenance(planner), sources.source)
 
 
 def _answers(
-    model: Model,
+    model: DescribedModel,
     where: Sequence[tuple[Hardware, Shape]],
-    sources: Sources,
+    sources: TimeSources,
     wanted: Sequence[int],
     planner: Planner,
-) -> list[Answer]:
+) -> list[DegreeEstimates]:
     """Return the Cells on all given GPUs, with a progress bar if stderr is a terminal.
 
     ``wanted`` are the pipeline degrees. If it is empty, the usual ones are used.
@@ -265,14 +267,19 @@ def _answers(
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} x {kind.name}")
             setting = sources.setting(model, kind, shape)
-            answers.append(answer(model, setting, wanted or degrees_of(shape.gpus), planner))
+            answers.append(
+                estimate_cells(model, setting, wanted or degrees_of(shape.gpus), planner)
+            )
             progress.advance(task)
     return answers
 
 
-def answer(
-    model: Model, setting: Setting, degrees: Sequence[int], planner: Planner = Planner.EXACT
-) -> Answer:
+def estimate_cells(
+    model: DescribedModel,
+    setting: Setting,
+    degrees: Sequence[int],
+    planner: Planner = Planner.EXACT,
+) -> DegreeEstimates:
     """Return a model's Cells in one setting, and the reasons why other degrees have no Cell.
 
     Raises:
@@ -289,14 +296,14 @@ def answer(
         raise InvalidInput(
             "--batch", f"{uneven[degrees[0]]}; give another batch, or a number of --micro-batches"
         )
-    plans = cells(setting, even, model.rule, planner)
+    plans = plan_cells(setting, even, model.rule, planner)
     left = [degree for degree in even if degree not in plans]
-    others = cells(setting, left, model.rule) if planner is not Planner.EXACT and left else {}
+    others = plan_cells(setting, left, model.rule) if planner is not Planner.EXACT and left else {}
     unfound = dict.fromkeys(
         others, f"the {planner} planner finds no plan, but --planner exact does"
     )
-    missed = misses(setting, even, {*plans, *others}, model.rule)
-    return Answer(
+    missed = explain_missing_degrees(setting, even, {*plans, *others}, model.rule)
+    return DegreeEstimates(
         hardware=setting.hardware,
         shape=setting.shape,
         cells=plans,
@@ -359,20 +366,24 @@ def _everywhere(types: Iterable[Hardware], counts: Iterable[int]) -> list[tuple[
 
 
 def _write(
-    path: Path, model: Model, answers: Iterable[Answer], provenance: str, source: Source
+    path: Path,
+    model: DescribedModel,
+    answers: Iterable[DegreeEstimates],
+    provenance: str,
+    source: EstimateSource,
 ) -> None:
     records = [r for answer in answers for r in _records(model, answer, provenance, source)]
     try:
         path.write_text(profiles_csv(records), encoding="utf-8")
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be written: {error.strerror}") from error
-    note(
+    print_note(
         f"{len(records):,} estimates written to {path}; import them with: tessera import profiles {path}"
     )
 
 
 def _records(
-    model: Model, answer: Answer, provenance: str, source: Source
+    model: DescribedModel, answer: DegreeEstimates, provenance: str, source: EstimateSource
 ) -> Iterable[EstimateRecord]:
     work = Workload(model=model.name, params=model.params, global_batch=model.training.global_batch)
     for degree in sorted({*answer.cells, *answer.missed}):

@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import Any, Final
 
 from tessera.estimator.hardware import GIB, Hardware
-from tessera.estimator.memory import Overflow, Room, limit_bytes
+from tessera.estimator.memory import Overflow, UsableMemory, limit_bytes
 from tessera.estimator.plans import Plan, Shape, Stage
-from tessera.service.cli.modelling import Model
-from tessera.service.cli.render import Column, line, note, number, show_table
+from tessera.service.cli.modelling import DescribedModel
+from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
 
 NO_PLAN: Final = (
     "no plan: the model has too few layers, or a micro-batch too few samples, for these GPUs; or the number"
@@ -21,7 +21,7 @@ NO_PLAN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DegreeEstimates:
     """The Cells of a model on GPUs of one type, by pipeline degree.
 
     ``missed`` maps each degree that does not fit to its least overflow, or to None if the degree is
@@ -32,7 +32,7 @@ class Answer:
     hardware: Hardware
     shape: Shape
     cells: Mapping[int, Plan]
-    room: Room
+    room: UsableMemory
     missed: Mapping[int, Overflow | None]
     without: Mapping[int, str]
 
@@ -48,11 +48,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _CellRow:
     """A Cell in a row of the table."""
 
-    model: Model
-    answer: Answer
+    model: DescribedModel
+    answer: DegreeEstimates
     degree: int
     plan: Plan
     best: bool
@@ -62,26 +62,28 @@ class _Row:
         return self.model.training.global_batch / self.plan.iter_time_s
 
 
-def show(model: Model, answers: Sequence[Answer], *, as_json: bool, best_only: bool) -> None:
+def show_estimates(
+    model: DescribedModel, answers: Sequence[DegreeEstimates], *, as_json: bool, best_only: bool
+) -> None:
     """Print the Cells. If ``best_only``, print the fastest of each type and count."""
     plans = [plan for answer in answers for plan in answer.cells.values()]
     best = min(plans, key=lambda plan: plan.iter_time_s, default=None)
     rows = [
-        _Row(model=model, answer=answer, degree=d, plan=plan, best=plan is best)
+        _CellRow(model=model, answer=answer, degree=d, plan=plan, best=plan is best)
         for answer in answers
         for d, plan in sorted(answer.cells.items())
         if not best_only or d == answer.best or as_json
     ]
     if as_json:
-        line(json.dumps(_document(model, answers, rows), indent=2))
+        print_line(json.dumps(_document(model, answers, rows), indent=2))
         return
     if rows:
         show_table(rows, _COLUMNS if best_only else _COLUMNS[:1] + _COLUMNS[4:])
-    for text in _whys(answers, nothing_only=best_only):
-        note(text)
+    for text in _missing_reasons(answers, nothing_only=best_only):
+        print_note(text)
 
 
-def short(stages: Sequence[Stage]) -> str:
+def short_plan(stages: Sequence[Stage]) -> str:
     """Return an execution plan in short, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
     parts = []
     for degrees, equal_stages in groupby(map(_degrees, stages)):
@@ -96,12 +98,12 @@ def _degrees(stage: Stage) -> str:
     return " ".join([*parts, "sp"] if stage.sp else parts)
 
 
-def layers(stages: Sequence[Stage]) -> str:
+def stage_layers(stages: Sequence[Stage]) -> str:
     """Return the number of layers of each stage, e.g. ``4+4+4+4``."""
     return "+".join(str(stage.end - stage.start) for stage in stages)
 
 
-def _memory(row: _Row) -> str:
+def _memory(row: _CellRow) -> str:
     plan = row.plan
     most = max(plan.memory_bytes)
     used = f"{most / GIB:.1f} of {row.answer.limit_bytes / GIB:.1f} GiB"
@@ -109,21 +111,21 @@ def _memory(row: _Row) -> str:
 
 
 _COLUMNS: Final = [
-    Column[_Row]("", lambda r: "*" if r.best else ""),
-    Column[_Row]("GPU", lambda r: r.answer.hardware.name),
-    Column[_Row]("GPUS", lambda r: str(r.answer.shape.gpus), right=True),
-    Column[_Row]("NODES", lambda r: str(r.answer.shape.nodes), right=True),
-    Column[_Row]("STAGES", lambda r: str(r.degree), right=True),
-    Column[_Row]("ITERATION", lambda r: f"{number(r.plan.iter_time_s)} s", right=True),
-    Column[_Row]("SAMPLES/S", lambda r: number(r.samples_per_s), right=True),
-    Column[_Row]("MICRO-BATCHES", lambda r: str(r.plan.micro_batches), right=True),
-    Column[_Row]("FULLEST GPU", _memory),
-    Column[_Row]("PLAN", lambda r: short(r.plan.stages)),
-    Column[_Row]("LAYERS", lambda r: layers(r.plan.stages)),
+    Column[_CellRow]("", lambda r: "*" if r.best else ""),
+    Column[_CellRow]("GPU", lambda r: r.answer.hardware.name),
+    Column[_CellRow]("GPUS", lambda r: str(r.answer.shape.gpus), right=True),
+    Column[_CellRow]("NODES", lambda r: str(r.answer.shape.nodes), right=True),
+    Column[_CellRow]("STAGES", lambda r: str(r.degree), right=True),
+    Column[_CellRow]("ITERATION", lambda r: f"{format_number(r.plan.iter_time_s)} s", right=True),
+    Column[_CellRow]("SAMPLES/S", lambda r: format_number(r.samples_per_s), right=True),
+    Column[_CellRow]("MICRO-BATCHES", lambda r: str(r.plan.micro_batches), right=True),
+    Column[_CellRow]("FULLEST GPU", _memory),
+    Column[_CellRow]("PLAN", lambda r: short_plan(r.plan.stages)),
+    Column[_CellRow]("LAYERS", lambda r: stage_layers(r.plan.stages)),
 ]
 
 
-def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
+def _missing_reasons(answers: Sequence[DegreeEstimates], *, nothing_only: bool) -> Iterator[str]:
     """Yield the reasons why degrees are missing.
 
     If ``nothing_only``, yield only the nearest miss of each type and count on which nothing fits.
@@ -136,7 +138,7 @@ def _whys(answers: Sequence[Answer], *, nothing_only: bool) -> Iterator[str]:
                 yield f"{where}: {_nearest(near, answer.without)}"
             continue
         for degree, miss in sorted(answer.missed.items()):
-            yield f"{where}, {degree} stage{'s' * (degree > 1)}: {_why(miss)}"
+            yield f"{where}, {degree} stage{'s' * (degree > 1)}: {_missing_reason(miss)}"
         for degree, why in sorted(answer.without.items()):
             yield f"{where}, {degree} stage{'s' * (degree > 1)}: {why}"
 
@@ -148,11 +150,13 @@ def _nearest(near: Sequence[Overflow], without: Mapping[int, str]) -> str:
     return str(min(near, key=lambda o: o.needed_bytes))
 
 
-def _why(miss: Overflow | None) -> str:
+def _missing_reason(miss: Overflow | None) -> str:
     return NO_PLAN if miss is None else f"does not fit: {miss}"
 
 
-def _document(model: Model, answers: Sequence[Answer], rows: Sequence[_Row]) -> dict[str, Any]:
+def _document(
+    model: DescribedModel, answers: Sequence[DegreeEstimates], rows: Sequence[_CellRow]
+) -> dict[str, Any]:
     return {
         "model": model.name,
         "params": model.params,
@@ -168,7 +172,7 @@ def _document(model: Model, answers: Sequence[Answer], rows: Sequence[_Row]) -> 
     }
 
 
-def _where(answer: Answer, degree: int) -> dict[str, Any]:
+def _where(answer: DegreeEstimates, degree: int) -> dict[str, Any]:
     shape = answer.shape
     return {
         "gpu_type": answer.hardware.name,
@@ -179,7 +183,7 @@ def _where(answer: Answer, degree: int) -> dict[str, Any]:
     }
 
 
-def _cell(row: _Row) -> dict[str, Any]:
+def _cell(row: _CellRow) -> dict[str, Any]:
     plan = row.plan
     return _where(row.answer, row.degree) | {
         "best": row.best,
@@ -194,8 +198,8 @@ def _cell(row: _Row) -> dict[str, Any]:
     }
 
 
-def _dropped(answer: Answer) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _dropped(answer: DegreeEstimates) -> Iterator[tuple[int, str, dict[str, Any]]]:
     for degree, miss in sorted(answer.missed.items()):
-        yield degree, _why(miss), {} if miss is None else asdict(miss)
+        yield degree, _missing_reason(miss), {} if miss is None else asdict(miss)
     for degree, why in sorted(answer.without.items()):
         yield degree, why, {}

@@ -21,13 +21,13 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import DEFAULT_CLUSTER
 
-FORMAT: Final = 1
+RECORD_FORMAT: Final = 1
 """The version of the record's format. Any other version is refused."""
 
-RECORD: Final = "up.json"
-LOCK: Final = ".up.lock"
-DATABASE: Final = "pg"
-FOLDERS: Final = ("logs", "agents", "checkpoints")
+RECORD_NAME: Final = "up.json"
+LOCK_NAME: Final = ".up.lock"
+DATABASE_FOLDER: Final = "pg"
+OWN_FOLDERS: Final = ("logs", "agents", "checkpoints")
 """Folders that ``up`` makes in its data directory, next to the database's."""
 
 SAME_START_S: Final = 1.0
@@ -35,7 +35,7 @@ SAME_START_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ProcessRecord:
     """A process that ``up`` started.
 
     ``started_s`` distinguishes it from a later process with the same id.
@@ -46,7 +46,7 @@ class Running:
     started_s: float
 
     @classmethod
-    def of(cls, name: str, pid: int) -> Running:
+    def of(cls, name: str, pid: int) -> ProcessRecord:
         """Return a record of the process that now has the id ``pid``."""
         try:
             return cls(name, pid, psutil.Process(pid).create_time())
@@ -64,7 +64,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class DataDirectoryRecord:
     """The settings with which a data directory was made, and the processes that use it."""
 
     cluster: str  # the cluster's id
@@ -74,10 +74,10 @@ class Record:
     database: str = ""  # URL of an external database, without its password; "" is embedded
     applied: str = ""  # the description in the database; "" before the first
     address: str = ""  # address of the server that was started last
-    running: tuple[Running, ...] = field(default_factory=tuple)
+    running: tuple[ProcessRecord, ...] = field(default_factory=tuple)
 
 
-class Home:
+class DataDirectory:
     """A data directory that only this process uses. :func:`claim` makes it."""
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
@@ -92,20 +92,22 @@ class Home:
     @property
     def has_database(self) -> bool:
         """Return whether an embedded database was made here."""
-        return (self.path / DATABASE / "PG_VERSION").exists()
+        return (self.path / DATABASE_FOLDER / "PG_VERSION").exists()
 
-    def save(self, record: Record) -> None:
+    def save(self, record: DataDirectoryRecord) -> None:
         """Write ``record`` atomically."""
-        plain = asdict(record) | {"format": FORMAT}
-        written = self.path / f".{RECORD}.new"
+        plain = asdict(record) | {"format": RECORD_FORMAT}
+        written = self.path / f".{RECORD_NAME}.new"
         written.write_text(json.dumps(plain, indent=2), encoding="utf-8")
-        written.replace(self.path / RECORD)
+        written.replace(self.path / RECORD_NAME)
         self.record = record
 
     def add_running(self, name: str, pid: int) -> None:
         """Record a process, so that a later ``up`` can name it."""
         if self.record is not None:
-            self.save(replace(self.record, running=(*self.record.running, Running.of(name, pid))))
+            self.save(
+                replace(self.record, running=(*self.record.running, ProcessRecord.of(name, pid)))
+            )
 
     def clear_running(self) -> None:
         """Forget the processes, which have been stopped."""
@@ -122,15 +124,15 @@ class Home:
         Raises:
             Unavailable: another process uses the embedded database.
         """
-        embedded.delete(self.path / DATABASE)
-        for name in FOLDERS:
+        embedded.delete_server(self.path / DATABASE_FOLDER)
+        for name in OWN_FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        (self.path / RECORD).unlink(missing_ok=True)
+        (self.path / RECORD_NAME).unlink(missing_ok=True)
         self.record = None
 
 
 @contextlib.contextmanager
-def claim(path: Path) -> Iterator[Home]:
+def claim_directory(path: Path) -> Iterator[DataDirectory]:
     """Hold the data directory for the duration of the block, and make it if it does not exist.
 
     Raises:
@@ -139,7 +141,7 @@ def claim(path: Path) -> Iterator[Home]:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("ab")
+        lock = (path / LOCK_NAME).open("ab")
     except OSError as error:
         raise InvalidInput(
             "--data-dir", f"{path} cannot be written ({error.strerror}); choose another directory"
@@ -149,7 +151,7 @@ def claim(path: Path) -> Iterator[Home]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CallFailed(_in_use(path), Exit.REFUSED) from None
-        home = Home(path, lock)
+        home = DataDirectory(path, lock)
         try:
             yield home
         finally:
@@ -177,22 +179,22 @@ def _in_use(path: Path) -> str:
     return f"the data directory {path} is used by another `tessera up`; wait until it has ended, {other}"
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> DataDirectoryRecord | None:
     """Return the record of a data directory, or None if it has no record.
 
     Raises:
         InvalidInput: the record is damaged, or was written by another release.
     """
-    file = path / RECORD
+    file = path / RECORD_NAME
     try:
         plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if plain.pop("format") != FORMAT:
+        if plain.pop("format") != RECORD_FORMAT:
             raise InvalidInput(
                 str(file),
                 "was written by another release; use that release, or choose another --data-dir",
             )
-        running = tuple(Running(**process) for process in plain.pop("running"))
-        return Record(**plain, running=running)
+        running = tuple(ProcessRecord(**process) for process in plain.pop("running"))
+        return DataDirectoryRecord(**plain, running=running)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

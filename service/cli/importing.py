@@ -17,10 +17,17 @@ from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import EstimateSource, Workload
 from tessera.service.cli import limits, traces, traceview
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.client import (
+    CallFailed,
+    Client,
+    Exit,
+    connect,
+    current_timestamp,
+    new_request_id,
+)
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -28,23 +35,23 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
-from tessera.service.cli.render import err, note
+from tessera.service.cli.render import err, print_note
 from tessera.service.cli.tenants import apply_tenants
+from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.files import profiles_of, trace_of
 from tessera.simulator.traces.screening import order_lines, screen_form
-from tessera.simulator.traces.trace import Arrival, Asked, TraceOptions, parse_trace
-from tessera.simulator.traces.writing import trace_csv
+from tessera.simulator.traces.trace import Arrival, DurationJob, TraceOptions, parse_trace
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 
-CELLS_A_CALL: Final = 5_000
-JOBS_A_CALL: Final = 1_000
+CELLS_PER_CALL: Final = 5_000
+JOBS_PER_CALL: Final = 1_000
 DEADLINE_S: Final = 300.0
 
 _SOURCES: Final = {
-    Source.MEASURED: estimates_pb2.MEASURED,
-    Source.PROFILED: estimates_pb2.PROFILED,
-    Source.ANALYTIC: estimates_pb2.ANALYTIC,
+    EstimateSource.MEASURED: estimates_pb2.MEASURED,
+    EstimateSource.PROFILED: estimates_pb2.PROFILED,
+    EstimateSource.ANALYTIC: estimates_pb2.ANALYTIC,
 }
 
 _T = TypeVar("_T")
@@ -60,13 +67,13 @@ def add_commands(app: typer.Typer) -> None:
     group = typer.Typer(
         help="Import estimates of workloads, or the jobs of a trace.", no_args_is_help=True
     )
-    group.command("profiles")(profiles)
-    group.command("samples")(samples)
-    group.command("trace")(trace)
+    group.command("profiles")(import_profiles)
+    group.command("samples")(import_samples)
+    group.command("trace")(import_trace)
     app.add_typer(group, name="import", rich_help_panel="Clusters")
 
 
-def profiles(
+def import_profiles(
     file: _File,
     skip_unknown_types: Annotated[
         bool,
@@ -80,30 +87,30 @@ def profiles(
 ) -> None:
     """Import measured or estimated iteration times. They replace existing estimates of the same Cells."""
     records = read_rows(profiles_of, file)
-    to = parent(cluster)
+    to = cluster_name(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
         if unknown := sorted({record.cell.gpu_type for record in records} - known):
             records = _of_known_types(records, known, unknown, file, skip=skip_unknown_types)
         send_estimates(client, to, records, validate_only=validate_only)
-    _done(len(records), "estimate", validate_only=validate_only)
+    _note_result(len(records), "estimate", validate_only=validate_only)
 
 
-def samples(
+def import_samples(
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
     """Import sample estimates from an analytic model, to try Tessera before anything is measured."""
     with connect(server) as client:
-        count = send_samples(client, parent(cluster), validate_only=validate_only)
-    _done(count, "estimate", validate_only=validate_only)
+        count = send_samples(client, cluster_name(cluster), validate_only=validate_only)
+    _note_result(count, "estimate", validate_only=validate_only)
 
 
 @traces.with_shaping
-def trace(
+def import_trace(
     file: _File,
-    wanted: traces.Wanted,
+    wanted: traces.ShapingSettings,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -139,14 +146,14 @@ def trace(
     if wanted.to is not None:
         _write(wanted.to, wanted, jobs, tenant)
         return
-    to = parent(cluster)
+    to = cluster_name(cluster)
     with connect(server) as client:
         tenants: Sequence[TenantSpec] = []
         if wanted.is_plain:
-            arrivals = _as_it_is(file, jobs, reading)
+            arrivals = _ordered_arrivals(file, jobs, reading)
         else:
             shaped = traces.shape_trace(wanted, jobs, traces.target_of(wanted, client, to))
-            traceview.show(shaped, wanted.recipe)
+            traceview.show_shaped_trace(shaped, wanted.recipe)
             arrivals, tenants = shaped.arrivals, shaped.tenants
         if tenants:
             described = [Tenant(name=spec.name, quotas=spec.quotas) for spec in tenants]
@@ -154,8 +161,8 @@ def trace(
         _submit(client, to, arrivals, tenant, validate_only=validate_only)
 
 
-def _as_it_is(
-    file: Path, jobs: Sequence[Arrival] | Sequence[Asked], reading: TraceOptions
+def _ordered_arrivals(
+    file: Path, jobs: Sequence[Arrival] | Sequence[DurationJob], reading: TraceOptions
 ) -> list[Arrival]:
     """Return the jobs in order of arrival. Raises InvalidInput with the lines that are wrong."""
     arrivals = [job for job in jobs if isinstance(job, Arrival)]
@@ -163,16 +170,19 @@ def _as_it_is(
     if screened.dropped or len(arrivals) < len(jobs):
         parse_trace(file.read_bytes(), file.name, replace(reading, screened=False))
     for line in order_lines(screened.reordered):
-        note(f"{line}; put in order")
+        print_note(f"{line}; put in order")
     return screened.arrivals
 
 
 def _write(
-    to: Path, wanted: traces.Wanted, jobs: Sequence[Arrival] | Sequence[Asked], tenant: str
+    to: Path,
+    wanted: traces.ShapingSettings,
+    jobs: Sequence[Arrival] | Sequence[DurationJob],
+    tenant: str,
 ) -> None:
     """Write the shaped trace and print its facts."""
     shaped = traces.shape_trace(wanted, jobs, traces.target_of(wanted, None, ""))
-    traceview.show(shaped, wanted.recipe)
+    traceview.show_shaped_trace(shaped, wanted.recipe)
     arrivals = shaped.arrivals
     if tenant:
         arrivals = [a._replace(spec=replace(a.spec, tenant=tenant)) for a in arrivals]
@@ -180,11 +190,11 @@ def _write(
         to.write_text(trace_csv(arrivals), encoding="utf-8")
     except OSError as error:
         raise InvalidInput(str(to), f"cannot be written: {error.strerror}") from error
-    note(f"{_count(len(arrivals), 'job')} written to {to}")
+    print_note(f"{_count(len(arrivals), 'job')} written to {to}")
     for spec in shaped.tenants:
         if spec.quotas:
             quota = f"{{{spec.name}: {{quotas: {{any: {spec.quotas['']}}}}}}}"
-            note(
+            print_note(
                 f"to submit it, first set its quota with `tessera tenants apply`: tenants: {quota}"
             )
 
@@ -192,7 +202,7 @@ def _write(
 def _submit(
     client: Client, to: str, arrivals: Sequence[Arrival], tenant: str, *, validate_only: bool
 ) -> None:
-    at = now()
+    at = current_timestamp()
     requests = [_submission(arrival, tenant, at) for arrival in arrivals]
 
     def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
@@ -201,11 +211,11 @@ def _submit(
         )
         client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-    new = _not_there_yet(client, to, requests)
-    _in_batches("jobs", new, JOBS_A_CALL, send)
+    new = _missing_submissions(client, to, requests)
+    _in_batches("jobs", new, JOBS_PER_CALL, send)
     if len(new) < len(requests):
-        note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
-    _done(len(new), "job", validate_only=validate_only)
+        print_note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
+    _note_result(len(new), "job", validate_only=validate_only)
 
 
 def send_estimates(
@@ -222,7 +232,7 @@ def send_estimates(
         )
         client.call(client.estimates.UpsertCells, request, DEADLINE_S)
 
-    _in_batches("estimates", records, CELLS_A_CALL, send)
+    _in_batches("estimates", records, CELLS_PER_CALL, send)
 
 
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
@@ -268,11 +278,11 @@ def _of_known_types(
     kept = [record for record in records if record.cell.gpu_type in known]
     if not kept:
         raise InvalidInput(str(file), f"has only estimates of other types: {lacks}")
-    note(f"{_count(len(records) - len(kept), 'estimate')} skipped: {lacks}")
+    print_note(f"{_count(len(records) - len(kept), 'estimate')} skipped: {lacks}")
     return kept
 
 
-def _not_there_yet(
+def _missing_submissions(
     client: Client, to: str, requests: Sequence[jobs_pb2.SubmitJobRequest]
 ) -> list[jobs_pb2.SubmitJobRequest]:
     """Return the submissions whose jobs the cluster does not have, in any state.
@@ -281,13 +291,13 @@ def _not_there_yet(
         CallFailed: the cluster has a different job of the same name.
     """
     pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
-    stored_jobs = {short(job.name): job for page in pages for job in page.jobs}
+    stored_jobs = {short_name(job.name): job for page in pages for job in page.jobs}
     missing = []
     for request in requests:
         stored = stored_jobs.get(request.job_id)
         if stored is None:
             missing.append(request)
-        elif _asks(stored) != _asks(request.job):
+        elif _traced_properties(stored) != _traced_properties(request.job):
             raise CallFailed(
                 f"{stored.name} already exists and differs from the job in the trace;"
                 " rename the job in the file, or import into another cluster with --cluster",
@@ -296,7 +306,7 @@ def _not_there_yet(
     return missing
 
 
-def _asks(job: jobs_pb2.Job) -> tuple[object, ...]:
+def _traced_properties(job: jobs_pb2.Job) -> tuple[object, ...]:
     """Return the properties of a job that a trace defines.
 
     A deadline counts from the import, so only its existence is compared.
@@ -385,9 +395,9 @@ def _in_batches(
             progress.advance(task, len(batch))
 
 
-def _done(number: int, what: str, *, validate_only: bool) -> None:
+def _note_result(number: int, what: str, *, validate_only: bool) -> None:
     done = "valid; nothing changed" if validate_only else "imported"
-    note(f"{_count(number, what)} {done}")
+    print_note(f"{_count(number, what)} {done}")
 
 
 def _count(number: int, what: str) -> str:

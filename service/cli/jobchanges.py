@@ -11,9 +11,16 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.cli import options
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from tessera.service.cli.jobview import show_jobs, warn
-from tessera.service.cli.names import full_name, short
+from tessera.service.cli.client import (
+    CallFailed,
+    Client,
+    Exit,
+    connect,
+    current_timestamp,
+    new_request_id,
+)
+from tessera.service.cli.jobview import print_warnings, show_jobs
+from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -30,11 +37,11 @@ from tessera.service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from tessera.service.cli.render import complain, note
+from tessera.service.cli.render import print_error, print_note
 from tessera.v1 import jobs_pb2
 
-_Change = TypeVar(
-    "_Change", jobs_pb2.CancelJobRequest, jobs_pb2.HoldJobRequest, jobs_pb2.ReleaseJobRequest
+_ChangeRequest = TypeVar(
+    "_ChangeRequest", jobs_pb2.CancelJobRequest, jobs_pb2.HoldJobRequest, jobs_pb2.ReleaseJobRequest
 )
 
 JobNames = Annotated[
@@ -45,13 +52,13 @@ JobNames = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that change jobs."""
     panel = "Jobs"
-    app.command("update", rich_help_panel=panel)(update)
-    app.command("cancel", rich_help_panel=panel)(cancel)
-    app.command("hold", rich_help_panel=panel)(hold)
-    app.command("release", rich_help_panel=panel)(release)
+    app.command("update", rich_help_panel=panel)(update_job)
+    app.command("cancel", rich_help_panel=panel)(cancel_jobs)
+    app.command("hold", rich_help_panel=panel)(hold_jobs)
+    app.command("release", rich_help_panel=panel)(release_jobs)
 
 
-def update(
+def update_job(
     name: JobName,
     weight: Weight = None,
     priority: Priority = None,
@@ -106,9 +113,9 @@ def update(
     job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
     if avoid_node != ["none"]:
         job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])
-    job.labels.update(options.labels("--label", label))
+    job.labels.update(options.parse_labels("--label", label))
     if deadline is not None and deadline != "none":
-        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
+        job.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
     request = jobs_pb2.UpdateJobRequest(
         job=job,
         update_mask=FieldMask(paths=paths),
@@ -117,11 +124,11 @@ def update(
     )
     with connect(server) as client:
         changed = client.call(client.jobs.UpdateJob, request)
-        show_jobs([changed], now(), output)
-        warn([changed])
+        show_jobs([changed], current_timestamp(), output)
+        print_warnings([changed])
 
 
-def cancel(
+def cancel_jobs(
     names: JobNames,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -131,11 +138,11 @@ def cancel(
     """Cancel jobs. Running jobs are stopped; none of them starts again."""
     with connect(server) as client:
         method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
-        requests = _each(request, cluster, names, validate_only=validate_only)
-        _change(client, method, requests, (jobs_pb2.CANCELLING, jobs_pb2.CANCELLED), output)
+        requests = _change_requests(request, cluster, names, validate_only=validate_only)
+        _change_jobs(client, method, requests, (jobs_pb2.CANCELLING, jobs_pb2.CANCELLED), output)
 
 
-def hold(
+def hold_jobs(
     names: JobNames,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -145,11 +152,11 @@ def hold(
     """Hold jobs. Running jobs are stopped; all of them wait until `release`."""
     with connect(server) as client:
         method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
-        requests = _each(request, cluster, names, validate_only=validate_only)
-        _change(client, method, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
+        requests = _change_requests(request, cluster, names, validate_only=validate_only)
+        _change_jobs(client, method, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
 
 
-def release(
+def release_jobs(
     names: JobNames,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -159,13 +166,13 @@ def release(
     """Release held jobs, which return to the queue."""
     with connect(server) as client:
         method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
-        requests = _each(request, cluster, names, validate_only=validate_only)
-        _change(client, method, requests, (), output)
+        requests = _change_requests(request, cluster, names, validate_only=validate_only)
+        _change_jobs(client, method, requests, (), output)
 
 
-def _each(
-    request: Callable[..., _Change], cluster: str, names: list[str], *, validate_only: bool
-) -> list[_Change]:
+def _change_requests(
+    request: Callable[..., _ChangeRequest], cluster: str, names: list[str], *, validate_only: bool
+) -> list[_ChangeRequest]:
     """Return a request for each job."""
     full = [full_name(cluster, "jobs", name) for name in names]
     return [
@@ -174,10 +181,10 @@ def _each(
     ]
 
 
-def _change(
+def _change_jobs(
     client: Client,
-    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
-    requests: list[_Change],
+    method: grpc.UnaryUnaryMultiCallable[_ChangeRequest, jobs_pb2.Job],
+    requests: list[_ChangeRequest],
     wanted: Collection[jobs_pb2.JobState.ValueType],
     output: Output,
 ) -> None:
@@ -190,23 +197,23 @@ def _change(
     worst = Exit.OK
     for number, request in enumerate(requests):
         try:
-            changed.append(_changed(client, method, request, wanted))
+            changed.append(_change_job(client, method, request, wanted))
         except CallFailed as error:
-            complain(f"{short(request.name)}: {error}")
+            print_error(f"{short_name(request.name)}: {error}")
             worst = max(worst, error.exit_code)
             if error.exit_code is Exit.UNREACHABLE:
-                if rest := [short(r.name) for r in requests[number + 1 :]]:
-                    complain(f"not tried: {', '.join(rest)}")
+                if rest := [short_name(r.name) for r in requests[number + 1 :]]:
+                    print_error(f"not tried: {', '.join(rest)}")
                 break
-    show_jobs(changed, now(), output)
+    show_jobs(changed, current_timestamp(), output)
     if worst:
         raise typer.Exit(worst)
 
 
-def _changed(
+def _change_job(
     client: Client,
-    method: grpc.UnaryUnaryMultiCallable[_Change, jobs_pb2.Job],
-    request: _Change,
+    method: grpc.UnaryUnaryMultiCallable[_ChangeRequest, jobs_pb2.Job],
+    request: _ChangeRequest,
     wanted: Collection[jobs_pb2.JobState.ValueType],
 ) -> jobs_pb2.Job:
     try:
@@ -217,5 +224,5 @@ def _changed(
         job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=request.name))
         if job.state not in wanted:
             raise
-        note(f"{short(job.name)} is already {jobs_pb2.JobState.Name(job.state).lower()}")
+        print_note(f"{short_name(job.name)} is already {jobs_pb2.JobState.Name(job.state).lower()}")
         return job

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
-from tessera.estimator.schemas import check, number, whole
+from tessera.estimator.schemas import check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
 from tessera.service.cli.names import full_name
-from tessera.service.cli.yamlfile import documents
+from tessera.service.cli.yamlfile import read_documents
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 
@@ -24,13 +24,13 @@ class JobEntry(FileEntry):
     name: Text = ""
     model: Text
     params: Text = ""
-    global_batch: Annotated[int, whole(1, limits.MAX_BATCH)]
-    iterations: Annotated[int, whole(1, limits.MAX_ITERATIONS)]
-    gpus: Annotated[int, whole(1, limits.MAX_GPUS)]
+    global_batch: Annotated[int, whole_between(1, limits.MAX_BATCH)]
+    iterations: Annotated[int, whole_between(1, limits.MAX_ITERATIONS)]
+    gpus: Annotated[int, whole_between(1, limits.MAX_GPUS)]
     gpu_type: Text = ""
     tenant: Text = ""
-    priority: Annotated[int, whole(1, limits.MAX_PRIORITY)] = 0
-    weight: Annotated[Real, number(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
+    priority: Annotated[int, whole_between(1, limits.MAX_PRIORITY)] = 0
+    weight: Annotated[Real, number_between(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
     guaranteed: bool = False
     restart: Seconds | None = None
     deadline: object = None
@@ -38,12 +38,12 @@ class JobEntry(FileEntry):
     pinned: bool = False
     labels: Labels = Field(default_factory=dict)
     command: Texts = Field(default_factory=list)
-    max_retries: Annotated[int, whole(0, limits.MAX_RETRIES)] | None = None
+    max_retries: Annotated[int, whole_between(0, limits.MAX_RETRIES)] | None = None
     pin_type: bool = False
     avoid_nodes: Texts = Field(default_factory=list)
     profile: bool = False
-    min_gpus: Annotated[int, whole(0, limits.MAX_GPUS)] = 0
-    max_gpus: Annotated[int, whole(0, limits.MAX_GPUS)] = 0
+    min_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
+    max_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
 
 
 class JobsEntry(FileEntry):
@@ -71,7 +71,7 @@ def read_jobs(
     Raises:
         InvalidInput: names the file, the job and the key, and says what is allowed.
     """
-    contents = documents(text, source)
+    contents = read_documents(text, source)
     jobs = []
     for nth, document in enumerate(contents):
         where = source if len(contents) == 1 else f"{source}: document {nth + 1}"
@@ -86,13 +86,13 @@ def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
     if isinstance(document, list):
         document = {"jobs": document}
     if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():
-        yield where, check(JobEntry, where, document)
+        yield where, check_value(JobEntry, where, document)
         return
-    top = check(JobsEntry, where, document)
-    check(_Defaults, f"{where}: defaults", top.defaults)
+    top = check_value(JobsEntry, where, document)
+    check_value(_Defaults, f"{where}: defaults", top.defaults)
     for index, item in enumerate(top.jobs):
         at = f"{where}: jobs[{index}]"
-        yield at, check(JobEntry, at, top.defaults | item if isinstance(item, dict) else item)
+        yield at, check_value(JobEntry, at, top.defaults | item if isinstance(item, dict) else item)
 
 
 def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
@@ -100,8 +100,10 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         raise InvalidInput(
             f"{where}: pin_type", "pins the type that 'gpu_type' names, so give both"
         )
-    if len(job.avoid_nodes) > limits.MAX_AVOIDED:
-        raise InvalidInput(f"{where}: avoid_nodes", f"may name at most {limits.MAX_AVOIDED} nodes")
+    if len(job.avoid_nodes) > limits.MAX_AVOIDED_NODES:
+        raise InvalidInput(
+            f"{where}: avoid_nodes", f"may name at most {limits.MAX_AVOIDED_NODES} nodes"
+        )
     message = jobs_pb2.Job(
         workload=estimates_pb2.Workload(
             model=job.model, params=job.params, global_batch=job.global_batch
@@ -124,7 +126,7 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         max_retries=job.max_retries,
     )
     if job.restart is not None:
-        message.restart.CopyFrom(options.duration(job.restart))
+        message.restart.CopyFrom(options.to_duration(job.restart))
     if job.deadline is not None:
         message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
     return jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
@@ -132,5 +134,5 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
 
 def _moment(where: str, value: object, now: Timestamp) -> Timestamp:
     if isinstance(value, datetime):
-        return options.instant(where, value)
-    return options.moment(where, str(value), now)
+        return options.to_timestamp(where, value)
+    return options.parse_time(where, str(value), now)

@@ -10,10 +10,10 @@ import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
-from tessera.service.cli.client import Client, connect, new_request_id, now
-from tessera.service.cli.jobview import JobDetails, show_job, show_jobs, warn
-from tessera.service.cli.names import full_name, parent, short
-from tessera.service.cli.networks import said_of
+from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
+from tessera.service.cli.jobview import JobDetails, print_warnings, show_job, show_jobs
+from tessera.service.cli.names import cluster_name, full_name, short_name
+from tessera.service.cli.networks import describe_job_part
 from tessera.service.cli.nextround import next_round, next_round_line
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -31,14 +31,14 @@ from tessera.service.cli.options import (
     ValidateOnly,
     Weight,
 )
-from tessera.service.cli.render import count_noun, line, note, show_message
+from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
-READABLE: Final = (Output.TABLE, Output.WIDE)
+READABLE_OUTPUTS: Final = (Output.TABLE, Output.WIDE)
 """Output formats for people."""
 
-ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
+ENDED_STATE_NAMES: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
 
 Batch = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_BATCH, help="Global batch size, in samples.")
@@ -61,12 +61,12 @@ Watch = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
-    app.command("submit", rich_help_panel=panel)(submit)
+    app.command("submit", rich_help_panel=panel)(submit_jobs)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
-    app.command("job", rich_help_panel=panel)(show)
+    app.command("job", rich_help_panel=panel)(print_job)
 
 
-def submit(
+def submit_jobs(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
@@ -149,19 +149,19 @@ def submit(
         weight=weight or 0.0,
         guaranteed=guaranteed,
         pinned=pinned,
-        labels=options.labels("--label", label),
+        labels=options.parse_labels("--label", label),
         pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
-        command=_words(command),
+        command=_split_command(command),
         max_retries=max_retries,
         profile=profile,
         min_gpus=min_gpus or 0,
         max_gpus=max_gpus or 0,
     )
     if restart:
-        job.restart.CopyFrom(options.duration(options.seconds("--restart", restart)))
+        job.restart.CopyFrom(options.to_duration(options.parse_seconds("--restart", restart)))
     if deadline is not None:
-        job.deadline.CopyFrom(options.moment("--deadline", deadline, now()))
+        job.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
     if pin_type and not gpu_type:
         raise InvalidInput("--pin-type", "pins the type that --gpu-type names, so give both")
     requests = _requests(name, job, file or [], cluster)
@@ -171,18 +171,18 @@ def submit(
             "follows a single submitted job; use `tessera jobs --watch` to follow several",
         )
     with connect(server) as client:
-        jobs = _submit(client, parent(cluster), requests, validate_only=validate_only)
-        warn(jobs)
+        jobs = _submit(client, cluster_name(cluster), requests, validate_only=validate_only)
+        print_warnings(jobs)
         if watch:
             _follow(client, jobs[0].name, output)
             return
-        show_jobs(jobs, now(), output)
+        show_jobs(jobs, current_timestamp(), output)
         if validate_only:
-            note(f"{count_noun(len(jobs), 'job')} valid; nothing changed")
+            print_note(f"{count_noun(len(jobs), 'job')} valid; nothing changed")
             return
-        note(f"{count_noun(len(jobs), 'job')} submitted")
-        if output in READABLE:
-            _note_next_round(client, parent(cluster))
+        print_note(f"{count_noun(len(jobs), 'job')} submitted")
+        if output in READABLE_OUTPUTS:
+            _note_next_round(client, cluster_name(cluster))
 
 
 def list_jobs(
@@ -203,24 +203,24 @@ def list_jobs(
     with connect(server) as client:
 
         def read() -> list[jobs_pb2.Job]:
-            request = jobs_pb2.ListJobsRequest(parent=parent(cluster), states=states)
+            request = jobs_pb2.ListJobsRequest(parent=cluster_name(cluster), states=states)
             return list(
                 chain.from_iterable(p.jobs for p in client.pages(client.jobs.ListJobs, request))
             )
 
         if watch:
-            watch_jobs(read, lambda: next_round_line(client, parent(cluster)), output)
+            watch_jobs(read, lambda: next_round_line(client, cluster_name(cluster)), output)
             return
         jobs = read()
-        show_jobs(jobs, now(), output)
-        if any(job.state == jobs_pb2.QUEUED for job in jobs) and output in READABLE:
-            _note_next_round(client, parent(cluster))
+        show_jobs(jobs, current_timestamp(), output)
+        if any(job.state == jobs_pb2.QUEUED for job in jobs) and output in READABLE_OUTPUTS:
+            _note_next_round(client, cluster_name(cluster))
     if not jobs:
         hint = "" if everything or state else "; --all also lists jobs that have ended"
-        note(f"no such jobs in cluster {short(parent(cluster))}{hint}")
+        print_note(f"no such jobs in cluster {short_name(cluster_name(cluster))}{hint}")
 
 
-def show(
+def print_job(
     name: JobName,
     watch: Watch = False,
     server: Server = DEFAULT_SERVER,
@@ -235,9 +235,9 @@ def show(
             return
         job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
         if output is Output.NAME:
-            line(job.name)
+            print_line(job.name)
         elif not show_message(job, output):
-            show_job(job, now(), _details(client, job))
+            show_job(job, current_timestamp(), _details(client, job))
 
 
 def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
@@ -248,7 +248,7 @@ def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
     return JobDetails(
         history=history.events,
         profiling=client.call(client.estimates.GetProfiling, request),
-        network=said_of(client, cluster, job),
+        network=describe_job_part(client, cluster, job),
         next_round=next_round(client, cluster) if job.state == jobs_pb2.QUEUED else "",
     )
 
@@ -256,7 +256,7 @@ def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
 def _note_next_round(client: Client, cluster: str) -> None:
     """Print the time of the next round on stderr, if the server reports it."""
     if text := next_round_line(client, cluster):
-        note(text)
+        print_note(text)
 
 
 def _requests(
@@ -282,7 +282,9 @@ def _requests(
     requests = [
         request
         for file in files
-        for request in jobfile.read_jobs(yamlfile.read_text(file), file, now(), cluster)
+        for request in jobfile.read_jobs(
+            yamlfile.read_text(file), file, current_timestamp(), cluster
+        )
     ]
     if len(requests) > limits.MAX_JOBS:
         raise InvalidInput(
@@ -329,10 +331,10 @@ def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.Val
             )
     if wanted:
         return [known[name] for name in wanted]
-    return [] if everything else [v for name, v in known.items() if name not in ENDED]
+    return [] if everything else [v for name, v in known.items() if name not in ENDED_STATE_NAMES]
 
 
-def _words(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:

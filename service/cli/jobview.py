@@ -11,43 +11,45 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import RenderableType
 from rich.text import Text
 
-from tessera.service.cli.names import short
+from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import (
     Column,
-    age,
-    at,
     facts_grid,
-    indices,
-    note,
-    number,
-    percent,
+    format_age,
+    format_indices,
+    format_number,
+    format_percent,
+    format_span,
+    format_time,
+    make_table,
+    print_note,
     show_list,
     show_parts,
-    span,
-    table,
 )
 from tessera.v1 import estimates_pb2, jobs_pb2
 
-REFUSED: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
+REFUSED_DEADLINE_CODES: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
 """Reason codes of jobs whose deadline will not be met."""
 
 
 def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
     """Return the columns of a list of jobs. Ages are relative to ``now``."""
     return (
-        Column("JOB", lambda j: short(j.name)),
+        Column("JOB", lambda j: short_name(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
-        Column("MODEL", lambda j: workload(j.workload)),
+        Column("MODEL", lambda j: workload_key(j.workload)),
         Column("REQUESTED", lambda j: str(j.requested_gpus), right=True),
-        Column("RUNS ON", lambda j: cell(j.allocation.cell) if j.HasField("allocation") else ""),
-        Column("DONE %", lambda j: percent(j.iterations_done, j.iterations), right=True),
-        Column("AGE", lambda j: age(j.create_time, now), right=True),
+        Column(
+            "RUNS ON", lambda j: cell_text(j.allocation.cell) if j.HasField("allocation") else ""
+        ),
+        Column("DONE %", lambda j: format_percent(j.iterations_done, j.iterations), right=True),
+        Column("AGE", lambda j: format_age(j.create_time, now), right=True),
         Column("TENANT", lambda j: j.tenant, wide=True),
         Column("PRIORITY", lambda j: str(j.priority), wide=True, right=True),
-        Column("WEIGHT", lambda j: number(j.weight), wide=True, right=True),
+        Column("WEIGHT", lambda j: format_number(j.weight), wide=True, right=True),
         Column("GUARANTEED", lambda j: "yes" if j.guaranteed else "", wide=True),
-        Column("DEADLINE", lambda j: at(j.deadline), wide=True),
+        Column("DEADLINE", lambda j: format_time(j.deadline), wide=True),
         Column("PROMISED", lambda j: "yes" if j.deadline_admitted else "", wide=True),
         Column("REASON", lambda j: j.reason.code),
         Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
@@ -59,12 +61,12 @@ def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> N
     show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, job_columns(now), output)
 
 
-def workload(value: estimates_pb2.Workload) -> str:
+def workload_key(value: estimates_pb2.Workload) -> str:
     """Return the key of a workload's estimates, e.g. ``bert/1.3B/256``."""
     return f"{value.model}/{value.params}/{value.global_batch}"
 
 
-def cell(value: estimates_pb2.Cell) -> str:
+def cell_text(value: estimates_pb2.Cell) -> str:
     """Return a Cell, e.g. ``8 x a100, pp 2``."""
     text = f"{value.gpus} x {value.gpu_type}"
     if value.pipeline_degree:
@@ -91,25 +93,25 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
     """Return everything about a job: its facts, and the deadline schedule that it was promised."""
     waits = job.state == jobs_pb2.QUEUED
     facts = (
-        *_asked(job),
-        *_stands(job, now),
-        *_runs_on(job.allocation),
+        *_request_facts(job),
+        *_state_facts(job, now),
+        *_allocation_facts(job.allocation),
         ("network", details.network),
         ("next round", details.next_round if waits else ""),
-        *_why(job),
+        *_reason_facts(job),
         *profiling_facts(job, details.profiling),
         *_history(details.history),
     )
     parts: list[RenderableType] = [facts_grid(facts)]
     if job.certificate:
         parts += [
-            Text(f"The schedule that meets its deadline, {at(job.deadline)}:"),
-            table(job.certificate, LEGS, wide=True),
+            Text(f"The schedule that meets its deadline, {format_time(job.deadline)}:"),
+            make_table(job.certificate, LEG_COLUMNS, wide=True),
         ]
     return parts
 
 
-def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
+def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     requested = f"{job.requested_gpus} GPUs of any type"
     if job.requested_gpu_type:
         requested = f"{job.requested_gpus} x {job.requested_gpu_type}"
@@ -117,14 +119,14 @@ def _asked(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         requested += ", pinned to the type"
     return [
         ("job", job.name),
-        ("model", workload(job.workload)),
+        ("model", workload_key(job.workload)),
         ("requested", f"{requested}{_bounds(job)}"),
-        ("avoids", ", ".join(map(short, job.avoid_nodes))),
+        ("avoids", ", ".join(map(short_name, job.avoid_nodes))),
         ("tenant", job.tenant),
-        ("priority", f"queue {job.priority}, weight {number(job.weight)}"),
+        ("priority", f"queue {job.priority}, weight {format_number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),
         ("deadline", _deadline(job)),
-        ("restart cost", span(job.restart.ToNanoseconds() / 1e9)),
+        ("restart cost", format_span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
         ("command", " ".join(job.command)),
@@ -137,17 +139,20 @@ def _bounds(job: jobs_pb2.Job) -> str:
     return minimum + (f", at most {job.max_gpus}" if job.max_gpus else "")
 
 
-def _stands(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
-    done, total = number(job.iterations_done), number(job.iterations)
-    share = percent(job.iterations_done, job.iterations)
+def _state_facts(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
+    done, total = format_number(job.iterations_done), format_number(job.iterations)
+    share = format_percent(job.iterations_done, job.iterations)
     return [
         ("state", jobs_pb2.JobState.Name(job.state)),
         ("progress", f"{share} % ({done} of {total} iterations)"),
-        ("submitted", _when(job.create_time, now)),
-        ("queued since", _when(job.queue_time, now) if job.state == jobs_pb2.QUEUED else ""),
-        ("started", _when(job.start_time, now)),
+        ("submitted", _time_and_age(job.create_time, now)),
+        (
+            "queued since",
+            _time_and_age(job.queue_time, now) if job.state == jobs_pb2.QUEUED else "",
+        ),
+        ("started", _time_and_age(job.start_time, now)),
         ("service", _service(job)),
-        ("ended", _when(job.end_time, now)),
+        ("ended", _time_and_age(job.end_time, now)),
         ("failures", _failures(job)),
         ("last error", job.last_error if job.last_error != job.reason.message else ""),
     ]
@@ -163,47 +168,51 @@ def _failures(job: jobs_pb2.Job) -> str:
     return f"{job.retries}; the job is tried again after the first {first}"
 
 
-def warn(jobs: Sequence[jobs_pb2.Job]) -> None:
+def print_warnings(jobs: Sequence[jobs_pb2.Job]) -> None:
     """Print the server's warnings about ``jobs`` on stderr, each once."""
     warnings = Counter(text for job in jobs for text in job.warnings)
     for text, count in warnings.items():
-        note(f"warning: {f'{count:,} jobs: ' if len(jobs) > 1 else ''}{text}")
+        print_note(f"warning: {f'{count:,} jobs: ' if len(jobs) > 1 else ''}{text}")
 
 
-def _runs_on(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
+def _allocation_facts(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
     if not held.shares:
         return []
-    shares = "; ".join(f"{short(s.node)} GPU {indices(s.gpu_indices)}" for s in held.shares)
+    shares = "; ".join(
+        f"{short_name(s.node)} GPU {format_indices(s.gpu_indices)}" for s in held.shares
+    )
     return [
-        ("runs on", cell(held.cell)),
+        ("runs on", cell_text(held.cell)),
         ("nodes", shares),
-        ("rate", f"{number(held.rate)} samples/s expected"),
+        ("rate", f"{format_number(held.rate)} samples/s expected"),
     ]
 
 
-LEGS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
-    Column("START", lambda leg: at(leg.start_time)),
-    Column("END", lambda leg: at(leg.end_time)),
+LEG_COLUMNS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
+    Column("START", lambda leg: format_time(leg.start_time)),
+    Column("END", lambda leg: format_time(leg.end_time)),
     Column(
-        "FOR", lambda leg: span(leg.end_time.ToSeconds() - leg.start_time.ToSeconds()), right=True
+        "FOR",
+        lambda leg: format_span(leg.end_time.ToSeconds() - leg.start_time.ToSeconds()),
+        right=True,
     ),
-    Column("ON", lambda leg: cell(leg.cell)),
+    Column("ON", lambda leg: cell_text(leg.cell)),
 )
 """The columns of a deadline schedule."""
 
-EARLIEST: Final = "earliest_deadline"
+EARLIEST_DEADLINE_KEY: Final = "earliest_deadline"
 """The key in a refused deadline's evidence whose value is the earliest deadline that could be met."""
 
 
 def _deadline(job: jobs_pb2.Job) -> str:
     """Return a job's deadline, and whether it is promised or refused."""
-    deadline, reason = at(job.deadline), job.reason
+    deadline, reason = format_time(job.deadline), job.reason
     if not deadline:
         return ""
     if job.deadline_admitted:
         return f"{deadline}, promised" + (" (schedule below)" if job.certificate else "")
-    if reason.code in REFUSED:
-        earliest = reason.evidence.get(EARLIEST, "")
+    if reason.code in REFUSED_DEADLINE_CODES:
+        earliest = reason.evidence.get(EARLIEST_DEADLINE_KEY, "")
         return f"{deadline}, refused" + (
             f"; the earliest that could be met is {earliest}" if earliest else ""
         )
@@ -212,17 +221,21 @@ def _deadline(job: jobs_pb2.Job) -> str:
 
 def _service(job: jobs_pb2.Job) -> str:
     opportunistic = ", started ahead of a blocked job, for which it is suspended once that fits"
-    used = f"{number(job.service_gpu_seconds / 3600)} GPU-hours" if job.service_gpu_seconds else ""
+    used = (
+        f"{format_number(job.service_gpu_seconds / 3600)} GPU-hours"
+        if job.service_gpu_seconds
+        else ""
+    )
     return f"{used or '0 GPU-hours'}{opportunistic}" if job.opportunistic else used
 
 
-def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
+def _reason_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     reason, rejected = job.reason, job.state == jobs_pb2.REJECTED
     if not reason.code:
         is_new = job.state == jobs_pb2.QUEUED and not job.HasField("reason")
         hint = "no round has considered it yet; `tessera round` runs one now" if is_new else ""
         return [("why it waits", hint)]
-    origin = f" (round {short(reason.round)})" if reason.round else ""
+    origin = f" (round {short_name(reason.round)})" if reason.round else ""
     evidence = "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))
     return [
         (
@@ -235,7 +248,7 @@ def _why(job: jobs_pb2.Job) -> list[tuple[str, str]]:
 
 
 _TASK: Final = estimates_pb2.ProfilingTask
-_SAID: Final = {
+_TASK_STATES: Final = {
     _TASK.PLANNED: "planned",
     _TASK.WAITS: "waiting",
     _TASK.RUNS: "running",
@@ -262,12 +275,12 @@ def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> li
     done = sum(task.state == _TASK.DONE for task in profiling.tasks)
     rest = "" if done == types else "; its other estimates are analytic"
     used_s = sum(t.service_gpu_seconds or t.device_seconds for t in profiling.tasks)
-    head = f"done on {done} of {types} GPU types{rest}; {number(used_s)} GPU-seconds used"
+    head = f"done on {done} of {types} GPU types{rest}; {format_number(used_s)} GPU-seconds used"
     return [("profiling", head), *(("", _profiled_on(task)) for task in profiling.tasks)]
 
 
 def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
-    text = f"{task.gpu_type}: {_SAID.get(task.state, 'unknown')}"
+    text = f"{task.gpu_type}: {_TASK_STATES.get(task.state, 'unknown')}"
     if task.records:
         text += f", {task.records} records"
     if task.job:
@@ -275,21 +288,25 @@ def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
     return f"{text}: {task.problem}" if task.problem else text
 
 
-LATEST = 10
+MAX_EVENTS_SHOWN = 10
 """The number of entries shown of a job's history."""
 
 
 def _history(events: Sequence[jobs_pb2.JobEvent]) -> list[tuple[str, str]]:
-    left_out = f"({len(events) - LATEST} earlier events) " if len(events) > LATEST else ""
+    left_out = (
+        f"({len(events) - MAX_EVENTS_SHOWN} earlier events) "
+        if len(events) > MAX_EVENTS_SHOWN
+        else ""
+    )
     lines = (
-        f"{at(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}"
+        f"{format_time(e.time)} {e.event} -> {jobs_pb2.JobState.Name(e.state)}"
         + (f" ({e.detail})" if e.detail else "")
-        for e in events[-LATEST:]
+        for e in events[-MAX_EVENTS_SHOWN:]
     )
     return [
         ("history" if not k else "", (left_out if not k else "") + t) for k, t in enumerate(lines)
     ]
 
 
-def _when(then: Timestamp, now: Timestamp) -> str:
-    return f"{at(then)} ({age(then, now)} ago)" if then.ToNanoseconds() else ""
+def _time_and_age(then: Timestamp, now: Timestamp) -> str:
+    return f"{format_time(then)} ({format_age(then, now)} ago)" if then.ToNanoseconds() else ""

@@ -11,7 +11,7 @@ from typing import Final
 MAX_BATCH: Final = 10**9
 MAX_ITERATIONS: Final = 10**12
 MAX_GPUS: Final = 65_536
-MAX_GPUS_A_NODE: Final = 64
+MAX_GPUS_PER_NODE: Final = 64
 MAX_MEMORY_BYTES: Final = 2**50
 MAX_PRIORITY: Final = 100
 MIN_WEIGHT: Final = 1e-6
@@ -23,7 +23,7 @@ MAX_SEED: Final = 2**31 - 1
 MAX_DEFRAGMENT_EVERY: Final = 10**6
 MAX_CHANGES: Final = 10**6
 MAX_FAIRNESS_LEVELS: Final = 64
-MAX_AVOIDED: Final = 256
+MAX_AVOIDED_NODES: Final = 256
 MAX_DOLLARS_PER_HOUR: Final = 1e6
 MAX_WATTS: Final = 1e6
 MAX_TENANT_WEIGHT: Final = 1e6
@@ -32,7 +32,7 @@ MAX_ARCHITECTURE: Final = 65_536
 MAX_MICRO_BATCHES: Final = 10**6
 MAX_SEQUENCE: Final = 10**7
 MAX_STATE_BYTES: Final = 1000.0
-HOSTS_NAMED: Final = 20
+MAX_NAMED_HOSTS: Final = 20
 """The largest number of a topology's unmatched hosts and nodes that the server names."""
 DTYPES: Final = ("f32", "bf16", "f16")
 MAX_DURATION_S: Final = 315_576_000_000

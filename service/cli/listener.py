@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import DEFAULT_SERVER
-from tessera.service.rpc.health import INSTANCE
+from tessera.service.rpc.health import INSTANCE_KEY
 from tessera.v1 import scheduler_pb2
 
 CONNECT_S: Final = 1.0
@@ -78,7 +78,7 @@ def health_of(address: str, instance: str) -> Health:
         except grpc.RpcError:
             return Health.SILENT
     reported = {key: value for key, value in call.initial_metadata() or ()}
-    if reported.get(INSTANCE) != instance:
+    if reported.get(INSTANCE_KEY) != instance:
         raise CallFailed(
             f"another server than the one just started answers on {address}; it was not changed. Stop it,"
             " or choose another port with --listen",

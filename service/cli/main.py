@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tessera.formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from tessera.formulation.release import install_hint, release
+from tessera.formulation.release import install_hint, installed_version
 from tessera.service.cli import (
     cells,
     clusters,
@@ -30,9 +30,9 @@ from tessera.service.cli import (
     tenants,
 )
 from tessera.service.cli.client import CallFailed, Exit
-from tessera.service.cli.render import complain, line
+from tessera.service.cli.render import print_error, print_line
 
-PLUGINS: Final = "tessera.commands"
+PLUGIN_GROUP: Final = "tessera.commands"
 """The group of entry points. Each entry point is a function that adds its command to a Typer."""
 
 EPILOG: Final = (
@@ -43,7 +43,7 @@ EPILOG: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class DeferredCommand:
     """A command whose module is imported only when it is called, so that ``--help`` stays fast."""
 
     target: str  # module:function
@@ -53,79 +53,86 @@ class Later:
 
 
 _BUILT_IN: Final = {
-    "import": Later(
+    "import": DeferredCommand(
         "tessera.service.cli.importing:add_commands",
         "Import estimates of workloads, or the jobs of a trace.",
         "Clusters",
         "estimates",
     ),
-    "topology": Later(
+    "topology": DeferredCommand(
         "tessera.service.cli.topology:add_commands",
         "Show, describe or delete the network of a cluster.",
         "Clusters",
         "estimates",
     ),
-    "estimate": Later(
+    "estimate": DeferredCommand(
         "tessera.service.cli.estimate:add_commands",
         "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
         "estimates",
     ),
-    "profile": Later(
+    "profile": DeferredCommand(
         "tessera.service.cli.profile:add_commands",
         "Measure a model's layers, or collectives, on this machine.",
         "Estimates",
         "estimator",
     ),
-    "solve": Later(
+    "solve": DeferredCommand(
         "tessera.service.cli.solve:add_commands",
         "Solve a saved snapshot on this machine, without a server.",
         "Rounds",
     ),
-    "demo": Later(
+    "demo": DeferredCommand(
         "tessera.service.cli.demo.command:add_commands",
         "Schedule a simulated 1,280-GPU cluster for a few rounds, with real server processes.",
         "Simulation",
     ),
-    "simulate": Later(
+    "simulate": DeferredCommand(
         "tessera.service.cli.simulate.command:add_commands",
         "Simulate a trace of jobs under one or more policies and compare them. Needs no server.",
         "Simulation",
     ),
-    "up": Later(
+    "up": DeferredCommand(
         "tessera.service.cli.up:add_commands",
         "Start a database, a server and agents on this machine.",
     ),
-    "serve": Later("tessera.service.cli.serve:add_commands", "Run a server."),
-    "agent": Later("tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."),
-    "migrate": Later(
+    "serve": DeferredCommand("tessera.service.cli.serve:add_commands", "Run a server."),
+    "agent": DeferredCommand(
+        "tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."
+    ),
+    "migrate": DeferredCommand(
         "tessera.service.cli.database:add_commands", "Upgrade the database schema to this release."
     ),
-    "prune": Later(
+    "prune": DeferredCommand(
         "tessera.service.cli.database:add_commands",
         "Delete old request ids, rounds, ended jobs and history from the database.",
     ),
-    "db": Later("tessera.service.cli.database:add_commands", "Show the address of the database."),
+    "db": DeferredCommand(
+        "tessera.service.cli.database:add_commands", "Show the address of the database."
+    ),
 }
 
-OWN_PLUGINS: Final = "tessera.benchmarks."
+OWN_PLUGIN_PREFIX: Final = "tessera.benchmarks."
 """The package of `bench`, which is one of our own commands but must not be imported by the service."""
 
-OURSELVES: Final = frozenset({"tessera", "tests"})
+OWN_PACKAGES: Final = frozenset({"tessera", "tests"})
 """Our own packages. They are not libraries that a user could install."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The root command. It is also the outermost guard, which turns errors into exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, those already loaded first."""
-        return [*super().list_commands(ctx), *(n for n in later() if n not in self.commands)]
+        return [
+            *super().list_commands(ctx),
+            *(n for n in deferred_commands() if n not in self.commands),
+        ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or a stub with its ``--help`` text if it is not loaded yet."""
         command = super().get_command(ctx, cmd_name)
-        if command is None and (entry := later().get(cmd_name)) is not None:
+        if command is None and (entry := deferred_commands().get(cmd_name)) is not None:
             line_of_help = entry.help or _plugin_help(cmd_name, entry.target.partition(":")[0])
             return TyperCommand(cmd_name, help=line_of_help, rich_help_panel=entry.panel)
         if command is not None:
@@ -134,7 +141,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` name, and load it if needed."""
-        name, entries = args[0], later()
+        name, entries = args[0], deferred_commands()
         if name not in self.commands and name in entries:
             self._load(name, entries[name])
         return super().resolve_command(ctx, args)
@@ -144,12 +151,12 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except TesseraError as error:
-            complain(str(error))
+            print_error(str(error))
             raise typer.Exit(exit_code(error)) from error
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
 
-    def _load(self, name: str, entry: Later) -> None:
+    def _load(self, name: str, entry: DeferredCommand) -> None:
         """Import a command's module and register the commands that it adds."""
         module, _, function = entry.target.partition(":")
         app = typer.Typer()
@@ -169,25 +176,25 @@ class Commands(TyperGroup):
             self.commands.setdefault(added, command)
 
 
-def later() -> dict[str, Later]:
+def deferred_commands() -> dict[str, DeferredCommand]:
     """Return the commands that are loaded on demand: our own, then those of plugins."""
     commands = dict(_BUILT_IN)
-    for point in entry_points(group=PLUGINS):
-        is_ours = point.value.startswith(OWN_PLUGINS)
+    for point in entry_points(group=PLUGIN_GROUP):
+        is_ours = point.value.startswith(OWN_PLUGIN_PREFIX)
         panel, extra = ("Simulation", "server") if is_ours else ("Plugins", "")
-        commands.setdefault(point.name, Later(point.value, panel=panel, extra=extra))
+        commands.setdefault(point.name, DeferredCommand(point.value, panel=panel, extra=extra))
     return commands
 
 
 def _unwrap_help(command: Any) -> None:
     """Prepare the help of a command and its subcommands for terminals of any width."""
     if command.help:
-        command.help = unwrap(command.help)
+        command.help = unwrap_paragraphs(command.help)
     for subcommand in getattr(command, "commands", {}).values():
         _unwrap_help(subcommand)
 
 
-def unwrap(text: str) -> str:
+def unwrap_paragraphs(text: str) -> str:
     """Join the lines of each paragraph of a docstring, so that the terminal can wrap them.
 
     Bullets and lines that are indented by four spaces or more stay on lines of their own. Double
@@ -208,7 +215,7 @@ def _missing_library(error: Exception) -> str:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     library = error.name.partition(".")[0]
-    return "" if library in OURSELVES else library
+    return "" if library in OWN_PACKAGES else library
 
 
 def _plugin_help(name: str, module: str) -> str:
@@ -245,7 +252,7 @@ def exit_code(error: TesseraError) -> Exit:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     epilog=EPILOG,
     pretty_exceptions_enable=False,
@@ -255,12 +262,12 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        line(f"tessera {release()}")
+        print_line(f"tessera {installed_version()}")
         raise typer.Exit
 
 
 @app.callback()
-def top(
+def root_command(
     _version: Annotated[
         bool,
         typer.Option(

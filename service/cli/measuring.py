@@ -9,12 +9,16 @@ from typing import Any
 from tessera.estimator.collectives import CommRecord
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.estimator.plans import Primitive, Shape, powers_dividing
-from tessera.estimator.profiling.collectives import Bench, machine, measure
-from tessera.estimator.profiling.records import ProfileRecord, load, save
-from tessera.estimator.profiling.stages import Source, kinds_of, profile_stage
-from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.estimator.profiling.collectives import (
+    MeasurementConditions,
+    available_shape,
+    time_collectives,
+)
+from tessera.estimator.profiling.records import ProfileRecord, append_records, read_profile_records
+from tessera.estimator.profiling.stages import StepMaker, kinds_of, profile_stage
+from tessera.estimator.profiling.timing import TimingEffort, device_name, library_versions
 from tessera.estimator.tracing.step import Step, load_step
-from tessera.estimator.tracing.trace import trace
+from tessera.estimator.tracing.trace import graph_of_step
 from tessera.formulation.errors import InvalidInput
 
 
@@ -24,22 +28,22 @@ def graph_of(target: str, arguments: Mapping[str, Any]) -> Graph:
     Raises:
         Untraceable: says why the step cannot be traced, and what to do.
     """
-    return trace(_at_one_sample(target, arguments))
+    return graph_of_step(_at_one_sample(target, arguments))
 
 
 def _at_one_sample(target: str, arguments: Mapping[str, Any]) -> Step:
     try:
-        return Source(target=target, arguments=arguments).step(1)
+        return StepMaker(target=target, arguments=arguments).step(1)
     except Untraceable:  # the step has its own batch and takes no samples
         return load_step(target, arguments)
 
 
-def here() -> str:
+def local_device() -> str:
     """Return the kind of this machine's device."""
     return device_name()
 
 
-def layers(
+def measure_layers(
     source: tuple[str, Mapping[str, Any]],
     sizes: Sequence[tuple[int, int]],
     *,
@@ -56,22 +60,26 @@ def layers(
         InvalidInput: the file is of another device or other versions.
         Untraceable: the step cannot be traced at these sizes.
     """
-    step = Source(target=source[0], arguments=source[1])
+    step = StepMaker(target=source[0], arguments=source[1])
     exists = to is not None and to.exists()
-    known = load(to, versions=versions(), device=device_name()) if to and exists else []
+    known = (
+        read_profile_records(to, versions=library_versions(), device=device_name())
+        if to and exists
+        else []
+    )
     names = kinds_of(step)
     for samples, tp in sizes:
-        effort = Effort(warmups=warmups, repeats=repeats)
+        effort = TimingEffort(warmups=warmups, repeats=repeats)
         records = profile_stage(
             step, samples, tp, date=date, known=known, effort=effort, names=names
         )
         if to is not None:
-            save(records, to)
+            append_records(records, to)
         known += records
         yield records
 
 
-def collectives(
+def measure_collectives(
     primitives: Sequence[Primitive],
     sizes_bytes: Sequence[int],
     groups: Sequence[Shape],
@@ -88,17 +96,17 @@ def collectives(
     Raises:
         InvalidInput: there is only one device, or the devices cannot be divided into the groups.
     """
-    devices = machine()
+    devices = available_shape()
     if devices.gpus < 2:
         raise InvalidInput(
             "devices", f"there is only one ({device_name()}), but collectives need two or more"
         )
-    bench = Bench(
+    bench = MeasurementConditions(
         gpu_type=names[0] or _as_type(device_name()), network=names[1], date=date, repeats=repeats
     )
     records: list[CommRecord] = []
     for primitive in primitives:
-        records += measure([primitive], sizes_bytes, groups or _groups(devices), bench)
+        records += time_collectives([primitive], sizes_bytes, groups or _groups(devices), bench)
         report()
     return records
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from tessera.estimator.architectures import files
-from tessera.estimator.architectures.published import find, published_models
+from tessera.estimator.architectures.published import find_published, published_models
 from tessera.estimator.cells import MicroBatches
-from tessera.estimator.exporting.graphs import export
+from tessera.estimator.exporting.graphs import export_graph
 from tessera.estimator.graph import DTYPE_BYTES, Graph
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Training
-from tessera.estimator.profiling.tasks import Value, value_of
+from tessera.estimator.profiling.tasks import ArgumentValue, value_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.release import install_hint
 from tessera.service.cli import limits, options
@@ -33,7 +33,7 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class DescribedModel:
     """A model and its training.
 
     If ``rule`` is None, ``training`` gives the number of micro-batches.
@@ -135,7 +135,7 @@ def model_options(
             max=64.0,
         ),
     ] = None,
-) -> Model:
+) -> DescribedModel:
     """Return the model that the options describe. Raises InvalidInput."""
     models = {"--architecture": architecture, "--hf": hf, "--step": step, "--torch": torch}
     given = [name for name, value in models.items() if value]
@@ -149,15 +149,15 @@ def model_options(
     if file is None and (flash or (sequence is not None)):
         raise InvalidInput("--sequence, --flash", "need --architecture or --hf")
     if file is not None:
-        graph = files.load(file, sequence=sequence, dtype=dtype, flash=flash)
+        graph = files.load_graph(file, sequence=sequence, dtype=dtype, flash=flash)
     elif step:
         graph = trace_graph(step, step_arguments(argument))
     elif torch:
-        _need("torch", extra="torch")
-        graph = export(torch, step_arguments(argument))
+        _require_modules("torch", extra="torch")
+        graph = export_graph(torch, step_arguments(argument))
     else:
         graph = None
-    made = _published(model, batch) if graph is None else _own(model, batch, graph)
+    made = _published_model(model, batch) if graph is None else _user_model(model, batch, graph)
     training = _training_of(made.training, checkpointing, state_bytes)
     count, rule = _micro_batches(micro_batches, training)
     return replace(
@@ -174,7 +174,7 @@ def with_model(command: _Command) -> Callable[..., None]:
     return options.with_options(command, "model", model_options)
 
 
-def _published(text: str, batch: int) -> Model:
+def _published_model(text: str, batch: int) -> DescribedModel:
     name, _, params = text.partition("/")
     known = {m: [p for n, p in published_models() if n == m] for m, _ in published_models()}
     if not text:
@@ -198,8 +198,8 @@ def _published(text: str, batch: int) -> Model:
             if params
             else f"needs a size; choose from {sizes}",
         )
-    published = find(name, params)
-    return Model(
+    published = find_published(name, params)
+    return DescribedModel(
         name=name,
         params=params,
         graph=published.graph,
@@ -209,10 +209,10 @@ def _published(text: str, batch: int) -> Model:
     )
 
 
-def _own(text: str, batch: int, graph: Graph) -> Model:
+def _user_model(text: str, batch: int, graph: Graph) -> DescribedModel:
     name, _, params = text.partition("/")
     training = Training(global_batch=batch, micro_batches=min(DEFAULT_MICRO_BATCHES, batch))
-    return Model(
+    return DescribedModel(
         name=_NOT_A_NAME.sub("-", name or graph.name).strip("-") or "model",
         params=params or size_of(graph.parameters),
         graph=graph,
@@ -263,9 +263,9 @@ def _divisors_near(batch: int, count: int) -> list[int]:
     return [d for d in divisors if d < count][-3:] + [d for d in divisors if d > count][:3]
 
 
-def step_arguments(texts: Iterable[str] | None) -> dict[str, Value]:
+def step_arguments(texts: Iterable[str] | None) -> dict[str, ArgumentValue]:
     """Return ``key=value`` texts as arguments: whole numbers, other numbers, or texts."""
-    return {key: value_of(text) for key, text in options.labels("--argument", texts).items()}
+    return {key: value_of(text) for key, text in options.parse_labels("--argument", texts).items()}
 
 
 def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
@@ -275,22 +275,22 @@ def trace_graph(target: str, arguments: Mapping[str, Any]) -> Graph:
         InvalidInput: the step cannot be traced.
         CallFailed: JAX is not installed.
     """
-    need_jax()
+    require_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
     return measuring.graph_of(target, arguments)
 
 
-def need_jax() -> None:
+def require_jax() -> None:
     """Check that JAX is installed, and make modules in the current folder importable.
 
     Raises:
         CallFailed: JAX is not installed.
     """
-    _need("jax", "equinox", extra="estimator")
+    _require_modules("jax", "equinox", extra="estimator")
 
 
-def _need(*modules: str, extra: str) -> None:
+def _require_modules(*modules: str, extra: str) -> None:
     """Check that ``modules`` are installed, and make modules in the current folder importable.
 
     Raises:

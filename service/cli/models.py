@@ -11,8 +11,14 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, yamlfile
 from tessera.service.cli.client import connect, new_request_id
-from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.deletion import (
+    AllowMissing,
+    Yes,
+    confirm_deletion,
+    outcome_of,
+    show_deleted,
+)
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -26,9 +32,9 @@ from tessera.service.cli.options import (
 from tessera.service.cli.render import (
     Column,
     count_noun,
-    line,
-    note,
-    number,
+    format_number,
+    print_line,
+    print_note,
     show_message,
     show_table,
 )
@@ -41,12 +47,12 @@ from tessera.v1.estimates_pb2 import (
     UpsertModelsRequest,
 )
 
-MODELS: Final[Sequence[Column[Model]]] = (
+MODEL_COLUMNS: Final[Sequence[Column[Model]]] = (
     Column("MODEL", lambda m: _name(m)),
-    Column("PARAMETERS", lambda m: number(m.parameters), right=True),
+    Column("PARAMETERS", lambda m: format_number(m.parameters), right=True),
     Column("DTYPE", lambda m: m.dtype),
     Column("MICRO-BATCHES", lambda m: str(m.micro_batches), right=True),
-    Column("STATE BYTES", lambda m: number(m.state_bytes), right=True),
+    Column("STATE BYTES", lambda m: format_number(m.state_bytes), right=True),
     Column("CHECKPOINTING", lambda m: "yes" if m.checkpointing else "no"),
     Column("ZERO", lambda m: str(m.zero), wide=True, right=True),
     Column("FROM", lambda m: "this release" if m.published else "the cluster"),
@@ -85,13 +91,13 @@ def list_models(
         refuse_options(context)
         return
     with connect(server) as client:
-        request = ListModelsRequest(parent=parent(cluster), with_published=published)
+        request = ListModelsRequest(parent=cluster_name(cluster), with_published=published)
         pages = client.pages(client.estimates.ListModels, request)
         models = list(chain.from_iterable(page.models for page in pages))
     _show(ListModelsResponse(models=models), models, output)
     if not models:
-        note(
-            f"cluster {short(parent(cluster))} has no models of its own; `tessera models add`"
+        print_note(
+            f"cluster {short_name(cluster_name(cluster))} has no models of its own; `tessera models add`"
             " describes one, and"
             " `tessera models --published` lists those of this release"
         )
@@ -178,7 +184,7 @@ def add_model(
     described = Model(
         model=model,
         params=params,
-        architecture=_described(architecture, hf),
+        architecture=_read_description(architecture, hf),
         dtype=dtype,
         sequence=sequence or 0,
         flash=flash,
@@ -190,7 +196,7 @@ def add_model(
         step_arguments=argument or [],
     )
     request = UpsertModelsRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         models=[described],
         validate_only=validate_only,
         request_id=new_request_id(),
@@ -198,7 +204,7 @@ def add_model(
     with connect(server) as client:
         stored = client.call(client.estimates.UpsertModels, request)
     _show(ListModelsResponse(models=stored.models), stored.models, output)
-    note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
+    print_note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
 
 
 def delete_models(
@@ -219,7 +225,7 @@ def delete_models(
     """Delete models (all or none) and the Cells computed from them. No live job may train them."""
     models = [_parse_name(name) for name in names]
     request = DeleteModelsRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         models=[ModelName(model=m, params=p) for m, p in models],
         allow_missing=allow_missing,
         validate_only=validate_only,
@@ -227,11 +233,11 @@ def delete_models(
     )
     what = count_noun(len(names), "model")
     if not validate_only:
-        confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
+        confirm_deletion(f"Delete {what} of cluster {short_name(cluster_name(cluster))}?", yes=yes)
     with connect(server) as client:
         client.call(client.estimates.DeleteModels, request)
     show_deleted(names, output)
-    note(outcome_of(what, validate_only=validate_only))
+    print_note(outcome_of(what, validate_only=validate_only))
 
 
 def _parse_name(name: str) -> tuple[str, str]:
@@ -242,7 +248,7 @@ def _parse_name(name: str) -> tuple[str, str]:
     return model, params
 
 
-def _described(architecture: str, hf: str) -> str:
+def _read_description(architecture: str, hf: str) -> str:
     """Return the text of the given file. Raises InvalidInput."""
     if bool(architecture) == bool(hf):
         problem = "exclude each other; give one of them" if hf else "give one of them"
@@ -263,9 +269,9 @@ def _show(response: ListModelsResponse, models: Sequence[Model], output: Output)
         return
     if output is Output.NAME:
         for model in models:
-            line(_name(model))
+            print_line(_name(model))
     elif models:
-        show_table(models, [c for c in MODELS if output is Output.WIDE or not c.wide])
+        show_table(models, [c for c in MODEL_COLUMNS if output is Output.WIDE or not c.wide])
 
 
 def _name(model: Model) -> str:

@@ -6,11 +6,11 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 
-ANY: Final = "any"
+ANY_TYPE: Final = "any"
 """The key in a tenant's quotas that stands for GPUs of any type."""
 
 
-def parent(cluster: str) -> str:
+def cluster_name(cluster: str) -> str:
     """Return ``clusters/{cluster}``. A full name is returned unchanged."""
     return cluster if cluster.startswith("clusters/") else f"clusters/{cluster}"
 
@@ -18,7 +18,7 @@ def parent(cluster: str) -> str:
 def full_name(cluster: str, collection: str, name: str) -> str:
     """Return ``clusters/{cluster}/{collection}/{name}``. A full name is returned unchanged."""
     if "/" not in name:
-        return f"{parent(cluster)}/{collection}/{name}"
+        return f"{cluster_name(cluster)}/{collection}/{name}"
     parts = name.split("/")
     if len(parts) != 4 or parts[0] != "clusters" or parts[2] != collection:
         raise InvalidInput(
@@ -27,6 +27,6 @@ def full_name(cluster: str, collection: str, name: str) -> str:
     return name
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return the last part of a resource name."""
     return name.rpartition("/")[2]

@@ -9,8 +9,8 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, now
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.client import CallFailed, Client, Exit, connect, current_timestamp
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -22,45 +22,45 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.render import (
     Column,
-    age,
-    at,
     count_noun,
-    line,
-    note,
-    number,
+    format_age,
+    format_number,
+    format_span,
+    format_time,
+    print_line,
+    print_note,
     show_list,
     show_message,
     show_table,
-    span,
 )
 from tessera.v1 import jobs_pb2
 from tessera.v1 import networks_pb2 as pb
 
-DECISIONS: Final[Sequence[Column[pb.NetworkDecision]]] = (
+DECISION_COLUMNS: Final[Sequence[Column[pb.NetworkDecision]]] = (
     Column("RANK", lambda d: str(d.rank), right=True),
-    Column("JOB", lambda d: short(d.job)),
+    Column("JOB", lambda d: short_name(d.job)),
     Column("LEVEL", lambda d: "" if d.note else str(d.level), right=True),
     Column("DSCP", lambda d: _dscp(d), right=True),
     Column("INTENSITY", lambda d: _flops(d.intensity), right=True),
     Column("PRIORITY", lambda d: _flops(d.priority), right=True),
-    Column("SHARES LINKS WITH", lambda d: ", ".join(map(short, d.meets))),
+    Column("SHARES LINKS WITH", lambda d: ", ".join(map(short_name, d.meets))),
     Column("NOTE", lambda d: d.note),
 )
 
 
-class Way(NamedTuple):
+class RouteRow(NamedTuple):
     """A route of a job."""
 
     job: str
     route: pb.NetworkRoute
 
 
-WAYS: Final[Sequence[Column[Way]]] = (
+ROUTE_COLUMNS: Final[Sequence[Column[RouteRow]]] = (
     Column("JOB", lambda w: w.job),
     Column("FROM", lambda w: w.route.source),
     Column("TO", lambda w: w.route.target),
     Column("VIA", lambda w: " > ".join(w.route.via)),
-    Column("MB PER ITERATION", lambda w: number(w.route.sent_bytes / 1e6), right=True),
+    Column("MB PER ITERATION", lambda w: format_number(w.route.sent_bytes / 1e6), right=True),
 )
 
 
@@ -70,9 +70,9 @@ def add_commands(app: typer.Typer) -> None:
         help="Show the network plan in force, make a new one, or list earlier ones.",
         invoke_without_command=True,
     )
-    group.callback()(show)
-    group.command("plan")(plan)
-    group.command("history")(history)
+    group.callback()(show_network_plan)
+    group.command("plan")(plan_network)
+    group.command("history")(list_network_plans)
     app.add_typer(group, name="network", rich_help_panel="Rounds")
 
 
@@ -81,7 +81,7 @@ Paths = Annotated[
 ]
 
 
-def show(
+def show_network_plan(
     context: typer.Context,
     paths: Paths = False,
     server: Server = DEFAULT_SERVER,
@@ -97,11 +97,11 @@ def show(
         refuse_options(context)
         return
     with connect(server) as client:
-        plan_in_force = in_force(client, parent(cluster))
+        plan_in_force = get_plan_in_force(client, cluster_name(cluster))
     _show(plan_in_force, output, paths=paths)
 
 
-def plan(
+def plan_network(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Make a plan without putting it in force.")
     ] = False,
@@ -111,15 +111,15 @@ def plan(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Plan the paths and priority levels of the jobs that run now. No job is started, moved or stopped."""
-    request = pb.PlanNetworkRequest(parent=parent(cluster), dry_run=dry_run)
+    request = pb.PlanNetworkRequest(parent=cluster_name(cluster), dry_run=dry_run)
     with connect(server) as client:
         made = client.call(client.networks.PlanNetwork, request)
     _show(made, output, paths=paths)
     if dry_run:
-        note("the plan was not put in force")
+        print_note("the plan was not put in force")
 
 
-def history(
+def list_network_plans(
     limit: Annotated[
         int, typer.Option(min=1, max=1000, help="Maximum number of plans to list.")
     ] = 20,
@@ -128,15 +128,15 @@ def history(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the latest network plans, newest first, with the cause of each."""
-    request = pb.ListNetworkPlansRequest(parent=parent(cluster), page_size=limit)
+    request = pb.ListNetworkPlansRequest(parent=cluster_name(cluster), page_size=limit)
     with connect(server) as client:
         listed = client.call(client.networks.ListNetworkPlans, request)
-    show_list(listed, listed.plans, _plans(now()), output)
+    show_list(listed, listed.plans, _plans(current_timestamp()), output)
     if not listed.plans:
-        note("no network plan yet; describe the network with `tessera topology set FILE`")
+        print_note("no network plan yet; describe the network with `tessera topology set FILE`")
 
 
-def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
+def get_plan_in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
     """Return the network plan in force, restricted to ``job`` (a full name) if it is given.
 
     Raises:
@@ -157,7 +157,7 @@ def in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
         ) from failed
 
 
-def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
+def describe_job_part(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
     """Return a line on a job's part in the network plan in force.
 
     Return "" if the job holds no GPUs or there is no plan. The list of plans is read first, because a
@@ -169,26 +169,26 @@ def said_of(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
     try:
         if not client.call(client.networks.ListNetworkPlans, request).plans:
             return ""
-        plan_in_force = in_force(client, cluster, job.name)
+        plan_in_force = get_plan_in_force(client, cluster, job.name)
     except CallFailed as failed:
         if failed.exit_code is Exit.NOT_FOUND or failed.reason == "UNIMPLEMENTED":
             return ""
         raise
     return (
-        part(plan_in_force.decisions[0], plan_in_force.levels)
+        describe_part(plan_in_force.decisions[0], plan_in_force.levels)
         if plan_in_force.decisions
         else "not planned yet"
     )
 
 
-def part(decision: pb.NetworkDecision, levels: int) -> str:
+def describe_part(decision: pb.NetworkDecision, levels: int) -> str:
     """Return a line on a job's part in a network plan."""
     if not math.isfinite(decision.intensity) and decision.note:
         return f"not planned: {decision.note}"
     if decision.dscp < 0 and not decision.meets:
         return f"rank {decision.rank}; sends no traffic over the network" + _noted(decision)
     mark = f", DSCP {decision.dscp}" if decision.dscp >= 0 else ""
-    sharing = ", ".join(map(short, decision.meets)) or "no other job"
+    sharing = ", ".join(map(short_name, decision.meets)) or "no other job"
     return (
         f"rank {decision.rank}, level {decision.level} of 0 to {levels - 1}{mark}; shares links"
         f" with {sharing}" + _noted(decision)
@@ -204,37 +204,39 @@ def _show(network_plan: pb.NetworkPlan, output: Output, *, paths: bool) -> None:
         return
     if output is Output.NAME:
         for decision in network_plan.decisions:
-            line(decision.job)
+            print_line(decision.job)
         return
     if network_plan.decisions:
-        show_table(network_plan.decisions, DECISIONS)
+        show_table(network_plan.decisions, DECISION_COLUMNS)
     if paths:
-        ways = [Way(short(d.job), route) for d in network_plan.decisions for route in d.routes]
+        ways = [
+            RouteRow(short_name(d.job), route) for d in network_plan.decisions for route in d.routes
+        ]
         if ways:
-            show_table(ways, WAYS)
+            show_table(ways, ROUTE_COLUMNS)
         else:
-            note("no traffic of any job has a choice of paths")
-    made = f", {at(network_plan.plan_time)}" if network_plan.HasField("plan_time") else ""
-    note(
-        f"plan {short(network_plan.name)} ({network_plan.cause}{made}):"
+            print_note("no traffic of any job has a choice of paths")
+    made = f", {format_time(network_plan.plan_time)}" if network_plan.HasField("plan_time") else ""
+    print_note(
+        f"plan {short_name(network_plan.name)} ({network_plan.cause}{made}):"
         f" {count_noun(len(network_plan.decisions), 'job')},"
         f" {network_plan.levels} levels, planned in {network_plan.seconds:.2g} s"
     )
     for text in network_plan.notes:
-        note(text)
+        print_note(text)
 
 
 def _plans(moment: Timestamp) -> Sequence[Column[pb.NetworkPlan]]:
     return (
-        Column("PLAN", lambda p: short(p.name), right=True),
+        Column("PLAN", lambda p: short_name(p.name), right=True),
         Column("CAUSE", lambda p: p.cause),
-        Column("AGE", lambda p: age(p.plan_time, moment), right=True),
-        Column("ROUND", lambda p: short(p.round), right=True),
+        Column("AGE", lambda p: format_age(p.plan_time, moment), right=True),
+        Column("ROUND", lambda p: short_name(p.round), right=True),
         Column("LEVELS", lambda p: str(p.levels), right=True),
         Column("CHANGED", lambda p: f"{p.changed:,}", right=True),
         Column(
             "TOOK",
-            lambda p: f"{p.seconds * 1e3:.0f} ms" if p.seconds < 1 else span(p.seconds),
+            lambda p: f"{p.seconds * 1e3:.0f} ms" if p.seconds < 1 else format_span(p.seconds),
             right=True,
         ),
     )
@@ -246,4 +248,4 @@ def _dscp(decision: pb.NetworkDecision) -> str:
 
 def _flops(value: float) -> str:
     """Return flop/s in TFLOP/s, or "" if the job has no traffic."""
-    return number(value / 1e12) if math.isfinite(value) else ""
+    return format_number(value / 1e12) if math.isfinite(value) else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.service.cli.client import CallFailed, Client, now
-from tessera.service.cli.render import at, span
+from tessera.service.cli.client import CallFailed, Client, current_timestamp
+from tessera.service.cli.render import format_span, format_time
 from tessera.v1 import clusters_pb2
 
 SOON_S: Final = 10.0
@@ -27,10 +27,10 @@ def next_round(client: Client, cluster: str) -> str:
         return ""
     if not stored.HasField("next_round_time"):
         return "only on request (`tessera round`), because the server runs none on its own"
-    left_s = (stored.next_round_time.ToNanoseconds() - now().ToNanoseconds()) / 1e9
+    left_s = (stored.next_round_time.ToNanoseconds() - current_timestamp().ToNanoseconds()) / 1e9
     if left_s < SOON_S:
         return "within seconds"
-    return f"in {span(left_s)} at the latest ({at(stored.next_round_time)})"
+    return f"in {format_span(left_s)} at the latest ({format_time(stored.next_round_time)})"
 
 
 def next_round_line(client: Client, cluster: str) -> str:

@@ -9,8 +9,14 @@ from typing import Annotated, Final
 import typer
 
 from tessera.service.cli.client import connect, new_request_id
-from tessera.service.cli.deletion import AllowMissing, Yes, confirm, outcome_of, show_deleted
-from tessera.service.cli.names import full_name, parent, short
+from tessera.service.cli.deletion import (
+    AllowMissing,
+    Yes,
+    confirm_deletion,
+    outcome_of,
+    show_deleted,
+)
+from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -21,24 +27,24 @@ from tessera.service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from tessera.service.cli.render import Column, at, count_noun, note, show_list
+from tessera.service.cli.render import Column, count_noun, format_time, print_note, show_list
 from tessera.v1 import clusters_pb2
 
 NodeNames = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Ids or full names of the nodes.")
 ]
 
-NODES: Final[Sequence[Column[clusters_pb2.Node]]] = (
-    Column("NODE", lambda n: short(n.name)),
+NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
+    Column("NODE", lambda n: short_name(n.name)),
     Column("STATE", lambda n: _state(n)),
     Column("TYPE", lambda n: n.gpu_type),
     Column("GPUS", lambda n: str(n.gpus), right=True),
     Column("FREE", lambda n: str(n.free_gpus), right=True),
     Column("RACK", lambda n: n.rack),
-    Column("JOBS", lambda n: ", ".join(short(j) for j in n.jobs)),
-    Column("LAST REPORT", lambda n: _heard(n.silent_s), wide=True, right=True),
+    Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
+    Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
-    Column("SINCE", lambda n: at(n.drain_time), wide=True),
+    Column("SINCE", lambda n: format_time(n.drain_time), wide=True),
     Column("REASON", lambda n: n.drain_reason, wide=True),
     Column("NETWORK", lambda n: "; ".join(n.network_remarks), wide=True),
 )
@@ -51,7 +57,7 @@ def add_commands(app: typer.Typer) -> None:
         invoke_without_command=True,
     )
     group.callback()(list_nodes)
-    group.command("delete")(delete)
+    group.command("delete")(delete_nodes)
     app.add_typer(group, name="nodes", rich_help_panel="Clusters")
 
 
@@ -66,17 +72,18 @@ def list_nodes(
         refuse_options(context)
         return
     with connect(server) as client:
-        request = clusters_pb2.ListNodesRequest(parent=parent(cluster))
+        request = clusters_pb2.ListNodesRequest(parent=cluster_name(cluster))
         pages = client.pages(client.clusters.ListNodes, request)
         nodes = list(chain.from_iterable(page.nodes for page in pages))
     show_nodes(nodes, output)
     if not nodes:
-        note(
-            f"cluster {short(parent(cluster))} has no nodes; add them with `tessera cluster apply -f FILE`"
+        print_note(
+            f"cluster {short_name(cluster_name(cluster))} has no nodes; add them with"
+            " `tessera cluster apply -f FILE`"
         )
 
 
-def delete(
+def delete_nodes(
     names: NodeNames,
     allow_missing: AllowMissing = False,
     yes: Yes = False,
@@ -91,7 +98,7 @@ def delete(
     """
     nodes = [full_name(cluster, "nodes", name) for name in names]
     request = clusters_pb2.DeleteNodesRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         names=nodes,
         allow_missing=allow_missing,
         validate_only=validate_only,
@@ -99,16 +106,16 @@ def delete(
     )
     what = count_noun(len(nodes), "node")
     if not validate_only:
-        confirm(f"Delete {what} of cluster {short(parent(cluster))}?", yes=yes)
+        confirm_deletion(f"Delete {what} of cluster {short_name(cluster_name(cluster))}?", yes=yes)
     with connect(server) as client:
         client.call(client.clusters.DeleteNodes, request)
     show_deleted(nodes, output)
-    note(outcome_of(what, validate_only=validate_only))
+    print_note(outcome_of(what, validate_only=validate_only))
 
 
 def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
     """Print nodes."""
-    show_list(clusters_pb2.ListNodesResponse(nodes=nodes), nodes, NODES, output)
+    show_list(clusters_pb2.ListNodesResponse(nodes=nodes), nodes, NODE_COLUMNS, output)
 
 
 def _state(node: clusters_pb2.Node) -> str:
@@ -116,5 +123,5 @@ def _state(node: clusters_pb2.Node) -> str:
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
 
 
-def _heard(silent_s: float) -> str:
+def _last_report(silent_s: float) -> str:
     return "never" if silent_s < 0 else f"{silent_s:.0f}s ago"

@@ -9,10 +9,10 @@ from typing import Final
 
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.workloads import hardware_of
-from tessera.formulation.records.estimates import Kind
+from tessera.formulation.records.estimates import ClusterGpuType
 from tessera.formulation.values import GpuType
 from tessera.service.cli.client import CallFailed, connect
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.v1 import clusters_pb2
 
@@ -30,7 +30,7 @@ class NodeShapes:
     """
 
     source: str = ""
-    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    kinds: Mapping[str, ClusterGpuType] = field(default_factory=dict)
     node_gpus: int | None = None  # the user's number, if not None
 
     def hardware(self, known: Hardware) -> Hardware:
@@ -64,7 +64,7 @@ def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None
         CallFailed: the named server does not answer, or the named cluster does not exist.
     """
     named = bool(server or cluster)
-    address, name = server or DEFAULT_SERVER, parent(cluster or DEFAULT_CLUSTER)
+    address, name = server or DEFAULT_SERVER, cluster_name(cluster or DEFAULT_CLUSTER)
     if offline or not (named or _accepts(address)):
         return NodeShapes(node_gpus=node_gpus)
     try:
@@ -80,15 +80,15 @@ def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None
             failed.reason,
         ) from failed
     return NodeShapes(
-        source=f"cluster {short(name)} at {address}",
+        source=f"cluster {short_name(name)} at {address}",
         kinds={kind.name: _kind(kind) for kind in stored.gpu_types},
         node_gpus=node_gpus,
     )
 
 
-def _kind(message: clusters_pb2.GpuType) -> Kind:
+def _kind(message: clusters_pb2.GpuType) -> ClusterGpuType:
     gpu_type = GpuType(name=message.name, memory_bytes=message.memory_bytes)
-    return Kind(gpu_type=gpu_type, node_gpus=message.node_gpus, gpus=message.node_gpus)
+    return ClusterGpuType(gpu_type=gpu_type, node_gpus=message.node_gpus, gpus=message.node_gpus)
 
 
 def _accepts(address: str) -> bool:

@@ -20,7 +20,7 @@ from tessera.service.cli import limits
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
 
-Found = TypeVar("Found")
+CommandResult = TypeVar("CommandResult")
 
 
 class Output(StrEnum):
@@ -125,7 +125,7 @@ _BYTES: Final = {
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 
-def seconds(where: str, text: str) -> float:
+def parse_seconds(where: str, text: str) -> float:
     """Return a duration such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
     return durations.parse_duration_s(where, text)
 
@@ -141,7 +141,7 @@ def size_bytes(where: str, text: str) -> int:
     return round(size)
 
 
-def numbers(where: str, text: str) -> list[int]:
+def parse_numbers(where: str, text: str) -> list[int]:
     """Return whole numbers such as ``1,2,4``, without duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(p.isascii() and p.isdigit() and 0 < int(p) <= limits.MAX_GPUS for p in parts):
@@ -149,19 +149,19 @@ def numbers(where: str, text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def duration(length_s: float) -> Duration:
+def to_duration(length_s: float) -> Duration:
     """Return a length of time in seconds as a Duration."""
     message = Duration()
     message.FromNanoseconds(round(length_s * 1e9))
     return message
 
 
-def moment(where: str, text: str, now: Timestamp) -> Timestamp:
+def parse_time(where: str, text: str, now: Timestamp) -> Timestamp:
     """Return a time such as ``2026-11-03T12:00:00Z``, or a duration from ``now`` such as ``2h``."""
     if durations.is_duration(text):
-        after = timedelta(seconds=seconds(where, text))
+        after = timedelta(seconds=parse_seconds(where, text))
         try:
-            return instant(where, now.ToDatetime(UTC) + after)
+            return to_timestamp(where, now.ToDatetime(UTC) + after)
         except OverflowError:
             raise InvalidInput(where, f"{text!r} from now is after the year 9999") from None
     try:
@@ -171,10 +171,10 @@ def moment(where: str, text: str, now: Timestamp) -> Timestamp:
             where,
             f"{text!r} is not a time; write e.g. 2026-11-03T12:00:00Z, or 2h for two hours from now",
         ) from None
-    return instant(where, parsed)
+    return to_timestamp(where, parsed)
 
 
-def instant(where: str, value: datetime) -> Timestamp:
+def to_timestamp(where: str, value: datetime) -> Timestamp:
     """Return a time with a time zone as a Timestamp."""
     if value.tzinfo is None:
         raise InvalidInput(where, f"{value.isoformat()} has no time zone; end it with Z for UTC")
@@ -186,7 +186,7 @@ def instant(where: str, value: datetime) -> Timestamp:
     return timestamp
 
 
-def label(where: str, text: str) -> tuple[str, str]:
+def parse_label(where: str, text: str) -> tuple[str, str]:
     """Return ``key=value`` as a pair."""
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -194,9 +194,9 @@ def label(where: str, text: str) -> tuple[str, str]:
     return key, value
 
 
-def labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
+def parse_labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
     """Return ``key=value`` texts as a mapping. If a key is repeated, its last value is used."""
-    return dict(label(where, text) for text in texts or ())
+    return dict(parse_label(where, text) for text in texts or ())
 
 
 def refuse_options(context: typer.Context) -> None:
@@ -210,8 +210,11 @@ def refuse_options(context: typer.Context) -> None:
 
 
 def with_options(
-    command: Callable[..., Found], parameter: str, asked: Callable[..., object], epilog: str = ""
-) -> Callable[..., Found]:
+    command: Callable[..., CommandResult],
+    parameter: str,
+    asked: Callable[..., object],
+    epilog: str = "",
+) -> Callable[..., CommandResult]:
     """Return ``command`` with all options of ``asked`` in place of its ``parameter``.
 
     The parameter receives what ``asked`` returns for them.
@@ -220,7 +223,7 @@ def with_options(
     shared = inspect.signature(asked, eval_str=True).parameters
     del own[parameter]
 
-    def run(**given: Any) -> Found:
+    def run(**given: Any) -> CommandResult:
         shared_values = {name: given.pop(name) for name in shared if name in given}
         return command(**{parameter: asked(**shared_values)}, **given)
 

@@ -17,22 +17,29 @@ from tessera.estimator.plans import Primitive, Shape
 from tessera.estimator.profiling.records import ProfileRecord
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.cli.client import now
-from tessera.service.cli.modelling import need_jax, step_arguments
-from tessera.service.cli.render import Column, err, line, note, number, show_table
+from tessera.service.cli.client import current_timestamp
+from tessera.service.cli.modelling import require_jax, step_arguments
+from tessera.service.cli.render import (
+    Column,
+    err,
+    format_number,
+    print_line,
+    print_note,
+    show_table,
+)
 
-SIZES: Final = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+DEFAULT_SIZES: Final = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 _GROUP: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
-_MOST_REPEATS: Final = 10_000
+_MAX_REPEATS: Final = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``profile`` and its subcommand."""
-    group = typer.Typer(help=profile.__doc__)
-    group.callback(invoke_without_command=True)(profile)
-    group.command("collectives")(collectives)
+    """Add ``profile_layers`` and its subcommand."""
+    group = typer.Typer(help=profile_layers.__doc__)
+    group.callback(invoke_without_command=True)(profile_layers)
+    group.command("collectives")(profile_collectives)
     app.add_typer(group, name="profile", rich_help_panel="Estimates")
 
 
@@ -40,7 +47,7 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **rest)
 
 
-def profile(
+def profile_layers(
     context: typer.Context,
     step: Annotated[
         str,
@@ -65,10 +72,10 @@ def profile(
         ),
     ] = None,
     warmups: Annotated[
-        int, _option("Runs before each timing. Default: 2.", min=0, max=_MOST_REPEATS)
+        int, _option("Runs before each timing. Default: 2.", min=0, max=_MAX_REPEATS)
     ] = 2,
     repeats: Annotated[
-        int, _option("Number of timed runs. Default: 5.", min=1, max=_MOST_REPEATS)
+        int, _option("Number of timed runs. Default: 5.", min=1, max=_MAX_REPEATS)
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -83,15 +90,17 @@ def profile(
             "--step", "is required, as MODULE:FUNCTION (or use `tessera profile collectives`)"
         )
     sizes = [
-        (s, t) for t in options.numbers("--tp", tp) for s in options.numbers("--samples", samples)
+        (s, t)
+        for t in options.parse_numbers("--tp", tp)
+        for s in options.parse_numbers("--samples", samples)
     ]
-    need_jax()
+    require_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
     measured: list[ProfileRecord] = []
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("layers", total=len(sizes))
-        for records in measuring.layers(
+        for records in measuring.measure_layers(
             (step, step_arguments(argument)),
             sizes,
             to=to,
@@ -102,14 +111,14 @@ def profile(
             measured += records
             progress.advance(task)
     _show(measured, _LAYERS, as_json=as_json)
-    note(
-        f"{len(measured):,} layers measured on {measuring.here()} in"
+    print_note(
+        f"{len(measured):,} layers measured on {measuring.local_device()} in"
         f" {sum(r.device_s for r in measured):.1f} GPU-seconds"
         + (f"; written to {to}" if to else "")
     )
 
 
-def collectives(
+def profile_collectives(
     to: Annotated[
         Path | None,
         _option(
@@ -127,7 +136,7 @@ def collectives(
     primitive: Annotated[
         list[Primitive] | None, _option("Collective to measure. Repeatable. Default: all.")
     ] = None,
-    sizes: Annotated[str, _option(f"Sizes of tensors. Default: {SIZES}.")] = SIZES,
+    sizes: Annotated[str, _option(f"Sizes of tensors. Default: {DEFAULT_SIZES}.")] = DEFAULT_SIZES,
     group: Annotated[
         list[str] | None,
         _option(
@@ -136,7 +145,7 @@ def collectives(
         ),
     ] = None,
     repeats: Annotated[
-        int, _option("Number of timed runs. Default: 5.", min=1, max=_MOST_REPEATS)
+        int, _option("Number of timed runs. Default: 5.", min=1, max=_MAX_REPEATS)
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -146,12 +155,12 @@ def collectives(
     groups = [_group(text) for text in group or ()]
     if to is not None and not to.resolve().parent.is_dir():
         raise InvalidInput("--to", f"the folder {to.resolve().parent} does not exist")
-    need_jax()
+    require_jax()
     from tessera.service.cli import measuring  # noqa: PLC0415 - JAX starts slowly
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("collectives", total=len(wanted))
-        measured = measuring.collectives(
+        measured = measuring.measure_collectives(
             wanted,
             size_bytes,
             groups,
@@ -163,7 +172,7 @@ def collectives(
     if to is not None:
         write_records(to, measured)
     _show(measured, _COLLECTIVES, as_json=as_json)
-    note(
+    print_note(
         f"{len(measured):,} collectives measured on {measured[0].device}"
         + (f"; written to {to}" if to else "")
     )
@@ -171,26 +180,30 @@ def collectives(
 
 _LAYERS: Final = [
     Column[ProfileRecord]("KIND", lambda r: r.kind),
-    Column[ProfileRecord]("SAMPLES", lambda r: number(r.samples), right=True),
+    Column[ProfileRecord]("SAMPLES", lambda r: format_number(r.samples), right=True),
     Column[ProfileRecord]("TP", lambda r: str(r.tp), right=True),
-    Column[ProfileRecord]("FORWARD", lambda r: f"{number(1e3 * r.forward_s)} ms", right=True),
-    Column[ProfileRecord]("BACKWARD", lambda r: f"{number(1e3 * r.backward_s)} ms", right=True),
+    Column[ProfileRecord](
+        "FORWARD", lambda r: f"{format_number(1e3 * r.forward_s)} ms", right=True
+    ),
+    Column[ProfileRecord](
+        "BACKWARD", lambda r: f"{format_number(1e3 * r.backward_s)} ms", right=True
+    ),
     Column[ProfileRecord]("METHOD", lambda r: r.method),
 ]
 _COLLECTIVES: Final = [
     Column[CommRecord]("COLLECTIVE", lambda r: r.primitive),
     Column[CommRecord]("GROUP", lambda r: f"{r.group_nodes}x{r.group_gpus_per_node}", right=True),
     Column[CommRecord]("GROUPS", lambda r: str(r.num_groups), right=True),
-    Column[CommRecord]("MIB", lambda r: number(r.bytes / 2**20), right=True),
-    Column[CommRecord]("TIME", lambda r: f"{number(1e3 * r.time_s)} ms", right=True),
-    Column[CommRecord]("GB/S", lambda r: number(r.bytes / r.time_s / 1e9), right=True),
+    Column[CommRecord]("MIB", lambda r: format_number(r.bytes / 2**20), right=True),
+    Column[CommRecord]("TIME", lambda r: f"{format_number(1e3 * r.time_s)} ms", right=True),
+    Column[CommRecord]("GB/S", lambda r: format_number(r.bytes / r.time_s / 1e9), right=True),
     Column[CommRecord]("SPREAD", lambda r: f"{100 * (r.spread or 0):.0f} %", right=True),
 ]
 
 
 def _show(records: Sequence[Any], columns: Sequence[Column[Any]], *, as_json: bool) -> None:
     if as_json:
-        line(json.dumps([asdict(record) for record in records], indent=2))
+        print_line(json.dumps([asdict(record) for record in records], indent=2))
     elif records:
         show_table(records, columns)
 
@@ -205,4 +218,4 @@ def _group(text: str) -> Shape:
 
 
 def _today() -> str:
-    return now().ToJsonString()[:10]
+    return current_timestamp().ToJsonString()[:10]

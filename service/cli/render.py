@@ -24,7 +24,7 @@ _UNBOUNDED: Final = 1_000_000
 GAP: Final = 2
 """Width in characters of the gap between two columns of a table."""
 
-NARROWEST: Final = 6
+MIN_COLUMN_WIDTH: Final = 6
 """Width in characters below which a column of a table is not cut to fit a terminal."""
 
 _STYLES: Final = {
@@ -48,7 +48,7 @@ err = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap
 """The console for progress, notes and errors."""
 
 
-class Named(Protocol):
+class NamedResource(Protocol):
     """A resource."""
 
     @property
@@ -58,7 +58,7 @@ class Named(Protocol):
 
 
 _M = TypeVar("_M")
-_N = TypeVar("_N", bound=Named)
+_N = TypeVar("_N", bound=NamedResource)
 
 
 # no slots: Python 3.11 cannot make a parametrised generic frozen with slots
@@ -80,20 +80,20 @@ def show_list(
         return
     if output is Output.NAME:
         for item in items:
-            line(item.name)
+            print_line(item.name)
     elif items:
-        console_for(fold=False).print(table(items, columns, wide=output is Output.WIDE))
+        console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
 
 
 def show_message(message: Message, output: Output) -> bool:
     """Print ``message`` if ``output`` is JSON or YAML, and return whether it was printed."""
     if output is Output.JSON:
-        line(as_json(message))
+        print_line(as_json(message))
     elif output is Output.YAML:
         fields = MessageToDict(
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        print_line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip("\n"))
     return output in (Output.JSON, Output.YAML)
 
 
@@ -108,7 +108,7 @@ def as_json(message: Message, indent: int | None = 2) -> str:
     )
 
 
-def table(
+def make_table(
     items: Iterable[_M], columns: Sequence[Column[_M]], *, wide: bool, header: bool = True
 ) -> Table:
     """Return ``items`` as rows."""
@@ -136,7 +136,7 @@ def fit_rows(
     # Shorten the widest text column by one character at a time until the row fits.
     while sum(widths) > free:
         longest = max(cuttable, key=lambda k: widths[k], default=-1)
-        if longest < 0 or widths[longest] <= NARROWEST:
+        if longest < 0 or widths[longest] <= MIN_COLUMN_WIDTH:
             break
         widths[longest] -= 1
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
@@ -177,20 +177,20 @@ def show_parts(parts: Iterable[RenderableType]) -> None:
 
 def show_table(items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bool = True) -> None:
     """Print a table that is part of something larger."""
-    console_for(fold=False).print(table(items, columns, wide=True, header=header))
+    console_for(fold=False).print(make_table(items, columns, wide=True, header=header))
 
 
-def line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line of data unchanged."""
     console_for(fold=False).out(text, highlight=False)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a message for the user on stderr."""
     err.print(text)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Print the error of a failed command on stderr."""
     err.print(f"error: {text}", style="red")
 
@@ -203,7 +203,7 @@ def console_for(*, fold: bool) -> Console:
     return console
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """Return a length of time in at most two units, e.g. ``45s``, ``3m20s``, ``2h``, ``5d``."""
     whole = max(0, round(seconds))
     if whole < 60:
@@ -220,21 +220,21 @@ def span(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
-def age(then: Timestamp, now: Timestamp) -> str:
+def format_age(then: Timestamp, now: Timestamp) -> str:
     """Return how long ago ``then`` was, or "" if it is not set."""
     if then.ToNanoseconds() == 0:
         return ""
-    return span((now.ToNanoseconds() - then.ToNanoseconds()) / 1e9)
+    return format_span((now.ToNanoseconds() - then.ToNanoseconds()) / 1e9)
 
 
-def at(then: Timestamp) -> str:
+def format_time(then: Timestamp) -> str:
     """Return a time to the second in UTC, or "" if it is not set."""
     if then.ToNanoseconds() == 0:
         return ""
     return Timestamp(seconds=then.seconds).ToJsonString()
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number to four significant digits, or "?" if it is not finite.
 
     An exponent is avoided where possible.
@@ -251,14 +251,14 @@ def count_noun(count: int, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """Return a share in percent with one decimal, rounded down so that 100.0 means done."""
     if whole <= 0:
         return ""
     return f"{int(min(max(part / whole, 0.0), 1.0) * 1000) / 10:.1f}"
 
 
-def indices(values: Sequence[int]) -> str:
+def format_indices(values: Sequence[int]) -> str:
     """Return ascending indices as ranges, e.g. ``0-3,6``."""
     return ",".join(_ranges(values))
 

@@ -10,7 +10,7 @@ import typer
 from google.protobuf import duration_pb2
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse
+from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse_objective
 from tessera.formulation.policy import MAX_CAUTION, NETWORK_LEVELS, Policy
 from tessera.service.cli import limits, options
 from tessera.v1 import scheduler_pb2
@@ -46,7 +46,7 @@ EXAMPLES: Final = {
 """An example for each command that decides a round, by the name of the command's function."""
 
 
-class Deadlines(StrEnum):
+class DeadlineTreatment(StrEnum):
     """The ways in which deadlines are treated."""
 
     AUTO = "auto"
@@ -77,7 +77,7 @@ Whole: TypeAlias = int | None
 Real: TypeAlias = float | None
 
 
-def _best(
+def _objective_options(
     *,
     objective: Annotated[
         Text,
@@ -153,7 +153,7 @@ def _best(
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
-    _check("--objective", lambda: parse(objective or "throughput"))
+    _check("--objective", lambda: parse_objective(objective or "throughput"))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     chosen = scheduler_pb2.RoundOptions(
         objective=objective,
@@ -170,10 +170,10 @@ def _best(
     return chosen
 
 
-def _timely(
+def _deadline_options(
     *,
     deadlines: Annotated[
-        Deadlines | None,
+        DeadlineTreatment | None,
         _option(
             _DEADLINES,
             "How deadlines are treated. myopic: promise them round by round. look-ahead: promise them by a"
@@ -218,7 +218,7 @@ def _timely(
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on promised deadlines and on the order of jobs."""
     chosen = scheduler_pb2.RoundOptions(
-        deadlines="" if deadlines is Deadlines.AUTO else deadlines,
+        deadlines="" if deadlines is DeadlineTreatment.AUTO else deadlines,
         queue_order=queue_order,
         opportunistic=opportunistic,
     )
@@ -228,7 +228,7 @@ def _timely(
     return chosen
 
 
-def _bounded(
+def _limit_options(
     *,
     run_to_completion: Annotated[
         Flag,
@@ -321,7 +321,7 @@ def _bounded(
     return chosen
 
 
-def _asked(
+def _merge_options(
     *,
     best: scheduler_pb2.RoundOptions,
     timely: scheduler_pb2.RoundOptions,
@@ -337,12 +337,18 @@ def _asked(
     return best
 
 
-asked: Callable[..., scheduler_pb2.RoundOptions] = _asked
-for _parameter, _group in (("best", _best), ("timely", _timely), ("bounded", _bounded)):
-    asked = options.with_options(asked, _parameter, _group)
+round_options: Callable[..., scheduler_pb2.RoundOptions] = _merge_options
+for _parameter, _group in (
+    ("best", _objective_options),
+    ("timely", _deadline_options),
+    ("bounded", _limit_options),
+):
+    round_options = options.with_options(round_options, _parameter, _group)
 
 
-def over(recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions) -> None:
+def override_options(
+    recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions
+) -> None:
     """Replace the ``recorded`` options by those that are ``named``."""
     for field, value in named.ListFields():
         if field.message_type is not None:  # otherwise a Duration would be merged field by field
@@ -354,7 +360,7 @@ def with_round_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with the options of a round in place of its parameter ``named``."""
     example = EXAMPLES[command.__name__]
     epilog = GRAMMAR.format(unset=UNSET[command.__name__])
-    return options.with_options(command, "named", asked, f"{epilog}\nExample: {example}\n")
+    return options.with_options(command, "named", round_options, f"{epilog}\nExample: {example}\n")
 
 
 def _check(option: str, read: Callable[[], object]) -> None:
@@ -371,4 +377,4 @@ def _read(
     if never and text == NEVER:
         duration.FromSeconds(limits.MAX_DURATION_S)
     elif text:
-        duration.CopyFrom(options.duration(options.seconds(option, text)))
+        duration.CopyFrom(options.to_duration(options.parse_seconds(option, text)))

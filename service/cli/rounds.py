@@ -10,8 +10,15 @@ import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id, now
-from tessera.service.cli.names import full_name, parent
+from tessera.service.cli.client import (
+    CallFailed,
+    Client,
+    Exit,
+    connect,
+    current_timestamp,
+    new_request_id,
+)
+from tessera.service.cli.names import cluster_name, full_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -20,12 +27,12 @@ from tessera.service.cli.options import (
     OutputOption,
     Server,
 )
-from tessera.service.cli.render import line, note, show_list, show_message
-from tessera.service.cli.roundoptions import over, with_round_options
+from tessera.service.cli.render import print_line, print_note, show_list, show_message
+from tessera.service.cli.roundoptions import override_options, with_round_options
 from tessera.service.cli.roundview import round_columns, show_replay, show_round
 from tessera.v1 import scheduler_pb2
 
-TIME_LIMIT: Final = "60s"
+DEFAULT_TIME_LIMIT: Final = "60s"
 
 Number = Annotated[str, typer.Argument(metavar="ROUND", help="The round's number or full name.")]
 TimeLimit = Annotated[
@@ -48,7 +55,7 @@ def add_commands(app: typer.Typer) -> None:
     panel = "Rounds"
     group = typer.Typer()
     group.callback(invoke_without_command=True)(schedule)
-    group.command("show")(show)
+    group.command("show")(show_stored_round)
     app.add_typer(group, name="round", rich_help_panel=panel)
     app.command("rounds", rich_help_panel=panel)(list_rounds)
     app.command("replay", rich_help_panel=panel)(replay)
@@ -61,7 +68,7 @@ def schedule(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide the round without committing it.")
     ] = False,
-    time_limit: TimeLimit = TIME_LIMIT,
+    time_limit: TimeLimit = DEFAULT_TIME_LIMIT,
     deadline: OldDeadline = "",
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
@@ -72,11 +79,11 @@ def schedule(
     if context.invoked_subcommand is not None:
         return
     request = scheduler_pb2.ScheduleRequest(
-        parent=parent(cluster), options=named, dry_run=dry_run, request_id=new_request_id()
+        parent=cluster_name(cluster), options=named, dry_run=dry_run, request_id=new_request_id()
     )
     deadline_s = limit_s(time_limit, deadline)
     with connect(server) as client:
-        decided = _decided(client, request, deadline_s)
+        decided = _decide_round(client, request, deadline_s)
     show_decided(decided, output, everything=everything)
     if decided.outcome == "refused":
         raise CallFailed(
@@ -92,11 +99,11 @@ def limit_s(time_limit: str, deadline: str) -> float:
     ``deadline`` is the value of the option's earlier name, or "" if it is not given.
     """
     if deadline:
-        return options.seconds("--deadline", deadline)
-    return options.seconds("--time-limit", time_limit)
+        return options.parse_seconds("--deadline", deadline)
+    return options.parse_seconds("--time-limit", time_limit)
 
 
-def _decided(
+def _decide_round(
     client: Client, request: scheduler_pb2.ScheduleRequest, deadline_s: float
 ) -> scheduler_pb2.Round:
     try:
@@ -115,7 +122,7 @@ def _decided(
         ) from error
 
 
-def show(
+def show_stored_round(
     number: Number,
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
@@ -139,16 +146,16 @@ def list_rounds(
 ) -> None:
     """List rounds, newest first."""
     rounds: list[scheduler_pb2.Round] = []
-    request = scheduler_pb2.ListRoundsRequest(parent=parent(cluster))
+    request = scheduler_pb2.ListRoundsRequest(parent=cluster_name(cluster))
     with connect(server) as client:
         for page in client.pages(client.scheduler.ListRounds, request, min(limit, 1000)):
             rounds += page.rounds
             if len(rounds) >= limit:
                 break
     response = scheduler_pb2.ListRoundsResponse(rounds=rounds[:limit])
-    show_list(response, rounds[:limit], round_columns(now()), output)
+    show_list(response, rounds[:limit], round_columns(current_timestamp()), output)
     if not rounds:
-        note("no rounds yet; `tessera round` runs one now")
+        print_note("no rounds yet; `tessera round` runs one now")
 
 
 @with_round_options
@@ -162,7 +169,7 @@ def replay(
             help="Save the snapshot that the round was decided on to this file (JSON).",
         ),
     ] = None,
-    time_limit: TimeLimit = TIME_LIMIT,
+    time_limit: TimeLimit = DEFAULT_TIME_LIMIT,
     deadline: OldDeadline = "",
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -181,12 +188,12 @@ def replay(
         changed = bool(named.ListFields())
         if changed:  # options that are not named stay as recorded
             request.options.CopyFrom(before.options)
-            over(request.options, named)
+            override_options(request.options, named)
         replayed = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
     if save_snapshot is not None:
         _save(save_snapshot, replayed.snapshot)
     if output is Output.NAME:
-        line(name)
+        print_line(name)
     elif not show_message(replayed, output):
         show_replay(before, replayed)
     if not changed and not replayed.same_decisions:
@@ -196,7 +203,7 @@ def replay(
 def show_decided(decided: scheduler_pb2.Round, output: Output, *, everything: bool) -> None:
     """Print a round in the requested format."""
     if output is Output.NAME:
-        line(decided.name if decided.outcome != "dry_run" else "dry run")
+        print_line(decided.name if decided.outcome != "dry_run" else "dry run")
     elif not show_message(decided, output):
         show_round(decided, everything=everything, wide=output is Output.WIDE)
 
@@ -208,4 +215,4 @@ def _save(path: Path, snapshot: bytes) -> None:
         path.write_bytes(snapshot)
     except OSError as error:
         raise InvalidInput("--save-snapshot", f"cannot write {path}: {error.strerror}") from error
-    note(f"snapshot written to {path} ({len(snapshot):,} bytes)")
+    print_note(f"snapshot written to {path} ({len(snapshot):,} bytes)")

@@ -11,31 +11,31 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.policy import NETWORK_LEVELS
-from tessera.service.cli.jobview import cell
-from tessera.service.cli.names import short
+from tessera.service.cli.jobview import cell_text
+from tessera.service.cli.names import short_name
 from tessera.service.cli.render import (
     Column,
-    age,
-    at,
-    indices,
-    line,
-    note,
-    number,
+    format_age,
+    format_indices,
+    format_number,
+    format_span,
+    format_time,
+    print_line,
+    print_note,
     show_facts,
     show_table,
-    span,
 )
 from tessera.v1 import scheduler_pb2
 
-UNCHANGED = ("keep", "wait")
+UNCHANGED_KINDS = ("keep", "wait")
 """Kinds of decisions that change nothing."""
 
-GREEDY: Final = "greedy"
+GREEDY_SOLVER: Final = "greedy"
 
-UNKNOWN: Final = "?"
+UNPROVEN_TEXT: Final = "?"
 """The text that is shown for an unproven bound, and for its gap."""
 
-UNCOMMITTED: Final = {
+UNCOMMITTED_TEXTS: Final = {
     "dry_run": "(dry run, nothing was committed)",
     "replay": "(solved here, nothing was committed)",
 }
@@ -45,63 +45,70 @@ UNCOMMITTED: Final = {
 def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
     """Return the columns of a list of rounds. Ages are relative to ``now``."""
     return (
-        Column("ROUND", lambda r: short(r.name), right=True),
+        Column("ROUND", lambda r: short_name(r.name), right=True),
         Column("OUTCOME", lambda r: r.outcome),
         Column("STATUS", lambda r: r.status),
-        Column("OBJECTIVE", lambda r: number(r.objective), right=True),
-        Column("GAP", lambda r: gap(r), right=True),
+        Column("OBJECTIVE", lambda r: format_number(r.objective), right=True),
+        Column("GAP", lambda r: format_gap(r), right=True),
         Column("RUNNING", lambda r: str(r.running), right=True),
         Column("WAITING", lambda r: str(r.waiting), right=True),
         Column("STARTED", lambda r: str(r.started), right=True),
         Column("CHANGED", lambda r: str(r.changed), right=True),
         Column("SUSPENDED", lambda r: str(r.suspended), right=True),
         Column("SECONDS", lambda r: f"{sum(r.seconds.values()):.2f}", right=True),
-        Column("AGE", lambda r: age(r.create_time, now), right=True),
+        Column("AGE", lambda r: format_age(r.create_time, now), right=True),
         Column("SOLVER", lambda r: r.solver, wide=True),
-        Column("GREEDY", lambda r: number(r.greedy_objective), wide=True, right=True),
+        Column("GREEDY", lambda r: format_number(r.greedy_objective), wide=True, right=True),
         Column("BOUND", lambda r: proven_bound(r), wide=True, right=True),
-        Column("SAMPLES/S", lambda r: number(r.samples_per_s), wide=True, right=True),
+        Column("SAMPLES/S", lambda r: format_number(r.samples_per_s), wide=True, right=True),
         Column("EPOCH", lambda r: str(r.epoch), wide=True, right=True),
     )
 
 
-def gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
+def format_gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
     """Return the gap in percent, or "?" if no bound was proven."""
     known = isfinite(value.gap) and not value.bound_is_trivial
-    return f"{100 * value.gap:.3g} %" if known else UNKNOWN
+    return f"{100 * value.gap:.3g} %" if known else UNPROVEN_TEXT
 
 
 def proven_bound(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
     """Return the bound, or "?" if none was proven."""
-    return UNKNOWN if value.bound_is_trivial else number(value.bound)
+    return UNPROVEN_TEXT if value.bound_is_trivial else format_number(value.bound)
 
 
 def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
     """Print a round and its decisions. If ``everything``, include those that change nothing."""
     show_facts(_facts(value, wide=wide))
     if len(value.goals) > 1:
-        show_table(value.goals, GOALS)
-    shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED]
+        show_table(value.goals, GOAL_COLUMNS)
+    shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED_KINDS]
     if shown:
         show_table(shown, _decisions())
-    hidden = Counter(d.kind for d in value.decisions if not everything and d.kind in UNCHANGED)
+    hidden = Counter(
+        d.kind for d in value.decisions if not everything and d.kind in UNCHANGED_KINDS
+    )
     if hidden:
         left_out = ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.items()))
-        note(f"not shown: {left_out}; --all shows all decisions")
+        print_note(f"not shown: {left_out}; --all shows all decisions")
 
 
 def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
     unit = value.unit or "units"
     gain, compared = value.objective - value.greedy_objective, not value.options.scheduler
     facts = [
-        ("round", UNCOMMITTED.get(value.outcome, value.name)),
+        ("round", UNCOMMITTED_TEXTS.get(value.outcome, value.name)),
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
-        ("decided", at(value.create_time)),
+        ("decided", format_time(value.create_time)),
         ("policy", _policy(value.options)),
-        ("objective", f"{number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
-        ("greedy", f"{number(value.greedy_objective)} ({_less(gain)})" if compared else ""),
-        ("throughput", f"{number(value.samples_per_s)} samples/s"),
+        ("objective", f"{format_number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
+        (
+            "greedy",
+            f"{format_number(value.greedy_objective)} ({_compare_greedy(gain)})"
+            if compared
+            else "",
+        ),
+        ("throughput", f"{format_number(value.samples_per_s)} samples/s"),
         (
             "jobs",
             f"{value.running} running, {value.waiting} waiting;"
@@ -109,14 +116,14 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ),
         ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
-        ("shadow prices", _pairs({k: number(v) for k, v in value.prices.items()})),
+        ("shadow prices", _pairs({k: format_number(v) for k, v in value.prices.items()})),
         ("solver", f"{value.solver}, seed {value.options.seed}"),
         ("seconds", _pairs({k: f"{v:.3f}" for k, v in value.seconds.items()})),
     ]
     if wide:
         facts += [
-            ("placed score", number(value.placed_score)),
-            ("work", _pairs({w.solver: number(w.work) for w in value.work})),
+            ("placed score", format_number(value.placed_score)),
+            ("work", _pairs({w.solver: format_number(w.work) for w in value.work})),
             ("epoch", str(value.epoch)),
             ("snapshot", value.snapshot_digest),
             ("versions", ", ".join(value.versions)),
@@ -130,17 +137,17 @@ def _proof(value: scheduler_pb2.Round) -> str:
         return "no bound is known"
     if value.bound_is_trivial:
         by = value.options.scheduler or value.solver
-        if value.options.scheduler or by == GREEDY:
+        if value.options.scheduler or by == GREEDY_SOLVER:
             return f"no bound is proven, because {by} does not compute one"
         return "no bound is proven, because the solver had too little time"
-    return f"proven bound {number(value.bound)} (gap {gap(value)})"
+    return f"proven bound {format_number(value.bound)} (gap {format_gap(value)})"
 
 
-GOALS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
+GOAL_COLUMNS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
     Column("GOAL", lambda g: g.name),
-    Column("REACHED", lambda g: number(g.objective), right=True),
+    Column("REACHED", lambda g: format_number(g.objective), right=True),
     Column("BOUND", lambda g: proven_bound(g), right=True),
-    Column("GAP", lambda g: gap(g), right=True),
+    Column("GAP", lambda g: format_gap(g), right=True),
     Column("UNIT", lambda g: g.unit),
 )
 """The columns of an objective's goals, in order."""
@@ -158,19 +165,21 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
         "network levels": "" if (n := chosen.network_levels) in (0, NETWORK_LEVELS) else str(n),
         "network floor": f"{chosen.network_floor:g}" if chosen.network_floor else "",
-        "network measure": span(chosen.network_measure.ToSeconds())
+        "network measure": format_span(chosen.network_measure.ToSeconds())
         if chosen.network_measure.ToSeconds()
         else "",
         "queue order": "yes" if chosen.queue_order else "",
-        "promote after": span(chosen.promote_after.ToSeconds())
+        "promote after": format_span(chosen.promote_after.ToSeconds())
         if chosen.HasField("promote_after")
         else "",
         "opportunistic": "yes" if chosen.opportunistic else "",
-        "reserve after": span(chosen.reserve_after.ToSeconds())
+        "reserve after": format_span(chosen.reserve_after.ToSeconds())
         if chosen.HasField("reserve_after")
         else "",
         "run to completion": "yes" if chosen.run_to_completion else "",
-        "minimum run": span(chosen.min_run.ToSeconds()) if chosen.min_run.ToSeconds() else "",
+        "minimum run": format_span(chosen.min_run.ToSeconds())
+        if chosen.min_run.ToSeconds()
+        else "",
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
     texts = [f"{name} {value}" for name, value in rules.items() if value]
@@ -192,9 +201,11 @@ def _deadlines(decisions: Sequence[scheduler_pb2.Decision]) -> str:
 
 def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
     return (
-        Column("JOB", lambda d: short(d.job)),
+        Column("JOB", lambda d: short_name(d.job)),
         Column("DECISION", lambda d: d.kind + (" (opportunistic)" if d.opportunistic else "")),
-        Column("RUNS ON", lambda d: cell(d.allocation.cell) if d.HasField("allocation") else ""),
+        Column(
+            "RUNS ON", lambda d: cell_text(d.allocation.cell) if d.HasField("allocation") else ""
+        ),
         Column("NODES", _nodes),
         Column("DEADLINE", lambda d: "promised" if d.admitted else ""),
         Column("REASON", lambda d: d.reason.code),
@@ -204,7 +215,7 @@ def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
 
 def _nodes(decision: scheduler_pb2.Decision) -> str:
     shares = decision.allocation.shares
-    shown = [f"{short(s.node)}:{indices(s.gpu_indices)}" for s in shares[:4]]
+    shown = [f"{short_name(s.node)}:{format_indices(s.gpu_indices)}" for s in shares[:4]]
     return " ".join(shown) + (f" +{len(shares) - 4} nodes" if len(shares) > 4 else "")
 
 
@@ -213,7 +224,7 @@ def _pairs(values: dict[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _ComparedFigure:
     """A figure of a round and of its replay."""
 
     name: str
@@ -225,16 +236,20 @@ def show_replay(before: scheduler_pb2.Round, answer: scheduler_pb2.ReplayRoundRe
     """Print a round next to its replay."""
     again = answer.round
     rows = [
-        _Side("solver", before.solver, again.solver),
-        _Side("status", before.status, again.status),
-        _Side("objective", number(before.objective), number(again.objective)),
-        _Side("bound", proven_bound(before), proven_bound(again)),
-        _Side("gap", gap(before), gap(again)),
-        _Side("samples/s", number(before.samples_per_s), number(again.samples_per_s)),
-        _Side("running", str(before.running), str(again.running)),
-        _Side("waiting", str(before.waiting), str(again.waiting)),
+        _ComparedFigure("solver", before.solver, again.solver),
+        _ComparedFigure("status", before.status, again.status),
+        _ComparedFigure(
+            "objective", format_number(before.objective), format_number(again.objective)
+        ),
+        _ComparedFigure("bound", proven_bound(before), proven_bound(again)),
+        _ComparedFigure("gap", format_gap(before), format_gap(again)),
+        _ComparedFigure(
+            "samples/s", format_number(before.samples_per_s), format_number(again.samples_per_s)
+        ),
+        _ComparedFigure("running", str(before.running), str(again.running)),
+        _ComparedFigure("waiting", str(before.waiting), str(again.waiting)),
     ]
-    columns: Sequence[Column[_Side]] = (
+    columns: Sequence[Column[_ComparedFigure]] = (
         Column("", lambda s: s.name),
         Column("RECORDED", lambda s: s.recorded, right=True),
         Column("REPLAYED", lambda s: s.again, right=True),
@@ -242,8 +257,8 @@ def show_replay(before: scheduler_pb2.Round, answer: scheduler_pb2.ReplayRoundRe
     show_table(rows, columns)
     compared = compare_with_recorded_bound(before, again)
     if compared:
-        line(compared)
-    note("all decisions are the same" if answer.same_decisions else "the decisions differ")
+        print_line(compared)
+    print_note("all decisions are the same" if answer.same_decisions else "the decisions differ")
 
 
 def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> str:
@@ -263,11 +278,11 @@ def compare_with_recorded_bound(before: scheduler_pb2.Round, again: scheduler_pb
     goal = f"{before.goals[0].name}: " if len(before.goals) > 1 else ""
     return (
         f"{goal}the replayed solution is {100 * short_of:.3g} % short of the recorded round's bound"
-        f" ({number(recorded.bound)})"
+        f" ({format_number(recorded.bound)})"
     )
 
 
-_HOW_IT_IS_SOLVED: Final = ("solver", "gap", "seed", "solve_limit", "defragment_every_rounds")
+_SOLVING_OPTIONS: Final = ("solver", "gap", "seed", "solve_limit", "defragment_every_rounds")
 """Options that leave the problem unchanged."""
 
 
@@ -280,7 +295,7 @@ def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bo
     for value in (before, again):
         chosen = scheduler_pb2.RoundOptions()
         chosen.CopyFrom(value.options)
-        for name in _HOW_IT_IS_SOLVED:
+        for name in _SOLVING_OPTIONS:
             chosen.ClearField(name)
         asked.append(chosen)
     searched = asked[0].deadlines in ("look-ahead", "planned") or "deadline" in asked[0].objective
@@ -288,10 +303,10 @@ def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bo
     return alike and len(before.goals) == len(again.goals) and not (searched or asked[0].scheduler)
 
 
-def _less(gain: float) -> str:
+def _compare_greedy(gain: float) -> str:
     """Return how greedy compares by the last goal. It is never better by the earlier goals."""
     return (
-        f"{number(gain)} less"
+        f"{format_number(gain)} less"
         if gain >= 0
-        else f"{number(-gain)} more, but worse in an earlier goal"
+        else f"{format_number(-gain)} more, but worse in an earlier goal"
     )

@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from tessera.db.migrate import upgrade
+from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput
 from tessera.service import wiring
 from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
-from tessera.service.cli.render import note
+from tessera.service.cli.render import print_note
 from tessera.service.config import Config, load_config
 
-FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.
 
@@ -30,28 +30,28 @@ Under attack from all sides, the longest round of another caller took 1.2 to 2.2
 runs. It took 0.8 to 1.2 s with this value, and also with 0.25 ms, which costs a tenth of the calls.
 """
 
-COLLECT_AFTER = (10_000, 20, 100)
+COLLECTION_THRESHOLDS = (10_000, 20, 100)
 """Thresholds of Python's cycle collector.
 
 With Python's defaults, it repeatedly scans all objects that a large document or batch has made. This
 takes up to 0.2 s each time, and blocks all threads. ``memory`` collects the rest.
 """
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``serve`` and ``agent``."""
-    app.command("serve", rich_help_panel="Servers")(serve)
+    """Add ``run_server`` and ``run_agent``."""
+    app.command("serve", rich_help_panel="Servers")(run_server)
     app.command(
         "agent",
         rich_help_panel="Servers",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True},
-    )(agent)
+    )(run_agent)
 
 
-def serve(
+def run_server(
     listen: Annotated[
         str,
         typer.Option(
@@ -86,7 +86,7 @@ def serve(
         bool, typer.Option("--print-config", help="Print the settings, without secrets, and exit.")
     ] = False,
     log_level: Annotated[
-        str, typer.Option(help=f"Level of log messages: {', '.join(LEVELS)}.")
+        str, typer.Option(help=f"Level of log messages: {', '.join(LOG_LEVELS)}.")
     ] = "INFO",
 ) -> None:
     """Run a server until Ctrl-C or SIGTERM. Several servers may share one database.
@@ -99,14 +99,14 @@ def serve(
     if print_config:
         typer.echo(str(settings), nl=False)
         return
-    if log_level not in LEVELS:
+    if log_level not in LOG_LEVELS:
         raise InvalidInput(
-            "--log-level", f"unknown level {log_level!r}; must be one of {', '.join(LEVELS)}"
+            "--log-level", f"unknown level {log_level!r}; must be one of {', '.join(LOG_LEVELS)}"
         )
     _set_up_logging(log_level)
     if migrate if migrate is not None else not settings.database_url:
         database = wiring.open_database(settings)
-        upgrade(database)
+        upgrade_schema(database)
         database.engine.dispose()
     host = settings.listen.rpartition(":")[0]
     sys.setswitchinterval(SWITCH_S)
@@ -115,13 +115,13 @@ def serve(
         # Loaded objects live until the end, so the collector need not scan them again, which takes
         # 0.1 s each time.
         gc.freeze()
-        gc.set_threshold(*COLLECT_AFTER)
-        note(f"serving on {host}:{port}")
+        gc.set_threshold(*COLLECTION_THRESHOLDS)
+        print_note(f"serving on {host}:{port}")
 
-    asyncio.run(wiring.serve(settings, serving))
+    asyncio.run(wiring.serve_until_signal(settings, serving))
 
 
-def agent(
+def run_agent(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of `tessera-agent`.")
     ] = None,
@@ -147,7 +147,7 @@ def _settings(
     if database_url:
         settings = replace(settings, database_url=database_url)
     if period:
-        settings = replace(settings, period_s=options.seconds("--period", period))
+        settings = replace(settings, period_s=options.parse_seconds("--period", period))
     if policy:
         settings = replace(settings, policy=policy)
     return settings
@@ -155,6 +155,6 @@ def _settings(
 
 def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(FORMAT, defaults={"action": "-"}))
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"action": "-"}))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each look at the schema

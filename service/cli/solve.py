@@ -14,7 +14,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.service.cli.options import Output, OutputOption
 from tessera.service.cli.roundoptions import with_round_options
 from tessera.service.cli.rounds import (
-    TIME_LIMIT,
+    DEFAULT_TIME_LIMIT,
     Everything,
     OldDeadline,
     TimeLimit,
@@ -38,7 +38,7 @@ def solve(
         typer.Argument(metavar="FILE", help="Snapshot, as written by `replay --save-snapshot`."),
     ],
     named: scheduler_pb2.RoundOptions,
-    time_limit: TimeLimit = TIME_LIMIT,
+    time_limit: TimeLimit = DEFAULT_TIME_LIMIT,
     deadline: OldDeadline = "",
     everything: Everything = False,
     output: OutputOption = Output.TABLE,

@@ -10,37 +10,46 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check, described_as, number, whole
+from tessera.estimator.schemas import (
+    STRICT,
+    check_value,
+    described_as,
+    number_between,
+    whole_between,
+)
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
 from tessera.service.cli.entries import FileEntry, Real, Text
-from tessera.service.cli.names import ANY
-from tessera.service.cli.yamlfile import documents
+from tessera.service.cli.names import ANY_TYPE
+from tessera.service.cli.yamlfile import read_documents
 from tessera.v1.tenants_pb2 import Tenant
 
 _Gpus = Annotated[
-    int, whole(0, limits.MAX_QUOTA), BeforeValidator(lambda value: 0 if value is None else value)
+    int,
+    whole_between(0, limits.MAX_QUOTA),
+    BeforeValidator(lambda value: 0 if value is None else value),
 ]
 
 
 class TenantEntry(FileEntry):
     """The settings of a tenant."""
 
-    weight: Annotated[Real, number(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
+    weight: Annotated[Real, number_between(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
     quotas: Annotated[
-        dict[Any, _Gpus], described_as(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY}: 16}}")
+        dict[Any, _Gpus],
+        described_as(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY_TYPE}: 16}}"),
     ] = Field(default_factory=dict)
-    borrow_gpus: Annotated[int, whole(0, limits.MAX_QUOTA)] | None = None
+    borrow_gpus: Annotated[int, whole_between(0, limits.MAX_QUOTA)] | None = None
     keeps_idle_quota: bool = False
 
 
-class ShownTenant(TenantEntry):
+class PrintedTenant(TenantEntry):
     """A tenant as printed by `tenants list -o yaml`."""
 
     name: Text
 
 
-class _ShownTenants(RootModel[list[ShownTenant]]):
+class _PrintedTenants(RootModel[list[PrintedTenant]]):
     model_config = STRICT
 
 
@@ -58,10 +67,10 @@ def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
     Raises:
         InvalidInput: names the file, the place and the key, and says what is allowed.
     """
-    contents = documents(text, source)
+    contents = read_documents(text, source)
     if len(contents) != 1:
         raise InvalidInput(source, f"must contain one document with tenants, not {len(contents)}")
-    top = check(TenantsFile, source, contents[0])
+    top = check_value(TenantsFile, source, contents[0])
     tenants = tuple(tenants_of(f"{source}: tenants", top.tenants))
     if not tenants:
         raise InvalidInput(
@@ -75,18 +84,18 @@ def tenants_of(where: str, value: object) -> Iterator[Tenant]:
     if value is None:
         return
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        yield from _shown_tenants(where, value)
+        yield from _printed_tenants(where, value)
         return
     if not isinstance(value, dict):
         raise InvalidInput(where, "must map tenants to their settings, e.g. {nlp: {weight: 2}}")
     for name, settings in value.items():
-        yield _tenant(str(name), check(TenantEntry, f"{where}: {name}", settings or {}))
+        yield _tenant(str(name), check_value(TenantEntry, f"{where}: {name}", settings or {}))
 
 
-def _shown_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
+def _printed_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
     """Yield tenants as printed by `tenants list -o yaml`: a list of mappings with names."""
     seen: set[str] = set()
-    for index, tenant in enumerate(check(_ShownTenants, where, items).root):
+    for index, tenant in enumerate(check_value(_PrintedTenants, where, items).root):
         if not tenant.name:
             raise InvalidInput(f"{where}[{index}]", "needs a 'name'")
         if tenant.name in seen:
@@ -100,7 +109,8 @@ def _tenant(name: str, settings: TenantEntry) -> Tenant:
         name=name,
         weight=settings.weight,
         quotas={
-            "" if kind in (ANY, "") else str(kind): gpus for kind, gpus in settings.quotas.items()
+            "" if kind in (ANY_TYPE, "") else str(kind): gpus
+            for kind, gpus in settings.quotas.items()
         },
         borrow_gpus=settings.borrow_gpus,
         keeps_idle_quota=settings.keeps_idle_quota,

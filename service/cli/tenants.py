@@ -11,7 +11,7 @@ import typer
 from tessera.service.cli import yamlfile
 from tessera.service.cli.client import Client, connect, new_request_id
 from tessera.service.cli.deletion import AllowMissing
-from tessera.service.cli.names import ANY, full_name, parent, short
+from tessera.service.cli.names import ANY_TYPE, cluster_name, full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -21,12 +21,12 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
-from tessera.service.cli.render import Column, count_noun, note, number, show_list
+from tessera.service.cli.render import Column, count_noun, format_number, print_note, show_list
 from tessera.v1 import tenants_pb2
 
-TENANTS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
-    Column("TENANT", lambda t: short(t.name)),
-    Column("WEIGHT", lambda t: number(t.weight), right=True),
+TENANT_COLUMNS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
+    Column("TENANT", lambda t: short_name(t.name)),
+    Column("WEIGHT", lambda t: format_number(t.weight), right=True),
     Column("QUOTAS", lambda t: _quotas(t)),
     Column("BORROWS", lambda t: str(t.borrow_gpus) if t.HasField("borrow_gpus") else "any number"),
     Column("LENDS", lambda t: "no" if t.keeps_idle_quota else "yes"),
@@ -38,13 +38,13 @@ def add_commands(app: typer.Typer) -> None:
     group = typer.Typer(
         help="Set, list or delete the weights and quotas of tenants.", no_args_is_help=True
     )
-    group.command("apply")(apply)
+    group.command("apply")(apply_tenant_file)
     group.command("list")(list_tenants)
-    group.command("delete")(delete)
+    group.command("delete")(delete_tenants)
     app.add_typer(group, name="tenants", rich_help_panel="Clusters")
 
 
-def apply(
+def apply_tenant_file(
     file: Annotated[
         str,
         typer.Option("--file", "-f", help="YAML file that describes the tenants; '-' for stdin."),
@@ -59,10 +59,12 @@ def apply(
 
     described = tenantfile.read_tenants(yamlfile.read_text(file), file)
     with connect(server) as client:
-        applied = apply_tenants(client, parent(cluster), described, validate_only=validate_only)
+        applied = apply_tenants(
+            client, cluster_name(cluster), described, validate_only=validate_only
+        )
     _show(applied.tenants, output)
     what = count_noun(len(described), "tenant")
-    note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
+    print_note(f"{what} valid; nothing changed" if validate_only else f"{what} applied")
 
 
 def list_tenants(
@@ -72,17 +74,17 @@ def list_tenants(
 ) -> None:
     """List the tenants that have settings by name."""
     with connect(server) as client:
-        request = tenants_pb2.ListTenantsRequest(parent=parent(cluster))
+        request = tenants_pb2.ListTenantsRequest(parent=cluster_name(cluster))
         pages = client.pages(client.tenants.ListTenants, request)
         tenants = list(chain.from_iterable(page.tenants for page in pages))
     _show(tenants, output)
     if not tenants:
-        note(
+        print_note(
             "no tenant has settings, so each has weight 1 and no limits; `tessera tenants apply` sets some"
         )
 
 
-def delete(
+def delete_tenants(
     names: Annotated[
         list[str], typer.Argument(metavar="TENANT...", help="Ids or full names of the tenants.")
     ],
@@ -93,7 +95,7 @@ def delete(
 ) -> None:
     """Delete the settings of tenants. Their jobs remain, with weight 1 and no limits."""
     request = tenants_pb2.DeleteTenantsRequest(
-        parent=parent(cluster),
+        parent=cluster_name(cluster),
         names=[full_name(cluster, "tenants", name) for name in names],
         allow_missing=allow_missing,
         validate_only=validate_only,
@@ -101,7 +103,11 @@ def delete(
     )
     with connect(server) as client:
         client.call(client.tenants.DeleteTenants, request)
-    note("valid; nothing changed" if validate_only else f"deleted: {', '.join(map(short, names))}")
+    print_note(
+        "valid; nothing changed"
+        if validate_only
+        else f"deleted: {', '.join(map(short_name, names))}"
+    )
 
 
 def apply_tenants(
@@ -123,12 +129,12 @@ def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
     response = tenants_pb2.ListTenantsResponse(tenants=tenants)
     for tenant in response.tenants:
         if "" in tenant.quotas:
-            tenant.quotas[ANY] = tenant.quotas.pop("")
-    show_list(response, response.tenants, TENANTS, output)
+            tenant.quotas[ANY_TYPE] = tenant.quotas.pop("")
+    show_list(response, response.tenants, TENANT_COLUMNS, output)
 
 
 def _quotas(tenant: tenants_pb2.Tenant) -> str:
     return ", ".join(
-        f"{gpus} GPUs of any type" if kind in ("", ANY) else f"{gpus} x {kind}"
+        f"{gpus} GPUs of any type" if kind in ("", ANY_TYPE) else f"{gpus} x {kind}"
         for kind, gpus in sorted(tenant.quotas.items())
     )

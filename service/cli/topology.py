@@ -14,21 +14,21 @@ import typer
 from tessera.estimator import documents
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.document import assumptions, build_topology
-from tessera.formulation.topologies.fields import near
+from tessera.formulation.topologies.document import build_topology, list_assumptions
+from tessera.formulation.topologies.fields import similar_word_hint
 from tessera.formulation.topologies.lingjun import rows_of
 from tessera.formulation.topologies.measures import (
     LinkKind,
     bisection_bytes_per_s,
+    count_tiers,
     link_kinds,
-    tiers,
 )
-from tessera.formulation.topologies.routes import MOST, Routes
+from tessera.formulation.topologies.routes import MAX_PATHS, Routes
 from tessera.formulation.topologies.topology import Tier, Topology
 from tessera.service.cli import limits, yamlfile
 from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
-from tessera.service.cli.deletion import AllowMissing, Yes, confirm
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.deletion import AllowMissing, Yes, confirm_deletion
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -40,19 +40,19 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.render import (
     Column,
-    line,
-    note,
-    number,
+    format_number,
+    print_line,
+    print_note,
     show_facts,
     show_message,
     show_table,
 )
 from tessera.v1 import networks_pb2
 
-LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
+TOPOLOGY_LIMITS: Final = replace(TOPOLOGY, yaml_bytes=TOPOLOGY.size_bytes)
 """The server's limits, except that YAML may be as long as JSON. The server receives JSON."""
 
-WORDS: Final = {
+TIER_NAMES: Final = {
     Tier.GPU: "GPU",
     Tier.NVSWITCH: "NVSwitch",
     Tier.PCIE: "PCIe switch",
@@ -62,16 +62,16 @@ WORDS: Final = {
     Tier.CORE: "core",
 }
 
-TIERS: Final = (
-    Column[tuple[Tier, int]]("TIER", lambda t: WORDS[t[0]]),
+TIER_COLUMNS: Final = (
+    Column[tuple[Tier, int]]("TIER", lambda t: TIER_NAMES[t[0]]),
     Column[tuple[Tier, int]]("VERTICES", lambda t: f"{t[1]:,}", right=True),
 )
-LINKS: Final = (
-    Column[LinkKind]("FROM", lambda k: WORDS[k.source]),
-    Column[LinkKind]("TO", lambda k: WORDS[k.target]),
+LINK_COLUMNS: Final = (
+    Column[LinkKind]("FROM", lambda k: TIER_NAMES[k.source]),
+    Column[LinkKind]("TO", lambda k: TIER_NAMES[k.target]),
     Column[LinkKind]("LINKS", lambda k: f"{k.links:,}", right=True),
-    Column[LinkKind]("GB/s", lambda k: number(k.bytes_per_s / 1e9), right=True),
-    Column[LinkKind]("DELAY us", lambda k: number(k.delay_s * 1e6), right=True),
+    Column[LinkKind]("GB/s", lambda k: format_number(k.bytes_per_s / 1e9), right=True),
+    Column[LinkKind]("DELAY us", lambda k: format_number(k.delay_s * 1e6), right=True),
 )
 
 
@@ -79,10 +79,10 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands on topologies."""
     group = typer.Typer(help=_group.__doc__, no_args_is_help=True)
     group.callback()(_group)
-    group.command("show")(show)
-    group.command("get")(get)
+    group.command("show")(show_topology)
+    group.command("get")(get_topology)
     group.command("set")(set_topology)
-    group.command("delete")(delete)
+    group.command("delete")(delete_topology)
     app.add_typer(group, name="topology", rich_help_panel="Clusters")
 
 
@@ -101,7 +101,7 @@ def read_topology(source: str) -> tuple[Topology, list[str]]:
     """
     document, _ = read_document(source)
     try:
-        return build_topology(document), assumptions(document)
+        return build_topology(document), list_assumptions(document)
     except InvalidInput as wrong:
         raise InvalidInput(source, str(wrong)) from wrong
 
@@ -111,7 +111,7 @@ def read_document(source: str) -> tuple[object, str]:
 
     The file holds a description, or the output of `topology get -o yaml`. Raises InvalidInput.
     """
-    content = documents.read_document(source, yamlfile.read_text(source), LIMITS)
+    content = documents.read_document(source, yamlfile.read_text(source), TOPOLOGY_LIMITS)
     if content is None:
         raise InvalidInput(source, "must contain one topology, but is empty")
     document, etag = _unwrap(content, source)
@@ -130,7 +130,7 @@ def _unwrap(content: object, source: str) -> tuple[object, str]:
     """
     if not (isinstance(content, dict) and isinstance(content.get("document"), str)):
         return content, ""
-    inner = documents.read_document(f"{source}: document", content["document"], LIMITS)
+    inner = documents.read_document(f"{source}: document", content["document"], TOPOLOGY_LIMITS)
     return inner, str(content.get("etag") or "")
 
 
@@ -143,7 +143,7 @@ def _with_rows(document: dict[str, Any], source: str) -> dict[str, Any]:
     return rest | {"rows": rows_of(yamlfile.read_text(path), path)}
 
 
-def show(
+def show_topology(
     file: Annotated[
         str,
         typer.Argument(
@@ -162,7 +162,7 @@ def show(
     ] = None,
     most: Annotated[
         int, typer.Option(help="Maximum number of equal-cost paths to list.", min=1, max=65_536)
-    ] = MOST,
+    ] = MAX_PATHS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -177,7 +177,9 @@ def show(
     if paths is not None:
         ways, total = _ways(topology, paths, most)
     if as_json:
-        line(json.dumps(_answer(topology, assumed, ways, total, asked=paths is not None), indent=2))
+        print_line(
+            json.dumps(_answer(topology, assumed, ways, total, asked=paths is not None), indent=2)
+        )
         return
     bisection = bisection_bytes_per_s(topology)
     show_facts(
@@ -187,7 +189,7 @@ def show(
                 "bisection",
                 ""
                 if bisection is None
-                else f"{number(bisection / 1e9)} GB/s between halves of the ToRs",
+                else f"{format_number(bisection / 1e9)} GB/s between halves of the ToRs",
             ),
             (
                 "paths",
@@ -197,17 +199,17 @@ def show(
             ),
         ]
     )
-    show_table(list(tiers(topology).items()), TIERS)
-    show_table(link_kinds(topology), LINKS)
+    show_table(list(count_tiers(topology).items()), TIER_COLUMNS)
+    show_table(link_kinds(topology), LINK_COLUMNS)
     for way, times in Counter(ways).items():
-        line(" > ".join(way) + (f"  ({times} parallel cables)" if times > 1 else ""))
+        print_line(" > ".join(way) + (f"  ({times} parallel cables)" if times > 1 else ""))
     if total > len(ways):
-        note(f"{len(ways):,} of {total:,} equal-cost paths are listed; --most lists more")
+        print_note(f"{len(ways):,} of {total:,} equal-cost paths are listed; --most lists more")
     for sentence in assumed:
-        note(sentence)
+        print_note(sentence)
 
 
-def get(
+def get_topology(
     document: Annotated[
         bool,
         typer.Option(
@@ -220,9 +222,9 @@ def get(
 ) -> None:
     """Get the description of a cluster's network, and the hosts and nodes that do not match."""
     with connect(server) as client:
-        stored = _get(client, parent(cluster))
+        stored = _get(client, cluster_name(cluster))
     if document:
-        line(stored.document)
+        print_line(stored.document)
     else:
         _show(stored, output)
 
@@ -253,7 +255,7 @@ def set_topology(
     except (TypeError, ValueError) as wrong:
         raise InvalidInput(file, f"has a value that cannot be written as JSON: {wrong}") from wrong
     topology = networks_pb2.Topology(
-        name=_name(parent(cluster)), document=text, etag=etag or stored_etag
+        name=_name(cluster_name(cluster)), document=text, etag=etag or stored_etag
     )
     request = networks_pb2.UpdateTopologyRequest(
         topology=topology, validate_only=validate_only, request_id=new_request_id()
@@ -261,12 +263,12 @@ def set_topology(
     with connect(server) as client:
         stored = client.call(client.networks.UpdateTopology, request)
     _show(stored, output)
-    note("valid; nothing changed" if validate_only else "network described")
-    for sentence in assumptions(described):
-        note(sentence)
+    print_note("valid; nothing changed" if validate_only else "network described")
+    for sentence in list_assumptions(described):
+        print_note(sentence)
 
 
-def delete(
+def delete_topology(
     etag: Annotated[
         str, typer.Option(help="Delete only if `get` still shows this etag.", show_default=False)
     ] = "",
@@ -278,17 +280,19 @@ def delete(
 ) -> None:
     """Delete the description of a cluster's network, and its network plans. Jobs keep running."""
     request = networks_pb2.DeleteTopologyRequest(
-        name=_name(parent(cluster)),
+        name=_name(cluster_name(cluster)),
         request_id=new_request_id(),
         etag=etag,
         allow_missing=allow_missing,
         validate_only=validate_only,
     )
     if not validate_only:
-        confirm(f"Delete the network of cluster {short(parent(cluster))}?", yes=yes)
+        confirm_deletion(
+            f"Delete the network of cluster {short_name(cluster_name(cluster))}?", yes=yes
+        )
     with connect(server) as client:
         client.call(client.networks.DeleteTopology, request)
-    note("valid; nothing changed" if validate_only else "network deleted")
+    print_note("valid; nothing changed" if validate_only else "network deleted")
 
 
 def _get(client: Client, cluster: str) -> networks_pb2.Topology:
@@ -309,8 +313,8 @@ def _get(client: Client, cluster: str) -> networks_pb2.Topology:
 def _stored(server: str, cluster: str) -> tuple[Topology, list[str]]:
     """Return the cluster's topology, and the assumptions of its kind."""
     with connect(server) as client:
-        document = json.loads(_get(client, parent(cluster)).document)
-    return build_topology(document), assumptions(document)
+        document = json.loads(_get(client, cluster_name(cluster)).document)
+    return build_topology(document), list_assumptions(document)
 
 
 def _name(cluster: str) -> str:
@@ -319,7 +323,7 @@ def _name(cluster: str) -> str:
 
 def _show(topology: networks_pb2.Topology, output: Output) -> None:
     if output is Output.NAME:
-        line(topology.name)
+        print_line(topology.name)
     elif not show_message(topology, output):
         show_facts(
             [
@@ -333,14 +337,14 @@ def _show(topology: networks_pb2.Topology, output: Output) -> None:
             ]
         )
     if topology.missing_nodes:
-        note(
+        print_note(
             "jobs on missing nodes get no paths and priority levels, and count as free of contention"
         )
 
 
 def _listed(names: Sequence[str]) -> str:
     """Return names as a list, with "..." if the server may have cut it."""
-    return ", ".join(names) + (", ..." if len(names) >= limits.HOSTS_NAMED else "")
+    return ", ".join(names) + (", ..." if len(names) >= limits.MAX_NAMED_HOSTS else "")
 
 
 def _ways(
@@ -350,7 +354,9 @@ def _ways(
     numbers = []
     for name in hosts:
         if name not in topology.hosts:
-            raise InvalidInput("--paths", f"unknown host {name!r}{near(name, topology.hosts)}")
+            raise InvalidInput(
+                "--paths", f"unknown host {name!r}{similar_word_hint(name, topology.hosts)}"
+            )
         numbers.append(topology.hosts.index(name))
         if not len(topology.gpus_of(numbers[-1])):
             raise InvalidInput("--paths", f"{name} has no GPU")
@@ -372,7 +378,7 @@ def _answer(
     answer: dict[str, Any] = {
         "hosts": len(topology.hosts),
         "adaptive": topology.adaptive,
-        "vertices": {tier.name.lower(): count for tier, count in tiers(topology).items()},
+        "vertices": {tier.name.lower(): count for tier, count in count_tiers(topology).items()},
         "links": [
             {
                 "from": kind.source.name.lower(),

@@ -15,24 +15,24 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.cli import limits, options
 from tessera.service.cli.client import Client
-from tessera.service.cli.names import short
+from tessera.service.cli.names import short_name
 from tessera.simulator.traces.files import profiles_of
-from tessera.simulator.traces.recipe import Recipe, follow
-from tessera.simulator.traces.redraw import parameters
+from tessera.simulator.traces.recipe import Recipe, apply_recipe
+from tessera.simulator.traces.redraw import parameter_count
 from tessera.simulator.traces.screening import (
-    Dropped,
-    Screened,
+    DroppedJob,
+    ScreenedTrace,
     in_order,
-    screen,
     screen_durations,
     screen_form,
+    screen_jobs,
     screen_profiled,
 )
-from tessera.simulator.traces.speeds import Room, Speeds
-from tessera.simulator.traces.trace import Arrival, Asked
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds
+from tessera.simulator.traces.trace import Arrival, DurationJob
 from tessera.v1 import clusters_pb2, estimates_pb2
 
 _NODES: Final = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})=([0-9]{1,6})x([0-9]{1,2})", re.ASCII)
@@ -43,7 +43,7 @@ _SHARE: Final = {"min": 0.0, "max": 1.0}
 _FACTOR: Final = {"min": 1e-6, "max": MAX_FACTOR}
 
 
-class Bad(StrEnum):
+class BadJobTreatment(StrEnum):
     """The treatments of bad jobs."""
 
     REFUSE = "refuse"
@@ -51,13 +51,13 @@ class Bad(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ShapingSettings:
     """The shaping of a trace, the cluster that it is for, and the file that it is written to."""
 
     recipe: Recipe
     profiles: Path | None
     nodes: tuple[NodeSpec, ...]
-    on_bad: Bad | None
+    on_bad: BadJobTreatment | None
     to: Path | None
 
     @property
@@ -68,7 +68,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ShapingTarget:
     """The profiles and the cluster for which a trace is shaped."""
 
     profiles: Sequence[EstimateRecord]
@@ -77,12 +77,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaped:
+class ShapedTrace:
     """A shaped trace. If ``speeds`` is None, the target is unknown."""
 
     arrivals: list[Arrival]
     tenants: list[TenantSpec]
-    dropped: list[Dropped]
+    dropped: list[DroppedJob]
     reordered: list[str]
     speeds: Speeds | None
 
@@ -109,7 +109,7 @@ def shaping_options(
         ),
     ] = None,
     on_bad: Annotated[
-        Bad | None,
+        BadJobTreatment | None,
         _option(
             "What to do about jobs that cannot run, repeat a name, last no time or are out of order. refuse:"
             " refuse the trace. drop: drop them and put the others in order. Default: put jobs in order, and"
@@ -195,7 +195,7 @@ def shaping_options(
             metavar="FILE.csv",
         ),
     ] = None,
-) -> Wanted:
+) -> ShapingSettings:
     """Return the shaping that the options describe. Raises InvalidInput."""
     if no_deadlines and (tightness is not None or loosen is not None):
         raise InvalidInput("--no-deadlines", "cannot be combined with --tightness or --loosen")
@@ -217,7 +217,7 @@ def shaping_options(
         without_deadlines=no_deadlines,
         seed=seed,
     )
-    return Wanted(
+    return ShapingSettings(
         recipe=recipe, profiles=profiles, nodes=tuple(_nodes(nodes or [])), on_bad=on_bad, to=to
     )
 
@@ -227,7 +227,7 @@ def with_shaping(command: Callable[..., None]) -> Callable[..., None]:
     return options.with_options(command, "wanted", shaping_options)
 
 
-def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | None:
+def target_of(wanted: ShapingSettings, client: Client | None, cluster: str) -> ShapingTarget | None:
     """Return the target of the shaping: from the options, and otherwise from the server, if any.
 
     Return None if the target is unknown.
@@ -250,19 +250,21 @@ def target_of(wanted: Wanted, client: Client | None, cluster: str) -> Target | N
         return None
     kinds = sorted({node.gpu_type for node in nodes})
     types = [GpuType(name=kind, memory_bytes=0) for kind in kinds]
-    return Target(profiles=profiles, gpu_types=types, nodes=nodes)
+    return ShapingTarget(profiles=profiles, gpu_types=types, nodes=nodes)
 
 
 def shape_trace(
-    wanted: Wanted, jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None
-) -> Shaped:
+    wanted: ShapingSettings,
+    jobs: Sequence[Arrival] | Sequence[DurationJob],
+    target: ShapingTarget | None,
+) -> ShapedTrace:
     """Return the shaped trace.
 
     Raises:
         InvalidInput: jobs are bad and must not be dropped, or a step is impossible.
     """
     recipe = wanted.recipe
-    durations = any(isinstance(job, Asked) for job in jobs)
+    durations = any(isinstance(job, DurationJob) for job in jobs)
     if target is None and (recipe.needs_speeds or durations):
         raise InvalidInput(
             "--profiles, --nodes",
@@ -273,12 +275,12 @@ def shape_trace(
     reordered: list[str] = []
     if wanted.on_bad is None:
         jobs, reordered = _put_in_order(jobs)
-    good = _screened(jobs, target, wanted.on_bad or Bad.REFUSE, redraw=recipe.redraw)
-    speeds = None if target is None else Speeds(target.profiles, Room.of(target.nodes))
-    arrivals, tenants = follow(recipe, good.arrivals, speeds)
+    good = _screened(jobs, target, wanted.on_bad or BadJobTreatment.REFUSE, redraw=recipe.redraw)
+    speeds = None if target is None else Speeds(target.profiles, ClusterRoom.of(target.nodes))
+    arrivals, tenants = apply_recipe(recipe, good.arrivals, speeds)
     if not arrivals:
         raise InvalidInput("trace", "has no jobs left")
-    return Shaped(
+    return ShapedTrace(
         arrivals=arrivals,
         tenants=tenants,
         dropped=good.dropped,
@@ -288,9 +290,13 @@ def shape_trace(
 
 
 def _screened(
-    jobs: Sequence[Arrival] | Sequence[Asked], target: Target | None, on_bad: Bad, *, redraw: bool
-) -> Screened[Arrival] | Screened[Asked]:
-    asked_for = [job for job in jobs if isinstance(job, Asked)]
+    jobs: Sequence[Arrival] | Sequence[DurationJob],
+    target: ShapingTarget | None,
+    on_bad: BadJobTreatment,
+    *,
+    redraw: bool,
+) -> ScreenedTrace[Arrival] | ScreenedTrace[DurationJob]:
+    asked_for = [job for job in jobs if isinstance(job, DurationJob)]
     if asked_for:
         return screen_durations(asked_for, on_bad.value)
     arrivals = [job for job in jobs if isinstance(job, Arrival)]
@@ -298,13 +304,13 @@ def _screened(
         return screen_form(arrivals, on_bad.value)
     if redraw:
         return screen_profiled(arrivals, target.profiles, on_bad.value)
-    return screen(arrivals, target.profiles, target.gpu_types, target.nodes, on_bad.value)
+    return screen_jobs(arrivals, target.profiles, target.gpu_types, target.nodes, on_bad.value)
 
 
 def _put_in_order(
-    jobs: Sequence[Arrival] | Sequence[Asked],
-) -> tuple[list[Arrival] | list[Asked], list[str]]:
-    asked_for = [job for job in jobs if isinstance(job, Asked)]
+    jobs: Sequence[Arrival] | Sequence[DurationJob],
+) -> tuple[list[Arrival] | list[DurationJob], list[str]]:
+    asked_for = [job for job in jobs if isinstance(job, DurationJob)]
     if asked_for:
         return in_order(asked_for)
     return in_order([job for job in jobs if isinstance(job, Arrival)])
@@ -312,7 +318,7 @@ def _put_in_order(
 
 def _size(text: str) -> float:
     try:
-        return parameters(text)
+        return parameter_count(text)
     except InvalidInput as wrong:
         raise InvalidInput("--large-from", wrong.problem) from wrong
 
@@ -343,7 +349,7 @@ def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
     request = clusters_pb2.ListNodesRequest(parent=cluster)
     pages = client.pages(client.clusters.ListNodes, request)
     return [
-        NodeSpec(name=short(node.name), gpu_type=node.gpu_type, gpus=node.gpus)
+        NodeSpec(name=short_name(node.name), gpu_type=node.gpu_type, gpus=node.gpus)
         for page in pages
         for node in page.nodes
     ]
@@ -367,7 +373,7 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
                 plan=e.cell.plan,
             ),
             iter_time_s=math.inf if e.infeasible else e.iter_time_s,
-            source=Source.MEASURED,
+            source=EstimateSource.MEASURED,
         )
         for page in pages
         for e in page.cells

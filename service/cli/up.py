@@ -17,25 +17,25 @@ from typing import Annotated, Final
 import typer
 
 from tessera.db import embedded
-from tessera.db.engine import connect as connect_database
-from tessera.db.migrate import upgrade
+from tessera.db.engine import connect_database as connect_database
+from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.service.cli import clusterfile, options, yamlfile
-from tessera.service.cli.children import Child, ending_signals, running
+from tessera.service.cli.children import Child, ending_signals, run_child
 from tessera.service.cli.client import CallFailed, Client, Exit, connect
 from tessera.service.cli.clusterfile import ClusterFile
 from tessera.service.cli.clusters import apply_cluster
-from tessera.service.cli.home import Home, claim, default_home
+from tessera.service.cli.home import DataDirectory, claim_directory, default_home
 from tessera.service.cli.importing import send_samples
 from tessera.service.cli.listener import Health, address_of, health_of, require_free
-from tessera.service.cli.names import parent, short
+from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
-from tessera.service.cli.render import err, line, note
-from tessera.service.cli.upsettings import EXAMPLE, Asked, delete_data, resolve_settings
+from tessera.service.cli.render import err, print_line, print_note
+from tessera.service.cli.upsettings import EXAMPLE_SOURCE, UpOptions, delete_data, resolve_settings
 from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
-START_S: Final = 600.0
+START_TIMEOUT_S: Final = 600.0
 """Seconds that the server and the agents may each take to become healthy."""
 
 PATIENCE_S: Final = 15.0
@@ -54,11 +54,11 @@ SHOWN_NODES: Final = 5
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``up``."""
-    app.command("up", rich_help_panel="Servers")(up)
+    """Add ``run_up``."""
+    app.command("up", rich_help_panel="Servers")(run_up)
 
 
-def up(
+def run_up(
     file: Annotated[
         str,
         typer.Option(
@@ -148,7 +148,7 @@ def up(
     The next `up` with the same file or data directory continues where this one stopped. To start from
     scratch, add --reset.
     """
-    period_s, address = options.seconds("--period", period), address_of(listen)
+    period_s, address = options.parse_seconds("--period", period), address_of(listen)
     Config(  # Refuse wrong settings here, not in the server's log.
         policy=policy,
         period_s=period_s,
@@ -159,26 +159,26 @@ def up(
         raise InvalidInput("--clock-factor", "must be greater than 0")
     if yes and not reset:
         raise InvalidInput("--yes", "needs --reset")
-    asked = Asked(
+    asked = UpOptions(
         file=file,
         text=yamlfile.read_text(file) if file else "",
-        cluster=short(cluster),
+        cluster=short_name(cluster),
         clock_factor=clock_factor,
         database_url=database_url,
     )
     path = (data_dir or default_home(file, asked.text, _cluster_named(asked))).absolute()
     with ExitStack() as stack:
         stack.enter_context(ending_signals())
-        home = stack.enter_context(claim(path))
+        home = stack.enter_context(claim_directory(path))
         if reset:
             delete_data(home, asked, confirmed=yes)
         record = resolve_settings(asked, home)
-        described = clusterfile.read_cluster(record.description, record.source or EXAMPLE)
+        described = clusterfile.read_cluster(record.description, record.source or EXAMPLE_SOURCE)
         if not described.nodes:
             raise InvalidInput(file, "names no nodes, so no agents can be started")
-        plan = Plan(
+        plan = StartPlan(
             home=home,
-            name=parent(record.cluster),
+            name=cluster_name(record.cluster),
             described=described,
             agents=min(agents, len(described.nodes)),
             clock_factor=record.clock_factor,
@@ -189,25 +189,25 @@ def up(
             instance=uuid.uuid4().hex,
             database_url=database_url,
             samples=not record.source if samples is None else samples,
-            again=_again(file, data_dir),
+            again=_repeat_command(file, data_dir),
         )
         require_free(plan.address)
         home.save(replace(record, address=plan.address, running=()))
         try:
             _watch(_start(plan, stack))
         except KeyboardInterrupt:
-            note("stopping agents, server and database ...")
+            print_note("stopping agents, server and database ...")
             raise typer.Exit(Exit.OK) from None
 
 
-def _cluster_named(asked: Asked) -> str:
+def _cluster_named(asked: UpOptions) -> str:
     """Return the id of the cluster that the options name, or 'default'."""
-    text = asked.text or clusterfile.DEFAULT
-    in_file = clusterfile.read_cluster(text, asked.file or EXAMPLE).name
+    text = asked.text or clusterfile.EXAMPLE_CLUSTER
+    in_file = clusterfile.read_cluster(text, asked.file or EXAMPLE_SOURCE).name
     return asked.cluster or in_file or DEFAULT_CLUSTER
 
 
-def _again(file: str, data_dir: Path | None) -> str:
+def _repeat_command(file: str, data_dir: Path | None) -> str:
     """Return the command that continues with the same data directory."""
     if data_dir is not None:
         return f"tessera up --data-dir {shlex.quote(str(data_dir))}"
@@ -215,10 +215,10 @@ def _again(file: str, data_dir: Path | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StartPlan:
     """The processes to start, with their settings."""
 
-    home: Home
+    home: DataDirectory
     name: str  # clusters/{cluster}
     described: ClusterFile
     agents: int
@@ -233,28 +233,28 @@ class Plan:
     again: str  # the command that continues with the same data directory
 
 
-def _start(plan: Plan, stack: ExitStack) -> list[Child]:
+def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
     """Start all processes, each once those that it needs are healthy.
 
     ``stack`` stops them in reverse order.
     """
     plan.home.add_running("up", os.getpid())
-    note("starting the database ...")
+    print_note("starting the database ...")
     url = plan.database_url or stack.enter_context(_embedded(plan.home.path / "pg"))
     database = connect_database(url)
-    upgrade(database)
+    upgrade_schema(database)
     if not stack.enter_context(database.held(f"tessera up {plan.name}")):
         raise CallFailed(
             f"another `tessera up` runs {plan.name} on this database; stop it, or choose another database or"
             " --cluster",
             Exit.REFUSED,
         )
-    note("starting the server ...")
+    print_note("starting the server ...")
     children = [_child(plan, stack.enter_context(_server(plan, url)))]
     _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
     client = stack.enter_context(connect(plan.address))
     _describe(plan, client)
-    note(f"starting {plan.agents} agents ...")
+    print_note(f"starting {plan.agents} agents ...")
     for k in range(plan.agents):
         children.append(_child(plan, stack.enter_context(_agent(plan, k))))
     for agent in children[1:]:
@@ -262,18 +262,18 @@ def _start(plan: Plan, stack: ExitStack) -> list[Child]:
         stack.callback(agent.process.terminate)
     wanted = {node.name for node in plan.described.nodes}
     _wait(lambda: wanted <= _reachable_nodes(client, plan.name), children)
-    line(plan.address)
-    _say_what_next(plan, client)
+    print_line(plan.address)
+    _print_next_steps(plan, client)
     return children
 
 
-def _child(plan: Plan, child: Child) -> Child:
+def _child(plan: StartPlan, child: Child) -> Child:
     plan.home.add_running(child.name, child.process.pid)
     return child
 
 
-def _describe(plan: Plan, client: Client) -> None:
-    """Send the cluster to the server, unless an earlier ``up`` did.
+def _describe(plan: StartPlan, client: Client) -> None:
+    """Send the cluster to the server, unless an earlier ``run_up`` did.
 
     Raises:
         CallFailed: the database has another cluster of this name.
@@ -289,7 +289,7 @@ def _describe(plan: Plan, client: Client) -> None:
     plan.home.save(replace(record, applied=record.description))
 
 
-def _require_same(plan: Plan, client: Client) -> None:
+def _require_same(plan: StartPlan, client: Client) -> None:
     """Check that the cluster does not exist yet, or has only nodes of the description."""
     request = clusters_pb2.ListClustersRequest()
     pages = client.pages(client.clusters.ListClusters, request)
@@ -297,9 +297,9 @@ def _require_same(plan: Plan, client: Client) -> None:
         return
     wanted = {node.name: (node.gpu_type, node.gpus) for node in plan.described.nodes}
     others = [
-        short(node.name)
+        short_name(node.name)
         for node in _nodes(client, plan.name)
-        if wanted.get(short(node.name)) != (node.gpu_type, node.gpus)
+        if wanted.get(short_name(node.name)) != (node.gpu_type, node.gpus)
     ]
     if others:
         more = ", ..." if len(others) > SHOWN_NODES else ""
@@ -313,14 +313,14 @@ def _require_same(plan: Plan, client: Client) -> None:
 
 @contextlib.contextmanager
 def _embedded(directory: Path) -> Iterator[str]:
-    url = embedded.start(directory)
+    url = embedded.start_server(directory)
     try:
         yield url
     finally:
-        embedded.stop(directory)
+        embedded.stop_server(directory)
 
 
-def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
+def _server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[Child]:
     arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
     arguments += ["--insecure-any-interface"] if plan.insecure_any_interface else []
     settings = {
@@ -329,7 +329,7 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
         "TESSERA_INSTANCE": plan.instance,
         "TESSERA_CLOCK_FACTOR": f"{plan.clock_factor!r}",
     }
-    return running(
+    return run_child(
         "server",
         "tessera.service.cli.main",
         arguments,
@@ -340,9 +340,9 @@ def _server(plan: Plan, url: str) -> contextlib.AbstractContextManager[Child]:
     )
 
 
-def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
+def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Child]:
     """Run an agent for its share of the nodes. Its gangs end with it."""
-    cluster, agent = short(plan.name), f"agent-{number}"
+    cluster, agent = short_name(plan.name), f"agent-{number}"
     folder = plan.home.path / "agents" / cluster
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / f"{agent}.json"
@@ -370,7 +370,7 @@ def _agent(plan: Plan, number: int) -> contextlib.AbstractContextManager[Child]:
         f"{GANG_GRACE_S:g}",
         "--stop-on-exit",
     ]
-    return running(
+    return run_child(
         agent,
         "tessera.service.agent.main",
         arguments,
@@ -389,12 +389,12 @@ def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
         waited_s = time.monotonic() - started_s
         if waited_s > PATIENCE_S and not is_explained:
             is_explained = True
-            note(
+            print_note(
                 "still starting; the first start of an installation compiles the solvers, which takes minutes"
             )
-        if waited_s > START_S:
+        if waited_s > START_TIMEOUT_S:
             logs = ", ".join(str(child.log) for child in children)
-            raise Unavailable(f"not healthy after {START_S:g} s; see {logs}")
+            raise Unavailable(f"not healthy after {START_TIMEOUT_S:g} s; see {logs}")
         time.sleep(POLL_S)
 
 
@@ -415,15 +415,15 @@ def _nodes(client: Client, name: str) -> list[clusters_pb2.Node]:
 
 def _reachable_nodes(client: Client, name: str) -> set[str]:
     return {
-        short(node.name)
+        short_name(node.name)
         for node in _nodes(client, name)
         if node.state != clusters_pb2.Node.UNREACHABLE
     }
 
 
-def _say_what_next(plan: Plan, client: Client) -> None:
+def _print_next_steps(plan: StartPlan, client: Client) -> None:
     request = clusters_pb2.GetClusterRequest(name=plan.name)
-    stored, cluster = client.call(client.clusters.GetCluster, request), short(plan.name)
+    stored, cluster = client.call(client.clusters.GetCluster, request), short_name(plan.name)
     rounds = f"a round every {plan.period_s:g} s" if plan.period_s else "rounds only on request"
     err.print(
         f"Tessera is up: cluster {cluster}, {stored.nodes} nodes, {stored.gpus} GPUs; {rounds}.",
@@ -432,8 +432,8 @@ def _say_what_next(plan: Plan, client: Client) -> None:
     exports = [f"TESSERA_SERVER={plan.address}"] if plan.address != DEFAULT_SERVER else []
     exports += [f"TESSERA_CLUSTER={cluster}"] if cluster != DEFAULT_CLUSTER else []
     if exports:
-        note(f"In another terminal, first run: export {' '.join(exports)}")
-    note(
+        print_note(f"In another terminal, first run: export {' '.join(exports)}")
+    print_note(
         "Try:\n"
         "  tessera submit bert-1 --model bert --params 1.3B --batch 256 --iterations 1000 --gpus 8\n"
         "  tessera round             decide a round now\n"

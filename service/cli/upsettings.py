@@ -13,16 +13,16 @@ from tessera.db.engine import without_password
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import clusterfile
 from tessera.service.cli.client import Exit
-from tessera.service.cli.home import Home, Record
+from tessera.service.cli.home import DataDirectory, DataDirectoryRecord
 from tessera.service.cli.options import DEFAULT_CLUSTER
-from tessera.service.cli.render import note
+from tessera.service.cli.render import print_note
 
-EXAMPLE: Final = "the example"
+EXAMPLE_SOURCE: Final = "the example"
 """The source of the cluster that is started if no file is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class UpOptions:
     """The options on the cluster and its database. An empty text or None means not given."""
 
     file: str
@@ -32,7 +32,7 @@ class Asked:
     database_url: str
 
 
-def resolve_settings(asked: Asked, home: Home) -> Record:
+def resolve_settings(asked: UpOptions, home: DataDirectory) -> DataDirectoryRecord:
     """Return the settings to start with: those of the data directory, changed by the options.
 
     Raises:
@@ -40,9 +40,9 @@ def resolve_settings(asked: Asked, home: Home) -> Record:
     """
     before = home.record
     if before is None or not before.applied:  # nothing has been made with it yet
-        text = asked.text or clusterfile.DEFAULT
-        named = clusterfile.read_cluster(text, asked.file or EXAMPLE).name
-        return Record(
+        text = asked.text or clusterfile.EXAMPLE_CLUSTER
+        named = clusterfile.read_cluster(text, asked.file or EXAMPLE_SOURCE).name
+        return DataDirectoryRecord(
             cluster=asked.cluster or named or DEFAULT_CLUSTER,
             source=asked.file,
             description=text,
@@ -58,25 +58,25 @@ def resolve_settings(asked: Asked, home: Home) -> Record:
             " continue with that cluster, choose another --data-dir, or add --reset to delete it and start"
             " from scratch",
         )
-    note(f"continuing with {_cluster_of(before)} in {home.path}; --reset starts from scratch")
+    print_note(f"continuing with {_cluster_of(before)} in {home.path}; --reset starts from scratch")
     record = before
     if asked.file and asked.text != before.description:
         record = replace(record, source=asked.file, description=asked.text)
     if asked.clock_factor is not None and asked.clock_factor != before.clock_factor:
-        note(
+        print_note(
             f"the clock factor is {asked.clock_factor:g} from now on (before: {before.clock_factor:g})"
         )
         record = replace(record, clock_factor=asked.clock_factor)
     return record
 
 
-def _cluster_of(record: Record) -> str:
-    return f"cluster {record.cluster} of {record.source or EXAMPLE}"
+def _cluster_of(record: DataDirectoryRecord) -> str:
+    return f"cluster {record.cluster} of {record.source or EXAMPLE_SOURCE}"
 
 
-def _difference(asked: Asked, before: Record) -> str:
+def _difference(asked: UpOptions, before: DataDirectoryRecord) -> str:
     """Return how the options describe a different cluster, or "" if they only add to it, or nothing."""
-    old = clusterfile.read_cluster(before.description, before.source or EXAMPLE)
+    old = clusterfile.read_cluster(before.description, before.source or EXAMPLE_SOURCE)
     if asked.cluster and asked.cluster != before.cluster:
         return f"names cluster {asked.cluster}"
     if not asked.file:
@@ -95,14 +95,14 @@ def _difference(asked: Asked, before: Record) -> str:
     return ""
 
 
-def _other_database(asked: Asked, before: Record, path: Path) -> str:
+def _other_database(asked: UpOptions, before: DataDirectoryRecord, path: Path) -> str:
     made = f"the database {before.database}" if before.database else "its embedded database"
     way = f"give --database-url {before.database}" if before.database else "omit this option"
     variable = "" if before.database else " (TESSERA_DATABASE_URL may be set)"
     return f"{path} was made with {made}; {way}{variable}, or choose another --data-dir"
 
 
-def delete_data(home: Home, asked: Asked, *, confirmed: bool) -> None:
+def delete_data(home: DataDirectory, asked: UpOptions, *, confirmed: bool) -> None:
     """Delete the contents of the data directory, if the user agrees.
 
     Raises:
@@ -132,4 +132,4 @@ def delete_data(home: Home, asked: Asked, *, confirmed: bool) -> None:
         if not typer.confirm(f"Delete {what}?", err=True):
             raise typer.Exit(Exit.OK)
     home.delete()
-    note(f"deleted {what}")
+    print_note(f"deleted {what}")

@@ -16,11 +16,18 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tessera.service.cli.client import CallFailed, Exit, now
+from tessera.service.cli.client import CallFailed, Exit, current_timestamp
 from tessera.service.cli.jobview import JobDetails, job_columns, job_parts
-from tessera.service.cli.names import short
+from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
-from tessera.service.cli.render import as_json, console_for, fit_rows, line, show_message, table
+from tessera.service.cli.render import (
+    as_json,
+    console_for,
+    fit_rows,
+    make_table,
+    print_line,
+    show_message,
+)
 from tessera.v1 import jobs_pb2
 
 POLL_S: Final = 2.0
@@ -29,7 +36,7 @@ POLL_S: Final = 2.0
 FRAMES_PER_S: Final = 1.0
 """Redraws of the view on a terminal, per second, so that ages advance between two changes."""
 
-ENDINGS: Final = {
+EXIT_CODES: Final = {
     jobs_pb2.SUCCEEDED: Exit.OK,
     jobs_pb2.FAILED: Exit.JOB_FAILED,
     jobs_pb2.CANCELLED: Exit.JOB_CANCELLED,
@@ -37,7 +44,7 @@ ENDINGS: Final = {
 }
 """Exit codes by the state in which a watched job ended."""
 
-GOES_ON: Final = ("service_gpu_seconds", "iterations_done")
+CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done")
 """Fields that change constantly while a job runs."""
 
 
@@ -95,12 +102,12 @@ def watch_job(
 
 def require_success(job: jobs_pb2.Job) -> None:
     """Check that a watched job has succeeded. Raises CallFailed with its error."""
-    code = ENDINGS.get(job.state, Exit.REFUSED)
+    code = EXIT_CODES.get(job.state, Exit.REFUSED)
     if code is Exit.OK:
         return
     state = jobs_pb2.JobState.Name(job.state).lower()
     cause = job.last_error or job.reason.message
-    raise CallFailed(f"{short(job.name)} {state}" + (f": {cause}" if cause else ""), code)
+    raise CallFailed(f"{short_name(job.name)} {state}" + (f": {cause}" if cause else ""), code)
 
 
 def changed_jobs(
@@ -113,7 +120,7 @@ def changed_jobs(
     before: dict[str, jobs_pb2.Job] = {}
     while True:
         jobs = read()
-        after = {job.name: _without(job, GOES_ON[:1]) for job in jobs}
+        after = {job.name: _without(job, CHANGING_FIELDS[:1]) for job in jobs}
         if changed := [job for job in jobs if before.get(job.name) != after[job.name]]:
             yield changed
         before = after
@@ -136,17 +143,17 @@ def _without(job: jobs_pb2.Job, fields: Sequence[str]) -> jobs_pb2.Job:
 
 def _all_settled(jobs: Sequence[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
     """Return the jobs without the fields that change all the time."""
-    return [_without(job, GOES_ON) for job in jobs]
+    return [_without(job, CHANGING_FIELDS) for job in jobs]
 
 
 def _print_each(jobs: Iterable[jobs_pb2.Job], output: Output) -> None:
     for job in jobs:
         if output is Output.JSON:
-            line(as_json(job, indent=None))
+            print_line(as_json(job, indent=None))
         elif output is Output.NAME:
-            line(job.name)
+            print_line(job.name)
         else:
-            line("---")
+            print_line("---")
             show_message(job, output)
 
 
@@ -154,9 +161,9 @@ def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -
     """Return jobs as a table with their ages now. If ``width`` is None, the table is not cut."""
     if not jobs:
         return Text("no jobs")
-    columns = job_columns(now())
+    columns = job_columns(current_timestamp())
     if width is None:
-        return table(jobs, columns, wide=wide)
+        return make_table(jobs, columns, wide=wide)
     return fit_rows(jobs, columns, width, wide=wide)
 
 
@@ -180,9 +187,9 @@ def _print_views(
     console, before = console_for(fold=False), None
     job = jobs_pb2.Job()
     for job in updates:
-        settled = _without(job, GOES_ON)
+        settled = _without(job, CHANGING_FIELDS)
         if settled != before:
-            _print_apart(console, _job_view(job, details(job), now()), before)
+            _print_apart(console, _job_view(job, details(job), current_timestamp()), before)
         before = settled
     return job
 
@@ -194,7 +201,7 @@ def _redraw(
     job, known = jobs_pb2.Job(), JobDetails()
 
     def view() -> RenderableType:
-        return _job_view(job, known, now()) if job.name else Text("")
+        return _job_view(job, known, current_timestamp()) if job.name else Text("")
 
     with _live(console_for(fold=True), view) as live:
         for update in updates:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.estimator.documents import read_yaml
-from tessera.formulation.documents import CLUSTER_FILE, Limits
+from tessera.formulation.documents import CLUSTER_FILE, DocumentLimits
 from tessera.formulation.errors import InvalidInput
 
 STDIN: Final = "-"
@@ -25,6 +25,6 @@ def read_text(path: str) -> str:
         raise InvalidInput(path, f"is not UTF-8 text: {error.reason}") from error
 
 
-def documents(text: str, source: str, limits: Limits = CLUSTER_FILE) -> list[object]:
+def read_documents(text: str, source: str, limits: DocumentLimits = CLUSTER_FILE) -> list[object]:
     """Return the documents of a YAML text, without empty ones. Raises InvalidInput."""
     return read_yaml(source, text, limits)

@@ -25,7 +25,7 @@ from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.rpc.convert import agents as convert
-from tessera.service.rpc.heartbeats import Heartbeats
+from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.lanes import CALLER, FairCalls
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc
@@ -39,7 +39,7 @@ TURN_PATIENCE_S: Final = 0.2
 """Seconds for which a stream waits for its cluster's turn before it continues with other work."""
 
 MAX_REMARKS: Final = 32
-MAX_REMARK: Final = 300
+MAX_REMARK_CHARS: Final = 300
 """Largest number of an agent's remarks about its nodes' network that are kept, and the length of
 each in characters.
 """
@@ -83,12 +83,12 @@ class Observation:
         return all(
             (g.job, g.generation, g.node) in reported
             for g in older.gangs
-            if g.phase in convert.ENDED
+            if g.phase in convert.ENDED_PHASES
         )
 
 
 @dataclass(slots=True)
-class Inbox:
+class AgentInbox:
     """The reports of an agent that are not recorded yet, usually only the newest observation."""
 
     spoke_s: float  # when the agent was last heard
@@ -122,7 +122,7 @@ class Inbox:
     def _heed(self, remarks: Iterable[str]) -> None:
         """Keep the agent's remarks about its nodes' network, and log each new one."""
         cleaned = tuple(
-            "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
+            "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK_CHARS])
             for text in islice(remarks, MAX_REMARKS)
         )
         for text in cleaned:
@@ -140,7 +140,7 @@ class AgentCalls:
     """
 
     store: Store
-    heartbeats: Heartbeats
+    heartbeats: HeartbeatRecorder
     turns: FairCalls
     reads: FairCalls
 
@@ -172,7 +172,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
     async def _sync(self, request_iterator: _Messages) -> AsyncGenerator[pb.ServerMessage]:
         if (first := await self._hello(request_iterator)) is None:
             return
-        session = Session(first, self._calls, self._clock, self._timing)
+        session = AgentSession(first, self._calls, self._clock, self._timing)
         CALLER.set(replace(CALLER.get(), cluster=session.cluster))
         with self._wakeups.listen(session.cluster) as stream:
             await session.register()
@@ -214,7 +214,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         return first
 
 
-class Session:
+class AgentSession:
     """An agent's stream, with what was recorded of the agent and what was sent to it."""
 
     def __init__(
@@ -222,13 +222,15 @@ class Session:
     ) -> None:
         hello = first.hello
         self.cluster = names.parse_cluster("hello.parent", hello.parent)
-        self._agent = names.identifier("hello.agent_id", hello.agent_id)
-        self._incarnation = fields.text("hello.incarnation", hello.incarnation, 100, required=True)
+        self._agent = names.require_identifier("hello.agent_id", hello.agent_id)
+        self._incarnation = fields.require_text(
+            "hello.incarnation", hello.incarnation, 100, required=True
+        )
         self._nodes = convert.to_nodes("hello.nodes", hello)
         self._own = frozenset(node.name for node in self._nodes)
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
-        self.inbox = Inbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
+        self.inbox = AgentInbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
         self.lease_from_s = 0.0  # the agent's clock at its latest recorded message
         self._due_s = now_s  # when a Desired must be sent even without a change
         self._push = True  # the desired state may have changed since it was last read

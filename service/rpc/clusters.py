@@ -158,12 +158,12 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _upsert_nodes(self, request: pb.UpsertNodesRequest) -> pb.UpsertNodesResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("nodes", len(request.nodes), MAX_NODES)
+        fields.require_batch_size("nodes", len(request.nodes), MAX_NODES)
         specs = [
             convert.to_node_spec(f"nodes[{i}]", cluster, node)
             for i, node in enumerate(request.nodes)
         ]
-        fields.distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
+        fields.require_distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -194,16 +194,16 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         draining: bool,
     ) -> bytes:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("names", len(request.names), MAX_NODES)
+        fields.require_batch_size("names", len(request.names), MAX_NODES)
         nodes = [
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
-        fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
+        fields.require_distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
         facts: dict[str, str] = {}
         if isinstance(request, pb.DrainNodesRequest):
             facts = {
-                "reason": fields.text("reason", request.reason, MAX_REASON),
-                "drained_by": fields.text("drained_by", request.drained_by, MAX_DRAINED_BY),
+                "reason": fields.require_text("reason", request.reason, MAX_REASON),
+                "drained_by": fields.require_text("drained_by", request.drained_by, MAX_DRAINED_BY),
             }
 
         def work(writer: Writer) -> bytes:
@@ -231,11 +231,12 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _delete_gpu_types(self, request: pb.DeleteGpuTypesRequest) -> pb.Cluster:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("gpu_types", len(request.gpu_types), convert.MAX_GPU_TYPES)
+        fields.require_batch_size("gpu_types", len(request.gpu_types), convert.MAX_GPU_TYPES)
         types = [
-            names.gpu_type(f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types)
+            names.require_gpu_type(f"gpu_types[{i}]", name)
+            for i, name in enumerate(request.gpu_types)
         ]
-        fields.distinct((f"gpu_types[{i}]", name) for i, name in enumerate(types))
+        fields.require_distinct((f"gpu_types[{i}]", name) for i, name in enumerate(types))
         version = fields.version_of(request.etag)
         key = fields.request_key(request, request.request_id)
 
@@ -261,11 +262,11 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _delete_nodes(self, request: pb.DeleteNodesRequest) -> Empty:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("names", len(request.names), MAX_NODES)
+        fields.require_batch_size("names", len(request.names), MAX_NODES)
         nodes = [
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
-        fields.distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
+        fields.require_distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
 
         def work(writer: Writer) -> bytes:
             writer.delete_nodes(cluster, nodes, {}, allow_missing=request.allow_missing)

@@ -78,7 +78,7 @@ def status_of(error: errors.TesseraError) -> status_pb2.Status:
     return status_pb2.Status(code=number, message=_short(str(error)), details=packed)
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor.
 
     Every error leaves as a canonical code, and unexpected ones without their text. A stream ends
@@ -112,7 +112,7 @@ def _guarded_unary(method: str, behaviour: Behaviour, parse: Parse | None) -> Be
     async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with _translated(method, context):
             message = _parsed(request, parse)
-            _say_caller(context, message)
+            _set_caller(context, message)
             return await behaviour(message, context)
 
     return call
@@ -129,10 +129,10 @@ def _guarded_stream(
         async with _translated(method, context):
             if isinstance(request, bytes):
                 message = _parsed(request, parse)
-                _say_caller(context, message)
+                _set_caller(context, message)
                 answers = behaviour(message, context)
             else:
-                _say_caller(context)
+                _set_caller(context)
                 answers = behaviour(_each_parsed(request, parse), context)
             if inspect.isawaitable(answers):
                 await answers
@@ -162,7 +162,7 @@ async def _send(
         ) from None
 
 
-def _say_caller(
+def _set_caller(
     context: grpc.aio.ServicerContext[Any, Any], request: Message | None = None
 ) -> None:
     """Set ``CALLER`` for this call: its client, and the cluster that its request names."""
@@ -203,7 +203,7 @@ async def _translated(
     except errors.TesseraError as error:
         await _abort(method, context, error)
     except grpc.aio.InternalError as error:
-        _leave(method, error)
+        _end_abandoned(method, error)
     except Exception:
         log.exception("unexpected error", extra={"action": "rpc_failed", "method": method})
         await _end(
@@ -237,11 +237,11 @@ async def _end(
     try:
         await context.abort(code, details, metadata)
     except grpc.aio.InternalError as error:
-        _leave(method, error)
+        _end_abandoned(method, error)
     raise AssertionError("unreachable")
 
 
-def _leave(method: str, error: grpc.aio.InternalError) -> Never:
+def _end_abandoned(method: str, error: grpc.aio.InternalError) -> Never:
     """End a call whose client left while a message was sent to it, which failed the operation."""
     log.info(
         "the client left during the call: %s", error, extra={"action": "rpc_left", "method": method}

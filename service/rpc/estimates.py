@@ -13,22 +13,22 @@ from google.protobuf.empty_pb2 import Empty
 
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.profiling.tasks import Options, status
+from tessera.estimator.profiling.tasks import ProfilingOptions, profiling_status
 from tessera.estimator.workloads import (
+    GPU_MULTIPLES,
     MAX_GPUS,
-    MULTIPLES,
     CellEstimate,
     Estimator,
-    counts_of,
+    gpu_counts_of,
     hardware_of,
     known_models,
     model_of,
     no_known_type,
     read_model,
 )
-from tessera.formulation.cancelling import require_caller
+from tessera.formulation.cancellation import require_caller
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import EstimateRecord, Kind, ModelSpec
+from tessera.formulation.records.estimates import ClusterGpuType, EstimateRecord, ModelSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, Workload
 from tessera.service.ports import Store, Writer
@@ -61,7 +61,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         hardware: Mapping[str, Hardware],
         *,
         learns: bool = True,
-        profiling: Options | None = None,
+        profiling: ProfilingOptions | None = None,
     ) -> None:
         """Remember the parts.
 
@@ -69,7 +69,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         by name. If ``learns`` is set, measurements correct the estimates. ``profiling`` says what
         is measured and when.
         """
-        self._profiling = profiling or Options()
+        self._profiling = profiling or ProfilingOptions()
         self._store, self._calls, self._learns = store, calls, learns
         self._estimates, self._hardware = estimates, hardware
 
@@ -132,7 +132,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
     def _upsert_cells(self, request: pb.UpsertCellsRequest) -> pb.UpsertCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("cells", len(request.cells), MAX_CELLS)
+        fields.require_batch_size("cells", len(request.cells), MAX_CELLS)
 
         @cache
         def workload_of(field: str, name: str) -> Workload:
@@ -142,7 +142,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             convert.to_estimate(f"cells[{i}]", cell, workload_of)
             for i, cell in enumerate(request.cells)
         ]
-        fields.distinct((f"cells[{i}]", _identity(r)) for i, r in enumerate(records))
+        fields.require_distinct((f"cells[{i}]", _identity(r)) for i, r in enumerate(records))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -218,7 +218,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         return kept[-1]
 
     def _kinds(
-        self, request: pb.EstimateCellsRequest, kinds: Sequence[Kind]
+        self, request: pb.EstimateCellsRequest, kinds: Sequence[ClusterGpuType]
     ) -> dict[str, Hardware]:
         """Return the requested GPU types, or if none are, all known types that have nodes."""
         by_name = {kind.gpu_type.name: kind for kind in kinds}
@@ -228,7 +228,9 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             if not chosen:
                 raise InvalidInput("gpu_types", no_known_type(there, self._hardware))
             return {n: hardware_of("gpu_types", kind, self._hardware) for n, kind in chosen.items()}
-        fields.distinct((f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types))
+        fields.require_distinct(
+            (f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types)
+        )
         hardware = {}
         for i, name in enumerate(request.gpu_types):
             if name not in by_name:
@@ -260,15 +262,15 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         cluster = names.parse_cluster("parent", request.parent)
         workload = convert.to_workload("workload", request.workload)
         known = self._store.estimation(cluster)
-        return of_status(status(known, self._hardware, self._profiling, workload))
+        return of_status(profiling_status(known, self._hardware, self._profiling, workload))
 
     def _upsert_models(
         self, request: pb.UpsertModelsRequest, cancelled: Callable[[], bool]
     ) -> pb.UpsertModelsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("models", len(request.models), MAX_MODELS)
+        fields.require_batch_size("models", len(request.models), MAX_MODELS)
         specs = [to_model(f"models[{i}]", model) for i, model in enumerate(request.models)]
-        fields.distinct((f"models[{i}]", (s.model, s.params)) for i, s in enumerate(specs))
+        fields.require_distinct((f"models[{i}]", (s.model, s.params)) for i, s in enumerate(specs))
         read = []
         for i, spec in enumerate(specs):
             require_caller(cancelled)
@@ -285,9 +287,9 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
     def _delete_models(self, request: pb.DeleteModelsRequest) -> Empty:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("models", len(request.models), MAX_MODELS)
+        fields.require_batch_size("models", len(request.models), MAX_MODELS)
         models = [convert.to_model_name(f"models[{i}]", m) for i, m in enumerate(request.models)]
-        fields.distinct((f"models[{i}]", model) for i, model in enumerate(models))
+        fields.require_distinct((f"models[{i}]", model) for i, model in enumerate(models))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -331,17 +333,19 @@ def _counts(request: pb.EstimateCellsRequest, spec: JobSpec | None) -> list[int]
             raise InvalidInput(
                 "gpus", "must be given, because without a job no number is requested"
             )
-        return [n for n in counts_of([spec.requested_gpus], MULTIPLES) if n <= MAX_GPUS]
-    fields.batch("gpus", len(request.gpus), MAX_COUNTS)
-    return sorted({fields.whole(f"gpus[{i}]", n, 1, MAX_GPUS) for i, n in enumerate(request.gpus)})
+        return [n for n in gpu_counts_of([spec.requested_gpus], GPU_MULTIPLES) if n <= MAX_GPUS]
+    fields.require_batch_size("gpus", len(request.gpus), MAX_COUNTS)
+    return sorted(
+        {fields.require_whole(f"gpus[{i}]", n, 1, MAX_GPUS) for i, n in enumerate(request.gpus)}
+    )
 
 
 def _degrees(request: pb.EstimateCellsRequest) -> list[int] | None:
     if not request.pipeline_degrees:
         return None
-    fields.batch("pipeline_degrees", len(request.pipeline_degrees), MAX_COUNTS)
+    fields.require_batch_size("pipeline_degrees", len(request.pipeline_degrees), MAX_COUNTS)
     return [
-        fields.whole(f"pipeline_degrees[{i}]", n, 1, MAX_DEGREE)
+        fields.require_whole(f"pipeline_degrees[{i}]", n, 1, MAX_DEGREE)
         for i, n in enumerate(request.pipeline_degrees)
     ]
 

@@ -26,21 +26,21 @@ _ETAG: Final = re.compile(r'"([0-9]{1,18})"')
 _M = TypeVar("_M", bound=Message)
 
 
-def whole(field: str, value: int, low: int, high: int) -> int:
+def require_whole(field: str, value: int, low: int, high: int) -> int:
     """Return ``value`` if it lies in [low, high]."""
     if not low <= value <= high:
         raise InvalidInput(field, f"must lie in {low:,} to {high:,}; it is {value:,}")
     return value
 
 
-def real(field: str, value: float, low: float, high: float) -> float:
+def require_real(field: str, value: float, low: float, high: float) -> float:
     """Return ``value`` if it is a finite number in [low, high]."""
     if not (math.isfinite(value) and low <= value <= high):
         raise InvalidInput(field, f"must be a number in {low:g} to {high:g}; it is {value:g}")
     return value
 
 
-def text(field: str, value: str, most: int, *, required: bool = False) -> str:
+def require_text(field: str, value: str, most: int, *, required: bool = False) -> str:
     """Return ``value`` if it is printable and has at most ``most`` characters."""
     if required and not value:
         raise InvalidInput(field, "must not be empty")
@@ -49,14 +49,14 @@ def text(field: str, value: str, most: int, *, required: bool = False) -> str:
     return value
 
 
-def batch(field: str, size: int, most: int) -> int:
+def require_batch_size(field: str, size: int, most: int) -> int:
     """Return ``size`` if it is an allowed number of items in one call."""
     if not 1 <= size <= most:
         raise InvalidInput(field, f"must hold 1 to {most:,} items; it holds {size:,}")
     return size
 
 
-def distinct(fields: Iterable[tuple[str, Hashable]]) -> None:
+def require_distinct(fields: Iterable[tuple[str, Hashable]]) -> None:
     """Check that no two of the (field, value) pairs have the same value."""
     seen: dict[Hashable, str] = {}
     for field, value in fields:
@@ -101,7 +101,7 @@ def duration_of(seconds: float) -> Duration:
     return Duration(seconds=whole_s, nanos=nanos)
 
 
-def seconds(field: str, value: Duration) -> float:
+def seconds_of_duration(field: str, value: Duration) -> float:
     """Return a non-negative Duration as seconds."""
     if not (0 <= value.seconds <= MAX_DURATION_S and 0 <= value.nanos < 10**9):
         raise InvalidInput(field, "must be a valid duration of 0 s or more")
@@ -127,12 +127,12 @@ def request_key(message: _M, request_id: str) -> Request | None:
     """Return the key that makes ``message`` safe to repeat, or None if it has no request id."""
     if not request_id:
         return None
-    key = text("request_id", request_id, MAX_REQUEST_ID)
+    key = require_text("request_id", request_id, MAX_REQUEST_ID)
     method = type(message).__name__.removesuffix("Request")
-    return Request(id=key, method=method, digest=digest(message, without=("request_id",)))
+    return Request(id=key, method=method, digest=message_digest(message, without=("request_id",)))
 
 
-def digest(message: _M, *, without: Collection[str]) -> str:
+def message_digest(message: _M, *, without: Collection[str]) -> str:
     """Return the SHA-256 of a message's deterministic encoding without some fields, in hex."""
     body = type(message)()
     body.CopyFrom(message)

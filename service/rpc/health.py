@@ -18,11 +18,11 @@ from tessera.service.rpc.calls import Calls
 log = logging.getLogger(__name__)
 
 
-INSTANCE: Final = "tessera-instance"
+INSTANCE_KEY: Final = "tessera-instance"
 """Key of the initial metadata in which a health check names the instance that answers."""
 
 
-class _Servicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no types
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no types
     """The health service, which also reports the instance of the server that answers."""
 
     def __init__(self, instance: str) -> None:
@@ -33,11 +33,11 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc] # it ships no 
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
         if self._instance:
-            await context.send_initial_metadata(((INSTANCE, self._instance),))
+            await context.send_initial_metadata(((INSTANCE_KEY, self._instance),))
         return await super().Check(request, context)
 
 
-class Health:
+class HealthChecker:
     """A background check of the store every ``period_s``.
 
     It reports the result for the server ("") and for each service. The check has a separate thread,
@@ -47,7 +47,7 @@ class Health:
     def __init__(
         self, store: Store, services: Iterable[str], period_s: float, instance: str = ""
     ) -> None:
-        self.servicer = _Servicer(instance)
+        self.servicer = _HealthServicer(instance)
         self._store, self._period_s = store, period_s
         self._services = ["", *services]
         self._calls = Calls(1, "health")

@@ -14,11 +14,11 @@ from tessera.formulation.records.agents import Heartbeat
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 
-MOST: Final = 1000
+MAX_HEARTBEATS: Final = 1000
 """Largest number of heartbeats in one transaction."""
 
 
-class Heartbeats:
+class HeartbeatRecorder:
     """A recorder of heartbeats for all streams of this server.
 
     It belongs to the event loop's thread.
@@ -45,7 +45,7 @@ class Heartbeats:
 
     async def _record_all(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+            batch, self._waiting = self._waiting[:MAX_HEARTBEATS], self._waiting[MAX_HEARTBEATS:]
             try:
                 await self._record_batch(batch)
             finally:  # also if this task is cancelled

@@ -19,14 +19,14 @@ from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.lanes import CALLER, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
-from tessera.service.standing import unheeded_wishes
+from tessera.service.standing_policy import unheeded_wishes
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 
 MAX_JOBS: Final = 10_000
 """Largest number of jobs in one call."""
-POLLS: Final = 100
+JOBS_PER_POLL: Final = 100
 """Approximate number of watched jobs that are read in each ``poll_s``."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Event = pb.CancelJobRequest | pb.HoldJobRequest | pb.ReleaseJobRequest
@@ -113,7 +113,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
         Slow readers skip versions. A change of ``service_gpu_s`` alone, while the job holds GPUs,
         does not count. The more streams watch, the less often each is read: together they read
-        about ``POLLS`` jobs in ``poll_s``.
+        about ``JOBS_PER_POLL`` jobs in ``poll_s``.
         """
         cluster, job = names.parse_job("name", request.name)
         sent: JobRecord | None = None
@@ -129,7 +129,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                     sent = compared
                 if record.state in TERMINAL:
                     return
-                await changes.wait(self._poll_s * max(1.0, self._watches.taken() / POLLS))
+                await changes.wait(self._poll_s * max(1.0, self._watches.taken() / JOBS_PER_POLL))
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
         return await self._calls.run(self._store.get_job, *key)
@@ -155,9 +155,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("requests", len(request.requests), MAX_JOBS)
+        fields.require_batch_size("requests", len(request.requests), MAX_JOBS)
         specs = [self._inner_spec(i, cluster, inner) for i, inner in enumerate(request.requests)]
-        fields.distinct((f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs))
+        fields.require_distinct(
+            (f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs)
+        )
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -176,7 +178,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return self._spec(f"requests[{i}].", cluster, inner)
 
     def _spec(self, prefix: str, cluster: str, request: pb.SubmitJobRequest) -> JobSpec:
-        name = names.identifier(f"{prefix}job_id", request.job_id or self._new_id())
+        name = names.require_identifier(f"{prefix}job_id", request.job_id or self._new_id())
         return convert.to_job_spec(f"{prefix}job", cluster, name, request.job)
 
     def _require_future(self, field: str, spec: JobSpec) -> None:

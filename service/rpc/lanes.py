@@ -3,7 +3,7 @@
 The harm that a client can do to others in the same lane is bounded. This holds whether its work
 takes minutes (rounds) or waits in the database for a cluster's row that others hold (writes):
 
-1. ``Limits`` says how many threads a client, a cluster and a share (one client on one cluster) may
+1. ``LaneLimits`` says how many threads a client, a cluster and a share (one client on one cluster) may
    hold.
 2. A free thread goes to the client that holds the fewest, and among its shares to the one that
    holds the fewest. Among equals it goes to the client, then to the share, that got one the longest
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 T = TypeVar("T")
 
-CLIENT_PART: Final = 2
+CLIENT_DIVISOR: Final = 2
 """One client may hold the queue's places divided by this number."""
 
 REST_EVERY_S: Final = 0.002
@@ -56,10 +56,10 @@ QUICK_BYTES: Final = 65_536
 QUICK_ITEMS: Final = 1_000
 """Limits above which a request (bytes) or a page (items) is heavy, because it delays others."""
 
-REMEMBERED: Final = 10_000
+REMEMBERED_SHARES: Final = 10_000
 """Number of clients and shares for which a lane remembers when they last got a thread."""
 
-SHARE_PART: Final = 4
+SHARE_DIVISOR: Final = 4
 """One client may hold, on one cluster, the queue's places divided by this number."""
 
 
@@ -87,7 +87,7 @@ def client_of(peer: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LaneLimits:
     """The numbers of threads of a lane that one client, one cluster and one share may hold."""
 
     client: int
@@ -95,14 +95,14 @@ class Limits:
     share: int
 
     @classmethod
-    def leaving_room(cls, threads: int) -> Limits:
+    def leaving_room(cls, threads: int) -> LaneLimits:
         """Return limits that leave a thread to other clients and clusters, two to other shares."""
         most = max(1, threads - 1)
         return cls(client=most, cluster=most, share=max(1, threads - 2))
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class LaneTurn:
     """The time that a piece of work has in a lane. Any thread may use it."""
 
     share: Share
@@ -126,11 +126,11 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _WaitingWork:
     """A piece of work that waits for a thread."""
 
-    turn: Turn
-    work: Callable[[Turn], Any]
+    turn: LaneTurn
+    work: Callable[[LaneTurn], Any]
     number: int
     answer: asyncio.Future[Any]
     name: str
@@ -146,7 +146,7 @@ class Lane:
         self,
         threads: int,
         name: str,
-        limits: Limits,
+        limits: LaneLimits,
         *,
         most_waiting: int = 64,
         turn_s: float = 10.0,
@@ -156,14 +156,14 @@ class Lane:
         self._pool = ThreadPool(threads, name)
         self._threads, self._name, self._limits = threads, name, limits
         self._most_waiting = most_waiting
-        self._queues: dict[Share, deque[_Waiting]] = {}  # none of them empty
+        self._queues: dict[Share, deque[_WaitingWork]] = {}  # none of them empty
         self._held: Counter[Share] = Counter()
         # The number of the last turn of each share and each client, the latest last.
         self._given: dict[Share | str, int] = {}
         self._waiting = self._count = self._turns = 0
         self._closed = False
 
-    async def run(self, share: Share, what: str, work: Callable[[Turn], T]) -> T:
+    async def run(self, share: Share, what: str, work: Callable[[LaneTurn], T]) -> T:
         """Run ``work`` in a thread and return its result.
 
         ``what`` names the call in the log of a server that stops.
@@ -174,8 +174,8 @@ class Lane:
         self._require_room(share)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._count += 1
-        turn = Turn(share=share, lane=self)
-        waiting = _Waiting(turn=turn, work=work, number=self._count, answer=answer, name=what)
+        turn = LaneTurn(share=share, lane=self)
+        waiting = _WaitingWork(turn=turn, work=work, number=self._count, answer=answer, name=what)
         self._queues.setdefault(share, deque()).append(waiting)
         self._waiting += 1
         self._fill()
@@ -206,8 +206,8 @@ class Lane:
         of_share = len(self._queues.get(share, ()))
         for whose, waits, most in (
             ("in all", self._waiting, self._most_waiting),
-            ("of this client", of_client, max(1, self._most_waiting // CLIENT_PART)),
-            ("of this client and cluster", of_share, max(1, self._most_waiting // SHARE_PART)),
+            ("of this client", of_client, max(1, self._most_waiting // CLIENT_DIVISOR)),
+            ("of this client and cluster", of_share, max(1, self._most_waiting // SHARE_DIVISOR)),
         ):
             if waits >= most:
                 raise TooBusy(
@@ -246,7 +246,7 @@ class Lane:
             )
             self._begin(self._take(chosen))
 
-    def _take(self, share: Share) -> _Waiting:
+    def _take(self, share: Share) -> _WaitingWork:
         queue = self._queues[share]
         waiting = queue.popleft()
         self._waiting -= 1
@@ -254,14 +254,14 @@ class Lane:
             del self._queues[share]
         return waiting
 
-    def _begin(self, waiting: _Waiting) -> None:
+    def _begin(self, waiting: _WaitingWork) -> None:
         loop, turn = asyncio.get_running_loop(), waiting.turn
         self._held[turn.share] += 1
         self._turns += 1
         for who in (turn.share, turn.share.client):
             self._given.pop(who, None)
             self._given[who] = self._turns
-        while len(self._given) > REMEMBERED:
+        while len(self._given) > REMEMBERED_SHARES:
             del self._given[next(iter(self._given))]  # the oldest, which now counts as never served
         turn.began_s = self.now_s()
         future = self._pool.submit(waiting.name, waiting.work, turn)
@@ -272,7 +272,7 @@ class Lane:
 
         future.add_done_callback(ended)
 
-    def _ended(self, waiting: _Waiting, future: Future[Any]) -> None:
+    def _ended(self, waiting: _WaitingWork, future: Future[Any]) -> None:
         """Take the thread back, whether or not anyone still waits for the answer."""
         share, answer = waiting.turn.share, waiting.answer
         self._held[share] -= 1
@@ -287,7 +287,7 @@ class Lane:
                 answer.set_result(future.result())
         self._fill()
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _forget(self, waiting: _WaitingWork) -> None:
         """Drop the work from the queue if it is still there, because its caller has left."""
         queue = self._queues.get(waiting.turn.share)
         if queue is not None and waiting in queue:
@@ -316,11 +316,11 @@ class FairCalls:
         """Run ``work`` for a request in a thread and return its result.
 
         Its second argument returns true as soon as nobody waits for the answer any more, like
-        ``Turn.is_over``. Each call of it also lets other threads continue.
+        ``LaneTurn.is_over``. Each call of it also lets other threads continue.
         """
         rested_s = 0.0
 
-        def call(turn: Turn) -> R:
+        def call(turn: LaneTurn) -> R:
             def ask() -> bool:
                 nonlocal rested_s
                 if (now_s := time.monotonic()) - rested_s > REST_EVERY_S:

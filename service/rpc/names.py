@@ -33,7 +33,7 @@ def find_cluster(request: Message) -> str:
     return ""
 
 
-def identifier(field: str, text: str) -> str:
+def require_identifier(field: str, text: str) -> str:
     """Return ``text`` if it is a valid id of a cluster, node, job or agent."""
     if not _ID.fullmatch(text):
         raise InvalidInput(
@@ -43,7 +43,7 @@ def identifier(field: str, text: str) -> str:
     return text
 
 
-def gpu_type(field: str, text: str) -> str:
+def require_gpu_type(field: str, text: str) -> str:
     """Return ``text`` if it is a valid name of a GPU type."""
     if not _GPU_TYPE.fullmatch(text):
         raise InvalidInput(
@@ -150,4 +150,4 @@ def _parse(field: str, name: str, *collections: str) -> list[str]:
     if len(parts) != 2 * len(collections) or tuple(parts[::2]) != collections:
         form = "/".join(f"{c}/{{{c.removesuffix('s')}}}" for c in collections)
         raise InvalidInput(field, f"must have the form {form}")
-    return [identifier(field, part) for part in parts[1::2]]
+    return [require_identifier(field, part) for part in parts[1::2]]

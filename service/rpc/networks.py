@@ -11,8 +11,8 @@ from google.protobuf.empty_pb2 import Empty
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.running import running_now
+from tessera.service.network_planner import NetworkPlanner
 from tessera.service.ports import Store, Writer
-from tessera.service.replanning import Replanning
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import networks as convert
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
@@ -34,7 +34,7 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         commits: Lane,
         trials: Lane,
         clock: Clock,
-        replanning: Replanning,
+        replanning: NetworkPlanner,
     ) -> None:
         """Remember the parts.
 

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.rpc.fields import digest
+from tessera.service.rpc.fields import message_digest
 
 DEFAULT_SIZE: Final = 100
 MAX_TOKEN: Final = 1000
@@ -19,7 +19,7 @@ _PAGE_FIELDS: Final = ("page_size", "page_token")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRequest:
     """A request for ``size`` items after ``cursor``.
 
     If the cursor is "", the page is the first one.
@@ -45,7 +45,9 @@ class Page:
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def page_of(request: Message, size: int, token: str, *, most: int, counts: bool = False) -> Page:
+def page_of(
+    request: Message, size: int, token: str, *, most: int, counts: bool = False
+) -> PageRequest:
     """Return the page that ``request`` asks for.
 
     ``most`` limits the size. ``counts`` says that the cursor is a number.
@@ -55,9 +57,9 @@ def page_of(request: Message, size: int, token: str, *, most: int, counts: bool 
     """
     if size < 0:
         raise InvalidInput("page_size", "must be 0 (the server chooses) or more")
-    binding = digest(request, without=_PAGE_FIELDS)[:16]
+    binding = message_digest(request, without=_PAGE_FIELDS)[:16]
     cursor = _cursor(token, binding, counts=counts) if token else ""
-    return Page(min(size or DEFAULT_SIZE, most), cursor, binding)
+    return PageRequest(min(size or DEFAULT_SIZE, most), cursor, binding)
 
 
 def _cursor(token: str, binding: str, *, counts: bool) -> str:

@@ -13,7 +13,7 @@ from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import rounds as convert
-from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls, Turn
+from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
@@ -54,7 +54,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
 
-        def work(turn: Turn) -> pb.Round:
+        def work(turn: LaneTurn) -> pb.Round:
             fair_s = _lesser(turn.left_s, longest_s)
             return self._schedule(request, remaining_s, turn.is_over, fair_s)
 
@@ -79,7 +79,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         remaining_s, longest_s = self._time_of(context)
         cluster, _ = names.parse_round("name", request.name)
 
-        def work(turn: Turn) -> pb.ReplayRoundResponse:
+        def work(turn: LaneTurn) -> pb.ReplayRoundResponse:
             fair_s = _lesser(turn.left_s, longest_s)
             return self._replay(request, remaining_s, turn.is_over, fair_s)
 

@@ -21,18 +21,18 @@ from tessera.service.config import (
     Config,
 )
 from tessera.service.loop import RoundLoop
+from tessera.service.network_planner import NetworkPlanner
 from tessera.service.ports import Store
-from tessera.service.replanning import Replanning
 from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
 from tessera.service.rpc.clusters import ClustersServicer
-from tessera.service.rpc.errors import Guard
+from tessera.service.rpc.errors import ErrorInterceptor
 from tessera.service.rpc.estimates import EstimatesServicer
-from tessera.service.rpc.health import Health
-from tessera.service.rpc.heartbeats import Heartbeats
+from tessera.service.rpc.health import HealthChecker
+from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.jobs import JobsServicer
-from tessera.service.rpc.lanes import FairCalls, Lane, Limits, SizedCalls
+from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits, SizedCalls
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
-MOST_WAITING: Final = 4_000
+MAX_WAITING_CALLS: Final = 4_000
 """Largest number of calls that wait for threads of one kind. At most half of them are from one
 client, and a quarter from one client on one cluster.
 """
@@ -118,21 +118,22 @@ class Server:
         self._heartbeat_calls = Calls(1, "heartbeat")
         # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
-        others_have_one = Limits(client=HEAVY_THREADS - 1, cluster=HEAVY_THREADS, share=1)
-        heavy = Lane(HEAVY_THREADS, "heavy", others_have_one, most_waiting=MOST_WAITING)
+        others_have_one = LaneLimits(client=HEAVY_THREADS - 1, cluster=HEAVY_THREADS, share=1)
+        heavy = Lane(HEAVY_THREADS, "heavy", others_have_one, most_waiting=MAX_WAITING_CALLS)
         self._heavy_calls = FairCalls(heavy)
         calls = SizedCalls(self._quick_calls, self._heavy_calls)
-        one_of_each = Limits(client=config.round_threads, cluster=1, share=1)
+        one_of_each = LaneLimits(client=config.round_threads, cluster=1, share=1)
         queue, trials = config.round_queue, config.trial_threads
         self._commits = Lane(config.round_threads, "round", one_of_each, most_waiting=queue)
-        self._trials = Lane(trials, "trial", Limits.leaving_room(trials), most_waiting=queue)
-        several = Limits(client=1, cluster=ESTIMATE_THREADS, share=1)
+        self._trials = Lane(trials, "trial", LaneLimits.leaving_room(trials), most_waiting=queue)
+        several = LaneLimits(client=1, cluster=ESTIMATE_THREADS, share=1)
         self._estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
-        self._health = Health(store, SERVICES, config.health_period_s, config.instance)
+        self._health = HealthChecker(store, SERVICES, config.health_period_s, config.instance)
         shorten_left_clients()
         # The server, and the servicers that are added to it.
         self._grpc = grpc.aio.server(
-            interceptors=[Guard(config.unread_s), BoundedAnswers(AnswerRoom())], options=_OPTIONS
+            interceptors=[ErrorInterceptor(config.unread_s), BoundedAnswers(AnswerRoom())],
+            options=_OPTIONS,
         )
         wakeups, timing = self.wakeups, config.agent_timing()
         self.watches = StreamPlaces(
@@ -185,7 +186,7 @@ class Server:
             self._grpc,
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
-        self.replanning = Replanning(store, clock, config.round_options())
+        self.replanning = NetworkPlanner(store, clock, config.round_options())
         networks = NetworksServicer(
             store, calls, self._commits, self._trials, clock, self.replanning
         )
@@ -239,7 +240,7 @@ class Server:
         """Return the names of the calls that hold a thread."""
         return [name for pool in self._pools() for name in pool.running()]
 
-    def _pools(self) -> Sequence[Calls | FairCalls | Lane | Health]:
+    def _pools(self) -> Sequence[Calls | FairCalls | Lane | HealthChecker]:
         return (
             self._quick_calls,
             self._heavy_calls,
@@ -265,21 +266,21 @@ def _fair_calls(threads: int, name: str) -> FairCalls:
     threads to the others.
     """
     half = max(1, threads // 2)
-    limits = Limits(client=max(1, threads - 1), cluster=half, share=half)
-    return FairCalls(Lane(threads, name, limits, most_waiting=MOST_WAITING))
+    limits = LaneLimits(client=max(1, threads - 1), cluster=half, share=half)
+    return FairCalls(Lane(threads, name, limits, most_waiting=MAX_WAITING_CALLS))
 
 
 def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
     most = 4 * config.agent_streams  # enough for one call of each stream, so that none is refused
     reading = max(1, config.agent_threads // 2)
     turning = max(1, config.agent_threads - reading)
-    one = Limits(client=max(1, turning - 1), cluster=1, share=1)
+    one = LaneLimits(client=max(1, turning - 1), cluster=1, share=1)
     turns = Lane(turning, "agent turn", one, most_waiting=most)
-    any_share = Limits(client=reading, cluster=reading, share=reading)
+    any_share = LaneLimits(client=reading, cluster=reading, share=reading)
     reads = Lane(reading, "agent read", any_share, most_waiting=most)
     return AgentCalls(
         store=store,
-        heartbeats=Heartbeats(store, heartbeats),
+        heartbeats=HeartbeatRecorder(store, heartbeats),
         turns=FairCalls(turns),
         reads=FairCalls(reads),
     )

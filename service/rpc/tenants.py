@@ -46,12 +46,12 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
 
     def _upsert(self, request: pb.UpsertTenantsRequest) -> pb.UpsertTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("tenants", len(request.tenants), MAX_TENANTS)
+        fields.require_batch_size("tenants", len(request.tenants), MAX_TENANTS)
         specs = [
             convert.to_tenant(f"tenants[{i}]", cluster, tenant)
             for i, tenant in enumerate(request.tenants)
         ]
-        fields.distinct((f"tenants[{i}].name", spec.name) for i, spec in enumerate(specs))
+        fields.require_distinct((f"tenants[{i}].name", spec.name) for i, spec in enumerate(specs))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -75,12 +75,12 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
 
     def _delete(self, request: pb.DeleteTenantsRequest) -> pb.DeleteTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.batch("names", len(request.names), MAX_TENANTS)
+        fields.require_batch_size("names", len(request.names), MAX_TENANTS)
         tenants = [
             convert.to_tenant_id(f"names[{i}]", cluster, name)
             for i, name in enumerate(request.names)
         ]
-        fields.distinct((f"names[{i}]", tenant) for i, tenant in enumerate(tenants))
+        fields.require_distinct((f"names[{i}]", tenant) for i, tenant in enumerate(tenants))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:

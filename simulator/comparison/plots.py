@@ -7,21 +7,26 @@ from typing import Final
 
 import numpy as np
 
-from tessera.simulator.comparison.comparing import ByPolicy, jct_ratio, rows, throughput_ratio
-from tessera.simulator.comparison.contestants import is_ilp, is_ours
-from tessera.simulator.report.comparisons import bars
+from tessera.simulator.comparison.comparisons import (
+    ByPolicy,
+    comparison_rows,
+    jct_ratio,
+    throughput_ratio,
+)
+from tessera.simulator.comparison.policies import is_ilp, is_ours
+from tessera.simulator.report.comparisons import bars_plot
 from tessera.simulator.report.gpu_map import gpu_map
-from tessera.simulator.report.lines import distribution, gap_over_rounds, over_time
+from tessera.simulator.report.lines import distribution_plot, gap_plot, time_plot
 from tessera.simulator.report.model import Plot
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.statistics import Interval
 
 ARENA: Final = "arena"
-DRAWN: Final = 7
+MAX_DRAWN_POLICIES: Final = 7
 """Largest number of lines in a plot: our best policy, Arena's, and the best others by mean JCT."""
 
 
-def pictures(
+def comparison_plots(
     by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
 ) -> list[Plot]:
     """Return the plots of a comparison. Plots over time, gaps and maps are of the first seed.
@@ -36,11 +41,11 @@ def pictures(
 def _pictures(
     by_policy: ByPolicy, best: str, shown: Sequence[str], mapped: Sequence[str]
 ) -> Iterator[Plot]:
-    looks = styles(shown, bold=[best])
+    looks = series_styles(shown, bold=[best])
     first = {name: by_policy[name][0] for name in shown}
     end_s = max(ran.figures["horizon_s"] for ran in first.values())
     yield _ratios(by_policy)
-    yield distribution(
+    yield distribution_plot(
         "Job completion time",
         {name: ran.jct_s[np.isfinite(ran.jct_s)] for name, ran in first.items()},
         label="time from arrival to end",
@@ -56,14 +61,14 @@ def _pictures(
         ("Allocated GPUs", "gpus", "GPUs"),
     ):
         series = {name: (ran.course["at_s"], ran.course[key]) for name, ran in first.items()}
-        yield over_time(title, series, label=label, end_s=end_s, styles=looks)
-    own = [name for name in by_policy if is_ilp(name)][:DRAWN]
+        yield time_plot(title, series, label=label, end_s=end_s, styles=looks)
+    own = [name for name in by_policy if is_ilp(name)][:MAX_DRAWN_POLICIES]
     gaps = {name: by_policy[name][0].gaps for name in own}
     if own:
-        yield gap_over_rounds(
+        yield gap_plot(
             "Gap to the proven bound",
             {name: (np.arange(len(gap)), gap[:, 1]) for name, gap in gaps.items()},
-            styles=styles(own, bold=[best]),
+            styles=series_styles(own, bold=[best]),
         )
     for name in dict.fromkeys(mapped):
         if name in by_policy and by_policy[name][0].segments:
@@ -79,9 +84,9 @@ def _pictures(
 
 def policies_to_draw(by_policy: ByPolicy, best: str) -> list[str]:
     """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
-    others = [str(result["policy"]) for result in rows(by_policy) if not result["ours"]]
+    others = [str(result["policy"]) for result in comparison_rows(by_policy) if not result["ours"]]
     arena = [name for name in others if name == ARENA]
-    return list(dict.fromkeys([best, *arena, *others]))[:DRAWN]
+    return list(dict.fromkeys([best, *arena, *others]))[:MAX_DRAWN_POLICIES]
 
 
 def _ratios(by_policy: ByPolicy) -> Plot:
@@ -90,15 +95,18 @@ def _ratios(by_policy: ByPolicy) -> Plot:
     If Arena's policy did not run, plot the mean JCT in hours.
     """
     if ARENA not in by_policy:
-        mean_s = {str(result["policy"]): float(result["jct_mean_s"]) for result in rows(by_policy)}
+        mean_s = {
+            str(result["policy"]): float(result["jct_mean_s"])
+            for result in comparison_rows(by_policy)
+        }
         hours = {
             name: Interval(value=seconds / 3600, low=np.nan, high=np.nan)
             for name, seconds in mean_s.items()
         }
-        return bars("Mean JCT", {"mean JCT": hours}, label="hours")
+        return bars_plot("Mean JCT", {"mean JCT": hours}, label="hours")
     arena = by_policy[ARENA]
-    order = [str(result["policy"]) for result in rows(by_policy)]
-    return bars(
+    order = [str(result["policy"]) for result in comparison_rows(by_policy)]
+    return bars_plot(
         "JCT and throughput relative to Arena",
         {
             "mean JCT (lower is better)": {n: jct_ratio(by_policy[n], arena) for n in order},

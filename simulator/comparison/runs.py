@@ -13,26 +13,26 @@ import numpy as np
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
-from tessera.simulator.comparison.contestants import information_of, options_of
-from tessera.simulator.comparison.judging import Judged, Watch
+from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
+from tessera.simulator.comparison.policies import information_of, options_of
 from tessera.simulator.comparison.workload import (
     ROUND_S,
-    Made,
-    Work,
+    PreparedScenario,
+    WorkloadSpec,
     check_seeds,
     check_trace,
     make_scenario,
 )
 from tessera.simulator.log import Segment
-from tessera.simulator.metrics import Reference, alone_seconds, figures, reference_of, series_of
-from tessera.simulator.overheads import overheads as overheads_of
+from tessera.simulator.metrics import Reference, alone_seconds, reference_of, run_figures, series_of
+from tessera.simulator.overheads import preset_overheads as overheads_of
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.truth import perturb_estimates
-from tessera.solvers.schedulers.base import Published
+from tessera.solvers.schedulers.base import PublishedScheduler
 
-BINS: Final = 400
+COURSE_POINTS: Final = 400
 """The number of points of a series over time."""
 TASK: Final = "tessera.simulator.comparison.runs:simulate_request"
 BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_throughput"
@@ -41,7 +41,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RunRequest:
     """A request for a run of a policy on a workload, with the information that the policy sees.
 
     ``error`` is the relative error of the estimates that rounds see
@@ -55,7 +55,7 @@ class Asked:
     that first fits find.
     """
 
-    work: Work
+    work: WorkloadSpec
     policy: str
     information: str = "estimates"
     overheads: str = "default"
@@ -78,30 +78,30 @@ class Asked:
 
 def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
     """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
-    return run(Asked(work=Work(**work), **asked))
+    return run_request(RunRequest(work=WorkloadSpec(**work), **asked))
 
 
-def bound_task(name: str, work: Work) -> Task:
+def bound_task(name: str, work: WorkloadSpec) -> Task:
     """Return the task that finds the upper bound of the throughput on a workload."""
     return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
 
 
 def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
     """Return the upper bound of the normalised throughput over the horizon under any policy."""
-    world = make_scenario(Work(**work))
+    world = make_scenario(WorkloadSpec(**work))
     return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
 
 
-def run(asked: Asked) -> dict[str, Any]:
+def run_request(asked: RunRequest) -> dict[str, Any]:
     """Run the request to the end of all jobs, and return the result that ``FinishedRun`` reads."""
-    return run_in(make_scenario(asked.work), asked)
+    return run_in_scenario(make_scenario(asked.work), asked)
 
 
-def run_in(
-    world: Made,
-    asked: Asked,
+def run_in_scenario(
+    world: PreparedScenario,
+    asked: RunRequest,
     estimates: Sequence[EstimateRecord] | None = None,
-    policy: Published | None = None,
+    policy: PublishedScheduler | None = None,
 ) -> dict[str, Any]:
     """Run the request in a given scenario.
 
@@ -109,8 +109,8 @@ def run_in(
     true ones. If ``policy`` is given, it decides in place of the requested one.
     """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
-    watch = Watch()
-    decide = Judged(
+    watch = PausableClock()
+    decide = JudgedDecider(
         Decider(
             options_of(asked.policy, asked.work.seed),
             information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
@@ -127,11 +127,11 @@ def run_in(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )
     result = simulate(scenario, decide, conditions, watch)
-    return told_of(result, world, decide.shares, asked.mapped)
+    return run_data(result, world, decide.shares, asked.mapped)
 
 
-def told_of(
-    result: Result, world: Made, shares: Sequence[float] = (), mapped: bool = False
+def run_data(
+    result: Result, world: PreparedScenario, shares: Sequence[float] = (), mapped: bool = False
 ) -> dict[str, Any]:
     """Return the data that ``FinishedRun`` reads of a run in ``world``.
 
@@ -140,7 +140,7 @@ def told_of(
     scenario, reference = result.scenario, reference_of(result.scenario)
     return {
         "figures": {
-            **figures(result, reference, world.horizon_s),
+            **run_figures(result, reference, world.horizon_s),
             "optimum_share": float(np.mean(shares)) if shares else math.nan,
             "optimum_worst_share": min(shares, default=math.nan),
             "load": world.load,
@@ -167,7 +167,7 @@ def _ended(result: Result) -> Floats:
 
 
 def _course(result: Result, reference: Reference, until_s: float) -> dict[str, list[float]]:
-    series = series_of(result, reference, until_s, max(ROUND_S, until_s / BINS))
+    series = series_of(result, reference, until_s, max(ROUND_S, until_s / COURSE_POINTS))
     return {
         "at_s": series.at_s.tolist(),
         "normalised": series.normalised.tolist(),
@@ -193,7 +193,7 @@ def _held(result: Result, until_s: float) -> list[list[Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ran:
+class FinishedRun:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
@@ -208,7 +208,7 @@ class Ran:
     segments: list[tuple[str, float, float, list[tuple[int, int]]]]
 
     @classmethod
-    def read(cls, result: dict[str, Any]) -> Ran:
+    def read(cls, result: dict[str, Any]) -> FinishedRun:
         """Return the run from the JSON form of a task's result."""
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
@@ -230,7 +230,7 @@ class Ran:
         return self.end_s - self.arrival_s
 
 
-def check(asked: Iterable[Asked], seeds: int) -> None:
+def check_requests(asked: Iterable[RunRequest], seeds: int) -> None:
     """Check requests before anything runs, and refuse those that would fail.
 
     Raises:
@@ -246,7 +246,7 @@ def check(asked: Iterable[Asked], seeds: int) -> None:
         check_trace(trace)
 
 
-def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, Ran]:
+def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, FinishedRun]:
     """Run the tasks and return each run under the key of its task."""
     results = sweep.run(list(tasks.values()))
-    return {key: Ran.read(results[task.name]) for key, task in tasks.items()}
+    return {key: FinishedRun.read(results[task.name]) for key, task in tasks.items()}

@@ -13,11 +13,11 @@ from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.clusters import hardware_of, preset_cluster
 from tessera.simulator.data import MissingData, data_dir, data_file
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.files import profiles_of, trace_of
-from tessera.simulator.traces.screening import screen
+from tessera.simulator.traces.screening import screen_jobs
 from tessera.simulator.traces.shaping import (
     first_hours,
     looser_deadlines,
@@ -25,10 +25,10 @@ from tessera.simulator.traces.shaping import (
     with_deadlines,
     without_deadlines,
 )
-from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.workloads.published import NAMES, Published, load_published
-from tessera.simulator.workloads.synthetic import Synthetic
+from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
+from tessera.simulator.workloads.synthetic import SyntheticTrace
 
 ROUND_S: Final = 300.0
 PHILLY: Final = "arena-philly"
@@ -38,7 +38,7 @@ OnBad = Literal["drop", "refuse", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkloadSpec:
     """A workload and its cluster as text and numbers, so that they can be options of a task.
 
     ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs`` and ``load``
@@ -73,7 +73,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PreparedScenario:
     """A scenario with its load, the number of jobs that were dropped, and a message about them."""
 
     scenario: Scenario
@@ -91,7 +91,9 @@ def default_trace(trace: str | None) -> str:
     return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
-def resize_workload(work: Work, gpus_share: float, jobs_share: float, jobs: int) -> Work:
+def resize_workload(
+    work: WorkloadSpec, gpus_share: float, jobs_share: float, jobs: int
+) -> WorkloadSpec:
     """Return the workload with ``jobs`` synthetic jobs, or with ``jobs_share`` of a trace's jobs."""
     share = 1.0 if work.trace == SYNTHETIC else jobs_share
     return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
@@ -105,7 +107,7 @@ def check_trace(trace: str) -> None:
         InvalidInput: the trace cannot be read, or has no models.
     """
     if trace in NAMES:
-        _read_published(Work(trace=trace))
+        _read_published(WorkloadSpec(trace=trace))
     elif trace != SYNTHETIC:
         jobs_of(Path(trace))
 
@@ -125,7 +127,7 @@ def jobs_of(trace: Path) -> list[Arrival]:
     return arrivals
 
 
-def check_seeds(seeds: int, work: Work) -> None:
+def check_seeds(seeds: int, work: WorkloadSpec) -> None:
     """Refuse several seeds if all would draw the same jobs.
 
     Raises:
@@ -139,7 +141,7 @@ def check_seeds(seeds: int, work: Work) -> None:
         )
 
 
-def make_scenario(work: Work) -> Made:
+def make_scenario(work: WorkloadSpec) -> PreparedScenario:
     """Return the scenario of a workload.
 
     Raises:
@@ -153,7 +155,7 @@ def make_scenario(work: Work) -> Made:
     if not work.deadlines:
         kept = without_deadlines(kept)
     if work.on_bad != "keep":
-        screened = screen(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
+        screened = screen_jobs(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
         said = f"{said}\n{screened.message()}".strip()
         dropped += len(screened.dropped)
         kept = screened.arrivals
@@ -161,23 +163,25 @@ def make_scenario(work: Work) -> Made:
         kept = sample_jobs(kept, work.jobs_share, work.seed)
     if work.tightness:
         bounds = (work.tightness, work.tightness)
-        kept = with_deadlines(kept, Speeds(whole.profiles, Room.of(whole.nodes)), bounds, work.seed)
+        kept = with_deadlines(
+            kept, Speeds(whole.profiles, ClusterRoom.of(whole.nodes)), bounds, work.seed
+        )
     if not kept:
         raise InvalidInput(
             "trace", "has no job that can run on this cluster; use more rounds or more GPUs"
         )
     last_s = ROUND_S * max(1, math.ceil(kept[-1].arrival_s / ROUND_S))
-    return Made(
+    return PreparedScenario(
         scenario=replace(whole, arrivals=kept),
         dropped=dropped,
         said=said,
-        load=load(kept, Speeds(whole.profiles), whole.gpus),
+        load=requested_load(kept, Speeds(whole.profiles), whole.gpus),
         horizon_s=min(work.rounds * ROUND_S, last_s),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class _TraceScenario:
     """All jobs of a trace, on its cluster."""
 
     scenario: Scenario
@@ -185,9 +189,9 @@ class _Source:
     said: str = ""
 
 
-def _source(work: Work) -> _Source:
+def _source(work: WorkloadSpec) -> _TraceScenario:
     if work.trace == SYNTHETIC:
-        return _Source(scenario=_synthetic(work))
+        return _TraceScenario(scenario=_synthetic(work))
     if work.trace in NAMES:
         return _published(work)
     jobs = jobs_of(Path(work.trace))
@@ -197,24 +201,26 @@ def _source(work: Work) -> _Source:
     if profiles is None:
         missing = work.profiles or "alpa_optimal.csv"
         raise MissingData(f"{missing} does not exist; pass --profiles or set TESSERA_DATA")
-    gpu_types, nodes = preset(work.cluster or CLUSTER, work.gpus_share)
-    return _Source(
+    gpu_types, nodes = preset_cluster(work.cluster or CLUSTER, work.gpus_share)
+    return _TraceScenario(
         scenario=Scenario(
             gpu_types=gpu_types, nodes=nodes, profiles=profiles_of(profiles), arrivals=jobs
         )
     )
 
 
-def _synthetic(work: Work) -> Scenario:
+def _synthetic(work: WorkloadSpec) -> Scenario:
     cluster = work.cluster or CLUSTER
-    gpu_types, nodes = preset(cluster, work.gpus_share)
-    profiles = profiles_of(Path(work.profiles)) if work.profiles else list(samples(cluster))
-    drawn = Synthetic(jobs=work.jobs, load=work.load).draw(profiles, nodes, work.seed)
+    gpu_types, nodes = preset_cluster(cluster, work.gpus_share)
+    profiles = (
+        profiles_of(Path(work.profiles)) if work.profiles else list(cached_sample_profiles(cluster))
+    )
+    drawn = SyntheticTrace(jobs=work.jobs, load=work.load).draw(profiles, nodes, work.seed)
     return Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=drawn)
 
 
 @cache
-def samples(cluster: str) -> tuple[EstimateRecord, ...]:
+def cached_sample_profiles(cluster: str) -> tuple[EstimateRecord, ...]:
     """Return sample profiles of a cluster's GPU types.
 
     They are cached, because they take a second and every task needs them.
@@ -222,7 +228,7 @@ def samples(cluster: str) -> tuple[EstimateRecord, ...]:
     return tuple(sample_profiles(hardware_of(cluster)))
 
 
-def _published(work: Work) -> _Source:
+def _published(work: WorkloadSpec) -> _TraceScenario:
     if work.profiles or work.on_bad == "keep":
         raise InvalidInput(
             "trace",
@@ -232,14 +238,14 @@ def _published(work: Work) -> _Source:
     published = _read_published(work)
     scenario, screened = published.scenario, published.screened
     if work.cluster:
-        gpu_types, nodes = preset(work.cluster, work.gpus_share)
+        gpu_types, nodes = preset_cluster(work.cluster, work.gpus_share)
         scenario = replace(scenario, gpu_types=gpu_types, nodes=nodes)
     elif work.gpus_share != 1:
-        scenario = replace(scenario, nodes=shrunk(scenario.nodes, work.gpus_share))
-    return _Source(scenario=scenario, dropped=len(screened.dropped), said=screened.message())
+        scenario = replace(scenario, nodes=shrink_nodes(scenario.nodes, work.gpus_share))
+    return _TraceScenario(scenario=scenario, dropped=len(screened.dropped), said=screened.message())
 
 
-def _read_published(work: Work) -> Published:
+def _read_published(work: WorkloadSpec) -> PublishedScenario:
     folder = data_dir()
     if folder is None:
         raise MissingData(
@@ -253,7 +259,7 @@ def _read_published(work: Work) -> Published:
         raise MissingData(f"{error.filename} does not exist; set TESSERA_DATA") from error
 
 
-def shrunk(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
+def shrink_nodes(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:
     """Return the first nodes of each GPU type: a share of them, but at least one.
 
     Raises:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.simulator.network.slowdowns import Met
+from tessera.simulator.network.slowdowns import ContentionRecord
 from tessera.simulator.run import Result
 
 
-def contention_figures(result: Result, seen: Met) -> dict[str, float]:
+def contention_figures(result: Result, seen: ContentionRecord) -> dict[str, float]:
     """Return the loss of a run by contention, from its segments, and the time of planning.
 
     ``contention_loss`` is the share of the GPU time held, over the whole run, that jobs would not

@@ -10,7 +10,7 @@ from tessera.formulation.network.plan import NetworkPlan
 
 
 @dataclass(slots=True)
-class Plans:
+class PlanCounter:
     """A counter of network plans that also sums the seconds of planning, by a given clock."""
 
     plans: int = 0

@@ -10,17 +10,17 @@ from zlib import crc32
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.fluid import meetings, simulate
+from tessera.solvers.network.fluid import contending_groups, simulate_fluid
 
-FEW = 12
+MAX_REMEMBERED_JOBS = 12
 """The largest number of jobs in a group for which the engine remembers all sets of senders
 (``solvers.network.kernels.fluid``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class RateWindow:
     """The time for which a group of jobs is simulated to find long-run rates.
 
     It is a multiple of the longest iteration alone. ``docs/internals/simulator.md`` states the
@@ -41,7 +41,7 @@ class Window:
             )
 
 
-class Rates:
+class GroupRates:
     """The rates of jobs, simulated by group.
 
     The jobs of a group can slow each other down, directly or through others. A group is simulated
@@ -50,18 +50,18 @@ class Rates:
     its name, like a job that is not aligned with others.
     """
 
-    def __init__(self, window: Window | None = None) -> None:
-        self.window = Window() if window is None else window
+    def __init__(self, window: RateWindow | None = None) -> None:
+        self.window = RateWindow() if window is None else window
         self.played, self.kept = 0, 0  # numbers of groups
         self._last: dict[bytes, Floats] = {}
 
     def __call__(
-        self, names: Sequence[str], demand: Demand, level: Ints, offset_s: Floats | None = None
+        self, names: Sequence[str], demand: LinkDemand, level: Ints, offset_s: Floats | None = None
     ) -> Floats:
         """Return each job's iterations/s, float64[jobs]."""
         rates: Floats = 1.0 / demand.alone_s
         now: dict[bytes, Floats] = {}
-        for jobs in meetings(demand):
+        for jobs in contending_groups(demand):
             group = demand.among(jobs)
             rank = np.unique(level[jobs], return_inverse=True)[1]
             called = [names[j] for j in jobs.tolist()]
@@ -83,10 +83,10 @@ class Rates:
     def _phase(self, name: str) -> float:
         return crc32(f"{self.window.seed} {name}".encode()) / 2**32
 
-    def _played(self, group: Demand, rank: Ints, begin_s: Floats) -> Floats:
+    def _played(self, group: LinkDemand, rank: Ints, begin_s: Floats) -> Floats:
         w, longest_s = self.window, float(group.alone_s.max())
-        horizon_s = longest_s * (w.of_few if group.jobs <= FEW else w.iterations)
-        return simulate(
+        horizon_s = longest_s * (w.of_few if group.jobs <= MAX_REMEMBERED_JOBS else w.iterations)
+        return simulate_fluid(
             group,
             rank,
             horizon_s=horizon_s,
@@ -97,7 +97,7 @@ class Rates:
         ).iterations
 
 
-def _key(names: Sequence[str], group: Demand, rank: Ints, begin_s: Floats) -> bytes:
+def _key(names: Sequence[str], group: LinkDemand, rank: Ints, begin_s: Floats) -> bytes:
     digest = blake2b(repr(names).encode(), digest_size=16)
     for part in (
         rank,

@@ -10,26 +10,26 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, demand_of, join_parts
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.placement import Gang
-from tessera.simulator.network.planning import Plans
-from tessera.simulator.network.rates import Rates
-from tessera.simulator.store import Change
+from tessera.simulator.network.planning import PlanCounter
+from tessera.simulator.network.rates import GroupRates
+from tessera.simulator.store import AllocationChange
 
-MOST = 1e6
+MAX_SLOWDOWN = 1e6
 """The slowdown of a job that never gets a link. The job still ends, far in the future."""
 
 
 @dataclass(slots=True)
-class Met(Plans):
+class ContentionRecord(PlanCounter):
     """The contention of a run. A job is contended if it shares a link, even if the link is not full."""
 
     contended: set[int] = field(default_factory=set)  # jobs that were contended at some time
 
 
-def _stands() -> float:
+def _stopped_clock() -> float:
     return 0.0
 
 
-class Contended:
+class ContentionSlowdowns:
     """The slowdowns of jobs that share links: the rate alone over that under the network plan.
 
     ``met`` returns one job's part of the network's contention, from its Cell and its GPUs, or None
@@ -41,18 +41,18 @@ class Contended:
 
     def __init__(
         self,
-        met: Callable[[Change, Gang], Contention | None],
+        met: Callable[[AllocationChange, Gang], Contention | None],
         plan: Callable[[Contention], NetworkPlan],
-        rates: Rates | None = None,
-        clock: Callable[[], float] = _stands,
+        rates: GroupRates | None = None,
+        clock: Callable[[], float] = _stopped_clock,
     ) -> None:
-        self.seen = Met()
+        self.seen = ContentionRecord()
         self._met, self._plan, self._clock = met, plan, clock
-        self._rates = Rates() if rates is None else rates
-        self._parts: dict[int, tuple[Change, Contention | None]] = {}
+        self._rates = GroupRates() if rates is None else rates
+        self._parts: dict[int, tuple[AllocationChange, Contention | None]] = {}
         self._last: tuple[list[tuple[int, Contention]], dict[int, float]] = ([], {})
 
-    def __call__(self, runs: Mapping[int, Change]) -> dict[int, float]:
+    def __call__(self, runs: Mapping[int, AllocationChange]) -> dict[int, float]:
         """Return the factor by which each job's iterations take longer, at least 1."""
         self._parts = {job: self._part(job, change) for job, change in runs.items()}
         parts = [(job, part) for job, (_, part) in self._parts.items() if part is not None]
@@ -70,10 +70,12 @@ class Contended:
         self.seen.contended.update(jobs[demand.contended()].tolist())
         rate = self._rates(contention.jobs, demand, plan.level, plan.offset_s)
         with np.errstate(divide="ignore"):
-            slowdown = np.clip(1.0 / (rate * demand.alone_s), 1.0, MOST)
+            slowdown = np.clip(1.0 / (rate * demand.alone_s), 1.0, MAX_SLOWDOWN)
         return dict(zip(jobs.tolist(), slowdown.tolist(), strict=True))
 
-    def _part(self, job: int, change: Change) -> tuple[Change, Contention | None]:
+    def _part(
+        self, job: int, change: AllocationChange
+    ) -> tuple[AllocationChange, Contention | None]:
         known = self._parts.get(job)
         if known is not None and known[0] is change:
             return known

@@ -20,10 +20,10 @@ from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.tables import Bools, Floats
-from tessera.simulator.network.planning import Plans
-from tessera.simulator.network.rates import Rates
+from tessera.simulator.network.planning import PlanCounter
+from tessera.simulator.network.rates import GroupRates
 
-OVER = 1e-9
+ENDED_TOLERANCE = 1e-9
 """The share of its iterations that a job may have left when it ends. Such a rest is due to rounding."""
 
 
@@ -47,7 +47,7 @@ class TraceJob:
             )
 
 
-class Places(Protocol):
+class GpuAllocator(Protocol):
     """An allocator that records which job holds which GPUs."""
 
     def allocate(self, job: str, gpus: int) -> Gang | None:
@@ -74,7 +74,7 @@ class Cluster:
     """
 
     gpus: int
-    places: Places
+    places: GpuAllocator
     met: Callable[[TraceJob, Gang], Contention]
     plan: Callable[[Contention], NetworkPlan]
     clock: Callable[[], float]
@@ -118,7 +118,7 @@ class TraceResult:
 def run_trace(
     jobs: Sequence[TraceJob],
     cluster: Cluster,
-    rates: Rates | None = None,
+    rates: GroupRates | None = None,
     horizon_s: float = math.inf,
 ) -> TraceResult:
     """Run the jobs until all are over, nothing can start any more, or the horizon is reached.
@@ -130,7 +130,7 @@ def run_trace(
         raise InvalidInput("jobs", f"must have unique names; {twice[0]} occurs twice")
     if not horizon_s > 0:
         raise InvalidInput("horizon_s", "must be above 0")
-    trace = _Trace(jobs, cluster, Rates() if rates is None else rates)
+    trace = _TraceRun(jobs, cluster, GroupRates() if rates is None else rates)
     trace.go(horizon_s)
     return trace.result()
 
@@ -146,7 +146,7 @@ class _Sums:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Running:
+class _RunningJobs:
     """The jobs that run, as arrays by their position in ``jobs``, at their current rates."""
 
     jobs: list[int] = field(default_factory=list)
@@ -158,10 +158,10 @@ class _Running:
     beside: dict[str, float] = field(default_factory=dict)  # flop/s
 
 
-class _Trace:
-    def __init__(self, jobs: Sequence[TraceJob], cluster: Cluster, rates: Rates) -> None:
+class _TraceRun:
+    def __init__(self, jobs: Sequence[TraceJob], cluster: Cluster, rates: GroupRates) -> None:
         self.jobs, self.cluster, self.rates = jobs, cluster, rates
-        self.beside_rates = {name: Rates(rates.window) for name in cluster.beside}
+        self.beside_rates = {name: GroupRates(rates.window) for name in cluster.beside}
         count = len(jobs)
         self.gpus = np.array([job.gpus for job in jobs], dtype=np.int64)
         self.compute_s = np.array([job.traffic.compute_s for job in jobs])
@@ -170,9 +170,9 @@ class _Trace:
         self.arrival_s = np.array([job.arrival_s for job in jobs])
         self.start_s, self.end_s = np.full(count, np.inf), np.full(count, np.inf)
         self.alone_s, self.ever = np.full(count, np.nan), np.zeros(count, dtype=np.bool_)
-        self.now_s, self.sums, self.plans = 0.0, _Sums(), Plans()
+        self.now_s, self.sums, self.plans = 0.0, _Sums(), PlanCounter()
         self.link_s: Floats | None = None  # seconds at full bandwidth
-        self.run, self.waiting = _Running(), list[int]()
+        self.run, self.waiting = _RunningJobs(), list[int]()
         self.free = cluster.gpus
 
     def go(self, horizon_s: float) -> None:
@@ -218,7 +218,7 @@ class _Trace:
 
     def _end(self) -> bool:
         run = self.run
-        over = run.left <= OVER * self.iterations[run.jobs]
+        over = run.left <= ENDED_TOLERANCE * self.iterations[run.jobs]
         for at in np.flatnonzero(over).tolist():
             job = run.jobs[at]
             self.end_s[job] = self.now_s
@@ -255,7 +255,7 @@ class _Trace:
         """Plan the network for the running jobs, and find their rates."""
         run, cluster = self.run, self.cluster
         if not run.jobs:
-            self.run = _Running()
+            self.run = _RunningJobs()
             return
         if cluster.changed is not None:
             now = cluster.changed()
@@ -278,7 +278,7 @@ class _Trace:
             for name, plan in cluster.beside.items()
         }
 
-    def _would_do(self, plan: NetworkPlan, contention: Contention, rates: Rates) -> float:
+    def _would_do(self, plan: NetworkPlan, contention: Contention, rates: GroupRates) -> float:
         """Return the flop/s that the jobs would do under the plan."""
         demand = demand_of(contention, plan.chosen)
         rate = rates(contention.jobs, demand, plan.level, plan.offset_s)

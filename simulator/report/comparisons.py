@@ -9,18 +9,25 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.simulator.report.model import Plot, format_value
-from tessera.simulator.report.style import LIGHT, Style, drawing, legend, percentage, styles_for
+from tessera.simulator.report.style import (
+    LIGHT,
+    Style,
+    add_legend,
+    new_drawing,
+    styles_for,
+    tick_percentage,
+)
 from tessera.simulator.statistics import Interval, mean_intervals
 
-BANDS: Final = 5
+MAX_BANDS: Final = 5
 """Largest number of curves that are drawn with bands. More curves have bars, which hide less."""
-MARKED: Final = 9
+MAX_MARKED_VALUES: Final = 9
 """Largest number of values of the parameter that are marked on the axis."""
 _BAR_IN: Final = 0.19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class IntervalCurve:
     """Values at ``x`` with their intervals. Missing values and intervals are NaN."""
 
     x: np.ndarray
@@ -29,15 +36,15 @@ class Curve:
     high: np.ndarray
 
     @classmethod
-    def of(cls, x: Sequence[float] | np.ndarray, runs: np.ndarray) -> Curve:
+    def of(cls, x: Sequence[float] | np.ndarray, runs: np.ndarray) -> IntervalCurve:
         """Return means of ``runs``, of shape (seeds, points), with their t intervals."""
         value, low, high = mean_intervals(np.asarray(runs, float))
         return cls(x=np.asarray(x, float), value=value, low=low, high=high)
 
 
-def curves(
+def curves_plot(
     title: str,
-    series: Mapping[str, Curve],
+    series: Mapping[str, IntervalCurve],
     *,
     x_label: str,
     y_label: str,
@@ -52,11 +59,11 @@ def curves(
     """
     looks = styles_for(series, styles)
     descriptions = []
-    with drawing(3.8) as (figure, axes):
+    with new_drawing(3.8) as (figure, axes):
         for name, curve in series.items():
             look = looks[name]
             axes.plot(curve.x, curve.value, label=name, marker=look.mark, markersize=4, **look.line)
-            if len(series) <= BANDS:
+            if len(series) <= MAX_BANDS:
                 axes.fill_between(
                     curve.x, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0
                 )
@@ -66,13 +73,13 @@ def curves(
             descriptions.append(f"{name} {first} to {last}")
         axes.set(xlabel=x_label, ylabel=y_label)
         given = np.unique(np.concatenate([curve.x for curve in series.values()]))
-        if len(given) <= MARKED:
+        if len(given) <= MAX_MARKED_VALUES:
             axes.set_xticks(given)
         if from_zero:
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         if percent:
-            axes.yaxis.set_major_formatter(lambda value, _: percentage(value))
-        legend(figure, axes)
+            axes.yaxis.set_major_formatter(lambda value, _: tick_percentage(value))
+        add_legend(figure, axes)
     x = next(iter(series.values())).x if series else np.zeros(1)
     return Plot(
         title=title,
@@ -83,7 +90,7 @@ def curves(
     )
 
 
-def bars(
+def bars_plot(
     title: str,
     series: Mapping[str, Mapping[str, Interval]],
     *,
@@ -101,7 +108,7 @@ def bars(
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     thick = 0.84 / max(1, len(series))
     descriptions = []
-    with drawing(0.9 + _BAR_IN * len(groups) * (len(series) + 0.35)) as (figure, axes):
+    with new_drawing(0.9 + _BAR_IN * len(groups) * (len(series) + 0.35)) as (figure, axes):
         for k, (name, values) in enumerate(series.items()):
             at = np.array([groups.index(group) for group in values])
             at = at + (k - (len(series) - 1) / 2) * thick
@@ -121,8 +128,8 @@ def bars(
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.1)
         if percent:
-            axes.xaxis.set_major_formatter(lambda value, _: percentage(value))
-        legend(figure, axes)
+            axes.xaxis.set_major_formatter(lambda value, _: tick_percentage(value))
+        add_legend(figure, axes)
     return Plot(
         title=title,
         drawing=figure,

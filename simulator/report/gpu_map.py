@@ -12,26 +12,26 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.report.lines import time_unit
 from tessera.simulator.report.model import Plot, format_value
-from tessera.simulator.report.style import LIGHT, drawing
+from tessera.simulator.report.style import LIGHT, new_drawing
 
-COLUMNS: Final = 1000
-ROWS: Final = 400
+IMAGE_COLUMNS: Final = 1000
+MIN_IMAGE_ROWS: Final = 400
 """Smallest number of rows of the picture, so that a small cluster is not blurred."""
-MOST: Final = 1600
+MAX_IMAGE_ROWS: Final = 1600
 """Largest number of rows of the picture. Of larger clusters, only each second, third ... GPU is
 drawn."""
-FREE: Final = (128, 128, 128, 40)
-HUES: Final = 0.61803398875
+FREE_COLOUR: Final = (128, 128, 128, 40)
+HUE_STEP: Final = 0.61803398875
 """Step of hue between consecutive jobs, as a share of a full turn. With this one, jobs that follow
 each other in time differ most."""
-SAME_S: Final = 1e-6
+TIME_TOLERANCE_S: Final = 1e-6
 
 Segment = tuple[str, float, float, Sequence[tuple[int, int]]]
 """Job, start and end in seconds, and (node index, GPUs there)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldGpus:
     """The GPUs that a job holds for some time. GPUs are numbered from 0 in order of nodes."""
 
     job: str
@@ -62,7 +62,7 @@ def gpu_map(
     busy_gpu_s = sum(len(h.gpus) * max(0.0, min(h.end_s, end_s) - h.start_s) for h in held)
     share = 100 * busy_gpu_s / (total * end_s)
     jobs = len({h.job for h in held})
-    with drawing(4.6) as (figure, axes):
+    with new_drawing(4.6) as (figure, axes):
         axes.imshow(image, aspect="auto", interpolation="none", extent=(0, end_s / scale, total, 0))
         axes.set(xlabel=f"time ({unit})", ylabel="GPUs, in order of nodes")
         axes.grid(visible=False)
@@ -76,7 +76,7 @@ def gpu_map(
     )
 
 
-def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[Held]:
+def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> list[HeldGpus]:
     """Return the GPUs that each segment holds. A job keeps those of its previous segment if free.
 
     Raises:
@@ -90,7 +90,7 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
         gpus = []
         for node, count in shares:
             here = np.arange(first[node], first[node + 1])
-            free = here[until_s[here] <= start_s + SAME_S]
+            free = here[until_s[here] <= start_s + TIME_TOLERANCE_S]
             if len(free) < count:
                 raise InvalidInput(
                     "segments",
@@ -101,27 +101,29 @@ def place_segments(segments: Sequence[Segment], node_gpus: Sequence[int]) -> lis
             until_s[chosen], holder[chosen] = end_s, job
             gpus.append(np.sort(chosen))
         members = np.concatenate(gpus) if gpus else np.zeros(0, np.int64)
-        held.append(Held(job=job, start_s=start_s, end_s=end_s, gpus=members))
+        held.append(HeldGpus(job=job, start_s=start_s, end_s=end_s, gpus=members))
     return held
 
 
-def colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
+def job_colours(jobs: Sequence[str]) -> dict[str, np.ndarray]:
     """Return a colour for each job, as four bytes. Neighbours differ in hue and in lightness."""
     colour = {}
     for k, job in enumerate(dict.fromkeys(jobs)):
-        hsv = (k * HUES % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
+        hsv = (k * HUE_STEP % 1.0, 0.55 + 0.3 * (k % 2), (0.62, 0.86, 0.74)[k % 3])
         colour[job] = np.append(np.rint(255 * mpl.colors.hsv_to_rgb(hsv)), 255).astype(np.uint8)
     return colour
 
 
-def _image(held: Sequence[Held], total: int, end_s: float) -> np.ndarray:
-    image = np.full((total, COLUMNS, 4), FREE, np.uint8)
-    colour = colours([h.job for h in held])
+def _image(held: Sequence[HeldGpus], total: int, end_s: float) -> np.ndarray:
+    image = np.full((total, IMAGE_COLUMNS, 4), FREE_COLOUR, np.uint8)
+    colour = job_colours([h.job for h in held])
     for h in held:
         if h.start_s < end_s:
-            begin = int(h.start_s / end_s * COLUMNS)
-            image[h.gpus, begin : max(begin + 1, round(h.end_s / end_s * COLUMNS))] = colour[h.job]
-    return image[:: -(-total // MOST)].repeat(-(-ROWS // total), axis=0)
+            begin = int(h.start_s / end_s * IMAGE_COLUMNS)
+            image[h.gpus, begin : max(begin + 1, round(h.end_s / end_s * IMAGE_COLUMNS))] = colour[
+                h.job
+            ]
+    return image[:: -(-total // MAX_IMAGE_ROWS)].repeat(-(-MIN_IMAGE_ROWS // total), axis=0)
 
 
 def _types(axes: Any, node_gpus: Sequence[int], node_types: Sequence[str] | None) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tessera.simulator.report.model import RunReport, Table, Value, as_given, format_value
-from tessera.simulator.report.pictures import svg
+from tessera.simulator.report.model import RunReport, Table, Value, format_value, option_text
+from tessera.simulator.report.pictures import render_svg
 from tessera.simulator.report.style import DARK, LIGHT
-from tessera.simulator.report.templates import TEMPLATES, resource
+from tessera.simulator.report.templates import TEMPLATES, read_resource
 
-LONG: Final = 20
+LONG_TABLE_ROWS: Final = 20
 """Largest number of rows of a table that is not broken across printed pages."""
 
 
-def page(report: RunReport) -> str:
+def render_page(report: RunReport) -> str:
     """Return the HTML of the whole page."""
     return TEMPLATES.get_template("page.html.jinja").render(
         report=report,
-        style=_theme() + resource("page.css"),
+        style=_theme() + read_resource("page.css"),
         figures=_pairs("Figures", "figure", report.figures),
-        pictures=[svg(plot, f"p{k}") for k, plot in enumerate(report.plots, 1)],
-        long=LONG,
+        pictures=[render_svg(plot, f"p{k}") for k, plot in enumerate(report.plots, 1)],
+        long=LONG_TABLE_ROWS,
         numeric=_numeric,
         written=format_value,
         origin=_pairs("Run", "item", _origin(report)),
@@ -46,7 +46,7 @@ def _origin(report: RunReport) -> dict[str, Value]:
     return {
         "commit": report.commit,
         "seeds": ", ".join(map(str, report.seeds)),
-        **{f"option {name}": as_given(value) for name, value in report.options.items()},
+        **{f"option {name}": option_text(value) for name, value in report.options.items()},
         **report.versions,
     }
 

@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from tessera.simulator.report.model import Plot, format_value
-from tessera.simulator.report.style import Style, drawing, legend, number, styles_for
+from tessera.simulator.report.style import Style, add_legend, new_drawing, styles_for, tick_number
 
-POINTS: Final = 400
+MAX_POINTS: Final = 400
 """The largest number of points drawn for a line. A longer line is drawn as means over this many
 equal parts of the time."""
-CROWD: Final = (8, 150)
+CROWDED_PLOT: Final = (8, 150)
 """The number of series from which each line has fewer points, and that number of points. Many lines
 are easier to distinguish if their points are means over longer times."""
 UNITS: Final = (
@@ -39,7 +39,7 @@ Steps = tuple[np.ndarray, np.ndarray]
 """Ascending times in seconds, and the value from each time on."""
 
 
-def over_time(
+def time_plot(
     title: str,
     series: Mapping[str, Steps],
     *,
@@ -53,10 +53,10 @@ def over_time(
     ``label`` names the value and its unit. All lines end at ``end_s``.
     """
     scale, unit = time_unit(end_s)
-    points = CROWD[1] if len(series) >= CROWD[0] else POINTS
+    points = CROWDED_PLOT[1] if len(series) >= CROWDED_PLOT[0] else MAX_POINTS
     looks = styles_for(series, styles)
     descriptions, averaged = [], False
-    with drawing() as (figure, axes):
+    with new_drawing() as (figure, axes):
         for name, (at_s, values) in series.items():
             edges_s, shown, coarse = thin_steps(
                 np.asarray(at_s, float), np.asarray(values, float), end_s, points
@@ -67,7 +67,7 @@ def over_time(
             descriptions.append(f"{name} {format_value(mean)}")
         axes.set(xlabel=f"time ({unit})", ylabel=label, xlim=(0, end_s / scale))
         axes.set_ylim(bottom=0)
-        legend(figure, axes)
+        add_legend(figure, axes)
     seconds = format_value(round(end_s / points))
     means = f"Each value is a mean over {seconds} s. " if averaged else ""
     return Plot(
@@ -79,7 +79,7 @@ def over_time(
 
 
 def thin_steps(
-    at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = POINTS
+    at_s: np.ndarray, values: np.ndarray, end_s: float, points: int = MAX_POINTS
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Return the edges and values of at most ``points`` steps, and whether they are means.
 
@@ -95,7 +95,7 @@ def thin_steps(
     return coarse_s, np.diff(np.interp(coarse_s, edges_s, area)) / np.diff(coarse_s), True
 
 
-def distribution(
+def distribution_plot(
     title: str,
     samples: Mapping[str, np.ndarray],
     *,
@@ -113,25 +113,25 @@ def distribution(
     """
     looks = styles_for(samples, styles)
     medians = []
-    with drawing() as (figure, axes):
+    with new_drawing() as (figure, axes):
         for name, values in samples.items():
             ordered = np.sort(np.asarray(values, float))
             total = len(ordered) if totals is None else totals[name]
             shares = np.arange(1, len(ordered) + 1) / max(1, total)
-            kept = np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).astype(int)
+            kept = np.linspace(0, len(ordered) - 1, min(MAX_POINTS, len(ordered))).astype(int)
             axes.step(ordered[kept], shares[kept], where="post", label=name, **looks[name].line)
             half = format_value(float(np.median(ordered))) if len(ordered) else "none"
             medians.append(f"{name} {half} ({len(ordered):,} of {total:,} jobs)")
         axes.set(xlabel=label, ylabel="share of jobs", ylim=(0, 1.02))
         if any(np.any(np.asarray(values) > 0) for values in samples.values()):
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: number(value))
+            axes.xaxis.set_major_formatter(lambda value, _: tick_number(value))
             if seconds:
                 low, high = axes.get_xlim()
                 shown = {at: text for at, text in TICKS.items() if low <= at <= high}
                 axes.set_xticks(list(shown), list(shown.values()))
                 axes.minorticks_off()
-        legend(figure, axes)
+        add_legend(figure, axes)
     return Plot(
         title=title,
         drawing=figure,
@@ -141,7 +141,7 @@ def distribution(
     )
 
 
-def gap_over_rounds(
+def gap_plot(
     title: str,
     series: Mapping[str, tuple[np.ndarray, np.ndarray]],
     *,
@@ -156,11 +156,11 @@ def gap_over_rounds(
     """
     looks = styles_for(series, styles)
     largest_gaps, unbounded, few = [], [], 1
-    with drawing() as (figure, axes):
+    with new_drawing() as (figure, axes):
         for name, (rounds, gaps) in series.items():
             gap = np.asarray(gaps, float)
             known = np.isfinite(gap)
-            at, largest, of = worst(np.asarray(rounds)[known], gap[known])
+            at, largest, of = worst_of_groups(np.asarray(rounds)[known], gap[known])
             few = max(few, of)
             axes.plot(
                 at,
@@ -179,8 +179,8 @@ def gap_over_rounds(
         axes.set(xlabel="round", ylabel="gap (%)")
         axes.set_yscale("symlog", linthresh=0.01)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: number(value))
-        legend(figure, axes, marks=1.8)
+        axes.yaxis.set_major_formatter(lambda value, _: tick_number(value))
+        add_legend(figure, axes, marks=1.8)
     grouped = f"Each point is the largest gap of up to {few} rounds. " if few > 1 else ""
     without = f"Rounds without a bound: {', '.join(unbounded)}. " if unbounded else ""
     return Plot(
@@ -191,8 +191,8 @@ def gap_over_rounds(
     )
 
 
-def worst(
-    rounds: np.ndarray, gaps: np.ndarray, points: int = POINTS
+def worst_of_groups(
+    rounds: np.ndarray, gaps: np.ndarray, points: int = MAX_POINTS
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the round and the size of the largest gap in each group of rounds, and the group size."""
     few = -(-len(gaps) // points) or 1

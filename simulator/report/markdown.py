@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.simulator.report.model import RunReport, Value, as_given, format_value
+from tessera.simulator.report.model import RunReport, Value, format_value, option_text
 from tessera.simulator.report.templates import TEMPLATES
 
 
-def text(report: RunReport, pictures: Sequence[str]) -> str:
+def render_markdown(report: RunReport, pictures: Sequence[str]) -> str:
     """Return the Markdown. ``pictures`` are the names of the files, one for each plot."""
-    facts = [(f"option {name}", as_given(value)) for name, value in report.options.items()]
+    facts = [(f"option {name}", option_text(value)) for name, value in report.options.items()]
     return TEMPLATES.get_template("text.md.jinja").render(
         report=report,
         pictures=list(zip(report.plots, pictures, strict=True)),
         facts=[*facts, *report.versions.items()],
-        table=lambda columns, rows: "\n".join(table(columns, list(rows))),
+        table=lambda columns, rows: "\n".join(table_lines(columns, list(rows))),
     )
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> list[str]:
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> list[str]:
     """Return the lines of a table, with numbers right-aligned."""
     right = [
         k > 0 and all(v is None or type(v) in (int, float) for v in (row[k] for row in rows))

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 import typer
 from matplotlib.figure import Figure as Drawing
 
-from tessera.formulation.release import release
+from tessera.formulation.release import installed_version
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.provenance import commit
+from tessera.simulator.provenance import measured_commit
 
 Value = Figure | str | None
 
@@ -30,7 +30,7 @@ ReportFolder = Annotated[
 """The option of a benchmark that can write a report."""
 
 MINUS: Final = "\N{MINUS SIGN}"
-NOTHING: Final = "\N{EN DASH}"
+MISSING_VALUE: Final = "\N{EN DASH}"
 LIBRARIES: Final = ("numpy", "scipy", "ortools", "cvxpy", "pulp", "numba", "matplotlib")
 
 
@@ -99,9 +99,9 @@ def report_of(
         title=title,
         summary=summary,
         command=shlex.join(["tessera", *sys.argv[1:]]),
-        commit=commit(),
+        commit=measured_commit(),
         seeds=tuple(seeds) or (outcome.seed,),
-        versions=versions(),
+        versions=run_versions(),
         options=dict(options),
         figures=dict(outcome.figures),
         plots=tuple(plots),
@@ -110,10 +110,14 @@ def report_of(
     )
 
 
-def versions() -> dict[str, str]:
+def run_versions() -> dict[str, str]:
     """Return the machine, and the versions of everything on which results or times depend."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    facts = {"machine": machine, "python": platform.python_version(), "tessera": release()}
+    facts = {
+        "machine": machine,
+        "python": platform.python_version(),
+        "tessera": installed_version(),
+    }
     for library in LIBRARIES:
         try:
             facts[library] = version(library)
@@ -126,13 +130,13 @@ def format_value(value: object) -> str:
     """Return a value for readers: four digits, with thousands separated. A missing value is a dash."""
     match value:
         case None:
-            return NOTHING
+            return MISSING_VALUE
         case bool():
             return "yes" if value else "no"
         case int():
             return f"{value:,}"
         case float() if value != value:  # NaN
-            return NOTHING
+            return MISSING_VALUE
         case float() if abs(value) == float("inf"):
             return "∞" if value > 0 else f"{MINUS}∞"
         case float() if abs(value) >= 1000:
@@ -142,7 +146,7 @@ def format_value(value: object) -> str:
     return str(value)
 
 
-def as_given(option: object) -> str:
+def option_text(option: object) -> str:
     """Return an option's value in the form in which users give it."""
     if isinstance(option, list | tuple):
         return ", ".join(map(str, option))

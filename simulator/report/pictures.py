@@ -13,18 +13,18 @@ from matplotlib.figure import Figure as Drawing
 from tessera.simulator.report.model import Plot
 from tessera.simulator.report.style import LIGHT
 
-SALT: Final = "tessera"
+SVG_ID_SALT: Final = "tessera"
 """The salt of SVG ids, so that the same drawing gives the same SVG."""
 _VARIABLE: Final = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 
 
-def svg(plot: Plot, prefix: str) -> str:
+def render_svg(plot: Plot, prefix: str) -> str:
     """Return the drawing as an SVG element.
 
     ``prefix`` makes its ids differ from those of other pictures.
     """
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):
+    with mpl.rc_context({"svg.hashsalt": SVG_ID_SALT, "svg.fonttype": "path"}):
         plot.drawing.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -41,7 +41,7 @@ def svg(plot: Plot, prefix: str) -> str:
     return opening + names + text[text.index(">") + 1 :].strip()
 
 
-def png(drawing: Drawing) -> bytes:
+def render_png(drawing: Drawing) -> bytes:
     """Return the drawing as a PNG on white."""
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=150, facecolor="white")

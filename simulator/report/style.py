@@ -70,7 +70,7 @@ class Style:
         }
 
 
-def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
+def series_styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
     """Return a style for each name, by its position. The lines of names in ``bold`` are thicker.
 
     Pass the result to every plot of a report, so that a policy looks the same in all of them.
@@ -88,11 +88,11 @@ def styles(names: Iterable[str], bold: Sequence[str] = ()) -> dict[str, Style]:
 
 def styles_for(names: Iterable[str], given: Mapping[str, Style] | None) -> Mapping[str, Style]:
     """Return ``given``. If it is None, return styles by position."""
-    return styles(names) if given is None else given
+    return series_styles(names) if given is None else given
 
 
 @contextmanager
-def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
+def new_drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
     """Yield an empty drawing and its axes, in our style."""
     look: dict[Any, Any] = {
         "font.size": 10,
@@ -118,21 +118,21 @@ def drawing(height_in: float = 3.4) -> Iterator[tuple[Drawing, Any]]:
         axes = figure.add_subplot()
         axes.grid(visible=True)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: number(value))
+            axis.set_major_formatter(lambda value, _: tick_number(value))
         yield figure, axes
 
 
-def number(value: float) -> str:
+def tick_number(value: float) -> str:
     """Return the label of a tick, with thousands separated and without needless digits."""
     return f"{round(value, 10):,.12g}".replace("-", "\N{MINUS SIGN}")
 
 
-def percentage(value: float) -> str:
+def tick_percentage(value: float) -> str:
     """Return the label of a tick for a fraction, in percent."""
-    return f"{number(100 * value)} %"
+    return f"{tick_number(100 * value)} %"
 
 
-def legend(figure: Drawing, axes: Any, marks: float = 1.0) -> None:
+def add_legend(figure: Drawing, axes: Any, marks: float = 1.0) -> None:
     """Put the legend below the axes, in as many columns as fit, and make room for it.
 
     Its marks are ``marks`` times as large as those of the plot.

@@ -8,13 +8,13 @@ from typing import Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 
 
-def resource(name: str) -> str:
+def read_resource(name: str) -> str:
     """Return the text of a file of this package."""
     return files(__package__).joinpath(name).read_text("utf-8")
 
 
 TEMPLATES: Final = Environment(
-    loader=FunctionLoader(resource),
+    loader=FunctionLoader(read_resource),
     autoescape=select_autoescape(("html.jinja",)),
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tessera.simulator.report.html import page
-from tessera.simulator.report.markdown import text
+from tessera.simulator.report.html import render_page
+from tessera.simulator.report.markdown import render_markdown
 from tessera.simulator.report.model import RunReport
-from tessera.simulator.report.pictures import png
+from tessera.simulator.report.pictures import render_png
 
 
 def write_report(report: RunReport, folder: Path) -> Path:
@@ -19,10 +19,10 @@ def write_report(report: RunReport, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{k:02d}-{_slug(plot.title)}.png" for k, plot in enumerate(report.plots, 1)]
     for plot, name in zip(report.plots, names, strict=True):
-        (folder / name).write_bytes(png(plot.drawing))
-    (folder / "report.md").write_text(text(report, names), encoding="utf-8")
+        (folder / name).write_bytes(render_png(plot.drawing))
+    (folder / "report.md").write_text(render_markdown(report, names), encoding="utf-8")
     file = folder / "report.html"
-    file.write_text(page(report), encoding="utf-8")
+    file.write_text(render_page(report), encoding="utf-8")
     return file
 
 

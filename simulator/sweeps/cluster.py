@@ -10,23 +10,29 @@ from typing import Any
 
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.release import install_hint
-from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer, packages
+from tessera.simulator.sweeps.tasks import (
+    ONE_THREAD,
+    Task,
+    TaskOutcome,
+    answer_call,
+    package_folders,
+)
 
 
-def outcomes(
+def ray_outcomes(
     tasks: Sequence[Task], address: str, limit: int | None = None
-) -> Generator[Outcome, None, None]:
+) -> Generator[TaskOutcome, None, None]:
     """Yield each task's outcome as it ends. Closing the iterator cancels the tasks that run.
 
     Our code is sent to the nodes and replaces any version that is installed there. The libraries
     that it needs and the files that options name must already be on the nodes. A task takes one CPU,
     and at most ``limit`` tasks run at a time. Ray repeats tasks whose node was lost.
     """
-    ray = library()
+    ray = import_ray()
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address)
-    remote = ray.remote(num_cpus=1)(answer)
+    remote = ray.remote(num_cpus=1)(answer_call)
     waiting, running = deque(tasks), dict[Any, Task]()
     try:
         while waiting or running:
@@ -42,7 +48,7 @@ def outcomes(
             ray.shutdown()
 
 
-def library() -> Any:
+def import_ray() -> Any:
     """Return the module ``ray``, or raise InvalidInput with a hint on how to install it."""
     try:
         return importlib.import_module("ray")
@@ -53,7 +59,7 @@ def library() -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    environment = {"py_modules": [str(p) for p in packages()], "env_vars": dict(ONE_THREAD)}
+    environment = {"py_modules": [str(p) for p in package_folders()], "env_vars": dict(ONE_THREAD)}
     try:
         ray.init(
             address=address,
@@ -68,8 +74,8 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _outcome(ray: Any, reference: Any, task: Task) -> Outcome:
+def _outcome(ray: Any, reference: Any, task: Task) -> TaskOutcome:
     try:
-        return Outcome(task=task, result=ray.get(reference))
+        return TaskOutcome(task=task, result=ray.get(reference))
     except ray.exceptions.RayError as error:
-        return Outcome(task=task, failure=str(error))
+        return TaskOutcome(task=task, failure=str(error))

@@ -14,22 +14,22 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
-from tessera.simulator.sweeps.tasks import ONE_THREAD, Outcome, Task, answer
+from tessera.simulator.sweeps.tasks import ONE_THREAD, Task, TaskOutcome, answer_call
 
-SAID: Final = 8000
+MAX_REPORTED_BYTES: Final = 8000
 """Number of bytes at the end of a failed task's standard error that are reported."""
-GOODBYE_S: Final = 10.0
+EXIT_TIMEOUT_S: Final = 10.0
 """Seconds that a process without work may take to end before it is killed."""
 
 
-def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, None]:
+def process_outcomes(tasks: Sequence[Task], workers: int) -> Generator[TaskOutcome, None, None]:
     """Yield each task's outcome as it ends. Closing the iterator kills the tasks that run."""
     processes = [_Worker() for _ in range(max(1, min(workers, len(tasks))))]
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for process in processes:
         idle.put(process)
 
-    def run(task: Task) -> Outcome:
+    def run(task: Task) -> TaskOutcome:
         worker = idle.get()
         try:
             return worker.run(task)
@@ -52,13 +52,13 @@ def outcomes(tasks: Sequence[Task], workers: int) -> Generator[Outcome, None, No
             process.close()
 
 
-def here(tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+def inline_outcomes(tasks: Sequence[Task]) -> Generator[TaskOutcome, None, None]:
     """Yield each task's outcome, one after the other in this process.
 
     An error of a task is raised.
     """
     for task in tasks:
-        yield Outcome(task=task, result=answer(task.call))
+        yield TaskOutcome(task=task, result=answer_call(task.call))
 
 
 class _Worker:
@@ -74,7 +74,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
 
-    def run(self, task: Task) -> Outcome:
+    def run(self, task: Task) -> TaskOutcome:
         """Run ``task`` and wait for it."""
         self._stderr.seek(0)
         self._stderr.truncate()
@@ -89,11 +89,11 @@ class _Worker:
             process.stdin.flush()
             reply = process.stdout.readline()
         if reply.endswith("\n"):
-            return Outcome(task=task, result=reply)
+            return TaskOutcome(task=task, result=reply)
         code = self._end()
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - SAID))
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - MAX_REPORTED_BYTES))
         output = self._stderr.read().decode(errors="replace")
-        return Outcome(task=task, failure=f"{output}its process ended {_how(code)}")
+        return TaskOutcome(task=task, failure=f"{output}its process ended {_how(code)}")
 
     def kill(self) -> None:
         """End the process with all that it started, and do not start another."""
@@ -141,7 +141,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # the process has not read all calls
             process.stdin.close()
         try:
-            code = process.wait(GOODBYE_S)
+            code = process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             _kill(process)
             code = process.wait()

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.provenance import commit
+from tessera.simulator.provenance import measured_commit
 from tessera.simulator.sweeps import cluster, local
 from tessera.simulator.sweeps.results import Results
-from tessera.simulator.sweeps.tasks import Outcome, Task, TasksFailed, code_digest
+from tessera.simulator.sweeps.tasks import Task, TaskOutcome, TasksFailed, code_digest
 
 Workers = Annotated[
     int | None,
@@ -65,7 +65,7 @@ class Sweep:
         return run_tasks(tasks, folder=self.folder, workers=self.workers, ray=self.ray)
 
 
-def asked_sweep(
+def sweep_of_options(
     *, workers: Workers = None, ray: RayAddress = None, results: ResultsFolder = None
 ) -> Sweep:
     """Return the sweep that the options describe."""
@@ -98,7 +98,7 @@ def run_tasks(
         raise InvalidInput("tasks", "must have unique names")
     code = code_digest()
     keys = {task.name: task.key(code) for task in tasks}
-    kept = Results(folder=folder, commit=commit())
+    kept = Results(folder=folder, commit=measured_commit())
     results = {key: result for key in keys.values() if (result := kept.load(key)) is not None}
     todo: dict[str, Task] = {}
     for task in tasks:
@@ -106,7 +106,7 @@ def run_tasks(
             todo.setdefault(keys[task.name], task)
     failures: dict[str, str] = {}
     with (
-        _bar(done=len(results), count=len(results) + len(todo)) as ended,
+        _progress_bar(done=len(results), count=len(results) + len(todo)) as ended,
         closing(_outcomes(list(todo.values()), workers, ray)) as runs,
     ):
         for outcome in runs:
@@ -124,19 +124,19 @@ def run_tasks(
 
 def _outcomes(
     tasks: Sequence[Task], workers: int | None, ray: str | None
-) -> Generator[Outcome, None, None]:
+) -> Generator[TaskOutcome, None, None]:
     if not tasks:
         return
     if ray is not None:
-        yield from cluster.outcomes(tasks, ray, workers)
+        yield from cluster.ray_outcomes(tasks, ray, workers)
     elif workers == 0:
-        yield from local.here(tasks)
+        yield from local.inline_outcomes(tasks)
     else:
-        yield from local.outcomes(tasks, workers or os.cpu_count() or 1)
+        yield from local.process_outcomes(tasks, workers or os.cpu_count() or 1)
 
 
 @contextmanager
-def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
+def _progress_bar(done: int, count: int) -> Iterator[Callable[[TaskOutcome], None]]:
     """Show progress on standard error, as a bar on a terminal or else as a line for each task."""
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (
@@ -153,7 +153,7 @@ def _bar(done: int, count: int) -> Iterator[Callable[[Outcome], None]]:
     ) as progress:
         bar = progress.add_task("", total=count, completed=done)
 
-        def ended(outcome: Outcome) -> None:
+        def ended(outcome: TaskOutcome) -> None:
             nonlocal done
             done += 1
             name = outcome.task.name

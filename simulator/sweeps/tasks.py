@@ -62,7 +62,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """The outcome of a task: a ``result`` as JSON, or the error output of a failed task."""
 
     task: Task
@@ -84,7 +84,7 @@ class TasksFailed(TesseraError):
         self.failures = dict(failures)
 
 
-def answer(call: str) -> str:
+def answer_call(call: str) -> str:
     """Carry out a task's ``call`` in this process, and return its result as JSON."""
     function, options = json.loads(call)
     module, _, name = function.partition(":")
@@ -100,7 +100,7 @@ def code_digest() -> str:
     Commits that change no code keep the digest.
     """
     digest = hashlib.sha256()
-    for package in packages():
+    for package in package_folders():
         for file in sorted(package.rglob("*.py")):
             if not file.is_relative_to(_DRAWING):
                 digest.update(f"{file.relative_to(package.parent)}\0".encode())
@@ -108,7 +108,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def packages() -> list[Path]:
+def package_folders() -> list[Path]:
     """Return the folders of our own packages."""
     generated = next(folder for place in GENERATED if (folder := ROOT / place).is_dir())
     return [*(ROOT / name for name in PACKAGES), generated]

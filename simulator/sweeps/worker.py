@@ -12,7 +12,7 @@ import queue
 import threading
 from typing import TextIO
 
-from tessera.simulator.sweeps.tasks import answer
+from tessera.simulator.sweeps.tasks import answer_call
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(asked, calls, busy), daemon=True).start()
     while call := calls.get():
         busy.set()
-        reply = answer(call)
+        reply = answer_call(call)
         busy.clear()
         replies.write(reply + "\n")
         replies.flush()

@@ -43,7 +43,7 @@ class Mistakes:
 
 
 @dataclass(slots=True)
-class Row:
+class CsvRow:
     """A row of the file.
 
     If a field is wrong, its methods record the mistake and return a substitute. ``ok`` is then
@@ -138,9 +138,9 @@ def header_of(text: str) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in next(csv.reader([first]), []))
 
 
-def rows(
+def parse_rows(
     text: str, mistakes: Mistakes, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[Row]:
+) -> Iterator[CsvRow]:
     """Yield the rows below a header line with all ``required`` and any ``optional`` columns.
 
     Empty lines are skipped. A row whose number of fields differs from the header's is recorded as a
@@ -163,7 +163,7 @@ def rows(
                 allowed = f"must have {len(header)} fields, like the header, not {len(cells)}"
                 mistakes.add(start, "", allowed)
             else:
-                yield Row(start, dict(zip(header, cells, strict=True)), mistakes)
+                yield CsvRow(start, dict(zip(header, cells, strict=True)), mistakes)
     except csv.Error as error:
         mistakes.add(line, "", f"must be valid CSV ({error})")
         mistakes.check()

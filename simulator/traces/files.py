@@ -9,9 +9,9 @@ from tessera.simulator.traces import morphling
 from tessera.simulator.traces.csvfile import decode_file, header_of
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.simulator.traces.trace import (
-    EXACT,
+    EXACT_ITERATIONS_COLUMN,
     Arrival,
-    Asked,
+    DurationJob,
     TraceOptions,
     parse_durations,
     parse_trace,
@@ -31,7 +31,7 @@ def profiles_of(path: Path) -> list[EstimateRecord]:
     return parse_profiles(data, path.name)
 
 
-def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[Asked]:
+def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[DurationJob]:
     """Read a trace in the format of ours, Arena or Morphling, or one of durations without models.
 
     Raises:
@@ -43,6 +43,6 @@ def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] |
     header = header_of(decode_file(data, path.name))
     if "exec_plan_raw" in header:
         return morphling.parse_workload(data, path.name)[: options.limit]
-    if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
+    if "duration_s" in header and not {"num_iterations", EXACT_ITERATIONS_COLUMN} & set(header):
         return parse_durations(data, path.name, options)
     return parse_trace(data, path.name, options)

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, Source, Workload
-from tessera.simulator.traces.csvfile import NAME, Mistakes, Row, decode_file, rows
+from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.simulator.traces.csvfile import NAME, CsvRow, Mistakes, decode_file, parse_rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
-from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN, Arrival
+from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN_LABEL, Arrival
 
 GPU_TYPE: Final = "a800"
 MODELS: Final[Mapping[str, tuple[str, int]]] = {
@@ -95,7 +95,7 @@ def read_workload(path: Path) -> list[Arrival]:
     return parse_workload(path.read_bytes(), path.name)
 
 
-class _Measured(NamedTuple):
+class _MeasuredPlacement(NamedTuple):
     evenness: int  # GPUs on the fullest node; smaller is more even
     iter_time_s: float
     record: EstimateRecord
@@ -113,15 +113,15 @@ def parse_measured(data: bytes, file: str) -> list[EstimateRecord]:
         InvalidInput: the first 20 mistakes, one on each line.
     """
     mistakes = Mistakes(file)
-    best: dict[tuple[Workload, Cell], _Measured] = {}
-    for row in rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
+    best: dict[tuple[Workload, Cell], _MeasuredPlacement] = {}
+    for row in parse_rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
             row.wrong("placement", "must have one digit for each node, its number of GPUs")
         record = _estimate(row, file)
         if not row.ok:
             continue
-        measured = _Measured(max(map(int, placement)), record.iter_time_s, record)
+        measured = _MeasuredPlacement(max(map(int, placement)), record.iter_time_s, record)
         key = record.workload, record.cell
         if key not in best or measured[:2] < best[key][:2]:
             best[key] = measured
@@ -140,7 +140,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
     mistakes = Mistakes(file)
     arrivals: list[Arrival] = []
     lines: dict[str, int] = {}
-    for row in rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
+    for row in parse_rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
         model = row.choice("model", tuple(MODELS))
         params, batch = MODELS[model]
         submit_s = row.decimal("submit_s", -MAX_TIME_S, MAX_TIME_S)
@@ -151,7 +151,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             requested_gpus=row.whole("num_gpus", 1, 100_000),
             requested_type=GPU_TYPE,
             guaranteed=row.choice("guaranteed", ("0", "1")) == "1",
-            labels={PLAN: _plan(row)},
+            labels={PLAN_LABEL: _plan(row)},
         )
         if row.ok and spec.name in lines:
             row.wrong("job_id", f"must be unique; line {lines[spec.name]} has the same")
@@ -164,7 +164,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
     return sorted(moved, key=lambda a: a.arrival_s)
 
 
-def _estimate(row: Row, file: str) -> EstimateRecord:
+def _estimate(row: CsvRow, file: str) -> EstimateRecord:
     iter_time_s = math.inf
     if row.choice("feasible", ("0", "1")) == "1":
         iter_time_s = row.decimal("iter_time_s", 0.0, MAX_ITERATION_S, above=True)
@@ -183,12 +183,12 @@ def _estimate(row: Row, file: str) -> EstimateRecord:
             plan=_plan(row),
         ),
         iter_time_s=iter_time_s,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
         provenance=file,
     )
 
 
-def _plan(row: Row) -> str:
+def _plan(row: CsvRow) -> str:
     """Return the artifact's code of an execution plan as a name, e.g. ``zero-offload-gc`` for
     ``zero-offload+gc``."""
     plan = row.get("exec_plan_raw").replace("+", "-")

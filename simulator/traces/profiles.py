@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
-from tessera.simulator.traces.csvfile import Mistakes, Row, decode_file, rows
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, parse_rows
 
 REQUIRED = (
     "model",
@@ -46,7 +46,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
     mistakes = Mistakes(file)
     records: list[EstimateRecord] = []
     lines: dict[tuple[Workload, Cell], int] = {}
-    for row in rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
+    for row in parse_rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
         if not row.ok:
             continue
@@ -59,7 +59,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
     return records
 
 
-def _record(row: Row, file: str) -> EstimateRecord:
+def _record(row: CsvRow, file: str) -> EstimateRecord:
     status = row.choice("status", ("ok", *FAILED))
     if status == "ok":
         iter_time_s = row.decimal("iter_time_s", 0.0, MAX_ITERATION_S, above=True)
@@ -72,8 +72,8 @@ def _record(row: Row, file: str) -> EstimateRecord:
     degree = row.whole("pipeline_degree", BEST_FOUND, MAX_COUNT, default=BEST_FOUND)
     if row.ok and degree > gpus:
         row.wrong("pipeline_degree", f"must be at most the number of GPUs, {gpus}")
-    names = [source.name.lower() for source in Source]
-    source = Source[row.choice("source", names, default="measured").upper()]
+    names = [source.name.lower() for source in EstimateSource]
+    source = EstimateSource[row.choice("source", names, default="measured").upper()]
     return EstimateRecord(
         workload=Workload(
             model=row.name("model"),

@@ -10,9 +10,14 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.simulator.traces import shaping
-from tessera.simulator.traces.redraw import LARGE_FROM, job_requests, redraw, with_large_share
+from tessera.simulator.traces.redraw import (
+    LARGE_FROM,
+    job_requests,
+    redraw_models,
+    with_large_share,
+)
 from tessera.simulator.traces.speeds import Speeds
-from tessera.simulator.traces.trace import Arrival, Asked
+from tessera.simulator.traces.trace import Arrival, DurationJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,8 @@ class Recipe:
         return self == plain
 
 
-def follow(
-    recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None
+def apply_recipe(
+    recipe: Recipe, jobs: Sequence[Arrival] | Sequence[DurationJob], speeds: Speeds | None
 ) -> tuple[list[Arrival], list[TenantSpec]]:
     """Return the jobs after all steps, and the tenants that they belong to.
 
@@ -81,7 +86,7 @@ def follow(
     seeds = [int(s) for s in np.random.SeedSequence(recipe.seed).generate_state(6)]
     arrivals = _drawn(recipe, jobs, speeds, seeds[0])
     if recipe.busiest_hours is not None:
-        arrivals = shaping.busiest(arrivals, recipe.busiest_hours)
+        arrivals = shaping.busiest_jobs(arrivals, recipe.busiest_hours)
     if recipe.share is not None:
         arrivals = shaping.sample_jobs(arrivals, recipe.share, seeds[1])
     if recipe.large_share is not None and speeds is not None:
@@ -110,14 +115,17 @@ def gpus_of(speeds: Speeds) -> int:
 
 
 def _drawn(
-    recipe: Recipe, jobs: Sequence[Arrival] | Sequence[Asked], speeds: Speeds | None, seed: int
+    recipe: Recipe,
+    jobs: Sequence[Arrival] | Sequence[DurationJob],
+    speeds: Speeds | None,
+    seed: int,
 ) -> list[Arrival]:
-    wanted = [one for one in jobs if isinstance(one, Asked)]
+    wanted = [one for one in jobs if isinstance(one, DurationJob)]
     arrivals = [one for one in jobs if isinstance(one, Arrival)]
     if wanted and not recipe.redraw:
         raise InvalidInput("redraw", "is required, because the trace has durations but no models")
     if recipe.redraw and speeds is not None:
-        arrivals = redraw(wanted or job_requests(arrivals, speeds.anywhere()), speeds, seed)
+        arrivals = redraw_models(wanted or job_requests(arrivals, speeds.anywhere()), speeds, seed)
     return arrivals
 
 

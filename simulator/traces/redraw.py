@@ -20,7 +20,7 @@ from numpy.random import Generator
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.values import Workload
 from tessera.simulator.traces.speeds import Speeds
-from tessera.simulator.traces.trace import PLAN, Arrival, Asked
+from tessera.simulator.traces.trace import PLAN_LABEL, Arrival, DurationJob
 
 LARGE_FROM: Final = 6e9
 """Number of parameters from which a model counts as large by default. Morphling's large models are
@@ -34,7 +34,7 @@ Size = tuple[str, str]
 """A model and its size."""
 
 
-def parameters(params: str) -> float:
+def parameter_count(params: str) -> float:
     """Return the number of parameters of a size such as ``690M`` or ``1.3B``.
 
     Raises:
@@ -46,19 +46,21 @@ def parameters(params: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
+def count_sizes(arrivals: Iterable[Arrival]) -> Counter[Size]:
     """Return the number of jobs of each model and size."""
     return Counter((a.spec.workload.model, a.spec.workload.params) for a in arrivals)
 
 
-def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
+def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[DurationJob]:
     """Return the requests of the jobs without their models.
 
     Raises:
         InvalidInput: a job does not run as requested, so that its GPU-hours are unknown.
     """
     duration_s = speeds.requested_s(arrivals).tolist()
-    requests = [Asked(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)]
+    requests = [
+        DurationJob(a.arrival_s, s, a.spec) for a, s in zip(arrivals, duration_s, strict=True)
+    ]
     if missing := [one.spec.name for one in requests if one.duration_s == math.inf]:
         raise InvalidInput(
             "arrivals",
@@ -68,8 +70,8 @@ def job_requests(arrivals: Sequence[Arrival], speeds: Speeds) -> list[Asked]:
     return requests
 
 
-def redraw(
-    jobs: Sequence[Asked],
+def redraw_models(
+    jobs: Sequence[DurationJob],
     speeds: Speeds,
     seed: int,
     among: Callable[[Workload], bool] = lambda _: True,
@@ -99,7 +101,7 @@ def redraw(
 
 
 def _redrawn(
-    rng: Generator, job: Asked, menu: Sequence[Sequence[Workload]], speeds: Speeds
+    rng: Generator, job: DurationJob, menu: Sequence[Sequence[Workload]], speeds: Speeds
 ) -> Arrival:
     batches = menu[int(rng.integers(len(menu)))]
     work = batches[int(rng.integers(len(batches)))]
@@ -114,7 +116,7 @@ def _redrawn(
         workload=work,
         requested_gpus=gpus,
         requested_type=kind,
-        labels={k: v for k, v in job.spec.labels.items() if k != PLAN},
+        labels={k: v for k, v in job.spec.labels.items() if k != PLAN_LABEL},
         iterations=max(1, round(duration_s / cells[kind, gpus])),
         deadline_s=job.spec.deadline_s * wanted / gpus,
     )
@@ -137,7 +139,7 @@ def with_large_share(
         raise InvalidInput("share", "must be from 0 to 1")
 
     def large(work: Workload) -> bool:
-        return parameters(work.params) >= large_from
+        return parameter_count(work.params) >= large_from
 
     is_large = np.array([large(a.spec.workload) for a in arrivals], bool)
     missing = round(share * len(arrivals)) - int(is_large.sum())
@@ -146,7 +148,7 @@ def with_large_share(
     rng = np.random.default_rng(seed)
     candidates = np.flatnonzero(~is_large if missing > 0 else is_large)
     chosen = np.sort(rng.permutation(candidates)[: abs(missing)]).tolist()
-    drawn = redraw(
+    drawn = redraw_models(
         job_requests([arrivals[i] for i in chosen], speeds),
         speeds,
         int(rng.integers(2**31)),

@@ -16,8 +16,8 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import GpuType
-from tessera.simulator.traces.speeds import Room, Speeds
-from tessera.simulator.traces.trace import Arrival, Asked
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds
+from tessera.simulator.traces.trace import Arrival, DurationJob
 
 OnBad = Literal["refuse", "drop"]
 NAMES_SHOWN = 5
@@ -33,7 +33,7 @@ NEVER_RUNS = "a model, size and batch that run nowhere on the cluster"
 EARLY = "an arrival before 0"
 
 
-class Dropped(NamedTuple):
+class DroppedJob(NamedTuple):
     """A bad job with the reason (one of the constants above) and the wrong detail."""
 
     job: str
@@ -41,15 +41,15 @@ class Dropped(NamedTuple):
     detail: str = ""
 
 
-_T = TypeVar("_T", Arrival, Asked)
+_T = TypeVar("_T", Arrival, DurationJob)
 
 
 @dataclass(frozen=True)  # no slots: in Python 3.11 a parametrised generic cannot be frozen as well
-class Screened(Generic[_T]):
+class ScreenedTrace(Generic[_T]):
     """The remaining jobs by arrival, the bad ones, and those that were out of order."""
 
     arrivals: list[_T]
-    dropped: list[Dropped]
+    dropped: list[DroppedJob]
     reordered: list[str]
 
     def message(self) -> str:
@@ -60,13 +60,13 @@ class Screened(Generic[_T]):
         return "\n".join([*bad_lines(self.dropped), *order_lines(self.reordered)])
 
 
-def screen(
+def screen_jobs(
     arrivals: Sequence[Arrival],
     profiles: Iterable[EstimateRecord],
     gpu_types: Sequence[GpuType],
     nodes: Sequence[NodeSpec],
     on_bad: OnBad = "refuse",
-) -> Screened[Arrival]:
+) -> ScreenedTrace[Arrival]:
     """Return the jobs that can be simulated on a cluster, by arrival.
 
     A job is bad if it repeats a name, has no iterations, arrives before 0 or runs a model without
@@ -78,7 +78,7 @@ def screen(
         InvalidInput: ``on_bad`` is "refuse" and jobs are bad or out of order; the message has all
             reasons with their counts.
     """
-    room = Room.of(nodes)
+    room = ClusterRoom.of(nodes)
     speeds = Speeds(profiles, room)
     known = {kind.name for kind in gpu_types}
     return _screened(arrivals, lambda one: _bad(one, speeds, room, known), on_bad)
@@ -86,42 +86,48 @@ def screen(
 
 def screen_profiled(
     arrivals: Sequence[Arrival], profiles: Iterable[EstimateRecord], on_bad: OnBad = "refuse"
-) -> Screened[Arrival]:
+) -> ScreenedTrace[Arrival]:
     """Return the jobs whose durations are known, on any cluster.
 
     Otherwise this works like ``screen_jobs``.
     """
     speeds = Speeds(profiles)
-    return _screened(arrivals, lambda one: _misshapen(one) or _unpriced(one.spec, speeds), on_bad)
+    return _screened(
+        arrivals, lambda one: _malformed(one) or _unknown_speed(one.spec, speeds), on_bad
+    )
 
 
-def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> Screened[Arrival]:
+def screen_form(arrivals: Sequence[Arrival], on_bad: OnBad = "refuse") -> ScreenedTrace[Arrival]:
     """Return the jobs with a unique name and some iterations, on any cluster.
 
     Otherwise this works like ``screen_jobs``.
     """
-    return _screened(arrivals, _misshapen, on_bad)
+    return _screened(arrivals, _malformed, on_bad)
 
 
-def screen_durations(jobs: Sequence[Asked], on_bad: OnBad = "refuse") -> Screened[Asked]:
+def screen_durations(
+    jobs: Sequence[DurationJob], on_bad: OnBad = "refuse"
+) -> ScreenedTrace[DurationJob]:
     """Return the jobs with a unique name and a duration, which can be redrawn.
 
     Otherwise this works like ``screen_jobs``.
     """
 
-    def bad(one: Asked) -> Dropped | None:
+    def bad(one: DurationJob) -> DroppedJob | None:
         if not one.arrival_s >= 0:
-            return Dropped(one.spec.name, EARLY, f"{one.arrival_s:g} s")
+            return DroppedJob(one.spec.name, EARLY, f"{one.arrival_s:g} s")
         return (
-            None if one.duration_s > 0 else Dropped(one.spec.name, EMPTY, f"{one.duration_s:g} s")
+            None
+            if one.duration_s > 0
+            else DroppedJob(one.spec.name, EMPTY, f"{one.duration_s:g} s")
         )
 
     return _screened(jobs, bad, on_bad)
 
 
-def bad_lines(dropped: Sequence[Dropped]) -> list[str]:
+def bad_lines(dropped: Sequence[DroppedJob]) -> list[str]:
     """Return a line for each reason, most frequent first: the number of jobs and the first ones."""
-    by_reason: dict[str, list[Dropped]] = defaultdict(list)
+    by_reason: dict[str, list[DroppedJob]] = defaultdict(list)
     for one in dropped:
         by_reason[one.reason].append(one)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
@@ -132,49 +138,51 @@ def order_lines(reordered: Sequence[str]) -> list[str]:
     """Return a line about the jobs that are out of order, or no line without such jobs."""
     if not reordered:
         return []
-    late = [Dropped(name, "") for name in reordered]
+    late = [DroppedJob(name, "") for name in reordered]
     return [_line(f"{_jobs(len(late))} listed after a job that arrives later", late)]
 
 
-def _misshapen(one: Arrival) -> Dropped | None:
+def _malformed(one: Arrival) -> DroppedJob | None:
     if not one.arrival_s >= 0:
-        return Dropped(one.spec.name, EARLY, f"{one.arrival_s:g} s")
+        return DroppedJob(one.spec.name, EARLY, f"{one.arrival_s:g} s")
     if one.spec.iterations < 1:
-        return Dropped(one.spec.name, EMPTY, f"{one.spec.iterations} iterations")
+        return DroppedJob(one.spec.name, EMPTY, f"{one.spec.iterations} iterations")
     return None
 
 
-def _bad(one: Arrival, speeds: Speeds, room: Room, known: set[str]) -> Dropped | None:
+def _bad(one: Arrival, speeds: Speeds, room: ClusterRoom, known: set[str]) -> DroppedJob | None:
     """Return the most basic fault of a job, or None if the job is good."""
     spec = one.spec
-    if (misshapen := _misshapen(one)) is not None:
+    if (misshapen := _malformed(one)) is not None:
         return misshapen
     if spec.requested_type and spec.requested_type not in known:
-        return Dropped(spec.name, ABSENT_TYPE, spec.requested_type)
+        return DroppedJob(spec.name, ABSENT_TYPE, spec.requested_type)
     if speeds.knows(spec.workload) and spec.requested_gpus > _most(spec, room):
-        return Dropped(spec.name, TOO_LARGE, _cell(spec))
-    return _unpriced(spec, speeds)
+        return DroppedJob(spec.name, TOO_LARGE, _cell(spec))
+    return _unknown_speed(spec, speeds)
 
 
-def _unpriced(spec: JobSpec, speeds: Speeds) -> Dropped | None:
+def _unknown_speed(spec: JobSpec, speeds: Speeds) -> DroppedJob | None:
     """Return the reason why a job's speed as requested is unknown, or None if it is known."""
     work = spec.workload
     if not speeds.knows(work):
-        return Dropped(spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}")
+        return DroppedJob(
+            spec.name, UNKNOWN_MODEL, f"{work.model} {work.params} {work.global_batch}"
+        )
     if not speeds.cells(work):
-        return Dropped(spec.name, NEVER_RUNS, f"{work.model} {work.params}")
+        return DroppedJob(spec.name, NEVER_RUNS, f"{work.model} {work.params}")
     if speeds.iter_time_s(spec) < math.inf:
         return None
     tried = speeds.tried(work, spec.requested_type, spec.requested_gpus)
     detail = f"{work.model} {work.params} on {_cell(spec)}"
-    return Dropped(spec.name, INFEASIBLE if tried else NOT_PROFILED, detail)
+    return DroppedJob(spec.name, INFEASIBLE if tried else NOT_PROFILED, detail)
 
 
 def _cell(spec: JobSpec) -> str:
     return f"{spec.requested_gpus} {spec.requested_type or 'GPUs of any type'}"
 
 
-def _most(spec: JobSpec, room: Room) -> int:
+def _most(spec: JobSpec, room: ClusterRoom) -> int:
     """Return the largest number of GPUs of one type that a job may request."""
     if spec.requested_type:
         return room.gpus.get(spec.requested_type, 0)
@@ -182,11 +190,11 @@ def _most(spec: JobSpec, room: Room) -> int:
 
 
 def _screened(
-    items: Sequence[_T], bad: Callable[[_T], Dropped | None], on_bad: OnBad
-) -> Screened[_T]:
+    items: Sequence[_T], bad: Callable[[_T], DroppedJob | None], on_bad: OnBad
+) -> ScreenedTrace[_T]:
     kept, dropped = _sift(items, bad)
     ordered, reordered = in_order(kept)
-    screened = Screened(ordered, dropped, reordered)
+    screened = ScreenedTrace(ordered, dropped, reordered)
     if on_bad == "refuse" and (message := screened.message()):
         raise InvalidInput(
             "arrivals",
@@ -197,8 +205,8 @@ def _screened(
 
 
 def _sift(
-    items: Sequence[_T], bad: Callable[[_T], Dropped | None]
-) -> tuple[list[_T], list[Dropped]]:
+    items: Sequence[_T], bad: Callable[[_T], DroppedJob | None]
+) -> tuple[list[_T], list[DroppedJob]]:
     """Return the good items and the bad ones.
 
     Of items with the same name, the first good one is kept.
@@ -206,7 +214,7 @@ def _sift(
     kept, dropped, names = [], [], set[str]()
     for one in items:
         name = one.spec.name
-        wrong = Dropped(name, REPEATED) if name in names else bad(one)
+        wrong = DroppedJob(name, REPEATED) if name in names else bad(one)
         if wrong is None:
             names.add(name)
             kept.append(one)
@@ -225,7 +233,7 @@ def in_order(items: Sequence[_T]) -> tuple[list[_T], list[str]]:
     return sorted(items, key=lambda one: one.arrival_s), late
 
 
-def _line(text: str, jobs: Sequence[Dropped]) -> str:
+def _line(text: str, jobs: Sequence[DroppedJob]) -> str:
     shown = ", ".join(
         f"{one.job} ({one.detail})" if one.detail else one.job for one in jobs[:NAMES_SHOWN]
     )

@@ -24,7 +24,7 @@ GUARANTEED, BEST_EFFORT = "tenant-a", "tenant-b"
 """The tenants with a quota and without one (Morphling, section 7.3, trace MT)."""
 
 
-def busiest(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
+def busiest_jobs(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     """Return the jobs of the ``hours`` in which most jobs arrive, with times from their start.
 
     If several stretches of time are equally busy, the earliest is taken. Morphling, section 7.3,

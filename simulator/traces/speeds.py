@@ -21,7 +21,7 @@ Cell = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ClusterRoom:
     """The capacity of a cluster by GPU type: GPUs, nodes, and GPUs of the largest node."""
 
     gpus: Mapping[str, int]
@@ -29,7 +29,7 @@ class Room:
     largest: Mapping[str, int]
 
     @classmethod
-    def of(cls, nodes: Iterable[NodeSpec]) -> Room:
+    def of(cls, nodes: Iterable[NodeSpec]) -> ClusterRoom:
         """Return the capacity of a cluster of these nodes."""
         gpus: dict[str, int] = defaultdict(int)
         count: dict[str, int] = defaultdict(int)
@@ -62,7 +62,7 @@ class Speeds:
     If ``room`` is None, the capacity is unlimited.
     """
 
-    def __init__(self, profiles: Iterable[EstimateRecord], room: Room | None = None) -> None:
+    def __init__(self, profiles: Iterable[EstimateRecord], room: ClusterRoom | None = None) -> None:
         self.room = room
         self._profiles = tuple(profiles)
         self._cells: dict[Workload, dict[Cell, float]] = defaultdict(dict)
@@ -128,7 +128,7 @@ def gpu_seconds(arrivals: Sequence[Arrival], speeds: Speeds) -> Floats:
     return speeds.requested_s(arrivals) * gpus
 
 
-def load(arrivals: Sequence[Arrival], speeds: Speeds, gpus: int) -> float:
+def requested_load(arrivals: Sequence[Arrival], speeds: Speeds, gpus: int) -> float:
     """Return the GPU-seconds that arrive, divided by those of ``gpus`` GPUs until the last arrival.
 
     Jobs that do not run as requested are not counted. If all jobs arrive at time 0, the load is

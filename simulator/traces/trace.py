@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.traces.csvfile import Mistakes, Row, decode_file, header_of, rows
+from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, header_of, parse_rows
 from tessera.simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
@@ -25,12 +25,12 @@ REQUIRED = (
     "num_gpus",
 )
 OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
-EXACT = "iterations"
+EXACT_ITERATIONS_COLUMN = "iterations"
 """A column that replaces ``num_iterations``. Its iterations are exact and never divided."""
-DURATIONS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
+DURATION_COLUMNS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
 """The columns of a trace without models, as in public traces. The other columns are drawn
 (``redraw``)."""
-PLAN = "plan"
+PLAN_LABEL = "plan"
 """The label with the execution plan that a job was submitted with."""
 MAX_ITERATIONS = 10**12
 MAX_TIME_S = 1e12
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
     spec: JobSpec
 
 
-class Asked(NamedTuple):
+class DurationJob(NamedTuple):
     """A job of which only GPUs and duration are known.
 
     Its spec's workload and iterations have no meaning.
@@ -109,9 +109,14 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     options = options or TraceOptions()
     text = decode_file(data, file)
     header = header_of(text)
-    if "duration_s" in header and not {"num_iterations", EXACT} & set(header):
+    if "duration_s" in header and not {"num_iterations", EXACT_ITERATIONS_COLUMN} & set(header):
         raise InvalidInput("", f"{file}: has durations but no models; draw models with --redraw")
-    required = tuple(EXACT if c == "num_iterations" and EXACT in header else c for c in REQUIRED)
+    required = tuple(
+        EXACT_ITERATIONS_COLUMN
+        if c == "num_iterations" and EXACT_ITERATIONS_COLUMN in header
+        else c
+        for c in REQUIRED
+    )
     arrivals, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, required):
         spec = _spec(timed, options)
@@ -123,8 +128,10 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
-def parse_durations(data: bytes, file: str, options: TraceOptions | None = None) -> list[Asked]:
-    """Return the jobs of a file with the columns ``DURATIONS`` by arrival, to be redrawn.
+def parse_durations(
+    data: bytes, file: str, options: TraceOptions | None = None
+) -> list[DurationJob]:
+    """Return the jobs of a file with the columns ``DURATION_COLUMNS`` by arrival, to be redrawn.
 
     Raises:
         InvalidInput: the first 20 mistakes, one on each line.
@@ -132,36 +139,36 @@ def parse_durations(data: bytes, file: str, options: TraceOptions | None = None)
     options = options or TraceOptions()
     text = decode_file(data, file)
     jobs, mistakes = [], Mistakes(file)
-    for timed in _timed(text, mistakes, options, DURATIONS):
+    for timed in _timed(text, mistakes, options, DURATION_COLUMNS):
         duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)
         spec = _request(timed, Workload(model="", params="", global_batch=1), 1)
         if timed.row.ok:
-            jobs.append(Asked(timed.time_s, duration_s, spec))
+            jobs.append(DurationJob(timed.time_s, duration_s, spec))
     mistakes.check()
     first_s = _first_s([a.arrival_s for a in jobs], header_of(text), options)
     moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in jobs]
     return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
 
 
-class _Timed(NamedTuple):
+class _TimedRow(NamedTuple):
     """A row with its time of submission and its job's arrival, both on the file's clock."""
 
-    row: Row
+    row: CsvRow
     submit_s: float
     time_s: float
 
 
 def _timed(
     text: str, mistakes: Mistakes, options: TraceOptions, required: tuple[str, ...]
-) -> Iterator[_Timed]:
+) -> Iterator[_TimedRow]:
     """Yield the rows. It is a mistake to repeat the name of a row without mistakes."""
     by_round = "arena_round" in header_of(text)
     lines: dict[str, int] = {}
-    for row in islice(rows(text, mistakes, required, OPTIONAL), options.limit):
+    for row in islice(parse_rows(text, mistakes, required, OPTIONAL), options.limit):
         submit_s = time_s = row.decimal("submit_time_s", -MAX_TIME_S, MAX_TIME_S)
         if by_round and options.round_s is not None:
             time_s = options.round_s * row.whole("arena_round", 0, MAX_COUNT)
-        yield _Timed(row, submit_s, time_s)
+        yield _TimedRow(row, submit_s, time_s)
         name = row.get("job_id")
         if row.ok and name in lines and not options.screened:
             row.wrong("job_id", f"must be unique; line {lines[name]} has the same")
@@ -176,11 +183,13 @@ def _first_s(times_s: list[float], header: tuple[str, ...], options: TraceOption
     return min(times_s, default=0.0)
 
 
-def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
+def _spec(timed: _TimedRow, options: TraceOptions) -> JobSpec:
     row = timed.row
-    exact = EXACT in row.fields
+    exact = EXACT_ITERATIONS_COLUMN in row.fields
     minimum = 0 if options.screened else 1
-    iterations = row.whole(EXACT if exact else "num_iterations", minimum, MAX_ITERATIONS)
+    iterations = row.whole(
+        EXACT_ITERATIONS_COLUMN if exact else "num_iterations", minimum, MAX_ITERATIONS
+    )
     if not exact:
         iterations = max(min(1, iterations), iterations // options.iteration_divisor)
     workload = Workload(
@@ -191,7 +200,7 @@ def _spec(timed: _Timed, options: TraceOptions) -> JobSpec:
     return _request(timed, workload, iterations)
 
 
-def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
+def _request(timed: _TimedRow, workload: Workload, iterations: int) -> JobSpec:
     row = timed.row
     plan = row.name("plan", optional=True)
     return JobSpec(
@@ -203,11 +212,11 @@ def _request(timed: _Timed, workload: Workload, iterations: int) -> JobSpec:
         tenant=row.name("tenant", optional=True),
         guaranteed=row.choice("guaranteed", ("0", "1"), default="0") == "1",
         deadline_s=_deadline_s(row, timed.submit_s),
-        labels={PLAN: plan} if plan else {},
+        labels={PLAN_LABEL: plan} if plan else {},
     )
 
 
-def _deadline_s(row: Row, submit_s: float) -> float:
+def _deadline_s(row: CsvRow, submit_s: float) -> float:
     """Return the seconds from submission to the deadline, or inf if the field is empty."""
     if not row.get("deadline_s"):
         return math.inf

@@ -55,7 +55,7 @@ def philly_like(
     follows from its drawn duration. If ``profiles`` is None, the sample profiles are used. The same
     arguments give the same jobs.
     """
-    known = runnable(sample_profiles() if profiles is None else profiles, habits.gpus)
+    known = runnable_workloads(sample_profiles() if profiles is None else profiles, habits.gpus)
     rng = np.random.default_rng(seed)
     arrivals = arrival_times_s(rng, jobs, habits)
     seconds = rng.lognormal(math.log(habits.median_s), habits.duration_sigma, jobs)
@@ -65,7 +65,7 @@ def philly_like(
     counts = rng.choice([n for n, _ in offered], size=jobs, p=shares / shares.sum())
     drawn = []
     for i, (gpus, duration_s) in enumerate(zip(counts.tolist(), seconds.tolist(), strict=True)):
-        gpu_type, work, iter_time_s = configuration(rng, known[gpus])
+        gpu_type, work, iter_time_s = draw_configuration(rng, known[gpus])
         spec = JobSpec(
             name=f"job-{i:05d}",
             workload=work,
@@ -84,7 +84,7 @@ def arrival_times_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
     rate of the day.
     """
     warped = np.cumsum(gaps_s(rng, jobs, habits))
-    clock, run = day(warped[-1] if jobs else 0.0, habits.day_swing)
+    clock, run = daily_clock(warped[-1] if jobs else 0.0, habits.day_swing)
     return np.interp(warped, run, clock)
 
 
@@ -96,7 +96,7 @@ def gaps_s(rng: Generator, jobs: int, habits: Habits) -> Floats:
     return rng.lognormal(np.log(mean) - habits.gap_sigma**2 / 2, habits.gap_sigma)
 
 
-def day(until_s: float, swing: float) -> tuple[Floats, Floats]:
+def daily_clock(until_s: float, swing: float) -> tuple[Floats, Floats]:
     """Return seconds since a midnight in steps of 300, and the times of a clock at the day's rate.
 
     The rate is 1 - ``swing`` at midnight, 1 + ``swing`` at noon, and 1 on average. Both times reach
@@ -111,7 +111,9 @@ Choices = dict[str, dict[str, list[tuple[Workload, float]]]]
 """GPU type -> model -> (workload, seconds of an iteration)."""
 
 
-def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[int, Choices]:
+def runnable_workloads(
+    profiles: Iterable[EstimateRecord], gpus: Sequence[int]
+) -> dict[int, Choices]:
     """Return the workloads that run on each GPU count, at their fastest shape, degree and plan."""
     fastest: dict[tuple[int, str, Workload], float] = defaultdict(lambda: math.inf)
     for e in profiles:
@@ -125,7 +127,7 @@ def runnable(profiles: Iterable[EstimateRecord], gpus: Sequence[int]) -> dict[in
     return choices
 
 
-def configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
+def draw_configuration(rng: Generator, choices: Choices) -> tuple[str, Workload, float]:
     """Draw a GPU type, then a model, then one of its sizes and batches, each uniformly."""
     gpu_type = list(choices)[rng.integers(len(choices))]
     by_model = choices[gpu_type]

@@ -14,11 +14,11 @@ from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.clusters import hardware_of, preset_cluster
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.morphling import read_measured, read_workload
 from tessera.simulator.traces.profiles import read_profiles
-from tessera.simulator.traces.screening import OnBad, Screened, screen
+from tessera.simulator.traces.screening import OnBad, ScreenedTrace, screen_jobs
 from tessera.simulator.traces.shaping import first_hours, on_type, split_tenants
 from tessera.simulator.traces.trace import Arrival, read_trace
 
@@ -29,18 +29,20 @@ MT_GUARANTEED, MT_QUOTA_GPUS = 194, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedScenario:
     """A scenario, and the outcome of screening the trace for it."""
 
     scenario: Scenario
-    screened: Screened[Arrival]
+    screened: ScreenedTrace[Arrival]
 
 
 _Made = tuple[str, Sequence[EstimateRecord], Sequence[Arrival], Sequence[TenantSpec]]
 """Cluster, profiles, jobs, tenants."""
 
 
-def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0) -> Published:
+def load_published(
+    name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 0
+) -> PublishedScenario:
     """Return one of ``NAMES``. Jobs whose speed the profiles do not state are dropped or refused.
 
     ``seed`` decides which jobs of morphling-mt are guaranteed. The other workloads draw nothing.
@@ -52,8 +54,8 @@ def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 
     if name not in _MAKERS:
         raise InvalidInput("workload", f"unknown {name!r}; use one of {', '.join(NAMES)}")
     cluster, profiles, arrivals, tenants = _MAKERS[name](folder, seed)
-    gpu_types, nodes = preset(cluster)
-    screened = screen(arrivals, profiles, gpu_types, nodes, on_bad)
+    gpu_types, nodes = preset_cluster(cluster)
+    screened = screen_jobs(arrivals, profiles, gpu_types, nodes, on_bad)
     scenario = Scenario(
         gpu_types=gpu_types,
         nodes=nodes,
@@ -61,7 +63,7 @@ def load_published(name: str, folder: Path, on_bad: OnBad = "drop", seed: int = 
         arrivals=screened.arrivals,
         tenants=tenants,
     )
-    return Published(scenario, screened)
+    return PublishedScenario(scenario, screened)
 
 
 def _philly(folder: Path, _: int) -> _Made:

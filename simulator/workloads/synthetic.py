@@ -33,15 +33,15 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
 from tessera.simulator.traces.redraw import LARGE_FROM, with_large_share
 from tessera.simulator.traces.shaping import with_deadlines
-from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import (
     DAY_S,
     Habits,
-    configuration,
-    day,
+    daily_clock,
+    draw_configuration,
     gaps_s,
-    runnable,
+    runnable_workloads,
 )
 
 _HABITS: Final = Habits()
@@ -53,7 +53,7 @@ GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synthetic:
+class SyntheticTrace:
     """A distribution of traces.
 
     ``load`` is the GPU-hours that jobs request, divided by those that the cluster has until the
@@ -101,7 +101,7 @@ class Synthetic:
         Raises:
             InvalidInput: no workload runs on any of the GPU counts.
         """
-        room = Room.of(nodes)
+        room = ClusterRoom.of(nodes)
         fitting = [record for record in profiles if room.holds(record)]
         seeds = np.random.SeedSequence(seed).generate_state(4)
         speeds = Speeds(fitting, room)
@@ -118,7 +118,7 @@ class Synthetic:
 
     def _requests(self, rng: Generator, profiles: Sequence[EstimateRecord]) -> list[Arrival]:
         """Return the jobs, all with arrival time 0."""
-        known = runnable(profiles, tuple(self.gpu_shares))
+        known = runnable_workloads(profiles, tuple(self.gpu_shares))
         if not self.jobs:
             return []
         offered = [(n, share) for n, share in self.gpu_shares.items() if n in known and share > 0]
@@ -132,7 +132,7 @@ class Synthetic:
         counts = rng.choice([n for n, _ in offered], size=self.jobs, p=shares / shares.sum())
         arrivals = []
         for i, (duration_s, gpus) in enumerate(zip(seconds, counts.tolist(), strict=True)):
-            gpu_type, work, iter_time_s = configuration(rng, known[gpus])
+            gpu_type, work, iter_time_s = draw_configuration(rng, known[gpus])
             spec = JobSpec(
                 name=f"job-{i:05d}",
                 workload=work,
@@ -163,6 +163,6 @@ class Synthetic:
         passed: Floats = np.cumsum(gaps)
         if poisson:
             return passed * (span_s / float(passed[-1]))
-        clock, run = day(span_s + DAY_S, _HABITS.day_swing)
+        clock, run = daily_clock(span_s + DAY_S, _HABITS.day_swing)
         end = float(np.interp(span_s, clock, run))
         return np.interp(passed * (end / float(passed[-1])), run, clock)

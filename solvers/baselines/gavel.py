@@ -15,18 +15,18 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.answers import (
-    answer,
-    cannot_run,
+    find_unrunnable,
     is_answer,
+    make_solution,
     trivial_bound,
     usage_matrix,
     without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.convex import cp
-from tessera.solvers.goals.rows import only_columns
+from tessera.solvers.goals.rows import restrict_columns
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _WHOLE = 1 - 1e-6
 """A share of at least this counts as the whole."""
@@ -45,11 +45,11 @@ class GavelProgram:
 
     name = "gavel"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``; the hint is not used, on purpose."""
         del hint
-        if len(cannot_run(problem)):
+        if len(find_unrunnable(problem)):
             return without_answer(
                 problem,
                 SolveStatus.INFEASIBLE,
@@ -64,7 +64,7 @@ class GavelProgram:
             return without_answer(
                 problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
             )
-        return answer(
+        return make_solution(
             problem,
             choice,
             bound=trivial_bound(problem),
@@ -74,14 +74,16 @@ class GavelProgram:
         )
 
     def _choice(self, problem: Problem, budget: Budget) -> Ints | None:
-        requested, origin = only_columns(problem, _as_requested(problem))
+        requested, origin = restrict_columns(problem, _as_requested(problem))
         share = _shares(requested, budget)
         rounded = np.full(len(requested.jobs), -1, dtype=np.int64)
         whole = np.flatnonzero(share >= _WHOLE)
         rounded[requested.column_job[whole]] = whole
         known = None
         if is_answer(requested, rounded):
-            known = answer(requested, rounded, bound=trivial_bound(requested), solver=self.name)
+            known = make_solution(
+                requested, rounded, bound=trivial_bound(requested), solver=self.name
+            )
         filled = Greedy().solve(requested, budget, known)
         if not filled.has_answer:
             return None

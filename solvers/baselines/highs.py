@@ -13,12 +13,12 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import (
     after_one_run,
-    cannot_run,
+    find_unrunnable,
     is_answer,
     usage_matrix,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
 _LARGEST = 1e4
@@ -35,7 +35,7 @@ class Highs:
 
     name = "highs"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, with HiGHS's own bound.
 
@@ -48,7 +48,7 @@ class Highs:
 
     def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         choice = np.full(len(problem.jobs), -1, dtype=np.int64)
-        if len(cannot_run(problem)):
+        if len(find_unrunnable(problem)):
             return SolveStatus.INFEASIBLE, None, math.inf
         if not len(problem.cell):
             return SolveStatus.OPTIMAL, choice, 0.0

@@ -10,11 +10,11 @@ import numpy as np
 
 from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.tables import Ints, ranges
-from tessera.solvers.answers import answer, cannot_run, trivial_bound, without_answer
+from tessera.formulation.tables import Ints, concatenate_ranges
+from tessera.solvers.answers import find_unrunnable, make_solution, trivial_bound, without_answer
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.baselines.highs import Highs
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 
 class Pop:
@@ -31,12 +31,12 @@ class Pop:
         self.name = f"pop-{parts}"
         self._parts, self._inner = parts, inner or Highs()
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``; the hint is not used, on purpose."""
         del hint
         work = ((self.name, 1.0),)
-        if len(cannot_run(problem)):
+        if len(find_unrunnable(problem)):
             return without_answer(
                 problem, SolveStatus.INFEASIBLE, solver=self.name, seed=budget.seed, work=work
             )
@@ -50,7 +50,7 @@ class Pop:
                     problem, SolveStatus.UNKNOWN, solver=self.name, seed=budget.seed, work=work
                 )
             choice[jobs] = _lifted(problem, jobs, solution.choice)
-        return answer(
+        return make_solution(
             problem,
             choice,
             bound=trivial_bound(problem),
@@ -73,7 +73,7 @@ def _even(capacity: Ints, parts: int, number: int) -> Ints:
 
 def part_of(problem: Problem, jobs: Ints, capacity: Ints) -> Problem:
     """Return the problem of only ``jobs`` (rising), with ``capacity`` (int64[rows])."""
-    columns = ranges(problem.job_start[jobs], np.diff(problem.job_start)[jobs])
+    columns = concatenate_ranges(problem.job_start[jobs], np.diff(problem.job_start)[jobs])
     return restrict_problem(problem, jobs, columns, capacity=capacity)
 
 

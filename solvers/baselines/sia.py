@@ -18,13 +18,13 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.answers import (
     after_one_run,
-    cannot_run,
+    find_unrunnable,
+    fits_alone,
     is_answer,
-    lonely_fit,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.convex import cp
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LARGEST = 1e4
 
@@ -45,7 +45,7 @@ class SiaProgram:
 
     name = "sia"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``.
 
@@ -57,9 +57,9 @@ class SiaProgram:
         return after_one_run(problem, status, choice, bound, solver=self.name, seed=budget.seed)
 
     def _answer(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
-        if len(cannot_run(problem)):
+        if len(find_unrunnable(problem)):
             return SolveStatus.INFEASIBLE, None, math.inf
-        if not lonely_fit(problem).any():
+        if not fits_alone(problem).any():
             return SolveStatus.OPTIMAL, np.full(len(problem.jobs), -1, dtype=np.int64), 0.0
         if budget.expired():
             return SolveStatus.UNKNOWN, None, math.inf
@@ -92,7 +92,7 @@ def _configurations(problem: Problem) -> tuple[Ints, sparse.csr_array]:
     key = np.full((len(problem.cell), 2 * int(uses.max(initial=0)) + 1), -1, dtype=np.int64)
     key[problem.usage_column, 2 * place] = problem.row
     key[problem.usage_column, 2 * place + 1] = problem.amount
-    fits = np.flatnonzero(lonely_fit(problem))
+    fits = np.flatnonzero(fits_alone(problem))
     _, first, which = np.unique(key[fits], axis=0, return_index=True, return_inverse=True)
     column = np.full((len(problem.jobs), len(first)), -1, dtype=np.int64)
     rising = fits[np.argsort(problem.value[fits], kind="stable")]  # the best is written last

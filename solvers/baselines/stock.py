@@ -15,7 +15,7 @@ from tessera.solvers.answers import after_one_run, is_answer
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.cpsat import constraints, objective, variables
 from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 
 def _ignore(_objective: float) -> None:
@@ -35,7 +35,7 @@ class StockCpSat:
     def __init__(self, on_answer: Callable[[float], None] = _ignore) -> None:
         self._on_answer = on_answer
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, with CP-SAT's own bound; the hint is not used, on purpose."""
         del hint
@@ -46,15 +46,15 @@ class StockCpSat:
 
     def _run(self, problem: Problem, budget: Budget) -> tuple[SolveStatus, Ints | None, float]:
         model = cp_model.CpModel()
-        x = variables.runs_on(model, problem)
+        x = variables.add_columns(model, problem)
         budget.check()
-        constraints.at_most_one_column_a_job(model, x, problem)
+        constraints.require_one_column(model, x, problem)
         budget.check()
-        constraints.must_run_jobs_run(model, x, problem)
+        constraints.require_must_run(model, x, problem)
         budget.check()
-        constraints.capacity(model, x, problem)
+        constraints.limit_rows(model, x, problem)
         budget.check()
-        objective.maximise_value(model, x, problem, 0)
+        objective.maximize_value(model, x, problem, 0)
         solver = solver_of(budget)
         solver.parameters.relative_gap_limit = budget.gap
         status = STATUS.get(

@@ -8,9 +8,7 @@ from ortools.sat.python import cp_model
 from tessera.formulation.problem import Problem
 
 
-def at_most_one_column_a_job(
-    model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem
-) -> None:
+def require_one_column(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
     """Require, for each job j that may wait: sum over its columns of x[c] <= 1 (2)."""
     for job in np.flatnonzero(~problem.must_run).tolist():
         columns = problem.columns_of(job)
@@ -18,14 +16,14 @@ def at_most_one_column_a_job(
             model.add_at_most_one(x[columns.start : columns.stop])
 
 
-def must_run_jobs_run(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
+def require_must_run(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
     """Require, for each job j that must run: sum over its columns of x[c] = 1 (2)."""
     for job in np.flatnonzero(problem.must_run).tolist():
         columns = problem.columns_of(job)
         model.add_exactly_one(x[columns.start : columns.stop])
 
 
-def capacity(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
+def limit_rows(model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem) -> None:
     """Require, for each row r: sum over columns of usage[r, c] * x[c] <= capacity[r] (3)."""
     order = np.argsort(problem.row, kind="stable")
     bounds = np.searchsorted(problem.row[order], np.arange(len(problem.rows) + 1))

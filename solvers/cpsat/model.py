@@ -12,13 +12,19 @@ from ortools.sat.python import cp_model
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
-from tessera.solvers.answers import answer, objective_of, trivial_bound, usable_hint, without_answer
+from tessera.solvers.answers import (
+    make_solution,
+    objective_of,
+    trivial_bound,
+    usable_hint,
+    without_answer,
+)
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.cpsat import constraints, objective, variables
 from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
-from tessera.solvers.fixing import Core, core_of, losses
-from tessera.solvers.prices import Priced, price
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.fixing import Core, column_losses, core_of
+from tessera.solvers.prices import PricedProblem, price_problem
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 WORK_PER_S: Final = 0.25
 """Deterministic seconds planned for a wall second.
@@ -30,18 +36,18 @@ BUILD_S: Final = 1e-5
 Half of it was measured."""
 MOST_WORK: Final = 1e6
 """Deterministic seconds if nothing else limits them: a number that can be recorded."""
-FIRST_CORE: Final = 60
+FIRST_CORE_COLUMNS: Final = 60
 """Columns of the first core that are worse than their job's best.
 
 Such a core is solved in tens of milliseconds."""
 FIRST_WORK: Final = 0.1
 """Deterministic seconds for the first core; a core that takes longer is widened instead."""
-GROWTH: Final = 2
+CORE_GROWTH_FACTOR: Final = 2
 """Factor by which each next core, and its allowed work, is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Native:
+class _NativeResult:
     """The result of one run of CP-SAT; ``repeatable`` means that no wall clock cut it short."""
 
     status: SolveStatus
@@ -63,7 +69,7 @@ class CpSat:
 
     name = "cp-sat"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``; INFEASIBLE is proven in integers."""
         known = usable_hint(problem, hint)
@@ -79,7 +85,7 @@ class CpSat:
             choice, status = native.choice, native.status
             bound, repeatable = min(bound, native.bound), native.repeatable
         else:
-            priced = price(problem, hint.prices)
+            priced = price_problem(problem, hint.prices)
             choice, best, repeatable = _widen(problem, priced, known, budget, limit)
             bound, status = min(bound, best), SolveStatus.FEASIBLE
         if choice is None or (known is not None and _less(problem, choice, known)):
@@ -101,7 +107,7 @@ class CpSat:
             return without_answer(
                 problem, status, solver=self.name, bound=bound, seed=budget.seed, work=recorded
             )
-        return answer(
+        return make_solution(
             problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=recorded
         )
 
@@ -133,7 +139,7 @@ def _whole(problem: Problem) -> Core:
 
 
 def _widen(
-    problem: Problem, priced: Priced, known: Ints, budget: Budget, limit: float
+    problem: Problem, priced: PricedProblem, known: Ints, budget: Budget, limit: float
 ) -> tuple[Ints, float, bool]:
     """Return (best choice, bound, whether repeatable) from ever wider cores around ``priced``.
 
@@ -141,9 +147,9 @@ def _widen(
     work is spent.
     """
     needed = priced.total + priced.slack - objective_of(problem, known)
-    loss = losses(problem, priced)
+    loss = column_losses(problem, priced)
     loss = np.sort(loss[loss <= needed])  # no other column can be part of a better answer
-    size = FIRST_CORE + int(np.searchsorted(loss, 1.0))
+    size = FIRST_CORE_COLUMNS + int(np.searchsorted(loss, 1.0))
     bound, done, allowed = priced.bound, 0.0, FIRST_WORK
     while True:
         budget.check()
@@ -165,21 +171,21 @@ def _widen(
         if not native.repeatable or budget.expired():
             # The clock ended the run, so it cannot be repeated.
             return known, bound, False
-        size, allowed = size * GROWTH, allowed * GROWTH
+        size, allowed = size * CORE_GROWTH_FACTOR, allowed * CORE_GROWTH_FACTOR
 
 
-def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Native:
+def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _NativeResult:
     """Run CP-SAT on ``core``; the resulting choice and bound are those of the whole problem."""
     model = cp_model.CpModel()
-    x = variables.runs_on(model, core.problem)
+    x = variables.add_columns(model, core.problem)
     budget.check()
-    constraints.at_most_one_column_a_job(model, x, core.problem)
+    constraints.require_one_column(model, x, core.problem)
     budget.check()
-    constraints.must_run_jobs_run(model, x, core.problem)
+    constraints.require_must_run(model, x, core.problem)
     budget.check()
-    constraints.capacity(model, x, core.problem)
+    constraints.limit_rows(model, x, core.problem)
     budget.check()
-    objective.maximise_value(model, x, core.problem, core.offset)
+    objective.maximize_value(model, x, core.problem, core.offset)
     if known is not None:
         variables.hint_choice(model, x, known, budget.check)
     solver = _solver(budget, limit)
@@ -196,7 +202,7 @@ def _run(core: Core, budget: Budget, limit: float, known: Ints | None) -> _Nativ
         own[core.problem.column_job[picked]] = picked
         choice = core.lift(own)
         bound = float(round(solver.best_objective_bound))
-    return _Native(status=status, choice=choice, bound=bound, work=work, repeatable=ended)
+    return _NativeResult(status=status, choice=choice, bound=bound, work=work, repeatable=ended)
 
 
 def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:

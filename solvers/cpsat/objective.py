@@ -7,7 +7,7 @@ from ortools.sat.python import cp_model
 from tessera.formulation.problem import Problem
 
 
-def maximise_value(
+def maximize_value(
     model: cp_model.CpModel, x: list[cp_model.IntVar], problem: Problem, offset: int
 ) -> None:
     """Maximise the sum over columns of value[c] * x[c] (1), plus the value of what is decided.

@@ -8,7 +8,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.solution import SolveStatus
 from tessera.solvers.base import Budget
 
@@ -36,7 +36,7 @@ def solve_while_wanted(
         DeadlineTooShort: the budget is cancelled.
     """
     budget.check()
-    if budget.cancelled is never:
+    if budget.cancelled is never_cancelled:
         return solver.solve(model, on_answer)
     ended = threading.Event()
 

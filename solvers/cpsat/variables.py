@@ -14,7 +14,7 @@ CHECK_EVERY: Final = 1024
 """Columns between two checks whether anybody still waits for the answer."""
 
 
-def runs_on(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
+def add_columns(model: cp_model.CpModel, problem: Problem) -> list[cp_model.IntVar]:
     """Add x[c] in {0, 1} for each column (4)."""
     return [model.new_bool_var("") for _ in range(len(problem.cell))]
 

@@ -9,12 +9,12 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution
 from tessera.solvers.base import Budget, Solver
 
-CALLS: Final = "calls"
+CALLS_KEY: Final = "calls"
 """Name under which the number of calls is recorded.
 
 It marks recorded work as that of several calls."""
 
-OVER: Final = "over"
+OVER_PREFIX: Final = "over"
 """Prefix, before a colon and a number, of a record that the time of a goal was over.
 
 The number is that of the question."""
@@ -29,8 +29,8 @@ class Calls:
     """
 
     def __init__(self, budget: Budget) -> None:
-        self._recorded = _by_call(budget.work) if CALLS in budget.work else None
-        self._over = {key for key in budget.work if key.startswith(f"{OVER}:")}
+        self._recorded = _by_call(budget.work) if CALLS_KEY in budget.work else None
+        self._over = {key for key in budget.work if key.startswith(f"{OVER_PREFIX}:")}
         self._count = self._questions = 0
         self._work: list[tuple[str, float]] = []
 
@@ -55,7 +55,7 @@ class Calls:
         The result is recorded, so that what a goal leaves out for lack of time is left out again.
         """
         self._questions += 1
-        key = f"{OVER}:{self._questions}"
+        key = f"{OVER_PREFIX}:{self._questions}"
         over = key in self._over if self._recorded is not None else budget.expired()
         if over:
             self._work.append((key, 1.0))
@@ -64,7 +64,7 @@ class Calls:
     @property
     def work(self) -> tuple[tuple[str, float], ...]:
         """Return the work of all calls so far."""
-        return ((CALLS, float(self._count)), *self._work)
+        return ((CALLS_KEY, float(self._count)), *self._work)
 
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:

@@ -13,37 +13,43 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.goals import Levels
-from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.answers import (
-    cannot_run,
+    find_unrunnable,
+    fits_alone,
     is_answer,
-    lonely_fit,
     objective_of,
     trivial_bound,
 )
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals.calls import Calls
-from tessera.solvers.goals.rows import Limit, add_limits, counting_jobs, levels_of, only_columns
+from tessera.solvers.goals.rows import (
+    Limit,
+    add_limits,
+    jobs_that_count,
+    levels_of,
+    restrict_columns,
+)
 from tessera.solvers.pricing import Pricing
-from tessera.solvers.waiting import read_back
+from tessera.solvers.waiting_columns import read_back_choice
 
-QUICK: Final = 0.5
+PRICES_TIME_SHARE: Final = 0.5
 """Share of the goal's remaining time that the shadow prices may take in one try."""
-EXACT: Final = 0.25
+SOLVER_TIME_SHARE: Final = 0.25
 """Share of the goal's remaining time that the solver may take in one try."""
-ANY_ANSWER: Final = 0.9
+ANY_ANSWER_GAP: Final = 0.9
 """Gap for a solver that shall find any answer at all."""
 
-Tried = Ints | bool
+TrialResult = Ints | bool
 """The result of trying a level.
 
 It is a choice; or False if it is proven that no choice exists; or True if it was not decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Settled:
+class SettledLevels:
     """A choice, the levels reached in the settled places, and a proven bound of the first place."""
 
     choice: Ints
@@ -52,7 +58,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Search:
+class _LevelSearch:
     """The context of every try.
 
     ``proofs`` has (level, most jobs that can be at or below it), as proven so far. They also hold
@@ -71,9 +77,9 @@ class _Search:
         return any(limit.above <= level and most < least for level, most in self.proofs)
 
 
-def settle(
+def settle_levels(
     problem: Problem, goal: Levels, choice: Ints, solver: Solver, calls: Calls, budget: Budget
-) -> Settled:
+) -> SettledLevels:
     """Settle the first ``goal.depth`` places of the sorted levels, starting from ``choice``.
 
     Place n (from 0) is the least level above which a choice can have at most n jobs, while the
@@ -82,10 +88,10 @@ def settle(
     impossible, but only what is proven counts for the bound. Places for which no time is left keep
     the level that they have in ``choice``, which must be feasible.
     """
-    search = _Search(goal=goal, solver=solver, calls=calls, budget=budget)
+    search = _LevelSearch(goal=goal, solver=solver, calls=calls, budget=budget)
     places: list[float] = []
     bound, at_floor = -math.inf, True
-    most = min(goal.depth, int(counting_jobs(problem).sum()))
+    most = min(goal.depth, int(jobs_that_count(problem).sum()))
     for place in range(most):
         if calls.over(budget):
             places += levels_of(problem, goal, choice)[place:most].tolist()
@@ -97,18 +103,18 @@ def settle(
         places.append(reached)
         bound = proven if place == 0 else bound
         at_floor = reached <= floors[place]
-    return Settled(choice=choice, places=tuple(places), bound=bound)
+    return SettledLevels(choice=choice, places=tuple(places), bound=bound)
 
 
-def lowest(problem: Problem, goal: Levels) -> float:
+def lowest_possible_level(problem: Problem, goal: Levels) -> float:
     """Return a true lower bound of the worst level, without any solver; -inf if no job counts."""
     return float(max(_floors(problem, goal), default=-math.inf))
 
 
-def nothing_excluded(problem: Problem, goal: Levels, bound: float, reached: float) -> bool:
+def excludes_nothing(problem: Problem, goal: Levels, bound: float, reached: float) -> bool:
     """Return whether ``bound`` of the worst level excludes no possible level below ``reached``."""
-    levels = np.append(goal.level, goal.waiting[counting_jobs(problem)])
-    possible = levels[(levels >= lowest(problem, goal)) & (levels < reached)]
+    levels = np.append(goal.level, goal.waiting[jobs_that_count(problem)])
+    possible = levels[(levels >= lowest_possible_level(problem, goal)) & (levels < reached)]
     return bool(len(possible)) and bound <= float(possible.min())
 
 
@@ -133,7 +139,7 @@ def loosen_levels(goal: Levels, places: Sequence[float]) -> tuple[float, ...]:
 
 def _place(
     problem: Problem,
-    search: _Search,
+    search: _LevelSearch,
     choice: Ints,
     place: int,
     floors: Floats,
@@ -146,7 +152,7 @@ def _place(
     """
     goal = search.goal
     top = levels_of(problem, goal, choice)[place]
-    levels = np.unique(np.append(goal.level, goal.waiting[counting_jobs(problem)]))
+    levels = np.unique(np.append(goal.level, goal.waiting[jobs_that_count(problem)]))
     levels = levels[(levels >= floors[place]) & (levels < top)]
     proven, low, high = 0, 0, len(levels)
     ends = [high - 1, 0] if floor_first else [high - 1]
@@ -169,26 +175,28 @@ def _place(
 
 def _floors(problem: Problem, goal: Levels) -> Floats:
     """Return the least level that each job could have if it were alone, worst first."""
-    counted = np.flatnonzero(counting_jobs(problem))
-    alone = np.where(lonely_fit(problem), goal.level, np.inf)
-    best = jobwise(np.minimum, alone, problem.job_start)
+    counted = np.flatnonzero(jobs_that_count(problem))
+    alone = np.where(fits_alone(problem), goal.level, np.inf)
+    best = reduce_by_job(np.minimum, alone, problem.job_start)
     best = np.where(problem.must_run, best, np.minimum(best, goal.waiting))
     return np.asarray(np.sort(best[counted])[::-1])
 
 
-def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
-    """Return a choice that also keeps ``limit``, or the result that a bool stands for (``Tried``)."""
+def _try(problem: Problem, search: _LevelSearch, known: Ints, limit: Limit) -> TrialResult:
+    """Return a choice that also keeps ``limit``, or the result that a bool stands for (``TrialResult``)."""
     goal, solver, calls, budget = search.goal, search.solver, search.calls, search.budget
-    jobs = int(counting_jobs(problem).sum())
+    jobs = int(jobs_that_count(problem).sum())
     if search.excludes(limit, jobs):
         return False
     limited = add_limits(problem, goal, [limit])
-    needed, origin = only_columns(limited, _needed(limited, goal, limit))
-    if len(cannot_run(needed)):
+    needed, origin = restrict_columns(limited, _needed(limited, goal, limit))
+    if len(find_unrunnable(needed)):
         return False
     if solver.name == "portfolio":  # counting by its shadow prices usually decides, and ends sooner
         counts, waiting = _count(problem, goal, limit, origin)
-        solution = calls.solve(Pricing(), counts, budget.share(QUICK), _hint(counts, origin, known))
+        solution = calls.solve(
+            Pricing(), counts, budget.share(PRICES_TIME_SHARE), _hint(counts, origin, known)
+        )
         if solution is None:
             return True
         most = solution.bound + waiting
@@ -201,7 +209,7 @@ def _try(problem: Problem, search: _Search, known: Ints, limit: Limit) -> Tried:
         if answer is not None:
             return answer
     any_answer = replace(needed, value=np.zeros(len(origin), np.int64))
-    any_budget = replace(budget.share(EXACT), gap=ANY_ANSWER)
+    any_budget = replace(budget.share(SOLVER_TIME_SHARE), gap=ANY_ANSWER_GAP)
     solution = calls.solve(solver, any_answer, any_budget)
     if solution is not None and solution.status is SolveStatus.INFEASIBLE:
         return False
@@ -216,7 +224,7 @@ def _needed(limited: Problem, goal: Levels, limit: Limit) -> Bools:
     limit and use only the same single row, the one that uses least is enough. If no column of a job
     fits, but the job uses a row by waiting, it keeps all its columns, since it must have some.
     """
-    fits, job = lonely_fit(limited), limited.column_job
+    fits, job = fits_alone(limited), limited.column_job
     idles = np.diff(limited.idle_start) > 0
     stuck = idles & (np.bincount(job[fits], minlength=len(idles)) == 0)
     free = ~limited.must_run & ~idles
@@ -243,8 +251,8 @@ def _count(problem: Problem, goal: Levels, limit: Limit, origin: Ints) -> tuple[
     gain = (goal.level <= limit.above).astype(np.int64) - waits_below[problem.column_job]
     keep = np.zeros(len(problem.cell), dtype=np.bool_)
     keep[origin] = True
-    counts, _ = only_columns(replace(problem, value=gain), keep)
-    return counts, int((counting_jobs(problem) & waits_below).sum())
+    counts, _ = restrict_columns(replace(problem, value=gain), keep)
+    return counts, int((jobs_that_count(problem) & waits_below).sum())
 
 
 def _hint(counts: Problem, origin: Ints, known: Ints) -> Solution | None:
@@ -268,5 +276,5 @@ def _lifted(limited: Problem, origin: Ints, solution: Solution) -> Ints | None:
     """Return the solution's choice in the columns of ``limited``; None if it is infeasible there."""
     if not solution.has_answer:
         return None
-    choice = read_back(origin, solution.choice)
+    choice = read_back_choice(origin, solution.choice)
     return choice if is_answer(limited, choice) else None

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, with_goal_values
+from tessera.formulation.statement import Statement, replace_goal_values
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
-    answer,
     is_answer,
+    make_solution,
     objective_of,
     proves_nothing,
     trivial_bound,
@@ -23,12 +23,24 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals.calls import Calls
-from tessera.solvers.goals.levels import limits_of, loosen_levels, lowest, nothing_excluded, settle
-from tessera.solvers.goals.rows import add_limits, keeps, least_kept_value, levels_of, with_rows
+from tessera.solvers.goals.levels import (
+    excludes_nothing,
+    limits_of,
+    loosen_levels,
+    lowest_possible_level,
+    settle_levels,
+)
+from tessera.solvers.goals.rows import (
+    add_limits,
+    keep_goal_row,
+    least_kept_value,
+    levels_of,
+    with_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
+class SolvedGoals:
     """A solution of a statement, in the values of the last goal, with a result for each goal.
 
     ``floors`` has, for each goal but the last, the part that later goals had to leave of it. For a
@@ -75,7 +87,7 @@ def solve_goals(
     budget: Budget,
     greedy: Solution,
     prices: Floats | None = None,
-) -> Solved:
+) -> SolvedGoals:
     """Reach the goals in order, each within the tolerance of those before it.
 
     ``greedy`` is a solution of ``surrogate(statement)``; the result is never worse by the goals in
@@ -88,7 +100,7 @@ def solve_goals(
         problem = statement.problem
         solution = _solve(problem, solver, budget, greedy, prices)
         trivial = proves_nothing(problem, solution, budget.gap)
-        return Solved(
+        return SolvedGoals(
             solution=solution, results=(_linear_result(statement.goals[0], solution, trivial),)
         )
     return _Ordered(statement, solver, budget, greedy).solve(prices)
@@ -112,7 +124,7 @@ def _solve(
     if solver.name == greedy.solver:
         return greedy
     solution = solver.solve(problem, budget, _with_prices(greedy, problem, prices))
-    if solution.has_answer and not violations(problem, solution):
+    if solution.has_answer and not find_violations(problem, solution):
         if solution.objective >= greedy.objective:
             return solution
         return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
@@ -148,7 +160,7 @@ class _Ordered:
         self._trivial: list[bool] = []
         self._floors: list[tuple[float, ...]] = []
 
-    def solve(self, prices: Floats | None) -> Solved:
+    def solve(self, prices: Floats | None) -> SolvedGoals:
         """Reach every goal in turn."""
         *early, last = self._statement.goals
         if not isinstance(last, Linear):
@@ -170,10 +182,10 @@ class _Ordered:
 
     def _first_answer(self, last: Linear) -> Solution | None:
         """Find a choice to start from; or else return a solution that says why."""
-        problem = with_goal_values(self._statement.problem, last)
+        problem = replace_goal_values(self._statement.problem, last)
         part = self._budget.share(1.0 / (len(self._statement.goals) + 1))
         solution = self._calls.solve(self._solver, problem, part) if self._ask else self._greedy
-        if solution is not None and solution.has_answer and not violations(problem, solution):
+        if solution is not None and solution.has_answer and not find_violations(problem, solution):
             self._choice = solution.choice
             return None
         proven = solution is not None and solution.status is SolveStatus.INFEASIBLE
@@ -184,19 +196,21 @@ class _Ordered:
         solution = self._best(goal, budget)
         self._choice = solution.choice
         self._floors.append((float(least_kept_value(goal, solution.objective)),))
-        self._problem = with_rows(self._problem, [keeps(self._problem, goal, solution.objective)])
+        self._problem = with_rows(
+            self._problem, [keep_goal_row(self._problem, goal, solution.objective)]
+        )
 
     def _reach_levels(self, goal: Levels, budget: Budget) -> None:
         problem, choice = self._problem, self._known()
         if not self._ask:
             places = tuple(levels_of(problem, goal, choice)[: goal.depth].tolist())
-            self._bounds.append(lowest(problem, goal))
+            self._bounds.append(lowest_possible_level(problem, goal))
         else:
-            settled = settle(problem, goal, choice, self._solver, self._calls, budget)
+            settled = settle_levels(problem, goal, choice, self._solver, self._calls, budget)
             self._choice, places = settled.choice, settled.places
-            self._bounds.append(max(settled.bound, lowest(problem, goal)))
+            self._bounds.append(max(settled.bound, lowest_possible_level(problem, goal)))
         self._trivial.append(
-            bool(places) and nothing_excluded(problem, goal, self._bounds[-1], places[0])
+            bool(places) and excludes_nothing(problem, goal, self._bounds[-1], places[0])
         )
         loose = loosen_levels(goal, places)
         self._floors.append(loose)
@@ -209,7 +223,7 @@ class _Ordered:
 
     def _best(self, goal: Linear, budget: Budget, prices: Floats | None = None) -> Solution:
         """Return the best verified solution by ``goal``, and record what is proven of the goal."""
-        problem = with_goal_values(self._problem, goal)
+        problem = replace_goal_values(self._problem, goal)
         solution = self._best_on(problem, budget, prices)
         self._bounds.append(solution.bound)
         self._trivial.append(proves_nothing(problem, solution, budget.gap))
@@ -222,12 +236,12 @@ class _Ordered:
         stands = self._greedy.has_answer and is_answer(problem, greedy)
         if stands and objective_of(problem, greedy) >= objective_of(problem, start):
             start, made_by = greedy, "goals" if self._ask else self._greedy.solver
-        best = answer(
+        best = make_solution(
             problem, start, bound=trivial_bound(problem), solver=made_by, seed=self._budget.seed
         )
         hint = _with_prices(best, problem, prices)
         solution = self._calls.solve(self._solver, problem, budget, hint) if self._ask else None
-        if solution is None or violations(problem, solution):
+        if solution is None or find_violations(problem, solution):
             return best
         if solution.has_answer and solution.objective >= best.objective:
             return solution
@@ -240,7 +254,7 @@ class _Ordered:
             status=SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE,
         )
 
-    def _solved(self, solution: Solution) -> Solved:
+    def _solved(self, solution: Solution) -> SolvedGoals:
         goals, bounds, trivial = self._statement.goals, self._bounds, self._trivial
         work = self._calls.work if self._ask else self._greedy.work
         if not solution.has_answer:
@@ -252,14 +266,14 @@ class _Ordered:
             )
             for goal, bound, unproven in zip(goals, bounds, trivial, strict=True)
         )
-        return Solved(
+        return SolvedGoals(
             solution=replace(solution, work=work), results=results, floors=tuple(self._floors)
         )
 
 
 def _first_bound(problem: Problem, goal: Goal) -> float:
     if isinstance(goal, Levels):
-        return lowest(problem, goal)
+        return lowest_possible_level(problem, goal)
     return trivial_bound(replace(problem, value=goal.value))
 
 

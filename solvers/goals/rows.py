@@ -10,7 +10,14 @@ import numpy as np
 
 from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.problem import MAX_TOTAL, Problem, Row, RowKind, jobwise, restrict_problem
+from tessera.formulation.problem import (
+    MAX_TOTAL,
+    CouplingRow,
+    Problem,
+    RowKind,
+    reduce_by_job,
+    restrict_problem,
+)
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -63,7 +70,7 @@ def _merged(
     return start, row[order], amount[order]
 
 
-def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
+def keep_goal_row(problem: Problem, goal: Linear, reached: int) -> RowUse:
     """Return the row that keeps ``goal`` at no less than ``least_kept_value(goal, reached)``.
 
     Let top_j be the most that job j can add, at least 0 if it may wait. The sum of values is at
@@ -76,7 +83,7 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     choice that keeps the goal is lost; less than that power can be given away per job unnoticed.
     """
     may_wait = ~problem.must_run & (np.diff(problem.job_start) > 0)
-    top = jobwise(np.maximum, goal.value.astype(np.float64), problem.job_start)
+    top = reduce_by_job(np.maximum, goal.value.astype(np.float64), problem.job_start)
     top_value = np.where(may_wait, np.maximum(top, 0.0), top).astype(np.int64)
     waits = np.flatnonzero(may_wait & (top_value > 0))
     amount, idle = top_value[problem.column_job] - goal.value, top_value[waits]
@@ -84,7 +91,9 @@ def keeps(problem: Problem, goal: Linear, reached: int) -> RowUse:
     total = float(amount.sum(dtype=np.float64) + idle.sum(dtype=np.float64))
     shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
     return RowUse(
-        row=Row(kind=RowKind.GOAL, subject=f"keeps {goal.name}", capacity=capacity >> shift),
+        row=CouplingRow(
+            kind=RowKind.GOAL, subject=f"keeps {goal.name}", capacity=capacity >> shift
+        ),
         column=np.arange(len(amount), dtype=np.int64),
         amount=amount >> shift,
         idle_job=waits,
@@ -104,7 +113,7 @@ def add_limits(problem: Problem, goal: Levels, limits: Sequence[Limit]) -> Probl
     """
     rows = [_at_most(problem, goal, limit) for limit in limits]
     none_above = min((limit.above for limit in limits if limit.most == 0), default=math.inf)
-    must_run = problem.must_run | (counting_jobs(problem) & (goal.waiting > none_above))
+    must_run = problem.must_run | (jobs_that_count(problem) & (goal.waiting > none_above))
     return with_rows(replace(problem, must_run=must_run), [r for r in rows if r is not None])
 
 
@@ -114,13 +123,13 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     Each column or waiting job above the limit counts 1.
     """
     column = np.flatnonzero(goal.level > limit.above)
-    waits = counting_jobs(problem) & ~problem.must_run & (goal.waiting > limit.above)
+    waits = jobs_that_count(problem) & ~problem.must_run & (goal.waiting > limit.above)
     idle_job = np.flatnonzero(waits & (limit.most > 0))  # otherwise it must run
     if not len(column) and not len(idle_job):
         return None
     subject = f"{goal.name}: at most {limit.most} above {limit.above:.6g}"
     return RowUse(
-        row=Row(kind=RowKind.GOAL, subject=subject, capacity=limit.most),
+        row=CouplingRow(kind=RowKind.GOAL, subject=subject, capacity=limit.most),
         column=column,
         amount=np.ones(len(column), np.int64),
         idle_job=idle_job,
@@ -128,20 +137,20 @@ def _at_most(problem: Problem, goal: Levels, limit: Limit) -> RowUse | None:
     )
 
 
-def counting_jobs(problem: Problem) -> Bools:
+def jobs_that_count(problem: Problem) -> Bools:
     """Return the jobs whose levels count, bool[jobs]: those with a column."""
     return np.diff(problem.job_start) > 0
 
 
 def levels_of(problem: Problem, goal: Levels, choice: Ints) -> Floats:
     """Return the levels of the jobs that count, worst first."""
-    counted = np.flatnonzero(counting_jobs(problem))
+    counted = np.flatnonzero(jobs_that_count(problem))
     own = choice[counted]
     level = np.where(own >= 0, goal.level[own] if len(goal.level) else 0.0, goal.waiting[counted])
     return np.asarray(np.sort(level)[::-1])
 
 
-def only_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
+def restrict_columns(problem: Problem, keep: Bools) -> tuple[Problem, Ints]:
     """Return the problem with only the columns ``keep`` (bool[columns]), and their old indices.
 
     A job that loses all of its columns may only wait, and must be free to.

@@ -11,24 +11,24 @@ from tessera.formulation.goals import Goal, Levels
 from tessera.formulation.problem import MAX_TOTAL, Problem, scale_values
 from tessera.formulation.statement import Statement
 from tessera.formulation.tables import Floats
-from tessera.solvers.goals.rows import counting_jobs
+from tessera.solvers.goals.rows import jobs_that_count
 
-LATER: Final = 1e-3
+LATER_GOAL_WEIGHT: Final = 1e-3
 """Weight of a goal relative to the one before it, if that one is exact.
 
 A tolerance above it takes its place."""
 STEEPNESS: Final = 14.0
 """The worst of all levels weighs exp(this), a million times the best."""
-SCALE: Final = 1e9
+SURROGATE_SCALE: Final = 1e9
 """Largest value of the first goal, as an integer.
 
 It is large enough to distinguish three goals of weights 1, 1e-3 and 1e-6."""
 
 
-def surrogate(statement: Statement) -> Problem:
+def build_surrogate(statement: Statement) -> Problem:
     """Return the problem whose values stand for all goals; a single goal keeps its own.
 
-    The values of each goal are scaled to at most 1. A goal weighs ``LATER`` times the one before
+    The values of each goal are scaled to at most 1. A goal weighs ``LATER_GOAL_WEIGHT`` times the one before
     it, or the tolerance of that goal if it is larger. The surrogate is only a guide;
     ``solve_goals`` reaches the goals themselves.
     """
@@ -40,8 +40,8 @@ def surrogate(statement: Statement) -> Problem:
         goal_value, goal_price = _normalized(problem, goal)
         value += weight * goal_value
         price += weight * goal_price
-        weight *= max(goal.tolerance, LATER)
-    scale = min(SCALE, MAX_TOTAL / 8 / max(1, len(problem.jobs)))
+        weight *= max(goal.tolerance, LATER_GOAL_WEIGHT)
+    scale = min(SURROGATE_SCALE, MAX_TOTAL / 8 / max(1, len(problem.jobs)))
     restart_price = scale_values(price, scale)
     return replace(
         problem,
@@ -67,7 +67,7 @@ def _relief(problem: Problem, goal: Levels) -> Floats:
     function of them is smallest, roughly, if the worst levels are best. The levels already include
     the restart.
     """
-    counted = counting_jobs(problem)
+    counted = jobs_that_count(problem)
     ranks = np.unique(np.append(goal.level, goal.waiting[counted]), return_inverse=True)[1]
     height = np.exp(STEEPNESS * (ranks / max(1, ranks.max(initial=0)) - 1.0))
     waiting = np.zeros(len(problem.jobs))

@@ -12,7 +12,7 @@ from tessera.solvers.kernels.jit import compile_lazily
 
 
 @compile_lazily
-def changes(
+def enumerate_changes(
     group_start: Ints,
     loss: Floats,
     more: Ints,
@@ -79,7 +79,7 @@ def changes(
 
 
 @compile_lazily
-def keys(used: Ints, factor: Ints) -> Ints:
+def usage_keys(used: Ints, factor: Ints) -> Ints:
     """Return the sum over rows of ``factor * used`` for each way, int64[ways].
 
     It may wrap around.

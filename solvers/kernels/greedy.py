@@ -21,7 +21,7 @@ FREE_STEP = 1e-9
 
 The unit is the cluster, if sizes are shares."""
 
-REFRESHES = 8
+REFRESHES_PER_DOUBLING = 8
 """After this many evaluations of all jobs, the misses needed for the next evaluation double."""
 
 Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Floats]
@@ -31,7 +31,7 @@ Sizes are float64[columns]. It is a plain tuple because the files that keep mach
 no class of ours, which a later release might not have."""
 
 Watch: TypeAlias = tuple[Floats, Bools, Ints, float]
-"""The data with which ``climb`` decides to give up early.
+"""The data with which ``take_gaining_steps`` decides to give up early.
 
 These are shadow prices, float64[rows]; which jobs must run, bool[jobs]; each job's best choice at
 the prices, int64[jobs], with -1 for waiting; and the loss at which to give up. If there are no
@@ -42,7 +42,7 @@ ROUNDING = 1e-9
 
 
 @compile_lazily
-def sizes(
+def column_sizes(
     job_start: Ints, usage_start: Ints, row: Ints, amount: Ints, weight: Floats, among: Ints
 ) -> Floats:
     """Return the sum over rows of ``weight[row] * amount`` of each column, float64[columns].
@@ -60,7 +60,7 @@ def sizes(
 
 
 @compile_lazily
-def smallest(job_start: Ints, size: Floats) -> Floats:
+def smallest_sizes(job_start: Ints, size: Floats) -> Floats:
     """Return the least size of a column of each job, float64[jobs]; 0 if the job has no column."""
     out = np.zeros(len(job_start) - 1)
     for j in range(len(out)):
@@ -81,7 +81,7 @@ def give_back(columns: Columns, column: int, free: Ints) -> None:
 
 
 @compile_lazily
-def take(columns: Columns, column: int, free: Ints) -> None:
+def take_usage(columns: Columns, column: int, free: Ints) -> None:
     """Take from ``free`` what ``column`` uses; -1 uses nothing."""
     _, _, usage_start, row, amount, _ = columns
     if column >= 0:
@@ -90,14 +90,14 @@ def take(columns: Columns, column: int, free: Ints) -> None:
 
 
 @compile_lazily
-def occupy(columns: Columns, choice: Ints, free: Ints) -> None:
+def occupy_rows(columns: Columns, choice: Ints, free: Ints) -> None:
     """Take from ``free`` what ``choice`` uses."""
     for j in range(len(choice)):
-        take(columns, choice[j], free)
+        take_usage(columns, choice[j], free)
 
 
 @compile_lazily
-def fits(columns: Columns, column: int, free: Ints) -> bool:
+def column_fits(columns: Columns, column: int, free: Ints) -> bool:
     """Return whether ``column`` fits into ``free``."""
     _, _, usage_start, row, amount, _ = columns
     for k in range(usage_start[column], usage_start[column + 1]):  # noqa: SIM110
@@ -107,7 +107,7 @@ def fits(columns: Columns, column: int, free: Ints) -> bool:
 
 
 @compile_lazily
-def sink(heap: Ints, length: int, key: Floats, at: int) -> None:
+def sink_in_heap(heap: Ints, length: int, key: Floats, at: int) -> None:
     """Move the job at place ``at`` down the heap until no job below it comes first."""
     job = heap[at]
     while True:
@@ -144,7 +144,7 @@ def best_step(columns: Columns, job: int, now: int, free: Ints) -> tuple[float, 
     for c in range(job_start[job], job_start[job + 1]):
         if value[c] > gross:
             ratio = (value[c] - gross) / max(size[c] - takes, FREE_STEP)
-            if ratio > best and fits(columns, c, free):
+            if ratio > best and column_fits(columns, c, free):
                 best, column = ratio, c
     return best, column
 
@@ -176,7 +176,9 @@ def least_loss(columns: Columns, watch: Watch, job: int, now: int) -> float:
 
 
 @compile_lazily
-def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch) -> bool:
+def take_gaining_steps(
+    columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch
+) -> bool:
     """Take the step with the largest gain per size repeatedly, until no step gains and fits.
 
     Only jobs of ``among`` (rising) take steps. A step that no longer fits when its turn comes (a
@@ -200,18 +202,18 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
     freed, rounds = True, 0
     while freed:
         freed, length, misses = False, 0, 0
-        patience = (1 + len(among) // 1024) << min(rounds // REFRESHES, 40)
+        patience = (1 + len(among) // 1024) << min(rounds // REFRESHES_PER_DOUBLING, 40)
         rounds += 1
         # Evaluate all jobs, and build the heap.
         for j in among:
             give_back(columns, choice[j], free)
             key[j], step[j] = best_step(columns, j, choice[j], free)
-            take(columns, choice[j], free)
+            take_usage(columns, choice[j], free)
             if step[j] >= 0:
                 heap[length] = j
                 length += 1
         for at in range(length // 2 - 1, -1, -1):
-            sink(heap, length, key, at)
+            sink_in_heap(heap, length, key, at)
         # Take the best steps. A miss only replaces the job's step.
         while length > 0 and (misses < patience or not freed):
             j = heap[0]
@@ -220,7 +222,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
                 for k in range(usage_start[old], usage_start[old + 1]):
                     before[row[k]] = free[row[k]]
             give_back(columns, old, free)
-            if fits(columns, step[j], free):
+            if column_fits(columns, step[j], free):
                 choice[j] = step[j]
                 if watched:
                     lost += least_loss(columns, watch, j, step[j]) * (1.0 - ROUNDING)
@@ -232,7 +234,7 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
                 misses += 1
             # Find the job's next step, and note whether this one released anything.
             key[j], step[j] = best_step(columns, j, choice[j], free)
-            take(columns, choice[j], free)
+            take_usage(columns, choice[j], free)
             if old >= 0:
                 for k in range(usage_start[old], usage_start[old + 1]):
                     if free[row[k]] > before[row[k]]:
@@ -240,12 +242,12 @@ def climb(columns: Columns, choice: Ints, free: Ints, among: Ints, watch: Watch)
             if step[j] < 0:
                 length -= 1
                 heap[0] = heap[length]
-            sink(heap, length, key, 0)
+            sink_in_heap(heap, length, key, 0)
     return True
 
 
 @compile_lazily
-def pack(
+def pack_jobs(
     columns: Columns, order: Ints, current: Ints, balance: bool, choice: Ints, free: Ints
 ) -> bool:
     """Give each job of ``order`` a column; return whether all have one.
@@ -257,11 +259,11 @@ def pack(
     job_start, value, usage_start, row, amount, size = columns
     for j in order:
         column, least = -1, 0.0
-        if current[j] >= 0 and fits(columns, current[j], free):
+        if current[j] >= 0 and column_fits(columns, current[j], free):
             column = current[j]
         else:
             for c in range(job_start[j], job_start[j + 1]):
-                if not fits(columns, c, free):
+                if not column_fits(columns, c, free):
                     continue
                 cost = size[c]
                 if balance:
@@ -277,21 +279,21 @@ def pack(
         if column < 0:
             return False
         choice[j] = column
-        take(columns, column, free)
+        take_usage(columns, column, free)
     return True
 
 
 @compile_lazily
-def keep(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints) -> None:
+def keep_columns(columns: Columns, order: Ints, current: Ints, choice: Ints, free: Ints) -> None:
     """Give each waiting job of ``order`` its ``current`` column if that fits."""
     for j in order:
-        if fits(columns, current[j], free):
+        if column_fits(columns, current[j], free):
             choice[j] = current[j]
-            take(columns, current[j], free)
+            take_usage(columns, current[j], free)
 
 
 @compile_lazily
-def relief(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -> float:
+def relief_of_step(columns: Columns, share: Floats, now: int, free: Ints, given: Ints) -> float:
     """Return the sum over overfull rows of column ``now`` of ``share`` times the units given up.
 
     ``given`` is int64[rows]. For each row, no more counts than the units by which it is overfull.
@@ -311,7 +313,7 @@ def best_relief(
 ) -> tuple[float, int]:
     """Return the key of the cheapest step of ``job`` away from ``now``, and the column it leads to.
 
-    The key is minus the loss of (value less size), divided by the step's ``relief``. A step may
+    The key is minus the loss of (value less size), divided by the step's ``relief_of_step``. A step may
     take resources that are free, but nothing more of an overfull row. Ties go to the lowest column.
     The column is -1 for waiting, which is possible unless ``must``, and -2 if there is no step.
     ``given`` (int64[rows]) is zero before and after the call.
@@ -322,7 +324,7 @@ def best_relief(
         given[row[k]] += amount[k]
     margin = value[now] - size[now]
     best, column = -np.inf, -2
-    whole = relief(columns, share, now, free, given)
+    whole = relief_of_step(columns, share, now, free, given)
     if whole > 0:
         # Try each column: what it uses is not given up.
         for c in range(job_start[job], job_start[job + 1]):
@@ -333,7 +335,7 @@ def best_relief(
                 if given[r] < -max(free[r], 0):
                     allowed = False
             if allowed:
-                relieved = relief(columns, share, now, free, given)
+                relieved = relief_of_step(columns, share, now, free, given)
                 if relieved > 0:
                     key = (value[c] - size[c] - margin) / relieved
                     if key > best:
@@ -349,7 +351,7 @@ def best_relief(
 
 
 @compile_lazily
-def relieve(
+def relieve_rows(
     columns: Columns, share: Floats, must: Bools, choice: Ints, free: Ints, among: Ints
 ) -> bool:
     """Take the step that costs least per unit of overfull rows until no row is overfull.
@@ -373,7 +375,7 @@ def relieve(
                     heap[length] = j
                     length += 1
         for at in range(length // 2 - 1, -1, -1):
-            sink(heap, length, key, at)
+            sink_in_heap(heap, length, key, at)
         # Take the best steps whose keys are still up to date.
         while length > 0:
             j = heap[0]
@@ -383,7 +385,7 @@ def relieve(
             if key[j] == was and step[j] == expected:
                 give_back(columns, choice[j], free)
                 choice[j] = step[j]
-                take(columns, choice[j], free)
+                take_usage(columns, choice[j], free)
                 moved = True
                 if not is_short(free):
                     break
@@ -395,7 +397,7 @@ def relieve(
             if step[j] == -2:
                 length -= 1
                 heap[0] = heap[length]
-            sink(heap, length, key, 0)
+            sink_in_heap(heap, length, key, 0)
     return not is_short(free)
 
 

@@ -12,7 +12,7 @@ ROUNDING = 1e-12
 
 
 @compile_lazily
-def demand(
+def price_best_columns(
     job_start: Ints,
     value: Ints,
     usage_start: Ints,
@@ -48,7 +48,7 @@ def demand(
 
 
 @compile_lazily
-def margins(
+def price_columns(
     job_start: Ints,
     value: Ints,
     usage_start: Ints,

@@ -13,11 +13,11 @@ ROUNDING = 1e-12
 """An upper bound on the rounding of a time, as a share of it."""
 OPEN, MET, LOST = 0, 1, 2
 """The fates of a job."""
-DRAWS = 6
+DRAWS_PER_CHANGE = 6
 """The number of random numbers that one change of a list uses."""
 
 
-class World(NamedTuple):
+class RolloutProblem(NamedTuple):
     """Jobs with deadlines, their options, and the free resources.
 
     All times are seconds from now.
@@ -40,7 +40,7 @@ class World(NamedTuple):
     most: int  # number of moments after which no job is moved any more
 
 
-class Log(NamedTuple):
+class LegLog(NamedTuple):
     """A log of the options that jobs ran on, as far as it has room."""
 
     job: Ints
@@ -49,7 +49,7 @@ class Log(NamedTuple):
 
 
 @compile_lazily
-def follow_jobs(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -> int:
+def follow_jobs(world: RolloutProblem, order: Ints, tastes: Ints, fate: Ints, log: LegLog) -> int:
     """Follow the jobs from moment to moment, and return the number of legs.
 
     At each moment the jobs are served in ``order``. A job continues as it is if it then ends in
@@ -136,7 +136,7 @@ def follow_jobs(world: World, order: Ints, tastes: Ints, fate: Ints, log: Log) -
 
 
 @compile_lazily
-def log_leg(log: Log, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
+def log_leg(log: LegLog, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
     """Record a leg, if there is room for it, and return the number of legs."""
     if legs == len(log.job):
         return legs
@@ -175,7 +175,7 @@ def change_list(order: Ints, tastes: Ints, fate: Ints, draws: Floats, kinds: int
 
 @compile_lazily
 def improve_list(
-    world: World, order: Ints, tastes: Ints, draws: Floats, none: Log
+    world: RolloutProblem, order: Ints, tastes: Ints, draws: Floats, none: LegLog
 ) -> tuple[float, Ints, Ints]:
     """Return the greatest weight of met jobs that was found, and its list.
 
@@ -195,7 +195,7 @@ def improve_list(
             break
         new_order, new_tastes = last_order.copy(), last_tastes.copy()
         for c in range(1 if draws[k, 0] < 0.5 else 2):
-            change_list(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS :], kinds)
+            change_list(new_order, new_tastes, fate, draws[k, 1 + c * DRAWS_PER_CHANGE :], kinds)
         follow_jobs(world, new_order, new_tastes, tried, none)
         new_value = world.weight[tried == MET].sum()
         if new_value < value - least:

@@ -16,25 +16,31 @@ from functools import cache
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.network.contention import Contention, Demand
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.network.contention import Contention, LinkDemand
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy, repair_choice
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.kernels.rollout import DRAWS, Log, World, follow_jobs, improve_list
+from tessera.solvers.kernels.rollout import (
+    DRAWS_PER_CHANGE,
+    LegLog,
+    RolloutProblem,
+    follow_jobs,
+    improve_list,
+)
 from tessera.solvers.network.compression import compression_of
-from tessera.solvers.network.fluid import simulate, works
-from tessera.solvers.network.replan import Options, replan
+from tessera.solvers.network.fluid import flop_under_levels, simulate_fluid
+from tessera.solvers.network.replan import PlanningOptions, replan
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import price
+from tessera.solvers.prices import price_problem
 from tessera.solvers.pricing import Pricing
 from tessera.solvers.pricing.core import close_gap
-from tessera.solvers.pricing.solver import inserted_by_lead
+from tessera.solvers.pricing.solver import insert_by_lead
 
 _LOCK = threading.Lock()
 
 
-def warm(report: Callable[[str], None] | None = None) -> None:
+def run_every_loop(report: Callable[[str], None] | None = None) -> None:
     """Run every compiled loop once.
 
     That takes about 0.5 s if the machine code is on disk, and about 40 s of a core if it must be
@@ -52,27 +58,27 @@ def _ignore(_step: str) -> None:
 @cache
 def _run_all(report: Callable[[str], None]) -> None:
     report("greedy")
-    problem = _crowded()
+    problem = _make_problem()
     Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
     repair_choice(problem, np.array([1, 2]), np.ones(1))
     report("prices")
     budget = Budget(remaining_s=lambda: math.inf)
     solution = Pricing().solve(problem, budget)
     Portfolio().solve(problem, budget, replace(solution, prices=np.ones(1)))
-    priced = price(problem, np.ones(1))
-    inserted_by_lead(problem, priced)
+    priced = price_problem(problem, np.ones(1))
+    insert_by_lead(problem, priced)
     close_gap(problem, priced, 0.0, 0.0)
     for name, step in (
-        ("deadline schedules", _roll),
-        ("network", _meet),
-        ("network priorities", _compress),
-        ("network paths", _replan),
+        ("deadline schedules", _run_rollout),
+        ("network", _run_fluid),
+        ("network priorities", _run_compression),
+        ("network paths", _run_replan),
     ):
         report(name)
         step()
 
 
-def _crowded() -> Problem:
+def _make_problem() -> Problem:
     """Return a problem that uses every loop: two running jobs, one of which must run.
 
     Two GPUs are too few for both.
@@ -100,7 +106,7 @@ def _crowded() -> Problem:
         restart_price=np.zeros(3, np.int64),
         scale=1.0,
         unit="",
-        rows=(Row(kind=RowKind.GPUS, capacity=2),),
+        rows=(CouplingRow(kind=RowKind.GPUS, capacity=2),),
         usage_start=np.arange(4),
         row=np.zeros(3, np.int64),
         amount=np.array([1, 2, 2]),
@@ -116,10 +122,10 @@ def _crowded() -> Problem:
     )
 
 
-def _roll() -> None:
+def _run_rollout() -> None:
     """Follow two jobs with deadlines on one GPU that can serve only one, and change a list, too."""
     zero, many = as_fixed_array(np.zeros(2)), as_fixed_array(np.ones(2))
-    world = World(
+    world = RolloutProblem(
         option_start=as_fixed_array(np.arange(3)),
         lists=as_fixed_array(np.arange(2)[None]),
         use=as_fixed_array(np.ones((2, 1), np.int64)),
@@ -136,16 +142,16 @@ def _roll() -> None:
         round_s=1.0,
         most=2,
     )
-    log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
+    log = LegLog(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
     order, same = np.arange(2), np.zeros(2, np.int64)
     follow_jobs(world, order, same, np.zeros(2, np.int64), log)
-    improve_list(world, order, same, np.zeros((1, 1 + 2 * DRAWS)), log)
+    improve_list(world, order, same, np.zeros((1, 1 + 2 * DRAWS_PER_CHANGE)), log)
 
 
-def _compress() -> None:
+def _run_compression() -> None:
     """Compress four jobs on three links to two priority levels."""
     ones = np.ones(4)
-    demand = Demand(
+    demand = LinkDemand(
         work_flop=ones,
         compute_s=ones,
         start_s=ones,
@@ -158,7 +164,7 @@ def _compress() -> None:
     compression_of(demand, np.arange(4), 2, samples=2)
 
 
-def _replan() -> None:
+def _run_replan() -> None:
     """Plan the network for two jobs that share a fixed link and choose between two other links.
 
     A fairness floor is requested.
@@ -184,14 +190,14 @@ def _replan() -> None:
         path_delay_s=np.zeros(2),
         link_bytes_per_s=np.ones(3),
     )
-    replan(contention, options=Options(references=2, trials=2, floor=0.9))
+    replan(contention, options=PlanningOptions(references=2, trials=2, floor=0.9))
     replan(contention)
 
 
-def _meet() -> None:
+def _run_fluid() -> None:
     """Simulate two jobs on one link."""
     one, level = np.ones(2), np.zeros(2, np.int64)
-    demand = Demand(
+    demand = LinkDemand(
         work_flop=one,
         compute_s=one,
         start_s=one,
@@ -201,8 +207,8 @@ def _meet() -> None:
         busy_s=one,
         links=1,
     )
-    simulate(demand, level, horizon_s=9.0)
-    works(demand, level[None], horizon_s=9.0)
+    simulate_fluid(demand, level, horizon_s=9.0)
+    flop_under_levels(demand, level[None], horizon_s=9.0)
 
 
 def _print_step(name: str) -> None:
@@ -211,4 +217,4 @@ def _print_step(name: str) -> None:
 
 
 if __name__ == "__main__":
-    warm(_print_step)
+    run_every_loop(_print_step)

@@ -11,16 +11,16 @@ import numpy as np
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft, go_on
+from tessera.formulation.draft import Draft, do_not_check
 from tessera.formulation.lookahead import (
-    MILLIONTH,
+    WORK_TOLERANCE,
     Lookahead,
     Picks,
     join_legs,
     legs_of,
     look_ahead,
     picks_of,
-    samples,
+    trained_samples,
     without_reserve,
 )
 from tessera.formulation.objectives import with_needs
@@ -32,8 +32,13 @@ from tessera.formulation.snapshot import NO_LEGS, Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import exact
-from tessera.solvers.lookahead.firstfit import Room, arrange_jobs, fit_in, kept_promises
-from tessera.solvers.lookahead.integers import Whole, integers
+from tessera.solvers.lookahead.firstfit import (
+    SlotSchedules,
+    arrange_jobs,
+    fit_in,
+    keep_promised_schedules,
+)
+from tessera.solvers.lookahead.integers import IntegerAdmission, to_integers
 from tessera.solvers.lookahead.rollout import roll_out
 
 ADMISSION: Final = "admission"
@@ -44,7 +49,7 @@ WORK_PER_S: Final = 0.1
 """Deterministic seconds planned for each remaining wall second.
 
 The round itself needs most of the time."""
-MANY_VARIABLES: Final = 5_000
+MAX_UNFILTERED_VARIABLES: Final = 5_000
 """Number of (option, slot) pairs up to which all are searched.
 
 If there are more, only those of the options that pay best are searched."""
@@ -52,7 +57,7 @@ MOST_VARIABLES: Final = 12_000
 """Number of pairs above which there is no search.
 
 Presolve alone would take seconds, and no work limit counts it."""
-MANY_JOBS: Final = 100
+MAX_JOBS_OF_THREE_ORDERS: Final = 100
 """Number of new jobs above which only one order of admission is tried, not three."""
 MOST_EARLIEST: Final = 64
 """Number of refused jobs, by deadline, for which the earliest possible deadline is computed."""
@@ -71,13 +76,13 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     """
     if not np.isfinite(snapshot.jobs.deadline_s).any():
         return _nothing(snapshot, policy)
-    base, draft = drafts(snapshot, policy, budget.check)
+    base, draft = drafts_before_deadlines(snapshot, policy, budget.check)
     ahead = look_ahead(base, draft)
     if not len(ahead.job):
         return _nothing(snapshot, policy)
     inherited = picks_of(ahead, snapshot.legs)
     if not ahead.binding:
-        return _planned(snapshot, policy, ahead, kept_promises(ahead, inherited))
+        return _planned(snapshot, policy, ahead, keep_promised_schedules(ahead, inherited))
     room = _by_order(ahead, inherited)
     wanted = ahead.promised | (ahead.weight > 0)
     proven, work = bool(room.placed[wanted].all()), 0.0
@@ -86,7 +91,9 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     return _admission(snapshot, ahead, room, proven=proven, work=work)
 
 
-def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -> Admission:
+def _planned(
+    snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: SlotSchedules
+) -> Admission:
     """Return the schedule of the jobs without promises, with the promised ones in ``room``.
 
     Steady jobs keep what they once have, so they are fitted in first, by deadline.
@@ -110,8 +117,8 @@ def _planned(snapshot: Snapshot, policy: Policy, ahead: Lookahead, room: Room) -
     )
 
 
-def drafts(
-    snapshot: Snapshot, policy: Policy, check: Callable[[], None] = go_on
+def drafts_before_deadlines(
+    snapshot: Snapshot, policy: Policy, check: Callable[[], None] = do_not_check
 ) -> tuple[Draft, Draft]:
     """Return the columns that physically exist, and those that the rules before deadlines leave."""
     base = replace(first_draft(snapshot, policy), check=check)
@@ -124,7 +131,7 @@ def drafts(
     return base, draft
 
 
-def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
+def _by_order(ahead: Lookahead, inherited: Picks) -> SlotSchedules:
     """Return the best of several first fits.
 
     New jobs are fitted in by deadline, by weight, and by weight per GPU time. If this leaves jobs
@@ -132,12 +139,12 @@ def _by_order(ahead: Lookahead, inherited: Picks) -> Room:
     """
     new = np.flatnonzero(~ahead.promised)
     weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
-    rooms: list[Room] = []
+    rooms: list[SlotSchedules] = []
     for order in _orders(ahead):
-        room = kept_promises(ahead, inherited)
+        room = keep_promised_schedules(ahead, inherited)
         fit_in(room, [int(new[i]) for i in order])
         rooms.append(room)
-        if room.placed[new].all() or len(new) > MANY_JOBS:
+        if room.placed[new].all() or len(new) > MAX_JOBS_OF_THREE_ORDERS:
             break
     if not any(room.placed[new].all() for room in rooms):
         moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
@@ -166,15 +173,15 @@ def _gpu_s(ahead: Lookahead) -> Floats:
 
 
 def _searched(
-    ahead: Lookahead, inherited: Picks, room: Room, budget: Budget
-) -> tuple[Room, bool, float]:
+    ahead: Lookahead, inherited: Picks, room: SlotSchedules, budget: Budget
+) -> tuple[SlotSchedules, bool, float]:
     """Return CP-SAT's room if it is better and valid, whether it is proven, and the work."""
     limit = _work_limit(budget)
     allowed, whole_set = _searchable(ahead, room)
     if limit <= 0 or budget.expired() or allowed.sum() > MOST_VARIABLES:
         return room, False, 0.0
-    whole = integers(ahead, inherited, allowed)
-    result = exact.solve(whole, budget, limit, (room.picks, room.placed))
+    whole = to_integers(ahead, inherited, allowed)
+    result = exact.solve_admission(whole, budget, limit, (room.picks, room.placed))
     if not result.repeatable:
         return room, False, 0.0
     if result.picks is None or result.admitted is None:
@@ -187,7 +194,7 @@ def _searched(
     return better, result.proven and whole_set, limit
 
 
-def _weight(whole: Whole, room: Room) -> int:
+def _weight(whole: IntegerAdmission, room: SlotSchedules) -> int:
     return exact.weight_of(whole, room.placed)
 
 
@@ -198,14 +205,14 @@ def _work_limit(budget: Budget) -> float:
     return float(min(given, MOST_WORK, in_time))
 
 
-def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
+def _searchable(ahead: Lookahead, room: SlotSchedules) -> tuple[Bools, bool]:
     """Return the (option, slot) pairs to search, bool[options, slots], and whether they are all.
 
     If there are too many, each job keeps the options that it has or was given, and on each GPU type
     its leanest and its fastest option.
     """
     allowed = room.ok
-    if int(allowed.sum()) <= MANY_VARIABLES:
+    if int(allowed.sum()) <= MAX_UNFILTERED_VARIABLES:
         return allowed, True
     keep = ahead.stays.copy()
     keep[room.picks[room.picks >= 0]] = True
@@ -221,12 +228,15 @@ def _searchable(ahead: Lookahead, room: Room) -> tuple[Bools, bool]:
     return allowed & keep[:, None], False
 
 
-def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
+def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> SlotSchedules | None:
     """Return the room with these schedules, or None if one breaks a rule; no answer is trusted."""
-    room = Room(ahead)
+    room = SlotSchedules(ahead)
     for job in np.flatnonzero(admitted).tolist():
         used = np.flatnonzero(picks[job] >= 0)
-        late = ahead.work[job] - samples(ahead, job, picks[job]) > MILLIONTH * ahead.total_work[job]
+        late = (
+            ahead.work[job] - trained_samples(ahead, job, picks[job])
+            > WORK_TOLERANCE * ahead.total_work[job]
+        )
         off = late or not room.ok[picks[job, used], used].all()
         if off or not room.give(job, picks[job]):
             return None
@@ -234,7 +244,7 @@ def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> Room | None:
 
 
 def _admission(
-    snapshot: Snapshot, ahead: Lookahead, room: Room, *, proven: bool, work: float
+    snapshot: Snapshot, ahead: Lookahead, room: SlotSchedules, *, proven: bool, work: float
 ) -> Admission:
     jobs = snapshot.jobs
     admitted = np.zeros(len(jobs), dtype=np.bool_)
@@ -273,7 +283,7 @@ def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats
     """
     cost, least = ahead.cost, np.zeros(len(ahead.job))
     for job in range(len(ahead.job)):
-        later = samples(ahead, job, picks[job], first=1)
+        later = trained_samples(ahead, job, picks[job], first=1)
         on = int(picks[job, 0])
         if ahead.slots > 1 and on >= 0 and int(picks[job, 1]) == on:
             again = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
@@ -283,7 +293,7 @@ def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats
     return least
 
 
-def _earliest(snapshot: Snapshot, room: Room, most: int) -> Floats:
+def _earliest(snapshot: Snapshot, room: SlotSchedules, most: int) -> Floats:
     """Return the earliest deadline of each refused job that could still be met.
 
     It is computed for the first ``most`` jobs by deadline, and is inf for other refused jobs. It is

@@ -16,7 +16,7 @@ from tessera.formulation.lookahead import Picks
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.cpsat.solver import solve_while_wanted, solver_of
-from tessera.solvers.lookahead.integers import Whole
+from tessera.solvers.lookahead.integers import IntegerAdmission
 
 ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 ANSWERED: Final = (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -29,7 +29,7 @@ Variables = dict[tuple[int, int], cp_model.IntVar]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
+class AdmissionResult:
     """The result of the search; ``repeatable`` means that no wall clock cut it short."""
 
     picks: Picks | None
@@ -38,7 +38,9 @@ class Found:
     repeatable: bool
 
 
-def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools]) -> Found:
+def solve_admission(
+    whole: IntegerAdmission, budget: Budget, limit: float, hint: tuple[Picks, Bools]
+) -> AdmissionResult:
     """Maximize the admitted weight, and then reduce the GPU time if the weight beats the hint's.
 
     ``hint`` is a known answer. If it keeps all promises, every answer must. Otherwise as much of
@@ -47,11 +49,11 @@ def solve(whole: Whole, budget: Budget, limit: float, hint: tuple[Picks, Bools])
     model = cp_model.CpModel()
     x: Variables = {(int(o), int(k)): model.new_bool_var("") for o, k in np.argwhere(whole.allowed)}
     y = [model.new_bool_var("") for _ in range(len(whole.ahead.job))]
-    one_option_at_a_time(model, x, whole)
+    require_one_option(model, x, whole)
     _stays_without_a_break(model, x, whole)
     starts = _starts(model, x, whole)
-    work_is_done_by_the_deadline(model, x, y, starts, whole)
-    resources_suffice(model, x, whole)
+    require_work(model, x, y, starts, whole)
+    limit_resources(model, x, whole)
     promised = whole.ahead.promised
     if hint[1][promised].all():
         for job in np.flatnonzero(promised).tolist():
@@ -81,29 +83,29 @@ def _run(
     model: cp_model.CpModel,
     x: Variables,
     y: list[cp_model.IntVar],
-    whole: Whole,
+    whole: IntegerAdmission,
     budget: Budget,
     limit: float,
-) -> Found:
+) -> AdmissionResult:
     solver = _solver(budget, limit)
     status = solve_while_wanted(solver, model, budget)
     if status == cp_model.MODEL_INVALID:
         raise SolverFailed("admission", solver.status_name(status))
     repeatable = status in ENDED or float(solver.response_proto.deterministic_time) >= limit
     if status not in ANSWERED:
-        return Found(picks=None, admitted=None, proven=False, repeatable=repeatable)
+        return AdmissionResult(picks=None, admitted=None, proven=False, repeatable=repeatable)
     picks = np.full((len(y), whole.ahead.slots), -1, dtype=np.int64)
     owner = whole.ahead.owner
     admitted = np.array([solver.boolean_value(v) for v in y], dtype=np.bool_)
     for (option, slot), variable in x.items():
         if solver.boolean_value(variable) and admitted[owner[option]]:
             picks[owner[option], slot] = option
-    return Found(
+    return AdmissionResult(
         picks=picks, admitted=admitted, proven=status == cp_model.OPTIMAL, repeatable=repeatable
     )
 
 
-def one_option_at_a_time(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+def require_one_option(model: cp_model.CpModel, x: Variables, whole: IntegerAdmission) -> None:
     """Require, for each job and slot: sum over its options of x[o, k] <= 1 (Eq. 24)."""
     groups: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
     owner = whole.ahead.owner.tolist()
@@ -114,13 +116,13 @@ def one_option_at_a_time(model: cp_model.CpModel, x: Variables, whole: Whole) ->
             model.add_at_most_one(group)
 
 
-def _stays_without_a_break(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+def _stays_without_a_break(model: cp_model.CpModel, x: Variables, whole: IntegerAdmission) -> None:
     for (option, slot), variable in x.items():
         if whole.ahead.stays[option] and slot:
             model.add_implication(variable, x[option, slot - 1])
 
 
-def _starts(model: cp_model.CpModel, x: Variables, whole: Whole) -> Variables:
+def _starts(model: cp_model.CpModel, x: Variables, whole: IntegerAdmission) -> Variables:
     """Return s[o, k] >= x[o, k] - x[o, k - 1] for options that cost something to start (Eq. 26)."""
     starts: Variables = {}
     for (option, slot), variable in x.items():
@@ -132,8 +134,12 @@ def _starts(model: cp_model.CpModel, x: Variables, whole: Whole) -> Variables:
     return starts
 
 
-def work_is_done_by_the_deadline(
-    model: cp_model.CpModel, x: Variables, y: list[cp_model.IntVar], starts: Variables, whole: Whole
+def require_work(
+    model: cp_model.CpModel,
+    x: Variables,
+    y: list[cp_model.IntVar],
+    starts: Variables,
+    whole: IntegerAdmission,
 ) -> None:
     """Require, for each job: samples trained - cost of starts >= remaining work * y (Eq. 25)."""
     terms: dict[int, list[cp_model.IntVar]] = defaultdict(list)
@@ -150,7 +156,7 @@ def work_is_done_by_the_deadline(
         model.add(done >= int(whole.need[job]) * admitted)
 
 
-def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> None:
+def limit_resources(model: cp_model.CpModel, x: Variables, whole: IntegerAdmission) -> None:
     """Require, per resource and slot: usage + what steady jobs keep <= what is free (Eq. 27)."""
     ahead = whole.ahead
     users: dict[tuple[int, int], list[cp_model.IntVar]] = defaultdict(list)
@@ -180,7 +186,7 @@ def resources_suffice(model: cp_model.CpModel, x: Variables, whole: Whole) -> No
 
 
 def _keeps(
-    model: cp_model.CpModel, x: Variables, whole: Whole
+    model: cp_model.CpModel, x: Variables, whole: IntegerAdmission
 ) -> dict[tuple[int, int], tuple[cp_model.IntVar, int]]:
     """Return, by steady job and GPU type, whether it keeps GPUs to the end, and their number."""
     ahead = whole.ahead
@@ -217,7 +223,7 @@ def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
     return solver
 
 
-def weight_of(whole: Whole, admitted: Bools) -> int:
+def weight_of(whole: IntegerAdmission, admitted: Bools) -> int:
     """Return the integer weight of the admitted jobs; any promise outweighs all new jobs."""
     chosen: Ints = whole.weight[admitted]
     return int(chosen.sum())

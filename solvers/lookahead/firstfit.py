@@ -11,14 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.lookahead import MILLIONTH, Lookahead, Picks, samples, usage_of
+from tessera.formulation.lookahead import (
+    WORK_TOLERANCE,
+    Lookahead,
+    Picks,
+    resource_usage_of,
+    trained_samples,
+)
 from tessera.formulation.tables import Bools, Floats, Ints
 
 _EXACT = 1e-9
 """Share of a job's whole work by which sums of floating-point numbers may be off."""
 
 
-class Room:
+class SlotSchedules:
     """The free resources of each slot, and the schedules that have been given out so far."""
 
     def __init__(self, ahead: Lookahead) -> None:
@@ -30,12 +36,12 @@ class Room:
         self.placed: Bools = np.zeros(len(ahead.job), dtype=np.bool_)
         self.free: Ints = ahead.capacity.copy()
         for job in np.flatnonzero(ahead.held >= 0).tolist():
-            self.free -= usage_of(ahead, job, self.picks[job])
+            self.free -= resource_usage_of(ahead, job, self.picks[job])
 
     def give(self, job: int, pick: Ints) -> bool:
         """Give ``job`` the schedule ``pick`` (int64[slots]) if it fits; return whether it did."""
-        idle = usage_of(self.ahead, job, self.picks[job])
-        extra = usage_of(self.ahead, job, pick) - idle
+        idle = resource_usage_of(self.ahead, job, self.picks[job])
+        extra = resource_usage_of(self.ahead, job, pick) - idle
         if np.any((extra > 0) & (extra > self.free)):
             return False
         self.free -= extra
@@ -45,7 +51,9 @@ class Room:
     def take(self, job: int) -> None:
         """Take back the schedule that ``job`` was given."""
         none = np.full(self.ahead.slots, -1, dtype=np.int64)
-        self.free += usage_of(self.ahead, job, self.picks[job]) - usage_of(self.ahead, job, none)
+        self.free += resource_usage_of(self.ahead, job, self.picks[job]) - resource_usage_of(
+            self.ahead, job, none
+        )
         self.picks[job], self.placed[job] = none, False
 
     def fits(self, job: int) -> Bools:
@@ -105,7 +113,7 @@ class Room:
     def _quickest(self, job: int, fits: Bools, target: float) -> Ints | None:
         """Return the schedule that trains most by the first slot where the job can end, or None."""
         span = self._span(job)
-        table, came = forward(
+        table, came = forward_table(
             np.where(fits, self.gain[span], -np.inf), self.cost[span], self.ahead.stays[span]
         )
         done = np.flatnonzero(table.max(axis=0) >= target)
@@ -132,7 +140,7 @@ class Room:
         seconds[:, 0] -= ahead.lag_s[span]
         fits = self._whenever(job)
         gain = np.where(fits, rate[:, None] * seconds, -np.inf)
-        table, _ = forward(gain, cost, ahead.stays[span])
+        table, _ = forward_table(gain, cost, ahead.stays[span])
         after = fits[:, -1] & ~ahead.stays[span]
         fits = np.append(fits, after[:, None], axis=1)
         best = math.inf
@@ -149,7 +157,7 @@ class Room:
             if within.any():
                 best = float(ends_s[within].min())
                 break
-        return best + 1.0 + MILLIONTH * 100 * (best - float(ahead.boundary_s[0]))
+        return best + 1.0 + WORK_TOLERANCE * 100 * (best - float(ahead.boundary_s[0]))
 
     def _whenever(self, job: int) -> Bools:
         """Return ``fits`` without the job's own deadline, bool[options of job, slots]."""
@@ -167,7 +175,7 @@ class Room:
         return fits
 
 
-def forward(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
+def forward_table(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
     """Return the most samples that can be trained by the end of each slot, by the option in it.
 
     Also return, for the same entries, the row of the slot before. Both arrays are [options + 1,
@@ -191,28 +199,28 @@ def forward(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
     return table, came
 
 
-def kept_promises(ahead: Lookahead, inherited: Picks) -> Room:
+def keep_promised_schedules(ahead: Lookahead, inherited: Picks) -> SlotSchedules:
     """Return the room after the promises.
 
     Each promise keeps its schedule if that still holds; otherwise it is scheduled again.
     """
-    room = Room(ahead)
+    room = SlotSchedules(ahead)
     late = []
     for job in np.flatnonzero(ahead.promised).tolist():
-        short = ahead.work[job] - samples(ahead, job, inherited[job])
-        holds = short <= MILLIONTH * ahead.total_work[job] and _in_place(room, inherited[job])
+        short = ahead.work[job] - trained_samples(ahead, job, inherited[job])
+        holds = short <= WORK_TOLERANCE * ahead.total_work[job] and _in_place(room, inherited[job])
         if not (holds and room.give(job, inherited[job])):
             late.append(job)
     fit_in(room, sorted(late, key=lambda j: (-ahead.weight[j], ahead.deadline_s[j], j)))
     return room
 
 
-def _in_place(room: Room, pick: Ints) -> bool:
+def _in_place(room: SlotSchedules, pick: Ints) -> bool:
     slots = np.flatnonzero(pick >= 0)
     return bool(room.ok[pick[slots], slots].all())
 
 
-def arrange_jobs(ahead: Lookahead, size: Floats) -> Room | None:
+def arrange_jobs(ahead: Lookahead, size: Floats) -> SlotSchedules | None:
     """Return the room in which all jobs, including promised ones, are scheduled again by deadline.
 
     If a promise finds no room, new jobs placed before it give way, the largest ``size``
@@ -220,7 +228,7 @@ def arrange_jobs(ahead: Lookahead, size: Floats) -> Room | None:
     makes room and it is larger. (This is Moore and Hodgson's rule, which is optimal for one machine
     and equal weights.) Return None if the promises do not all fit in this order.
     """
-    room = Room(ahead)
+    room = SlotSchedules(ahead)
     for job in np.lexsort((size, ahead.deadline_s)).tolist():
         if _placed(room, job):
             continue
@@ -238,17 +246,17 @@ def arrange_jobs(ahead: Lookahead, size: Floats) -> Room | None:
     return room
 
 
-def _placed(room: Room, job: int) -> bool:
+def _placed(room: SlotSchedules, job: int) -> bool:
     pick = room.plan(job)
     return pick is not None and room.give(job, pick)
 
 
-def _placed_without(room: Room, job: int, other: int) -> bool:
+def _placed_without(room: SlotSchedules, job: int, other: int) -> bool:
     room.take(other)
     return _placed(room, job)
 
 
-def fit_in(room: Room, jobs: Sequence[int]) -> None:
+def fit_in(room: SlotSchedules, jobs: Sequence[int]) -> None:
     """Give each of ``jobs`` in turn a schedule on the free resources, if there is one."""
     for job in jobs:
         pick = room.plan(job)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.lookahead import NEED, Lookahead, Picks
+from tessera.formulation.lookahead import WORK_UNITS, Lookahead, Picks
 from tessera.formulation.tables import Bools, Ints
 
 _LEAST_SHARE = 1e-4
@@ -16,8 +16,8 @@ _GPU_TIME = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Whole:
-    """Eqs. (24) to (29) in integers. ``NEED`` stands for a job's remaining work."""
+class IntegerAdmission:
+    """Eqs. (24) to (29) in integers. ``WORK_UNITS`` stands for a job's remaining work."""
 
     ahead: Lookahead
     allowed: Bools  # bool[options, slots]
@@ -28,18 +28,18 @@ class Whole:
     gpu_time: Ints  # int64[options, slots]; all GPUs over all slots add up to a million
 
 
-def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
+def to_integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> IntegerAdmission:
     """Return the problem in integers; a schedule that a promise already has stays good enough."""
     owner = ahead.owner
     start_cost = ahead.cost
     dearest = np.zeros(len(ahead.job))
     np.maximum.at(dearest, owner, start_cost)
-    unit = np.maximum(ahead.work, _LEAST_SHARE * dearest)[owner] / NEED
+    unit = np.maximum(ahead.work, _LEAST_SHARE * dearest)[owner] / WORK_UNITS
     cost = np.rint(start_cost / unit).astype(np.int64)
     raw = np.rint(ahead.gain / unit[:, None])
-    enough = NEED + cost + np.maximum(0, -raw[:, 0])
+    enough = WORK_UNITS + cost + np.maximum(0, -raw[:, 0])
     gain = np.minimum(raw, enough[:, None]).astype(np.int64)
-    need = np.full(len(ahead.job), NEED - ahead.slots - 2, dtype=np.int64)
+    need = np.full(len(ahead.job), WORK_UNITS - ahead.slots - 2, dtype=np.int64)
     for job in np.flatnonzero(ahead.promised).tolist():
         if (inherited[job] >= 0).any():
             need[job] = max(1, min(need[job], _trained(gain, cost, inherited[job])))
@@ -53,7 +53,7 @@ def integers(ahead: Lookahead, inherited: Picks, allowed: Bools) -> Whole:
     types = len(np.unique(ahead.cells.gpu_type)) and int(ahead.cells.gpu_type.max()) + 1
     whole = max(1.0, float((ahead.capacity[:types] * length).sum()))
     gpu_time = np.rint(gpus[:, None] * length * (_GPU_TIME / whole)).astype(np.int64)
-    return Whole(
+    return IntegerAdmission(
         ahead=ahead,
         allowed=allowed,
         gain=gain,

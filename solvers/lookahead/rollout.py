@@ -17,7 +17,14 @@ from tessera.formulation.lookahead import Lookahead
 from tessera.formulation.snapshot import Jobs, Legs
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.kernels.rollout import DRAWS, MET, Log, World, follow_jobs, improve_list
+from tessera.solvers.kernels.rollout import (
+    DRAWS_PER_CHANGE,
+    MET,
+    LegLog,
+    RolloutProblem,
+    follow_jobs,
+    improve_list,
+)
 
 TRIES: Final = 200
 """Changes of the list that are tried."""
@@ -65,8 +72,8 @@ def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: fl
     if not among.any():
         none = np.zeros(0, np.int64)
         return Rollout(met=among, job=none, option=none, span_s=np.zeros((0, 2)))
-    world = _world(ahead, jobs, free, among, round_s)
-    no_log = Log(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
+    world = _rollout_problem(ahead, jobs, free, among, round_s)
+    no_log = LegLog(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
     best = -1.0
     fate = np.zeros(len(ahead.job), np.int64)
     for order in _orders(ahead, among):
@@ -78,18 +85,20 @@ def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: fl
                 best, chosen = met, (order, tastes)
     visits = len(fate) * world.most
     tries = min(TRIES, MOST_VISITS // visits)
-    draws = np.random.default_rng(SEED).random((tries, 1 + 2 * DRAWS))
+    draws = np.random.default_rng(SEED).random((tries, 1 + 2 * DRAWS_PER_CHANGE))
     _, order, tastes = improve_list(world, *chosen, draws, no_log)
     return _followed(world, order, tastes)
 
 
-def _world(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float) -> World:
+def _rollout_problem(
+    ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: float
+) -> RolloutProblem:
     now_s, owner = ahead.boundary_s[0], ahead.owner
     changes = np.flatnonzero(np.append(True, (free[:, 1:] != free[:, :-1]).any(axis=0)))
     trains = ahead.rate > 0
     # Jobs that do not take part count as lost.
     deadline_s = np.where(among, ahead.deadline_s - now_s, -1.0)
-    return World(
+    return RolloutProblem(
         option_start=as_fixed_array(ahead.option_start),
         lists=as_fixed_array(_lists(ahead, jobs)),
         use=as_fixed_array(ahead.use),
@@ -141,10 +150,10 @@ def _orders(ahead: Lookahead, among: Bools) -> list[Ints]:
     return [np.lexsort((key, last)) for key in (ahead.deadline_s, latest_s, dear)]
 
 
-def _followed(world: World, order: Ints, tastes: Ints) -> Rollout:
+def _followed(world: RolloutProblem, order: Ints, tastes: Ints) -> Rollout:
     fate, room = np.zeros(len(order), np.int64), 4 * len(order) + 16
     while True:
-        log = Log(np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros((room, 2)))
+        log = LegLog(np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros((room, 2)))
         count = follow_jobs(world, order, tastes, fate, log)
         if count < room:
             break

@@ -28,10 +28,10 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import lsqr
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.network.kernels.factors import busiest_neighbours, low_periods, meetings
+from tessera.solvers.network.kernels.factors import busiest_neighbors, low_periods, pair_speeds
 
 TICKS_A_SECOND: Final = 9_009e6
 """Ticks in a second.
@@ -44,10 +44,10 @@ If none recurs, the period is usually known to 1e-7 of it, and at worst to 2 / `
 urgent job's period."""
 FIT_STEPS: Final = 500
 """The same if k is fitted to many pairs."""
-NARROW: Final = (2 / 3, 3 / 2)
-WIDE: Final = (1 / 4, 4.0)
+NARROW_BOUNDS: Final = (2 / 3, 3 / 2)
+WIDE_BOUNDS: Final = (1 / 4, 4.0)
 """Bounds of k, from the experiments in the notes; WIDE does harm if links are saturated."""
-ANY: Final = (1e-6, 1e6)
+UNLIMITED_BOUNDS: Final = (1e-6, 1e6)
 
 
 class Clip(StrEnum):
@@ -60,7 +60,7 @@ class Clip(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timing:
+class AloneTimes:
     """The times of jobs alone, seconds, one entry for each job."""
 
     compute_s: Floats
@@ -69,7 +69,7 @@ class Timing:
     comm_s: Floats  # delay included
 
     @classmethod
-    def of(cls, demand: Demand, jobs: Ints) -> Timing:
+    def of(cls, demand: LinkDemand, jobs: Ints) -> AloneTimes:
         """Return the timing of these jobs."""
         return cls(
             compute_s=demand.compute_s[jobs],
@@ -79,7 +79,9 @@ class Timing:
         )
 
 
-def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -> Floats:
+def correction_factors(
+    demand: LinkDemand, *, references: int = 1, clip: Clip = Clip.BY_LOAD
+) -> Floats:
     """Return k, (J,); it is 1 for jobs without traffic.
 
     If ``references`` is 1, each job is compared with one reference job, as in the paper. If it is
@@ -99,13 +101,13 @@ def factors(demand: Demand, *, references: int = 1, clip: Clip = Clip.BY_LOAD) -
     if references > 1:
         k = fit_factors(demand, references)
     else:
-        k[sending] = against(demand, sending, np.full(len(sending), reference_of(demand)))
+        k[sending] = factors_against(demand, sending, np.full(len(sending), reference_of(demand)))
     low, high = _bounds(demand, clip)
     clipped: Floats = np.clip(k, low, high)
     return clipped
 
 
-def reference_of(demand: Demand) -> int:
+def reference_of(demand: LinkDemand) -> int:
     """Return the job with most traffic, ties to the first.
 
     Traffic is in link seconds per second, summed over links. The paper does not say whether it is
@@ -115,7 +117,9 @@ def reference_of(demand: Demand) -> int:
     return int(np.argmax(_traffic(demand)))
 
 
-def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_STEPS) -> Floats:
+def factors_against(
+    demand: LinkDemand, jobs: Ints, references: Ints, *, steps: int = MOST_STEPS
+) -> Floats:
     """Return k of each job against its reference, unclipped, from 0 to inf.
 
     It is 1 if neither order matters. All jobs must have traffic. It is inf if the reference loses
@@ -125,12 +129,16 @@ def against(demand: Demand, jobs: Ints, references: Ints, *, steps: int = MOST_S
     speed, _ = _meetings(demand, jobs, references)
     apart = (speed >= 1).all(axis=1)
     speed[apart] = 0.0
-    k = ties(Timing.of(demand, jobs), Timing.of(demand, references), speed, steps=steps)
+    k = tie_factors(
+        AloneTimes.of(demand, jobs), AloneTimes.of(demand, references), speed, steps=steps
+    )
     k[jobs == references] = 1.0
     return k
 
 
-def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STEPS) -> Floats:
+def tie_factors(
+    job: AloneTimes, reference: AloneTimes, speed: Floats, *, steps: int = MOST_STEPS
+) -> Floats:
     """Return k of each job against its reference, for given speeds.
 
     ``speed`` (pairs, 2) is the speed of the job, and of the reference, while the other one is
@@ -162,7 +170,7 @@ def ties(job: Timing, reference: Timing, speed: Floats, *, steps: int = MOST_STE
 
 
 def low_periods_s(
-    high: Timing, low: Timing, speed: Floats, *, phase_s: Floats | float = 0.0
+    high: AloneTimes, low: AloneTimes, speed: Floats, *, phase_s: Floats | float = 0.0
 ) -> tuple[Floats, Floats]:
     """Return the mean period of ``low`` when ``high`` is served first, and its error; seconds.
 
@@ -178,7 +186,7 @@ def low_periods_s(
     return period * size, slack * size
 
 
-def fit_factors(demand: Demand, references: int) -> Floats:
+def fit_factors(demand: LinkDemand, references: int) -> Floats:
     """Return the best fit of k, (J,), to pairs of jobs that share links.
 
     Each job is paired with up to ``references`` others. It is a least-squares fit of log k_j - log
@@ -191,7 +199,7 @@ def fit_factors(demand: Demand, references: int) -> Floats:
     if not meets.any():
         return np.ones(demand.jobs)
     first, second, weight = first[meets], second[meets], np.sqrt(weight[meets])
-    wanted = np.log(np.clip(against(demand, first, second, steps=FIT_STEPS), *WIDE))
+    wanted = np.log(np.clip(factors_against(demand, first, second, steps=FIT_STEPS), *WIDE_BOUNDS))
     row = np.arange(len(first))
     system = coo_matrix(
         (
@@ -205,21 +213,21 @@ def fit_factors(demand: Demand, references: int) -> Floats:
     return fit
 
 
-def _traffic(demand: Demand) -> Floats:
+def _traffic(demand: LinkDemand) -> Floats:
     duty = demand.busy_s / demand.alone_s[demand.job]
     return np.bincount(demand.job, weights=duty, minlength=demand.jobs).astype(np.float64)
 
 
-def _bounds(demand: Demand, clip: Clip) -> tuple[Floats, Floats]:
+def _bounds(demand: LinkDemand, clip: Clip) -> tuple[Floats, Floats]:
     """Return the bounds of k, (J,) each."""
     wide = np.zeros(demand.jobs, dtype=np.bool_)
     if clip is Clip.BY_LOAD:
         wide = ~_saturated(demand)
-    low, high = ANY if clip is Clip.NONE else NARROW
-    return np.where(wide, WIDE[0], low), np.where(wide, WIDE[1], high)
+    low, high = UNLIMITED_BOUNDS if clip is Clip.NONE else NARROW_BOUNDS
+    return np.where(wide, WIDE_BOUNDS[0], low), np.where(wide, WIDE_BOUNDS[1], high)
 
 
-def _saturated(demand: Demand) -> Bools:
+def _saturated(demand: LinkDemand) -> Bools:
     """Return whether each job shares a link that is offered 1 or more, (J,)."""
     shared = np.bincount(demand.link, minlength=demand.links) > 1
     full = shared & (demand.offered >= 1)
@@ -228,11 +236,11 @@ def _saturated(demand: Demand) -> Bools:
     return is_saturated
 
 
-def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats]:
+def _meetings(demand: LinkDemand, first: Ints, second: Ints) -> tuple[Floats, Floats]:
     d = demand
     send_s = d.send_s
     speed, weight = np.ones((len(first), 2)), np.zeros(len(first))
-    meetings(
+    pair_speeds(
         as_fixed_array(first),
         as_fixed_array(second),
         as_fixed_array(d.link_start),
@@ -245,7 +253,7 @@ def _meetings(demand: Demand, first: Ints, second: Ints) -> tuple[Floats, Floats
     return speed, weight
 
 
-def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
+def _pairs(demand: LinkDemand, most: int) -> tuple[Ints, Ints]:
     """Return pairs of each job with the jobs of most traffic among those on its links.
 
     No pair occurs twice.
@@ -255,7 +263,7 @@ def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
     by_link = np.lexsort((d.job, -traffic[d.job], d.link))
     user_start = np.searchsorted(d.link[by_link], np.arange(d.links + 1))
     busiest = np.empty((d.jobs, most), dtype=np.int64)
-    busiest_neighbours(
+    busiest_neighbors(
         as_fixed_array(d.link_start),
         as_fixed_array(d.link),
         as_fixed_array(user_start),
@@ -269,12 +277,12 @@ def _pairs(demand: Demand, most: int) -> tuple[Ints, Ints]:
     return key // d.jobs, key % d.jobs
 
 
-def _parts(timing: Timing) -> tuple[Floats, Floats, Floats]:
+def _parts(timing: AloneTimes) -> tuple[Floats, Floats, Floats]:
     """Return compute, the earliest start of sending, and its duration at full speed; seconds."""
     return timing.compute_s, timing.start_s + timing.delay_s, timing.comm_s - timing.delay_s
 
 
-def _tick_s(*timings: Timing) -> float:
+def _tick_s(*timings: AloneTimes) -> float:
     """Return the length of a tick such that no sum of times needs more than a float's 53 bits."""
     longest_s = max(float((t.compute_s + t.start_s + t.comm_s).max(initial=0.0)) for t in timings)
     a_second = TICKS_A_SECOND
@@ -283,7 +291,7 @@ def _tick_s(*timings: Timing) -> float:
     return 1 / a_second
 
 
-def _ticks(job: Timing, reference: Timing, fractional: Bools) -> list[Floats]:
+def _ticks(job: AloneTimes, reference: AloneTimes, fractional: Bools) -> list[Floats]:
     """Return both jobs' parts and t as whole numbers of ticks, pair by pair.
 
     They have no common divisor, which keeps products small. The exception are ``fractional`` pairs,

@@ -15,44 +15,44 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.network.fluid import meetings, simulate, works
+from tessera.solvers.network.fluid import contending_groups, flop_under_levels, simulate_fluid
 from tessera.solvers.network.swaps import (
-    GAIN,
+    MIN_GAIN,
     PERIODS,
-    Effort,
-    Window,
+    PlayEffort,
+    PlayWindow,
     by_level,
-    compact,
+    compact_demand,
     level_moves,
 )
 from tessera.solvers.sums import dot
 
-ROUNDS: Final = 200
+MAX_ROUNDS: Final = 200
 """Maximum number of times that jobs are raised.
 
-If ``AT_MOST`` forbids that, they are raised less often, and more of them at the same time."""
-AT_ONCE: Final = 0.1
+If ``MAX_COST`` forbids that, they are raised less often, and more of them at the same time."""
+MIN_SHARE_AT_ONCE: Final = 0.1
 """Least share of a group's jobs that are raised together, those furthest below the floor; or one.
 """
-FEW: Final = 12
+SMALL_GROUP_JOBS: Final = 12
 """In a group with more jobs, an event costs the engine as much as one event for each of its jobs.
 """
-AT_MOST: Final = 1e8
+MAX_COST: Final = 1e8
 """Maximum cost of the search for all groups, in iterations of jobs of small groups: some seconds.
 """
-SHORT: Final = 0.2
+MIN_WINDOW_SHARE: Final = 0.2
 """Least share of the window that is played, if a whole window would cost too much."""
-CLOSE: Final = 0.005
+FLOOR_TOLERANCE: Final = 0.005
 """A rate this far below the floor, as a share of the rate alone, is an effect of the window's ends.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Floored:
+class FloorResult:
     """Priority levels that keep the floor, or come closest to it."""
 
     level: Ints  # (J,)
@@ -63,16 +63,16 @@ class Floored:
 
 
 def apply_floor(
-    demand: Demand,
+    demand: LinkDemand,
     level: Ints,
     order: Ints,
     levels: int,
     floor: float,
     *,
     most_jobs: int = 8,
-    window: Window | None = None,
-    cancelled: Callable[[], bool] = never,
-) -> Floored:
+    window: PlayWindow | None = None,
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> FloorResult:
     """Return priority levels under which each job has ``floor`` of its rate alone.
 
     If none are found, return those with the least sum of what jobs lack; ``met`` is then false. In
@@ -85,17 +85,17 @@ def apply_floor(
     if not 0 <= floor <= 1:
         raise InvalidInput("floor", f"is {floor}; it must lie in [0, 1]")
     if demand.jobs == 0:
-        return Floored(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
-    groups = meetings(demand)
-    spans = _spans(demand, groups, window or Window())
+        return FloorResult(level=level, order=order, share=np.zeros(0), met=True, price=0.0)
+    groups = contending_groups(demand)
+    spans = _spans(demand, groups, window or PlayWindow())
     before = _shares_of(demand, level, groups, spans)
     raised, share = level.copy(), before
     short = [
         each for each in zip(groups, spans, strict=True) if _below(before[each[0]], floor).any()
     ]
-    effort = Effort(2 * len(short), AT_MOST, cancelled)
+    effort = PlayEffort(2 * len(short), MAX_COST, cancelled)
     for group, span in sorted(short, key=lambda each: len(each[0])):
-        part = compact(demand, group)
+        part = compact_demand(demand, group)
         raised[group] = _raised(part, level[group], levels, floor, span, effort)
         if len(group) <= most_jobs:
             raised[group] = _cheapened(part, raised[group], levels, floor, span, effort)
@@ -103,7 +103,7 @@ def apply_floor(
         share = _shares_of(demand, raised, groups, spans)
     rate = demand.work_flop / demand.alone_s
     work = dot(rate, before)
-    return Floored(
+    return FloorResult(
         level=raised,
         order=by_level(raised, order),
         share=share,
@@ -112,7 +112,7 @@ def apply_floor(
     )
 
 
-def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[float, float]]:
+def _spans(demand: LinkDemand, groups: list[Ints], window: PlayWindow) -> list[tuple[float, float]]:
     """Return the window of each group.
 
     It is the window of all jobs, so that all groups can be played together. If fast jobs would end
@@ -125,12 +125,12 @@ def _spans(demand: Demand, groups: list[Ints], window: Window) -> list[tuple[flo
         spans = [window.of(demand.among(group)) for group in groups]
     each = zip(groups, spans, strict=True)
     whole = sum(_played(demand.alone_s[group], span) for group, span in each)
-    cut = max(SHORT, min(1.0, AT_MOST / 10 / whole))
+    cut = max(MIN_WINDOW_SHARE, min(1.0, MAX_COST / 10 / whole))
     return [(horizon_s * cut, warm_s * cut) for horizon_s, warm_s in spans]
 
 
 def _shares_of(
-    demand: Demand, level: Ints, groups: list[Ints], spans: list[tuple[float, float]]
+    demand: LinkDemand, level: Ints, groups: list[Ints], spans: list[tuple[float, float]]
 ) -> Floats:
     """Return rates over rates alone, (J,), of each group over its window.
 
@@ -144,42 +144,46 @@ def _shares_of(
     return shares
 
 
-def _shares(demand: Demand, level: Ints, span: tuple[float, float]) -> Floats:
-    run = simulate(demand, level, horizon_s=span[0], warm_s=span[1])
+def _shares(demand: LinkDemand, level: Ints, span: tuple[float, float]) -> Floats:
+    run = simulate_fluid(demand, level, horizon_s=span[0], warm_s=span[1])
     shares: Floats = run.iterations * demand.alone_s
     return shares
 
 
 def _played(alone_s: Floats, span: tuple[float, float]) -> float:
     """Return the cost of playing a group, in iterations of jobs of a small one."""
-    return sum(span) * float((1 / alone_s).sum()) * (len(alone_s) if len(alone_s) > FEW else 1)
+    return (
+        sum(span)
+        * float((1 / alone_s).sum())
+        * (len(alone_s) if len(alone_s) > SMALL_GROUP_JOBS else 1)
+    )
 
 
 def _below(share: Floats, floor: float) -> Bools:
-    is_below: Bools = share < floor - CLOSE
+    is_below: Bools = share < floor - FLOOR_TOLERANCE
     return is_below
 
 
 def _raised(
-    demand: Demand,
+    demand: LinkDemand,
     level: Ints,
     levels: int,
     floor: float,
     span: tuple[float, float],
-    effort: Effort,
+    effort: PlayEffort,
 ) -> Ints:
     """Return the levels of one group, (J,), after raising jobs below the floor while it helps."""
     each = _played(demand.alone_s, span)
-    rounds = min(ROUNDS, int(effort.share() / each))
+    rounds = min(MAX_ROUNDS, int(effort.share() / each))
     if rounds < 1:
         return level  # return before the pairs of a large group need memory
-    meets, at_once = _meets(demand), max(AT_ONCE, 1 / rounds)
+    meets, at_once = _meets(demand), max(MIN_SHARE_AT_ONCE, 1 / rounds)
     now, best, least = level, level, np.inf
     tried: set[bytes] = set()
     for _ in range(rounds):
         effort.spend(each)
         share = _shares(demand, now, span)
-        lack = float(np.maximum(floor - CLOSE - share, 0).sum())
+        lack = float(np.maximum(floor - FLOOR_TOLERANCE - share, 0).sum())
         if lack < least:
             best, least = now, lack
         if lack == 0 or now.tobytes() in tried:
@@ -209,7 +213,7 @@ def _raise(level: Ints, job: int, meets: Bools, share: Floats, levels: int) -> N
             level[equals[np.argmax(share[equals])]] -= 1
 
 
-def _meets(demand: Demand) -> Bools:
+def _meets(demand: LinkDemand) -> Bools:
     """Return whether each two jobs share a link, (J, J)."""
     uses = np.zeros((demand.jobs, demand.links), dtype=np.float32)
     uses[demand.job, demand.link] = 1.0
@@ -219,19 +223,19 @@ def _meets(demand: Demand) -> Bools:
 
 
 def _cheapened(
-    demand: Demand,
+    demand: LinkDemand,
     level: Ints,
     levels: int,
     floor: float,
     span: tuple[float, float],
-    effort: Effort,
+    effort: PlayEffort,
 ) -> Ints:
     """Return the levels of one group, (J,), changed while that gains work and the floor is kept."""
     left = effort.share()
     if _below(_shares(demand, level, span), floor).any():
         return level
     each, now = _played(demand.alone_s, span), level
-    work = float(works(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
+    work = float(flop_under_levels(demand, now[None], horizon_s=span[0], warm_s=span[1])[0])
     while True:
         rows = level_moves(now, levels)
         rows = rows[(rows[:, now >= levels] == now[now >= levels]).all(axis=1)]
@@ -241,9 +245,9 @@ def _cheapened(
             return now
         left -= cost
         effort.spend(cost)
-        work_of_row = works(demand, rows, horizon_s=span[0], warm_s=span[1])
+        work_of_row = flop_under_levels(demand, rows, horizon_s=span[0], warm_s=span[1])
         for at in np.argsort(-work_of_row, kind="stable").tolist():
-            if work_of_row[at] <= work * (1 + GAIN):
+            if work_of_row[at] <= work * (1 + MIN_GAIN):
                 return now
             if not _below(_shares(demand, rows[at], span), floor).any():
                 now, work = rows[at], float(work_of_row[at])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels import fluid as kernel
@@ -31,19 +31,19 @@ _MOST_CODED = 39  # pairs of jobs, each above, below or equal, that an int64 can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class FluidRun:
     """The average rates of jobs over a window."""
 
     iterations: Floats  # (J,) per second; a part of the compute counts as that part of an iteration
     comm: Floats  # (J,) seconds of communication per second, delay included; x = 1 counts fully
 
-    def work_per_s(self, demand: Demand) -> float:
+    def work_per_s(self, demand: LinkDemand) -> float:
         """Return the flop done per second (Crux eq. 1: U_T / T)."""
         return dot(demand.work_flop, self.iterations)
 
 
-def simulate(
-    demand: Demand,
+def simulate_fluid(
+    demand: LinkDemand,
     level: Ints,
     *,
     horizon_s: float,
@@ -51,7 +51,7 @@ def simulate(
     offset_s: Floats | None = None,
     noise: float = 0.0,
     seed: int = 0,
-) -> Run:
+) -> FluidRun:
     """Return the rates over [``warm_s``, ``warm_s`` + ``horizon_s``].
 
     ``level`` (int64[jobs]) is any integers; higher levels are served first. ``offset_s``
@@ -72,7 +72,7 @@ def simulate(
     ready = _prepared(demand)
     window = _window(demand, horizon_s, warm_s)
     iterations, comm = np.zeros(demand.jobs), np.zeros(demand.jobs)
-    kernel.rates(
+    kernel.add_rates(
         ready.times,
         ready.uses,
         ready.groups,
@@ -83,13 +83,15 @@ def simulate(
         iterations,
         comm,
     )
-    return Run(iterations=iterations / horizon_s, comm=comm / horizon_s)
+    return FluidRun(iterations=iterations / horizon_s, comm=comm / horizon_s)
 
 
-def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0) -> Floats:
+def flop_under_levels(
+    demand: LinkDemand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
+) -> Floats:
     """Return the flop per second under each row of ``levels``, (R,).
 
-    The meaning of levels is that of ``simulate``. Jobs that cannot contend are played separately.
+    The meaning of levels is that of ``simulate_fluid``. Jobs that cannot contend are played separately.
     Rows that order all contending jobs alike are played once.
 
     Raises:
@@ -109,7 +111,7 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
         jobs = member[group_start[g] : group_start[g + 1]]
         distinct, which = _distinct(rows[:, jobs], *_pairs(ready.uses, jobs))
         work = np.empty(len(distinct))
-        kernel.patterns(
+        kernel.play_rows(
             ready.times,
             ready.uses,
             ready.groups,
@@ -123,7 +125,7 @@ def works(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float = 0.0
     return total / horizon_s
 
 
-def meetings(demand: Demand) -> list[Ints]:
+def contending_groups(demand: LinkDemand) -> list[Ints]:
     """Return the groups of two or more jobs that can slow each other down.
 
     They do so directly or through others. Jobs whose shared links cannot be filled by them together
@@ -143,12 +145,12 @@ class _Prepared:
     groups: kernel.Groups
 
 
-def _prepared(demand: Demand) -> _Prepared:
+def _prepared(demand: LinkDemand) -> _Prepared:
     d = demand
     send_s = d.send_s
     link, use_start = as_fixed_array(d.link), as_fixed_array(d.link_start)
     share = d.busy_s / send_s[d.job]
-    keep = groups.tight((use_start, link, as_fixed_array(share)), d.links)
+    keep = groups.uses_that_matter((use_start, link, as_fixed_array(share)), d.links)
     kept_start = np.concatenate([[0], np.cumsum(keep)])[d.link_start]
     group_start, member, first_link, renamed = groups.group_by_links(
         as_fixed_array(kept_start), as_fixed_array(d.link[keep]), d.links
@@ -166,7 +168,7 @@ def _prepared(demand: Demand) -> _Prepared:
     )
 
 
-def _window(demand: Demand, horizon_s: float, warm_s: float) -> kernel.Window:
+def _window(demand: LinkDemand, horizon_s: float, warm_s: float) -> kernel.CountWindow:
     if not (0 < horizon_s < math.inf and 0 <= warm_s < math.inf):
         raise InvalidInput("horizon_s", "must be above 0 and warm_s at least 0, both finite")
     end_s = float(warm_s + horizon_s)

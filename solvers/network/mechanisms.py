@@ -50,17 +50,17 @@ _OURS: Final = {
 _KNOWN: Final = _BASELINES | _OURS
 
 
-def baselines() -> tuple[str, ...]:
+def baseline_mechanisms() -> tuple[str, ...]:
     """Return the names of the methods that Crux is compared with."""
     return tuple(_BASELINES)
 
 
-def names() -> tuple[str, ...]:
+def mechanism_names() -> tuple[str, ...]:
     """Return all known names, the baselines first."""
     return tuple(_KNOWN)
 
 
-def mechanism(name: str) -> Mechanism:
+def make_mechanism(name: str) -> Mechanism:
     """Return the mechanism of that name.
 
     Raises:

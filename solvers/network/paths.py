@@ -14,12 +14,12 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
-from tessera.formulation.tables import Floats, Ints, ranges
+from tessera.formulation.tables import Floats, Ints, concatenate_ranges
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.paths import place_bundles
 
 
-def select(contention: Contention, order: Ints) -> Ints:
+def select_paths(contention: Contention, order: Ints) -> Ints:
     """Return the candidate of each bundle, int64[B], if jobs choose in ``order``.
 
     Raises:
@@ -72,12 +72,12 @@ def least_comm_s(contention: Contention) -> Floats:
 
 
 def offered_duty(contention: Contention, chosen: Ints) -> Floats:
-    """Return the duty that these paths offer to each link, (E,), with T as in ``select``."""
+    """Return the duty that these paths offer to each link, (E,), with T as in ``select_paths``."""
     c = contention
     period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
     path = c.candidate[c.candidate_start[:-1] + chosen]
     hops = np.diff(c.path_start)[path]
-    link = c.path_link[ranges(c.path_start[path], hops)]
+    link = c.path_link[concatenate_ranges(c.path_start[path], hops)]
     rate = np.repeat(c.bundle_bytes / period_s[c.bundle_job], hops) / c.link_bytes_per_s[link]
     duty = _fixed_load(c, period_s) + np.bincount(link, rate, minlength=len(c.link_bytes_per_s))
     return duty.astype(np.float64)
@@ -86,7 +86,7 @@ def offered_duty(contention: Contention, chosen: Ints) -> Floats:
 def _turns(c: Contention, order: Ints) -> Ints:
     """Return the bundles in the order in which they choose."""
     counts = np.diff(c.bundle_start)[order]
-    turn = ranges(c.bundle_start[order], counts)
+    turn = concatenate_ranges(c.bundle_start[order], counts)
     place = np.repeat(np.arange(len(order)), counts)
     turns: Ints = turn[np.lexsort((-c.bundle_bytes[turn], place))]
     return turns

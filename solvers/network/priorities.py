@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
 
 MARGIN = 0.1
 """The amount by which P must differ for two jobs to change places, as a share of the lower P."""
 
 
-def assign_priorities(demand: Demand, factors: Floats) -> Floats:
+def assign_priorities(demand: LinkDemand, factors: Floats) -> Floats:
     """Return P = k I, flop/s, (J,); it is infinite for jobs without traffic.
 
     Raises:
@@ -80,7 +80,7 @@ def stable_order(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> 
     return order
 
 
-def noisy(demand: Demand, deviation: float, *, seed: int = 0) -> Demand:
+def add_noise(demand: LinkDemand, deviation: float, *, seed: int = 0) -> LinkDemand:
     """Return the demand as an inaccurate measurement of t would show it.
 
     Each job's times on links are multiplied by a log-normal factor. ``deviation`` is the standard

@@ -1,7 +1,7 @@
 """Paths and priorities of all jobs together, planned at each start and end of a job (Crux 4).
 
 1. Paths are chosen in order of intensity (``paths``).
-2. Priorities P = k I are assigned (``factors``, ``priorities``). An earlier order is kept where P
+2. Priorities P = k I are assigned (``correction_factors``, ``priorities``). An earlier order is kept where P
    hardly differs.
 3. Paths and orders of small groups are tried on the engine (``trials``, ``swaps``).
 4. Priorities are compressed to the available priority levels (``compression``). Small groups with
@@ -20,20 +20,20 @@ from enum import StrEnum
 
 import numpy as np
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.compression import compress_levels
-from tessera.solvers.network.factors import Clip, factors
-from tessera.solvers.network.floor import Floored, apply_floor
-from tessera.solvers.network.fluid import works
-from tessera.solvers.network.paths import least_comm_s, select
+from tessera.solvers.network.factors import Clip, correction_factors
+from tessera.solvers.network.floor import FloorResult, apply_floor
+from tessera.solvers.network.fluid import flop_under_levels
+from tessera.solvers.network.paths import least_comm_s, select_paths
 from tessera.solvers.network.priorities import MARGIN, assign_priorities, order_of, stable_order
-from tessera.solvers.network.swaps import Moves, Window, by_level, change_levels, swap_orders
+from tessera.solvers.network.swaps import Moves, PlayWindow, by_level, change_levels, swap_orders
 from tessera.solvers.network.trials import TRIALS, try_paths
 
 FABRIC_LEVELS = 8
@@ -49,7 +49,7 @@ class Variant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PlanningOptions:
     """Options of planning; Crux as published has ``swap_jobs`` 0 and ``margin`` 0."""
 
     variant: Variant = Variant.FULL
@@ -58,22 +58,22 @@ class Options:
     swap_jobs: int = 8  # largest link group that is tried on the engine; 0 if none is
     moves: Moves = Moves.INSERTION
     trials: int = TRIALS  # choices of paths tried in such a group; 0 for none
-    window: Window = field(default_factory=Window)
+    window: PlayWindow = field(default_factory=PlayWindow)
     margin: float = MARGIN
     floor: float = 0.0  # share of its rate alone that each job shall have
     samples: int = 10  # topological orders that compression tries
     seed: int = 0
-    cancelled: Callable[[], bool] = never  # whether nobody waits for the plan any more
+    cancelled: Callable[[], bool] = never_cancelled  # whether nobody waits for the plan any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replanned:
+class PlanningResult:
     """A network plan with its demand and the results of single steps."""
 
     plan: NetworkPlan
-    demand: Demand
+    demand: LinkDemand
     holding: Ints  # unmeasured jobs that hold the highest level
-    floored: Floored | None  # None if no floor was requested
+    floored: FloorResult | None  # None if no floor was requested
 
 
 def replan(
@@ -81,7 +81,7 @@ def replan(
     *,
     levels: int = FABRIC_LEVELS,
     fabric_levels: int = FABRIC_LEVELS,
-    options: Options | None = None,
+    options: PlanningOptions | None = None,
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
 ) -> NetworkPlan:
@@ -101,10 +101,10 @@ def replan_network(
     *,
     levels: int = FABRIC_LEVELS,
     fabric_levels: int = FABRIC_LEVELS,
-    options: Options | None = None,
+    options: PlanningOptions | None = None,
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
-) -> Replanned:
+) -> PlanningResult:
     """Return paths and priorities for all jobs; jobs without traffic contend with no job.
 
     ``earlier`` names jobs in the order of the last plan, the most urgent first; names of jobs that
@@ -116,7 +116,7 @@ def replan_network(
         InvalidInput: levels below 1 or more than the fabric has, or an option without meaning.
         DeadlineTooShort: ``options.cancelled`` has become true.
     """
-    options = options or Options()
+    options = options or PlanningOptions()
     if not 1 <= levels <= fabric_levels:
         raise InvalidInput(
             "levels", f"is {levels}; it must lie between 1 and the fabric's {fabric_levels}"
@@ -151,15 +151,15 @@ def replan_network(
         )
         level, order = fair.level, fair.order
     plan = NetworkPlan(chosen=chosen, priority=priority, order=order, level=level, levels=count)
-    return Replanned(plan=plan, demand=demand, holding=holding, floored=fair)
+    return PlanningResult(plan=plan, demand=demand, holding=holding, floored=fair)
 
 
-def joint(
+def plan_best_placement(
     candidates: Sequence[Contention],
     *,
     levels: int = FABRIC_LEVELS,
     fabric_levels: int = FABRIC_LEVELS,
-    options: Options | None = None,
+    options: PlanningOptions | None = None,
 ) -> tuple[int, NetworkPlan]:
     """Return which of several placements of the same jobs promises most work, and its network plan.
 
@@ -175,29 +175,33 @@ def joint(
         replan_network(c, levels=levels, fabric_levels=fabric_levels, options=options)
         for c in candidates
     ]
-    window = (options or Options()).window
+    window = (options or PlanningOptions()).window
     spans = [window.of(result.demand) for result in results if result.demand.jobs]
     if not spans:
         return 0, results[0].plan
     horizon_s, warm_s = max(spans)
     work = [
-        float(works(r.demand, r.plan.level[None], horizon_s=horizon_s, warm_s=warm_s)[0])
+        float(
+            flop_under_levels(r.demand, r.plan.level[None], horizon_s=horizon_s, warm_s=warm_s)[0]
+        )
         for r in results
     ]
     best = int(np.argmax(work))
     return best, results[best].plan
 
 
-def _paths(c: Contention, options: Options) -> Ints:
+def _paths(c: Contention, options: PlanningOptions) -> Ints:
     if options.variant is Variant.PA:
         return hash_bundles(c, options.seed)
     comm_s = least_comm_s(c)
     intensity = np.full(len(c.jobs), np.inf)
     np.divide(c.work_flop, comm_s, out=intensity, where=comm_s > 0)
-    return select(c, order_of(intensity))
+    return select_paths(c, order_of(intensity))
 
 
-def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Demand, Floats, Ints]:
+def _ranked(
+    c: Contention, earlier: Ints, options: PlanningOptions
+) -> tuple[Ints, LinkDemand, Floats, Ints]:
     """Return the results of steps 1 to 3.
 
     They are the candidate of each bundle, (B,), the demand that follows, P, and the order after
@@ -238,14 +242,14 @@ def _ranked(c: Contention, earlier: Ints, options: Options) -> tuple[Ints, Deman
     return chosen, demand, priority, order
 
 
-def _priority(demand: Demand, options: Options) -> Floats:
+def _priority(demand: LinkDemand, options: PlanningOptions) -> Floats:
     return assign_priorities(
-        demand, factors(demand, references=options.references, clip=options.clip)
+        demand, correction_factors(demand, references=options.references, clip=options.clip)
     )
 
 
 def _levels(
-    demand: Demand, priority: Floats, order: Ints, levels: int, options: Options
+    demand: LinkDemand, priority: Floats, order: Ints, levels: int, options: PlanningOptions
 ) -> tuple[Ints, Ints]:
     """Return the priority levels, and the order that they follow.
 
@@ -272,7 +276,7 @@ def _levels(
     return better, by_level(better, order) if (better != level).any() else order
 
 
-def _holding(demand: Demand, new: list[int]) -> Ints:
+def _holding(demand: LinkDemand, new: list[int]) -> Ints:
     """Return the jobs, in their order, that share no link with one that was taken before."""
     taken = np.zeros(demand.links, dtype=np.bool_)
     holding = []

@@ -17,28 +17,28 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import require_wanted
-from tessera.solvers.network.fluid import meetings, works
+from tessera.solvers.network.fluid import contending_groups, flop_under_levels
 
-GAIN: Final = 1e-6
+MIN_GAIN: Final = 1e-6
 """The least share of the work that a change must gain."""
 PERIODS: Final = 40.0
 """Iterations of a group's slowest job over which an order is judged.
 
 A quarter of that number is played before they are counted.
 """
-STEPS: Final = 20
+MAX_STEPS: Final = 20
 """Maximum number of changes of a group."""
-LONGEST: Final = 5e6
+MAX_JUDGED_ITERATIONS: Final = 5e6
 """Maximum number of iterations, of all jobs together, over which one order is judged.
 
 If some jobs are far faster than the slowest, the window ends before the slowest has done
 ``PERIODS``."""
-PLAYED: Final = 3e7
+MAX_PLAYED_ITERATIONS: Final = 3e7
 """Iterations that may be played for all groups together: some seconds."""
 
 
@@ -51,7 +51,7 @@ class Moves(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class PlayWindow:
     """The time over which orders are judged.
 
     If ``horizon_s`` is None, it is ``PERIODS`` iterations of the group's slowest job.
@@ -60,7 +60,7 @@ class Window:
     horizon_s: float | None = None
     warm_s: float = 0.0
 
-    def of(self, demand: Demand, least_s: Floats | None = None) -> tuple[float, float]:
+    def of(self, demand: LinkDemand, least_s: Floats | None = None) -> tuple[float, float]:
         """Return horizon_s and warm_s.
 
         ``least_s`` (J,) has the jobs' least iteration times alone, if they can be shorter than in
@@ -70,27 +70,30 @@ class Window:
             return self.horizon_s, self.warm_s
         slowest_s, alone_s = float(demand.alone_s.max()), _or(least_s, demand)
         whole = 1.25 * PERIODS * float((slowest_s / alone_s).sum())
-        part = min(1.0, LONGEST / whole)
+        part = min(1.0, MAX_JUDGED_ITERATIONS / whole)
         return PERIODS * slowest_s * part, PERIODS / 4 * slowest_s * part
 
-    def played(self, demand: Demand, least_s: Floats | None = None) -> float:
+    def played(self, demand: LinkDemand, least_s: Floats | None = None) -> float:
         """Return the cost of playing the window: the iterations of all jobs in it, each alone."""
         horizon_s, warm_s = self.of(demand, least_s)
         return float(((horizon_s + warm_s) / _or(least_s, demand)).sum())
 
 
-def _or(least_s: Floats | None, demand: Demand) -> Floats:
+def _or(least_s: Floats | None, demand: LinkDemand) -> Floats:
     return demand.alone_s if least_s is None else least_s
 
 
-class Effort:
+class PlayEffort:
     """The effort that is left for groups that are searched one after another, the cheapest first.
 
     Each group may use an equal share of the rest, so later groups get the rest of the cheap ones.
     """
 
     def __init__(
-        self, groups: int, played: float = PLAYED, cancelled: Callable[[], bool] = never
+        self,
+        groups: int,
+        played: float = MAX_PLAYED_ITERATIONS,
+        cancelled: Callable[[], bool] = never_cancelled,
     ) -> None:
         self._left, self._groups, self._cancelled = played, groups, cancelled
 
@@ -111,7 +114,7 @@ class Effort:
         self._left -= played
 
 
-def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
+def cheapest_first(groups: list[Ints], demand: LinkDemand) -> list[Ints]:
     """Return the groups by the cost of playing their windows."""
     alone_s = demand.alone_s
 
@@ -122,13 +125,13 @@ def cheapest_first(groups: list[Ints], demand: Demand) -> list[Ints]:
 
 
 def swap_orders(
-    demand: Demand,
+    demand: LinkDemand,
     order: Ints,
     *,
     most_jobs: int = 8,
     moves: Moves = Moves.INSERTION,
-    window: Window | None = None,
-    cancelled: Callable[[], bool] = never,
+    window: PlayWindow | None = None,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Ints:
     """Return ``order``, (J,), with the jobs of each small group in the best order found.
 
@@ -142,25 +145,25 @@ def swap_orders(
         raise InvalidInput("order", f"must name each of the {demand.jobs} jobs once")
     rank = np.empty(demand.jobs, dtype=np.int64)
     rank[order] = np.arange(demand.jobs)
-    better, window = order.copy(), window or Window()
-    groups = [group for group in meetings(demand) if len(group) <= most_jobs]
-    effort = Effort(len(groups), cancelled=cancelled)
+    better, window = order.copy(), window or PlayWindow()
+    groups = [group for group in contending_groups(demand) if len(group) <= most_jobs]
+    effort = PlayEffort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         places = np.sort(rank[group])
         jobs = order[places]
-        better[places] = jobs[_best_order(compact(demand, jobs), moves, window, effort)]
+        better[places] = jobs[_best_order(compact_demand(demand, jobs), moves, window, effort)]
     return better
 
 
 def change_levels(
-    demand: Demand,
+    demand: LinkDemand,
     level: Ints,
     levels: int,
     *,
     least_jobs: int = 2,
     most_jobs: int = 8,
-    window: Window | None = None,
-    cancelled: Callable[[], bool] = never,
+    window: PlayWindow | None = None,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> Ints:
     """Return levels, (J,), changed in small groups until no change gains.
 
@@ -169,12 +172,12 @@ def change_levels(
     There, ``swap_orders`` judged orders whose places compression then merged. Callers must derive
     the order from the returned levels (``by_level``).
     """
-    better, window = level.copy(), window or Window()
-    groups = [group for group in meetings(demand) if least_jobs <= len(group) <= most_jobs]
-    effort = Effort(len(groups), cancelled=cancelled)
+    better, window = level.copy(), window or PlayWindow()
+    groups = [group for group in contending_groups(demand) if least_jobs <= len(group) <= most_jobs]
+    effort = PlayEffort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand):
         better[group] = _climbed(
-            compact(demand, group),
+            compact_demand(demand, group),
             level[group],
             lambda now: level_moves(now, levels),
             window,
@@ -190,11 +193,11 @@ def by_level(level: Ints, order: Ints) -> Ints:
     return by_falling_level
 
 
-def compact(demand: Demand, jobs: Ints) -> Demand:
+def compact_demand(demand: LinkDemand, jobs: Ints) -> LinkDemand:
     """Return the demand of these jobs alone, with links renumbered without gaps."""
     part = demand.among(jobs)
     used, link = np.unique(part.link, return_inverse=True)
-    return Demand(
+    return LinkDemand(
         work_flop=part.work_flop,
         compute_s=part.compute_s,
         start_s=part.start_s,
@@ -206,7 +209,7 @@ def compact(demand: Demand, jobs: Ints) -> Demand:
     )
 
 
-def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) -> Ints:
+def _best_order(demand: LinkDemand, moves: Moves, window: PlayWindow, effort: PlayEffort) -> Ints:
     """Return the jobs, which are given most urgent first, in the best order found."""
     count, left = demand.jobs, effort.share()
     start = np.arange(count - 1, -1, -1)
@@ -214,9 +217,9 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
         effort.spend(window.played(demand) * math.factorial(count))
         orders = np.array(list(permutations(range(count))), dtype=np.int64)
         horizon_s, warm_s = window.of(demand)
-        work = works(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
+        work = flop_under_levels(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
         # The given order comes first, so that another one must be better.
-        best: Ints = orders[int(np.argmax(work > work.max() * (1 - GAIN)))]
+        best: Ints = orders[int(np.argmax(work > work.max() * (1 - MIN_GAIN)))]
         return best
     moves = Moves.INSERTION if moves is Moves.ALL else moves
     level = _climbed(demand, start, lambda now: order_moves(now, moves), window, left, effort)
@@ -224,12 +227,12 @@ def _best_order(demand: Demand, moves: Moves, window: Window, effort: Effort) ->
 
 
 def _climbed(
-    demand: Demand,
+    demand: LinkDemand,
     level: Ints,
     neighbors: Callable[[Ints], Ints],
-    window: Window,
+    window: PlayWindow,
     left: float,
-    effort: Effort,
+    effort: PlayEffort,
 ) -> Ints:
     """Return levels that none of their neighbors improves on, reached from ``level``.
 
@@ -243,15 +246,15 @@ def _climbed(
         return now
     left -= each
     effort.spend(each)
-    work = float(works(demand, now[None], horizon_s=horizon_s, warm_s=warm_s)[0])
-    for _ in range(STEPS):
+    work = float(flop_under_levels(demand, now[None], horizon_s=horizon_s, warm_s=warm_s)[0])
+    for _ in range(MAX_STEPS):
         left -= each * len(rows)
         if left < 0:
             break
         effort.spend(each * len(rows))
-        work_of_row = works(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
+        work_of_row = flop_under_levels(demand, rows, horizon_s=horizon_s, warm_s=warm_s)
         best = int(np.argmax(work_of_row))
-        if work_of_row[best] <= work * (1 + GAIN):
+        if work_of_row[best] <= work * (1 + MIN_GAIN):
             break
         now, work = rows[best], float(work_of_row[best])
         rows = neighbors(now)

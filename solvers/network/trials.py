@@ -18,29 +18,29 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.tables import Ints, ranges, starts
-from tessera.solvers.network.fluid import works
+from tessera.formulation.tables import Ints, concatenate_ranges, run_starts
+from tessera.solvers.network.fluid import flop_under_levels
 from tessera.solvers.network.paths import least_comm_s
 from tessera.solvers.network.swaps import (
-    GAIN,
-    Effort,
+    MIN_GAIN,
     Moves,
-    Window,
+    PlayEffort,
+    PlayWindow,
     cheapest_first,
-    compact,
+    compact_demand,
     order_moves,
 )
 
 TRIALS: Final = 240
 """Choices of paths that are tried for a group."""
-IN_ALL: Final = 12_000
+MAX_CHOICES: Final = 12_000
 """Maximum number of choices that are tried for all groups together: some seconds.
 
 The number of iterations played for them is limited to the same time (``swaps.PLAYED``). Fewer
 choices are tried if the jobs of a group have very different lengths."""
-KICK: Final = 3
+KICKED_BUNDLES: Final = 3
 """Bundles that are drawn again when no single one should move."""
 
 
@@ -51,22 +51,22 @@ def try_paths(
     *,
     most_jobs: int = 8,
     trials: int = TRIALS,
-    window: Window | None = None,
+    window: PlayWindow | None = None,
     seed: int = 0,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> tuple[Ints, Ints]:
     """Return the candidates of bundles, (B,), and the order, (J,), after trials in small groups."""
     chosen, order = chosen.copy(), order.copy()
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     groups = [g for g in possible_groups(contention) if 2 <= len(g) <= most_jobs]
-    trials = min(trials, IN_ALL // max(len(groups), 1))
-    effort = Effort(len(groups), cancelled=cancelled)
+    trials = min(trials, MAX_CHOICES // max(len(groups), 1))
+    effort = PlayEffort(len(groups), cancelled=cancelled)
     for group in cheapest_first(groups, demand_of(contention, chosen)):
         places = np.sort(rank[group])
         jobs = order[places]
-        part, bundles = among(contention, jobs)
-        search = _Search(part, trials, effort, window or Window())
+        part, bundles = contention_among(contention, jobs)
+        search = _PathSearch(part, trials, effort, window or PlayWindow())
         if search.left > 0:
             chosen[bundles], by_rank = _best(search, chosen[bundles], seed)
             order[places] = jobs[by_rank]
@@ -83,7 +83,9 @@ def possible_groups(contention: Contention) -> list[Ints]:
     jobs, links = len(c.jobs), len(c.link_bytes_per_s)
     hops = np.diff(c.path_start)[c.candidate]
     owner = np.repeat(np.repeat(c.bundle_job, np.diff(c.candidate_start)), hops)
-    link = np.concatenate([c.fixed_link, c.path_link[ranges(c.path_start[c.candidate], hops)]])
+    link = np.concatenate(
+        [c.fixed_link, c.path_link[concatenate_ranges(c.path_start[c.candidate], hops)]]
+    )
     owner = np.concatenate([c.fixed_job, owner])
     graph = coo_matrix((np.ones(len(link)), (owner, jobs + link)), (jobs + links, jobs + links))
     _, label = connected_components(graph, directed=False)
@@ -92,12 +94,12 @@ def possible_groups(contention: Contention) -> list[Ints]:
     return sorted((part for part in parts if len(part)), key=lambda part: int(part[0]))
 
 
-def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
+def contention_among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
     """Return the contention of these jobs alone, in this order, and their bundles."""
     c = contention
     fixed_counts, bundle_counts = np.diff(c.fixed_start)[jobs], np.diff(c.bundle_start)[jobs]
-    fixed = ranges(c.fixed_start[jobs], fixed_counts)
-    bundles = ranges(c.bundle_start[jobs], bundle_counts)
+    fixed = concatenate_ranges(c.fixed_start[jobs], fixed_counts)
+    bundles = concatenate_ranges(c.bundle_start[jobs], bundle_counts)
     counts = np.diff(c.candidate_start)[bundles]
     part = Contention(
         jobs=tuple(c.jobs[job] for job in jobs.tolist()),
@@ -105,15 +107,15 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
         compute_s=c.compute_s[jobs],
         start_s=c.start_s[jobs],
         gpus=c.gpus[jobs],
-        fixed_start=starts(fixed_counts),
+        fixed_start=run_starts(fixed_counts),
         fixed_link=c.fixed_link[fixed],
         fixed_bytes=c.fixed_bytes[fixed],
         fixed_delay_s=c.fixed_delay_s[jobs],
-        bundle_start=starts(bundle_counts),
+        bundle_start=run_starts(bundle_counts),
         bundle_bytes=c.bundle_bytes[bundles],
         bundle_messages=c.bundle_messages[bundles],
-        candidate_start=starts(counts),
-        candidate=c.candidate[ranges(c.candidate_start[bundles], counts)],
+        candidate_start=run_starts(counts),
+        candidate=c.candidate[concatenate_ranges(c.candidate_start[bundles], counts)],
         path_start=c.path_start,
         path_link=c.path_link,
         path_delay_s=c.path_delay_s,
@@ -123,7 +125,7 @@ def among(contention: Contention, jobs: Ints) -> tuple[Contention, Ints]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _PathChoice:
     """The paths of some jobs (most urgent first), the levels that order them, and their work."""
 
     chosen: Ints
@@ -131,10 +133,12 @@ class _Found:
     work: float
 
 
-class _Search:
+class _PathSearch:
     """A search that tries paths of a few jobs, and counts the trials."""
 
-    def __init__(self, part: Contention, trials: int, effort: Effort, window: Window) -> None:
+    def __init__(
+        self, part: Contention, trials: int, effort: PlayEffort, window: PlayWindow
+    ) -> None:
         self.part, self.played, share = part, 0.0, effort.share()
         self._check = effort.check
         demand = demand_of(part, np.zeros(len(part.bundle_bytes), dtype=np.int64))
@@ -149,18 +153,18 @@ class _Search:
         self.moves = [(bundle, place) for bundle in self.open for place in range(most[bundle])]
         self.most = most
 
-    def tried(self, chosen: Ints, level: Ints) -> _Found:
+    def tried(self, chosen: Ints, level: Ints) -> _PathChoice:
         """Return the best of these levels and those with two adjacent jobs exchanged."""
         self._check()
         self.left -= 1
         self.played += self.each
         rows = np.concatenate([level[None], order_moves(level, Moves.ADJACENT)])
-        demand = compact(demand_of(self.part, chosen), np.arange(len(level)))
-        work = works(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
-        best = int(np.argmax(work > work.max() * (1 - GAIN)))
-        return _Found(chosen, rows[best], float(work[best]))
+        demand = compact_demand(demand_of(self.part, chosen), np.arange(len(level)))
+        work = flop_under_levels(demand, rows, horizon_s=self.span[0], warm_s=self.span[1])
+        best = int(np.argmax(work > work.max() * (1 - MIN_GAIN)))
+        return _PathChoice(chosen, rows[best], float(work[best]))
 
-    def climbed(self, now: _Found) -> _Found:
+    def climbed(self, now: _PathChoice) -> _PathChoice:
         """Move bundle after bundle where that gains, until no move gains or no trial is left."""
         idle = 0
         for bundle, place in cycle(self.moves):
@@ -172,19 +176,21 @@ class _Search:
             other = now.chosen.copy()
             other[bundle] = place
             trial = self.tried(other, now.level)
-            if trial.work > now.work * (1 + GAIN):
+            if trial.work > now.work * (1 + MIN_GAIN):
                 now, idle = trial, 0
         return now
 
     def kicked(self, chosen: Ints, rng: np.random.Generator) -> Ints:
         """Return paths of which a few are drawn again."""
         redrawn = chosen.copy()
-        for bundle in rng.choice(self.open, size=min(KICK, len(self.open)), replace=False).tolist():
+        for bundle in rng.choice(
+            self.open, size=min(KICKED_BUNDLES, len(self.open)), replace=False
+        ).tolist():
             redrawn[bundle] = rng.integers(self.most[bundle])
         return redrawn
 
 
-def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
+def _best(search: _PathSearch, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
     """Return the paths of these jobs, which are given most urgent first, and their order."""
     rng = np.random.default_rng(seed)
     level = np.arange(len(search.part.jobs) - 1, -1, -1)
@@ -192,6 +198,6 @@ def _best(search: _Search, chosen: Ints, seed: int) -> tuple[Ints, Ints]:
     while search.left > 0 and len(search.open) > 1:
         start = search.tried(search.kicked(best.chosen, rng), best.level)
         trial = search.climbed(start)
-        if trial.work > best.work * (1 + GAIN):
+        if trial.work > best.work * (1 + MIN_GAIN):
             best = trial
     return best.chosen, np.argsort(-best.level, kind="stable")

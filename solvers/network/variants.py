@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tessera.formulation.network.contention import Contention
 from tessera.formulation.network.plan import NetworkPlan
-from tessera.solvers.network.replan import Options, Variant, replan
+from tessera.solvers.network.replan import PlanningOptions, Variant, replan
 
 
-def _published(variant: Variant, seed: int) -> Options:
+def _published(variant: Variant, seed: int) -> PlanningOptions:
     """Return options without our additions to the paper."""
-    return Options(variant=variant, swap_jobs=0, trials=0, margin=0.0, seed=seed)
+    return PlanningOptions(variant=variant, swap_jobs=0, trials=0, margin=0.0, seed=seed)
 
 
 def pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
@@ -24,7 +24,7 @@ def ps_pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
 
 def full(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return chosen paths and compressed priority levels, with small groups tried on the engine."""
-    return replan(contention, levels=levels, options=Options(seed=seed))
+    return replan(contention, levels=levels, options=PlanningOptions(seed=seed))
 
 
 def paper(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:

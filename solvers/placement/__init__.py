@@ -2,6 +2,6 @@
 
 from tessera.solvers.placement.assign import place
 from tessera.solvers.placement.defragment import defragment
-from tessera.solvers.placement.placed import Placed
+from tessera.solvers.placement.results import PlacementResult
 
-__all__ = ["Placed", "defragment", "place"]
+__all__ = ["PlacementResult", "defragment", "place"]

@@ -15,9 +15,9 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.solvers.placement.board import Board
-from tessera.solvers.placement.placed import Placed, outcome, shortage
-from tessera.solvers.placement.promises import displace, fall_back
-from tessera.solvers.placement.search import Effort, best_change
+from tessera.solvers.placement.promises import displace_jobs, fall_back
+from tessera.solvers.placement.results import PlacementResult, describe_shortage, make_result
+from tessera.solvers.placement.search import TrialEffort, best_change
 
 MAX_TRIALS: Final = 500
 """Sets of moves tried in a round: a tenth of a second. The periodic pass may try more."""
@@ -31,7 +31,7 @@ def place(
     deadline_expired: Callable[[], bool],
     now: Mapping[int, Gang] | None = None,
     chosen_only: bool = False,
-) -> Placed:
+) -> PlacementResult:
     """Give each chosen job its GPUs.
 
     If its Cell finds no place, a job gets its next best Cell or waits. ``now`` is the result of
@@ -40,13 +40,13 @@ def place(
     job is left without GPUs only if no way is found; the checker then refuses the round.
     """
     if not solution.has_answer:
-        return Placed(solution=solution, placement=Placement())
+        return PlacementResult(solution=solution, placement=Placement())
     chosen = np.flatnonzero(solution.choice >= 0)
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
     board = Board(snapshot, problem, now, only=wanted if chosen_only else None)
     failed = _place_directly(board, board.keep_all(wanted), wanted)
-    effort = Effort(deadline_expired, MAX_TRIALS)
-    return outcome(board, solution, wanted, _settle(board, failed, wanted, effort))
+    effort = TrialEffort(deadline_expired, MAX_TRIALS)
+    return make_result(board, solution, wanted, _settle(board, failed, wanted, effort))
 
 
 def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) -> list[int]:
@@ -70,7 +70,7 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
 
 
 def _settle(
-    board: Board, failed: list[int], wanted: dict[int, int], effort: Effort
+    board: Board, failed: list[int], wanted: dict[int, int], effort: TrialEffort
 ) -> dict[int, str]:
     """Give each job that did not fit its most valuable alternative. Return why each did not fit.
 
@@ -87,12 +87,12 @@ def _settle(
     while queue:
         job = queue.pop(0)
         promised = board.must_run[job]
-        reasons.setdefault(job, shortage(board, wanted[job]))
+        reasons.setdefault(job, describe_shortage(board, wanted[job]))
         board.keep_back([] if promised else [wanted[other] for other in queue])
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
-            change = displace(board, job) or fall_back(board, job, wanted)
+            change = displace_jobs(board, job) or fall_back(board, job, wanted)
         if change is None:
             continue
         for other, seat in change.seats.items():

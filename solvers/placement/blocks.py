@@ -21,7 +21,7 @@ def indices_of(mask: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def blocks(mask: int) -> tuple[tuple[int, int], ...]:
+def maximal_blocks(mask: int) -> tuple[tuple[int, int], ...]:
     """Return the maximal aligned blocks in ``mask`` as (size, first GPU), largest first.
 
     A block of size 2^k starts at a multiple of 2^k. The blocks are disjoint and make up ``mask``.
@@ -39,13 +39,13 @@ def blocks(mask: int) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def signature(mask: int) -> tuple[int, ...]:
+def block_signature(mask: int) -> tuple[int, ...]:
     """Return the sizes of the maximal blocks, largest first; they alone decide what fits."""
-    return tuple(size for size, _ in blocks(mask))
+    return tuple(size for size, _ in maximal_blocks(mask))
 
 
 @lru_cache(maxsize=1 << 16)
-def carve(mask: int, gpus: int, aligned: bool = True) -> int:
+def carve_share(mask: int, gpus: int, aligned: bool = True) -> int:
     """Return the GPUs of ``mask`` that a share of ``gpus`` takes; 0 if it does not fit.
 
     The share is split into its binary blocks (6 = 4 + 2). Each, largest first, takes the tightest
@@ -61,7 +61,7 @@ def carve(mask: int, gpus: int, aligned: bool = True) -> int:
         piece = 1 << k
         if not gpus & piece:
             continue
-        fitting = [(size, first) for size, first in blocks(mask & ~taken) if size >= piece]
+        fitting = [(size, first) for size, first in maximal_blocks(mask & ~taken) if size >= piece]
         if not fitting:
             return 0
         taken |= ((1 << piece) - 1) << min(fitting)[1]
@@ -69,10 +69,12 @@ def carve(mask: int, gpus: int, aligned: bool = True) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def waste(mask: int, taken: int) -> int:
+def block_waste(mask: int, taken: int) -> int:
     """Return the amount of room for large blocks that taking ``taken`` from ``mask`` destroys.
 
     The best fit destroys least. Room is the sum of squared block sizes: an exact fit of 2 costs 4,
     and splitting a block of 4 costs 12.
     """
-    return sum(s * s for s in signature(mask)) - sum(s * s for s in signature(mask & ~taken))
+    return sum(s * s for s in block_signature(mask)) - sum(
+        s * s for s in block_signature(mask & ~taken)
+    )

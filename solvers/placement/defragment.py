@@ -9,8 +9,8 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.placement.board import Board, spots_of
-from tessera.solvers.placement.placed import Placed, outcome
-from tessera.solvers.placement.search import Effort, best_change
+from tessera.solvers.placement.results import PlacementResult, make_result
+from tessera.solvers.placement.search import TrialEffort, best_change
 
 MAX_TRIALS: Final = 5000
 """Sets of moves tried in a pass, about a second."""
@@ -26,12 +26,12 @@ def _never() -> bool:
 def defragment(
     snapshot: Snapshot,
     problem: Problem,
-    placed: Placed,
+    placed: PlacementResult,
     *,
     deadline_expired: Callable[[], bool] = _never,
     now: Mapping[int, Gang] | None = None,
     chosen_only: bool = False,
-) -> Placed:
+) -> PlacementResult:
     """Repair what fragmentation cost: jobs on worse shapes, and jobs whose Cell found no place.
 
     Each of these jobs gets a better seat, directly or by moving others within their Cells. This
@@ -46,14 +46,14 @@ def defragment(
     board = Board(snapshot, problem, now, only=wanted if chosen_only else None)
     for job, gang in placed.placement.gangs.items():
         board.put(job, choice[job], spots_of(gang))
-    effort = Effort(deadline_expired, MAX_TRIALS)
+    effort = TrialEffort(deadline_expired, MAX_TRIALS)
     for _ in range(MAX_SWEEPS):
         if not _sweep(board, wanted, effort) or effort.over:
             break
-    return outcome(board, placed.solution, wanted, placed.unplaced)
+    return make_result(board, placed.solution, wanted, placed.unplaced)
 
 
-def _sweep(board: Board, wanted: dict[int, int], effort: Effort) -> bool:
+def _sweep(board: Board, wanted: dict[int, int], effort: TrialEffort) -> bool:
     """Try once to improve each job that lost to fragmentation, the greatest loss first.
 
     Return whether a job gained.

@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.placement.blocks import carve, signature, waste
+from tessera.solvers.placement.blocks import block_signature, block_waste, carve_share
 
 Spots = tuple[tuple[int, int], ...]
 """The GPUs of a gang as (node, mask), by rising node."""
@@ -45,7 +45,7 @@ class Layout:
         return self.count + (self.rest > 0)
 
 
-def layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
+def list_layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
     """Return the layouts of ``gpus`` GPUs on nodes of these sizes, fewest nodes first.
 
     ``sizes`` is given largest first. The layouts are: one share; whole nodes of one size and a
@@ -127,7 +127,7 @@ class FreeGpus:
     def fits(self, node: int, share: Demand) -> bool:
         """Return whether ``node`` has enough of everything left for ``share``.
 
-        GPUs are compared by number only. ``carve`` decides which of them a share takes, and whether
+        GPUs are compared by number only. ``carve_share`` decides which of them a share takes, and whether
         they form blocks.
         """
         left = self._left.get(node)
@@ -159,7 +159,7 @@ class FreeGpus:
             for node in self.of_type[gpu_type]:
                 mask = self.mask[node]
                 if mask:
-                    made.setdefault((self.size[node], signature(mask)), []).append(node)
+                    made.setdefault((self.size[node], block_signature(mask)), []).append(node)
         return made
 
     def _set(self, node: int, mask: int) -> None:
@@ -167,13 +167,13 @@ class FreeGpus:
         kind, size, before = self.gpu_type[node], self.size[node], self.mask[node]
         buckets = self._made[kind]
         if buckets is not None and before:
-            key = (size, signature(before))
+            key = (size, block_signature(before))
             bucket = buckets[key]
             del bucket[bisect_left(bucket, node)]
             if not bucket:
                 del buckets[key]
         if buckets is not None and mask:
-            insort(buckets.setdefault((size, signature(mask)), []), node)
+            insort(buckets.setdefault((size, block_signature(mask)), []), node)
         self.mask[node] = mask
         self.total[kind] += mask.bit_count() - before.bit_count()
 
@@ -237,7 +237,7 @@ class FreeGpus:
         """Return the layouts of ``gpus`` GPUs of this type, fewest nodes first."""
         key = (gpu_type, gpus)
         if key not in self._layouts:
-            self._layouts[key] = layouts(gpus, self.sizes[gpu_type])
+            self._layouts[key] = list_layouts(gpus, self.sizes[gpu_type])
         return self._layouts[key]
 
     def find(
@@ -309,7 +309,7 @@ class FreeGpus:
         """Take whole free nodes, largest first, and then the rest on one more node."""
         nodes: list[int] = []
         for size in self.sizes[gpu_type]:
-            bucket = self._buckets(gpu_type).get((size, signature((1 << size) - 1)), [])
+            bucket = self._buckets(gpu_type).get((size, block_signature((1 << size) - 1)), [])
             chosen = sorted(
                 self._with_room(bucket, size, avoid, demand),
                 key=lambda node: (node not in near, self.rack[node], node),
@@ -341,13 +341,13 @@ class FreeGpus:
         """
         mask = self.mask[node]
         breaks = gpus < self.size[node] == mask.bit_count()
-        return waste(mask, taken) + (_BREAKS_A_WHOLE_NODE if breaks else 0)
+        return block_waste(mask, taken) + (_BREAKS_A_WHOLE_NODE if breaks else 0)
 
     def _take_on(self, node: int, gpus: int, near: Mapping[int, int], aligned: bool) -> int:
         """Return the mask of a share on ``node``: the job's own GPUs there if they suffice."""
         mask = self.mask[node]
-        own = carve(mask & near[node], gpus, aligned) if node in near else 0
-        return own or carve(mask, gpus, aligned)
+        own = carve_share(mask & near[node], gpus, aligned) if node in near else 0
+        return own or carve_share(mask, gpus, aligned)
 
     def _share(
         self,
@@ -376,13 +376,13 @@ class FreeGpus:
         best: tuple[int, int, int] | None = None  # cost, free GPUs, node
         for node in near:
             if self.usable[node] and self.gpu_type[node] == gpu_type and allowed(node):
-                taken = carve(self.mask[node], gpus, aligned)
+                taken = carve_share(self.mask[node], gpus, aligned)
                 key = (self._cost(node, gpus, taken), self.mask[node].bit_count(), node)
                 if taken and (best is None or key < best):
                     best = key
         if best is None:
             for bucket in self._buckets(gpu_type).values():
-                taken = carve(self.mask[bucket[0]], gpus, aligned)
+                taken = carve_share(self.mask[bucket[0]], gpus, aligned)
                 if not taken:
                     continue
                 cost, free = self._cost(bucket[0], gpus, taken), self.mask[bucket[0]].bit_count()
@@ -414,7 +414,7 @@ class FreeGpus:
             first = self.mask[bucket[0]]
             if layout.whole and not size == each == first.bit_count():
                 continue
-            taken = carve(first, each, aligned)
+            taken = carve_share(first, each, aligned)
             if taken:
                 cost = self._cost(bucket[0], each, taken)
                 for node in self._with_room(bucket, each, avoid, demand):

@@ -11,30 +11,30 @@ from collections.abc import Iterator
 from tessera.solvers.placement.board import Board, Seat
 from tessera.solvers.placement.search import (
     Aim,
-    Change,
-    attempt,
+    SeatChange,
     displacing_cost,
+    find_sitters,
+    is_within,
     reseat_victim,
-    seat,
-    sitters,
+    seat_job,
+    try_change,
     victim_order,
     victim_sets,
-    within,
 )
 
 
-def displace(board: Board, job: int) -> Change | None:
+def displace_jobs(board: Board, job: int) -> SeatChange | None:
     """Return the change that seats the must-run ``job`` at the least loss of other jobs' value.
 
     Jobs without a promise may be left waiting. The search tries the cheap sets of victims of each
     column. If none of these works, it tries all such jobs together. Return None if that fails, too.
     """
-    best: Change | None = None
+    best: SeatChange | None = None
     for column in sorted(board.columns_of(job), key=lambda c: (-board.value[c], c)):
         if best is not None and best.gain >= board.value[column]:
             break
         for aim, victims in _takings(board, job, column):
-            change = attempt(board, aim, victims)
+            change = try_change(board, aim, victims)
             if change is not None and (best is None or change.gain > best.gain):
                 best = change
     if best is not None:
@@ -43,7 +43,7 @@ def displace(board: Board, job: int) -> Change | None:
     for aligned in (True, False):
         for column in sorted(board.columns_of(job), key=lambda c: (-board.value[c], c)):
             aim = Aim(job, column, board.gpus[column], aligned=aligned, displacing=True)
-            change = attempt(board, aim, everyone)
+            change = try_change(board, aim, everyone)
             if change is not None:
                 return change
     return None
@@ -52,13 +52,16 @@ def displace(board: Board, job: int) -> Change | None:
 def _takings(board: Board, job: int, column: int) -> Iterator[tuple[Aim, tuple[int, ...]]]:
     most = board.gpus[column]
     if column == board.current[job]:
-        yield Aim(job, column, most, displacing=True, in_place=True), sitters(board, job, column)
+        yield (
+            Aim(job, column, most, displacing=True, in_place=True),
+            find_sitters(board, job, column),
+        )
     cost = displacing_cost(board, job, column)
     for victims in victim_sets(board, column, most, cost):
         yield Aim(job, column, most, displacing=True), victims
 
 
-def fall_back(board: Board, job: int, wanted: dict[int, int]) -> Change | None:
+def fall_back(board: Board, job: int, wanted: dict[int, int]) -> SeatChange | None:
     """Return the change in which all promised jobs run and are seated first, or None.
 
     This is the last resort. First, each promised job that can stays as it is. Such jobs own
@@ -82,8 +85,8 @@ def fall_back(board: Board, job: int, wanted: dict[int, int]) -> Change | None:
             rest = before.keys() - set(first)
             for other in sorted(rest, key=lambda o: victim_order(board, o, before[o])):
                 reseat_victim(board, other, before[other], displacing=True)
-            if within(board, limits):
-                change = Change(0.0, {other: board.seats.get(other) for other in before})
+            if is_within(board, limits):
+                change = SeatChange(0.0, {other: board.seats.get(other) for other in before})
                 break
     board.reseat(before)
     return change
@@ -113,7 +116,7 @@ def _seated_somehow(board: Board, job: int, *, smallest: bool) -> bool:
 
     columns = sorted(board.columns_of(job), key=order)
     return any(
-        seat(board, Aim(job, column, board.gpus[column], aligned=aligned))
+        seat_job(board, Aim(job, column, board.gpus[column], aligned=aligned))
         for aligned in (True, False)
         for column in columns
     )

@@ -11,14 +11,14 @@ from heapq import nsmallest
 
 from tessera.formulation.check import migration_price
 from tessera.formulation.demand import Capacity, Demand
-from tessera.solvers.placement.blocks import carve
+from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board, Seat
 from tessera.solvers.placement.free import Layout, Spots
 
 MAX_VICTIM_SETS = 8
 """Sets of jobs to move that are tried for one column; the cheapest are found first."""
 
-MAX_NODES_LOOKED_AT = 32
+MAX_EXTRA_NODES = 32
 """Nodes whose clearing is priced in addition to those that a layout needs.
 
 These are the nodes with most GPUs free."""
@@ -33,7 +33,7 @@ If the cost is None, the job must stay."""
 
 
 @dataclass(slots=True)
-class Effort:
+class TrialEffort:
     """The amount of searching that is left; it ends for good once time is up."""
 
     expired: Callable[[], bool]
@@ -48,7 +48,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SeatChange:
     """New seats of some jobs, and their gain in the problem's integers.
 
     A job whose seat is None waits.
@@ -70,7 +70,7 @@ class Aim:
     in_place: bool = False  # on the GPUs that it has now, and no others
 
 
-def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | None:
+def try_change(board: Board, aim: Aim, victims: Iterable[int] = ()) -> SeatChange | None:
     """Return the change that takes ``victims`` off, seats ``aim.job``, and seats the victims again.
 
     The board is left as it was. A victim keeps its column and gets no worse shape. A victim that
@@ -84,25 +84,25 @@ def attempt(board: Board, aim: Aim, victims: Iterable[int] = ()) -> Change | Non
         board.lift(job)
     change = None
     if (
-        seat(board, aim)
+        seat_job(board, aim)
         and all(
             reseat_victim(board, job, before[job], aim.displacing)
             for job in sorted(touched[1:], key=lambda job: victim_order(board, job, before[job]))
         )
-        and within(board, limits)
+        and is_within(board, limits)
     ):
         after = {job: board.seats.get(job) for job in touched}
-        change = Change(sum(board.worth(job) for job in touched) - value, after)
+        change = SeatChange(sum(board.worth(job) for job in touched) - value, after)
     board.reseat(before)
     return change
 
 
-def within(board: Board, limits: list[int]) -> bool:
+def is_within(board: Board, limits: list[int]) -> bool:
     """Return whether no row that counts waiting or moving jobs is overdrawn beyond ``limits``."""
     return all(now <= before for now, before in zip(board.overdraft(), limits, strict=True))
 
 
-def seat(board: Board, aim: Aim) -> bool:
+def seat_job(board: Board, aim: Aim) -> bool:
     """Seat ``aim.job``, which has no seat, as aimed. Return whether there was room."""
     if not board.affords(aim.column):
         return False
@@ -237,7 +237,7 @@ def _clearings(
         and node not in avoid
     ]
     emptiest = nsmallest(
-        need + MAX_NODES_LOOKED_AT, nodes, key=lambda n: (-board.free.mask[n].bit_count(), n)
+        need + MAX_EXTRA_NODES, nodes, key=lambda n: (-board.free.mask[n].bit_count(), n)
     )
     clearings = []
     for node in emptiest:
@@ -284,7 +284,7 @@ def _has_room(mask: int, left: Capacity | None, share: Demand) -> bool:
 
     If ``left`` is None, only GPUs count.
     """
-    return bool(carve(mask, share.gpus)) and (left is None or left.fits(share))
+    return bool(carve_share(mask, share.gpus)) and (left is None or left.fits(share))
 
 
 def _share_of(board: Board, offer: tuple[float, int, int]) -> Demand:
@@ -295,7 +295,7 @@ def _share_of(board: Board, offer: tuple[float, int, int]) -> Demand:
     return Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
 
 
-def sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
+def find_sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
     """Return the other jobs that keep ``job`` from running ``column`` on the GPUs that it owns now.
 
     They hold some of these GPUs, or are on a node that does not have enough of the other resources.
@@ -320,10 +320,10 @@ def best_change(
     job: int,
     columns: Iterable[int],
     moves_for: int,
-    effort: Effort,
+    effort: TrialEffort,
     *,
     required: bool = False,
-) -> Change | None:
+) -> SeatChange | None:
     """Return the most valuable way to seat ``job``, which waits or has a poorer seat now.
 
     The columns are tried best first. For each column, the ways are: where the job is, the best
@@ -332,7 +332,7 @@ def best_change(
     None if there is no such change.
     """
     base = board.worth(job)
-    best: Change | None = None
+    best: SeatChange | None = None
     for column in sorted(columns, key=lambda c: (-board.value[c], c)):
         ceiling = board.value[column] - base
         if best is not None and best.gain >= ceiling:
@@ -343,7 +343,9 @@ def best_change(
     return best
 
 
-def _ways(board: Board, job: int, column: int, moves: bool, effort: Effort) -> Iterator[Change]:
+def _ways(
+    board: Board, job: int, column: int, moves: bool, effort: TrialEffort
+) -> Iterator[SeatChange]:
     fewest, most = board.nodes[column], board.gpus[column]
     seat = board.seats.get(job)
     if seat is not None and seat[0] == column:
@@ -351,10 +353,12 @@ def _ways(board: Board, job: int, column: int, moves: bool, effort: Effort) -> I
     if most < fewest:
         return
     if column == board.current[job] and not board.kept(job):
-        stay = attempt(board, Aim(job, column, most, in_place=True), sitters(board, job, column))
+        stay = try_change(
+            board, Aim(job, column, most, in_place=True), find_sitters(board, job, column)
+        )
         if stay is not None:
             yield stay
-    direct = attempt(board, Aim(job, column, fewest))
+    direct = try_change(board, Aim(job, column, fewest))
     if direct is not None:
         yield direct
         return
@@ -363,9 +367,9 @@ def _ways(board: Board, job: int, column: int, moves: bool, effort: Effort) -> I
         for victims in victim_sets(board, column, fewest, cost):
             if not effort.spend():
                 break
-            change = attempt(board, Aim(job, column, fewest), victims)
+            change = try_change(board, Aim(job, column, fewest), victims)
             if change is not None:
                 yield change
-    worse = attempt(board, Aim(job, column, most))
+    worse = try_change(board, Aim(job, column, most))
     if worse is not None:
         yield worse

@@ -22,22 +22,22 @@ import numpy as np
 
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.fixing import losses
-from tessera.solvers.kernels.core import changes, join_halves, keys
-from tessera.solvers.prices import Priced
+from tessera.solvers.fixing import column_losses
+from tessera.solvers.kernels.core import enumerate_changes, join_halves, usage_keys
+from tessera.solvers.prices import PricedProblem
 
 MOST_WAYS: Final = 50_000
 """Maximum number of ways of a half; together with joining them, that takes some 20 ms."""
 MOST_CHANGES: Final = 400
 """Maximum number of changes; with more changes, there are too many ways."""
 MOST_PAIRS: Final = 200_000
-GROWTH: Final = 1.5
+LOSS_GROWTH_FACTOR: Final = 1.5
 _FACTOR: Final = 0x9E3779B97F4A7C15
 """An odd number whose multiples spread over 64 bits; the factors of rows are its powers."""
 
 
 def close_gap(
-    problem: Problem, priced: Priced, value: float, gap: float
+    problem: Problem, priced: PricedProblem, value: float, gap: float
 ) -> tuple[Ints | None, float]:
     """Return a choice of a higher value than ``value``, int64[jobs], or None, and a bound.
 
@@ -61,7 +61,7 @@ def close_gap(
         bound = max(float(math.floor(total - most + 4.0 * slack)), value)
         if bound - value <= enough or most >= short:
             return None, bound
-        most *= GROWTH
+        most *= LOSS_GROWTH_FACTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,9 +79,9 @@ class _Changes:
         return _Changes(job=self.job[which], column=self.column[which], loss=self.loss[which])
 
 
-def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
+def _changes(problem: Problem, priced: PricedProblem, allowed: float) -> _Changes:
     """Return all changes that lose at most ``allowed``."""
-    lost, job = losses(problem, priced), problem.column_job
+    lost, job = column_losses(problem, priced), problem.column_job
     own = np.flatnonzero((lost <= allowed) & (np.arange(len(job)) != priced.choice[job]))
     idle = np.flatnonzero((priced.choice >= 0) & ~problem.must_run & (priced.best <= allowed))
     jobs = np.append(job[own], idle)
@@ -94,7 +94,7 @@ def _changes(problem: Problem, priced: Priced, allowed: float) -> _Changes:
 
 
 def _least(
-    problem: Problem, priced: Priced, every: _Changes, allowed: float
+    problem: Problem, priced: PricedProblem, every: _Changes, allowed: float
 ) -> tuple[Ints | None, float] | None:
     """Return the choice of least loss, or None if none loses at most ``allowed``, and its loss.
 
@@ -112,7 +112,7 @@ def _least(
     if left is None or right is None:
         return None
     tight = np.where(priced.prices > allowed, factor.view(np.int64), 0)
-    key, rest = keys(left.used, tight), keys(right.used, tight)
+    key, rest = usage_keys(left.used, tight), usage_keys(right.used, tight)
     rank = np.lexsort((right.loss, rest))
     with np.errstate(over="ignore"):
         wanted = int((free * tight).sum())
@@ -182,7 +182,7 @@ def _ways(few: _Changes, more: Ints, factor: Ints, allowed: float) -> _Ways | No
     parent, column = np.empty(MOST_WAYS, np.int64), np.empty(MOST_WAYS, np.int64)
     alive = np.empty(MOST_WAYS, np.int64)
     table = np.full(1 << (2 * MOST_WAYS - 1).bit_length(), -1)
-    count, living = changes(
+    count, living = enumerate_changes(
         start, few.loss, more, factor, allowed, total, used, parent, column, alive, table
     )
     if count < 0:

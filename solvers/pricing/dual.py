@@ -19,24 +19,24 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import lonely_fit
+from tessera.solvers.answers import fits_alone
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels.planes import lowest_point
-from tessera.solvers.kernels.pricing import demand, margins
-from tessera.solvers.prices import Shown, price_near, rounding
-from tessera.solvers.pricing.surface import Surface, near, whole
+from tessera.solvers.kernels.pricing import price_best_columns, price_columns
+from tessera.solvers.prices import PriceResult, price_near, rounding_bound
+from tessera.solvers.pricing.surface import Surface, surface_near, whole_surface
 from tessera.solvers.sums import dot, dot_rows
 
 MOST_PASSES: Final = 400
 """Maximum number of evaluations: 30 to 60 are usual with up to 10 rows."""
 GOOD_STEP: Final = 0.1
 """Share of the promised decrease that a step must achieve; otherwise the box shrinks."""
-SHRINK: Final = 0.5
-GROW: Final = 2.0
-LEAP: Final = 4.0
-FARTHEST: Final = 1e6
+SHRINK_FACTOR: Final = 0.5
+GROW_FACTOR: Final = 2.0
+LEAP_FACTOR: Final = 4.0
+MAX_BOX_SIZE: Final = 1e6
 """Size of the largest box, in typical prices.
 
 It is far more than is needed to find that some jobs cannot all run."""
@@ -44,18 +44,18 @@ WARM_BOX: Final = 0.05
 """Size of the first box around known prices, as a share of these.
 
 Around a guess, the box is as large as the typical prices."""
-FLOOR: Final = 0.1
+MIN_PRICE_SHARE: Final = 0.1
 """Least value of a price when a box is drawn around it, as a share of a typical price."""
-DRIFT: Final = 0.02
+DRIFT_SHARE: Final = 0.02
 """The distance to which prices near known ones may go, as a share of these.
 
 It is ``DRIFT_OF_FEW / sqrt(jobs)`` if that is more. As measured at 2 % churn, prices move by 0.02
 with 10,000 jobs and more, and by 0.045 with 2,000."""
-DRIFT_OF_FEW: Final = 3.0
+DRIFT_OF_SMALL_ROUNDS: Final = 3.0
 PLANES_A_ROW: Final = 4
 """Planes kept for each row, the highest at the best prices, in addition to the newest ones."""
 
-_NOT_ASKED: Final = (
+_NO_DRIFT: Final = (
     np.zeros(0),
     np.zeros(0, np.int64),
     np.zeros(0, np.int64),
@@ -93,11 +93,11 @@ def descend(
     It stops after ``most`` evaluations, when the budget is spent, or when a model cannot be solved.
     L is a true bound wherever it stops.
     """
-    surface, size = whole(problem), _size(problem)
+    surface, size = whole_surface(problem), _size(problem)
     unit = size / np.maximum(surface.capacity, 1.0)
     if start is not None and len(start) == len(unit) and bool(np.any(start > 0)):
         first = np.where(np.isfinite(start) & (start > 0), start, 0.0)
-        box = WARM_BOX * np.maximum(first, FLOOR * unit)
+        box = WARM_BOX * np.maximum(first, MIN_PRICE_SHARE * unit)
     else:
         first, box = _guess(problem, unit), unit.copy()
     descent = _Descent(surface, first, box, unit, size, _least_worth(problem))
@@ -113,7 +113,7 @@ class NearDual:
     start.
     """
 
-    shown: Shown
+    shown: PriceResult
     jobs: Ints
     lead: Floats
     inside: bool
@@ -123,24 +123,24 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
     """Minimize L near ``prices`` in one pass over all columns.
 
     At these prices the capacity must cost something. Most jobs have the same choice at all nearby
-    prices (``margins`` proves it), so few columns are evaluated again. No clock is read. The
+    prices (``price_columns`` proves it), so few columns are evaluated again. No clock is read. The
     resulting bound is as true as any other.
     """
     capacity = problem.capacity.astype(np.float64)
     typical_cost = dot(prices, capacity) / max(int(np.count_nonzero(prices)), 1)  # of a row
     unit = typical_cost / np.maximum(capacity, 1.0)
-    share = max(DRIFT, DRIFT_OF_FEW / math.sqrt(len(problem.jobs) + 1))
-    drift = share * np.maximum(prices, FLOOR * unit)
+    share = max(DRIFT_SHARE, DRIFT_OF_SMALL_ROUNDS / math.sqrt(len(problem.jobs) + 1))
+    drift = share * np.maximum(prices, MIN_PRICE_SHARE * unit)
     priced, open_part = price_near(problem, prices, drift)
-    left = near(problem, priced, open_part)
+    left = surface_near(problem, priced, open_part)
     surface, size = left.surface, max(abs(priced.total), 1.0)
     typical = np.maximum(unit, size / np.maximum(capacity, 1.0))
-    descent = _Descent(surface, priced.prices, drift / LEAP, typical, size, -math.inf)
+    descent = _Descent(surface, priced.prices, drift / LEAP_FACTOR, typical, size, -math.inf)
     endless = Budget(remaining_s=lambda: math.inf, gap=0.0)
     best = descent.run(endless, MOST_PASSES, tolerance, -math.inf).prices
     jobs, columns = len(left.jobs), len(left.columns)
     lead, chosen = np.empty(jobs), np.empty(jobs, np.int64)
-    total, size, _ = margins(
+    total, size, _ = price_columns(
         surface.job_start,
         surface.value,
         surface.usage_start,
@@ -152,15 +152,15 @@ def descend_near(problem: Problem, prices: Floats, tolerance: float) -> NearDual
         np.empty(jobs),
         lead,
         chosen,
-        *_NOT_ASKED,
+        *_NO_DRIFT,
     )
     choice, runs = left.settled.copy(), chosen >= 0
     choice[left.jobs[runs]] = left.columns[chosen[runs]]
     sold = dot(best, surface.capacity)
     size += abs(surface.offset) + dot(best, np.abs(surface.capacity))
-    bound = math.floor(surface.offset + sold + total + rounding(size, problem))
+    bound = math.floor(surface.offset + sold + total + rounding_bound(size, problem))
     return NearDual(
-        shown=Shown(prices=best, bound=float(bound), choice=choice),
+        shown=PriceResult(prices=best, bound=float(bound), choice=choice),
         jobs=left.jobs,
         lead=lead,
         inside=not descent.limited,
@@ -180,7 +180,7 @@ class _Descent:
         self._surface, self._size, self._worth = surface, size, worth
         self._capacity = surface.capacity
         self._best, self._box = start, box
-        self._largest_box = FARTHEST * unit
+        self._largest_box = MAX_BOX_SIZE * unit
         self._usage = np.zeros(len(start))
         self._slopes = np.empty((0, len(start)))
         self._levels = np.empty(0)  # of each plane at p = 0
@@ -205,11 +205,11 @@ class _Descent:
             before = self._total
             self._evaluate(prices)
             if promise <= enough:  # there is nothing more to gain in this box, so look beyond it
-                self._box *= LEAP
+                self._box *= LEAP_FACTOR
             elif before - self._total < GOOD_STEP * promise:
-                self._box *= SHRINK
+                self._box *= SHRINK_FACTOR
             elif not inside:
-                self._box *= GROW
+                self._box *= GROW_FACTOR
             self._box = np.minimum(self._box, self._largest_box)
             self._forget()
         return Dual(
@@ -231,7 +231,7 @@ class _Descent:
         total = (
             s.offset
             + sold
-            + demand(
+            + price_best_columns(
                 s.job_start,
                 s.value,
                 s.usage_start,
@@ -286,7 +286,7 @@ def _size(problem: Problem) -> float:
 
     A price is typical if the whole capacity of the row costs that much.
     """
-    top = jobwise(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
+    top = reduce_by_job(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
     return max(float(top.sum()), 1.0)
 
 
@@ -300,6 +300,6 @@ def _guess(problem: Problem, unit: Floats) -> Floats:
 
 def _least_worth(problem: Problem) -> float:
     """Return the least value of any answer, without the jobs that need not run."""
-    value = np.where(lonely_fit(problem), problem.value.astype(np.float64), np.inf)
-    least = jobwise(np.minimum, value, problem.job_start)
+    value = np.where(fits_alone(problem), problem.value.astype(np.float64), np.inf)
+    least = reduce_by_job(np.minimum, value, problem.job_start)
     return float(least[problem.must_run].sum()) if problem.must_run.any() else 0.0

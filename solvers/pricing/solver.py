@@ -15,31 +15,31 @@ from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
-    answer,
-    cannot_run,
+    find_unrunnable,
     is_answer,
+    make_solution,
     objective_of,
     trivial_bound,
     usable_hint,
     without_answer,
 )
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import improve, repair_choice
+from tessera.solvers.greedy import improve_choice, repair_choice
 from tessera.solvers.kernels.pricing import insert_jobs
-from tessera.solvers.prices import Priced, Shown, price
+from tessera.solvers.prices import PricedProblem, PriceResult, price_problem
 from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend, descend_near
 from tessera.solvers.sums import dot
-from tessera.solvers.waiting import spells_out_waiting
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-CLOSE: Final = 0.05
+DUAL_GAP_SHARE: Final = 0.05
 """The dual stops once its model promises less than this share of the wanted gap."""
-SAMPLE: Final = 4096
+SAMPLE_JOBS: Final = 4096
 """Number of jobs whose dual gives the first prices if there are many more jobs.
 
 That takes some 40 passes, and then only few of the long passes remain."""
 
-GENEROUS: Final = 0.3
+KNOWN_PRICES_GAP_SHARE: Final = 0.3
 """Share of the gap to aim at if the prices are known and there are many jobs.
 
 A pass near known prices costs less than greedy. The closer the bound, the sooner it is known that
@@ -48,22 +48,22 @@ LEAST_SOLD: Final = 1e-3
 """Least cost of the whole capacity at known prices, in the problem's integers.
 
 Below it, the prices carry no information."""
-FEW: Final = 512
+FIRST_REPAIR_JOBS: Final = 512
 """Number of jobs that move first when a choice is repaired, plus a thirty-second of all."""
 
 
 @dataclass(slots=True)
-class _Found:
+class _PricingBest:
     """The best choice, the best bound and its shadow prices so far."""
 
     choice: Ints | None = None
     value: float = -math.inf
     bound: float = math.inf
-    shown: Shown | None = None
+    shown: PriceResult | None = None
     passes: int = 0
     infeasible: bool = False
 
-    def prove(self, shown: Shown) -> None:
+    def prove(self, shown: PriceResult) -> None:
         """Record the bound that prices prove."""
         if self.shown is None or shown.bound <= self.bound:
             self.bound, self.shown = shown.bound, shown
@@ -77,10 +77,10 @@ class _Found:
         if choice is not None and objective_of(problem, choice) > self.value:
             self.choice, self.value = choice, objective_of(problem, choice)
 
-    def take(self, problem: Problem, priced: Priced, gap: float) -> None:
+    def take(self, problem: Problem, priced: PricedProblem, gap: float) -> None:
         """Record the bound of ``priced``, and the choices near it, until one is within ``gap``."""
         self.prove(priced.shown())
-        for way in (mend_choice, inserted_by_lead):
+        for way in (mend_choice, insert_by_lead):
             if not self.close(gap):
                 self.offer(problem, way(problem, priced))
 
@@ -100,20 +100,20 @@ class Pricing:
 
     name = "pricing"
 
-    @spells_out_waiting
+    @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, with shadow prices and a bound; INFEASIBLE is proven."""
         return self.solve_and_show(problem, budget, hint)[0]
 
     def solve_and_show(
         self, problem: Problem, budget: Budget, hint: Solution | None = None
-    ) -> tuple[Solution, Shown | None]:
+    ) -> tuple[Solution, PriceResult | None]:
         """Return the solution, and the result of its shadow prices, or None without prices."""
-        best = _Found()
-        if len(cannot_run(problem)):
+        best = _PricingBest()
+        if len(find_unrunnable(problem)):
             best.passes, best.infeasible = 1, True
             return self._solution(problem, budget, best), None
-        start, known = usable_hint(problem, hint), known_to(problem, hint)
+        start, known = usable_hint(problem, hint), usable_prices(problem, hint)
         if start is not None:
             best.choice, best.value = start, objective_of(problem, start)
         if not budget.expired() and not budget.skips(self.name):
@@ -124,51 +124,53 @@ class Pricing:
                 self._search(problem, budget, known, best)
             if best.shown is not None and not best.infeasible and not best.close(budget.gap):
                 choice, bound = close_gap(
-                    problem, price(problem, best.shown.prices), best.value, budget.gap
+                    problem, price_problem(problem, best.shown.prices), best.value, budget.gap
                 )
                 best.offer(problem, choice)
                 best.bound = min(best.bound, bound)
         return self._solution(problem, budget, best), best.shown
 
     def _near(
-        self, problem: Problem, budget: Budget, known: Floats, best: _Found
+        self, problem: Problem, budget: Budget, known: Floats, best: _PricingBest
     ) -> tuple[Floats, bool]:
         """Record the result of prices near ``known``.
 
         Return the prices from which to search on, and whether no search is needed.
         """
-        aim = budget.gap * (GENEROUS if len(problem.jobs) > SAMPLE else 1.0)
-        near = descend_near(problem, known, CLOSE * aim)
+        aim = budget.gap * (KNOWN_PRICES_GAP_SHARE if len(problem.jobs) > SAMPLE_JOBS else 1.0)
+        near = descend_near(problem, known, DUAL_GAP_SHARE * aim)
         best.passes = 1
         best.prove(near.shown)
-        few, among = FEW + len(problem.jobs) // 32, near.jobs
-        if len(problem.jobs) > SAMPLE:
+        few, among = FIRST_REPAIR_JOBS + len(problem.jobs) // 32, near.jobs
+        if len(problem.jobs) > SAMPLE_JOBS:
             if len(among) > few:
                 among = among[near.lead <= np.partition(near.lead, few)[few]]
             best.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices, among))
         if not best.close(budget.gap):
             best.offer(problem, repair_choice(problem, near.shown.choice, near.shown.prices))
         if not best.close(budget.gap) and near.inside:
-            best.take(problem, price(problem, near.shown.prices), budget.gap)
+            best.take(problem, price_problem(problem, near.shown.prices), budget.gap)
         return near.shown.prices, best.close(budget.gap) or (
             near.inside and best.choice is not None
         )
 
-    def _search(self, problem: Problem, budget: Budget, known: Floats | None, best: _Found) -> None:
+    def _search(
+        self, problem: Problem, budget: Budget, known: Floats | None, best: _PricingBest
+    ) -> None:
         most = budget.work.get(self.name, math.inf) - best.passes
         if best.passes and (most <= 0 or budget.expired()):
             return  # the known results have already been recorded
-        tolerance = CLOSE * budget.gap
-        if known is None and len(problem.jobs) > 4 * SAMPLE:
+        tolerance = DUAL_GAP_SHARE * budget.gap
+        if known is None and len(problem.jobs) > 4 * SAMPLE_JOBS:
             part = replace(budget, work={})
             known = descend(_sample(problem), part, None, most=math.inf, tolerance=tolerance).prices
         dual = descend(problem, budget, known, most=most, tolerance=tolerance, known=best.value)
         best.passes += dual.passes
         best.infeasible = dual.infeasible and best.choice is None
         if not best.infeasible:
-            best.take(problem, price(problem, dual.prices), budget.gap)
+            best.take(problem, price_problem(problem, dual.prices), budget.gap)
 
-    def _solution(self, problem: Problem, budget: Budget, best: _Found) -> Solution:
+    def _solution(self, problem: Problem, budget: Budget, best: _PricingBest) -> Solution:
         work = ((self.name, float(best.passes)),)
         if best.infeasible or best.choice is None:
             status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
@@ -183,7 +185,7 @@ class Pricing:
                 work=work,
             )
         bound = trivial_bound(problem) if best.shown is None else best.bound
-        return answer(
+        return make_solution(
             problem,
             best.choice,
             bound=bound,
@@ -194,7 +196,7 @@ class Pricing:
         )
 
 
-def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
+def usable_prices(problem: Problem, hint: Solution | None) -> Floats | None:
     """Return the shadow prices of ``hint``, or None if the capacity costs nothing at them."""
     if hint is None or len(hint.prices) != len(problem.rows):
         return None
@@ -202,12 +204,12 @@ def known_to(problem: Problem, hint: Solution | None) -> Floats | None:
     return prices if LEAST_SOLD < dot(prices, problem.capacity) < math.inf else None
 
 
-def mend_choice(problem: Problem, priced: Priced) -> Ints | None:
+def mend_choice(problem: Problem, priced: PricedProblem) -> Ints | None:
     """Return the jobs' best choices at the prices, repaired where rows are overfull, or None."""
     return repair_choice(problem, priced.choice, priced.prices)
 
 
-def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
+def insert_by_lead(problem: Problem, priced: PricedProblem) -> Ints | None:
     """Return a feasible choice near the prices, or None if the must-run jobs find no room this way.
 
     Jobs are inserted by falling lead, and then every step that gains is taken. A job's lead is the
@@ -231,12 +233,12 @@ def inserted_by_lead(problem: Problem, priced: Priced) -> Ints | None:
     )
     if not complete or not is_answer(problem, choice):
         return None
-    return improve(problem, choice, priced.prices)
+    return improve_choice(problem, choice, priced.prices)
 
 
 def _sample(problem: Problem) -> Problem:
-    """Return the problem of about ``SAMPLE`` evenly picked jobs with their share of capacity."""
-    step = len(problem.jobs) // SAMPLE
+    """Return the problem of about ``SAMPLE_JOBS`` evenly picked jobs with their share of capacity."""
+    step = len(problem.jobs) // SAMPLE_JOBS
     jobs = np.arange(0, len(problem.jobs), step)
     picked = np.zeros(len(problem.jobs), dtype=np.bool_)
     picked[jobs] = True

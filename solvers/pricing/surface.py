@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.problem import Problem
-from tessera.formulation.tables import Bools, Floats, Ints, ranges
-from tessera.solvers.prices import Open, Priced
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
+from tessera.solvers.prices import OpenPart, PricedProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class Surface:
     high: Floats
 
 
-def whole(problem: Problem) -> Surface:
+def whole_surface(problem: Problem) -> Surface:
     """Return L of ``problem`` at all prices."""
     rows = len(problem.rows)
     return Surface(
@@ -52,7 +52,7 @@ def whole(problem: Problem) -> Surface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Nearby:
+class OpenSurface:
     """The part of a problem that nearby prices leave undecided: its surface, jobs and columns.
 
     ``settled`` is int64[jobs]: the choice of all other jobs, and -1 for these.
@@ -64,7 +64,7 @@ class Nearby:
     settled: Ints
 
 
-def near(problem: Problem, priced: Priced, open_part: Open) -> Nearby:
+def surface_near(problem: Problem, priced: PricedProblem, open_part: OpenPart) -> OpenSurface:
     """Return L of ``problem`` at prices no further from those of ``priced`` than ``open_part`` allows.
 
     A job with one choice left adds a constant and takes its part of the capacity. The others keep
@@ -90,12 +90,14 @@ def near(problem: Problem, priced: Priced, open_part: Open) -> Nearby:
         low=np.maximum(priced.prices - open_part.drift, 0.0),
         high=priced.prices + open_part.drift,
     )
-    return Nearby(surface=surface, jobs=np.flatnonzero(~only), columns=columns, settled=settled)
+    return OpenSurface(
+        surface=surface, jobs=np.flatnonzero(~only), columns=columns, settled=settled
+    )
 
 
 def _usage(problem: Problem, columns: Ints) -> tuple[Ints, Ints, Ints]:
     """Return usage_start, row and amount of ``columns`` alone."""
     first = problem.usage_start[columns]
     uses = problem.usage_start[columns + 1] - first
-    entries = ranges(first, uses)
+    entries = concatenate_ranges(first, uses)
     return np.append(0, np.cumsum(uses)), problem.row[entries], problem.amount[entries]

@@ -14,17 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Contention, Demand
-from tessera.formulation.network.flows import NetworkJob, Note, contention
-from tessera.formulation.network.measured import Seen, with_bytes, with_times
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import Contention, LinkDemand
+from tessera.formulation.network.descriptions import find_met_jobs, routes_of
+from tessera.formulation.network.flows import NetworkJob, Note, build_contention
+from tessera.formulation.network.measured import TrafficMeasurement, correct_bytes, correct_times
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
 from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.running import Running, observe_traffic, traffics
-from tessera.formulation.network.tags import Settings, assign_tags
-from tessera.formulation.network.telling import met_by, routes_of
+from tessera.formulation.network.running import RunningJob, observe_traffic, traffic_by_job
+from tessera.formulation.network.tags import TagSettings, assign_tags
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import DescribedTopology
@@ -32,7 +32,7 @@ from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.paths import least_comm_s
-from tessera.solvers.network.replan import Options, replan_network
+from tessera.solvers.network.replan import PlanningOptions, replan_network
 
 _UNKNOWN: Final = (
     "the traffic of its Cell is not known: let the service estimate its Cells (`tessera models add`), or"
@@ -42,9 +42,9 @@ _UNKNOWN: Final = (
 
 def plan_network(
     snapshot: Snapshot,
-    running: Sequence[Running],
+    running: Sequence[RunningJob],
     policy: Policy,
-    cancelled: Callable[[], bool] = never,
+    cancelled: Callable[[], bool] = never_cancelled,
 ) -> NetworkOutcome:
     """Return paths, priority levels and tags of the jobs that run on the snapshot's network.
 
@@ -59,7 +59,7 @@ def plan_network(
     if snapshot.topology is None:
         raise InvalidInput("topology", "the network is not described")
     topology, known_routes = snapshot.topology.topology, _routes(snapshot.topology)
-    names, known = snapshot.jobs.name, traffics(snapshot, running)
+    names, known = snapshot.jobs.name, traffic_by_job(snapshot, running)
     jobs = [
         NetworkJob(
             name=names[r.job],
@@ -78,7 +78,7 @@ def plan_network(
     result = replan_network(
         c,
         levels=policy.network_levels,
-        options=Options(floor=policy.network_floor, cancelled=cancelled),
+        options=PlanningOptions(floor=policy.network_floor, cancelled=cancelled),
         earlier=[names[job] for job in standing if job >= 0],
         unmeasured=[names[job] for _, job in observed.unmeasured],
     )
@@ -95,20 +95,23 @@ def plan_network(
         decisions=tuple(
             _decisions(snapshot, running, topology, c, demand, plan, tags.tags, note_of)
         ),
-        violations=tuple(network_violations(c, plan)),
+        violations=tuple(find_network_violations(c, plan)),
         notes=(*(note for job, note in notes if not job), *tags.remarks),
     )
 
 
 def _measured(
-    topology: Topology, jobs: Sequence[NetworkJob], seen: Mapping[str, Seen], routes: Routes
+    topology: Topology,
+    jobs: Sequence[NetworkJob],
+    seen: Mapping[str, TrafficMeasurement],
+    routes: Routes,
 ) -> tuple[Contention, list[Note]]:
     """Return the jobs' load, as measured or else as estimated, and one note for each job."""
-    corrected, notes, used = with_bytes(topology, jobs, seen)
-    c, others = contention(topology, corrected, routes=routes)
+    corrected, notes, used = correct_bytes(topology, jobs, seen)
+    c, others = build_contention(topology, corrected, routes=routes)
     period_s = [seen[name].period_s if name in used else None for name in c.jobs]
     known_s = np.array([math.nan if value is None else value for value in period_s])
-    c, times = with_times(c, least_comm_s(c), known_s)
+    c, times = correct_times(c, least_comm_s(c), known_s)
     of_job = dict(notes)
     for name, note in times:
         of_job[name] += f"; {note}"
@@ -129,8 +132,12 @@ def _routes(described: DescribedTopology) -> _KnownRoutes:
 
 
 def _tags(
-    snapshot: Snapshot, running: Sequence[Running], c: Contention, demand: Demand, plan: NetworkPlan
-) -> Settings:
+    snapshot: Snapshot,
+    running: Sequence[RunningJob],
+    c: Contention,
+    demand: LinkDemand,
+    plan: NetworkPlan,
+) -> TagSettings:
     """Return the tag of each job with traffic, and remarks.
 
     A job keeps the tag that it runs with.
@@ -152,17 +159,17 @@ def _tags(
 
 def _decisions(
     snapshot: Snapshot,
-    running: Sequence[Running],
+    running: Sequence[RunningJob],
     topology: Topology,
     c: Contention,
-    demand: Demand,
+    demand: LinkDemand,
     plan: NetworkPlan,
     tags: Mapping[str, int],
     note_of: Mapping[str, str],
 ) -> Iterable[NetworkDecision]:
     """Yield one decision for each running job; those that have no part rank last."""
     index_of = {name: k for k, name in enumerate(c.jobs)}
-    rank, meets, intensity = plan.rank, met_by(demand, plan), demand.intensity
+    rank, meets, intensity = plan.rank, find_met_jobs(demand, plan), demand.intensity
     last = len(c.jobs)
     for r in running:
         name = snapshot.jobs.name[r.job]

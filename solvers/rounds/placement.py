@@ -9,27 +9,27 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import score
+from tessera.formulation.check import score_solution
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement
-from tessera.solvers.goals import Solved
-from tessera.solvers.placement import Placed, defragment, place
-from tessera.solvers.rounds.promises import promised_before
+from tessera.solvers.goals import SolvedGoals
+from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.rounds.promises import had_promise
 from tessera.solvers.rounds.work import RoundWork
 
-NEVER: Final = 2**63 - 1
+NO_ROUND: Final = 2**63 - 1
 """Number of a round that is never reached."""
 
 
-def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
+def place_answers(work: RoundWork, solved: SolvedGoals) -> tuple[RoundWork, PlacementResult]:
     """Return the better of the solver's and greedy's placed solutions, and the round it solves.
 
     If a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until
     it does, since promises take precedence (35). If no cap helps, the cap stays.
     """
-    best: tuple[int, RoundWork, Placed] | None = None
+    best: tuple[int, RoundWork, PlacementResult] | None = None
     for stated in map(work.restated, _with_rising_cap(work.statement)):
         work.budget.check()
         placed = defragment_placement(stated, stated.surrogate, _better(stated, solved))
@@ -44,8 +44,8 @@ def place_answers(work: RoundWork, solved: Solved) -> tuple[RoundWork, Placed]:
 
 
 def defragment_placement(
-    work: RoundWork, problem: Problem, placed: Placed, *, chosen_only: bool = False
-) -> Placed:
+    work: RoundWork, problem: Problem, placed: PlacementResult, *, chosen_only: bool = False
+) -> PlacementResult:
     """Return ``placed``, which solves ``problem``; in rounds that defragment, after that pass."""
     every = work.policy.defragment_every_rounds
     if not every or work.snapshot.round_number % every:
@@ -60,10 +60,10 @@ def defragment_placement(
     )
 
 
-def next_defragmented(snapshot: Snapshot, policy: Policy) -> int:
+def next_defragmentation(snapshot: Snapshot, policy: Policy) -> int:
     """Return the number of the next round that looks for fragmentation."""
     every = policy.defragment_every_rounds
-    return (snapshot.round_number // every + 1) * every if every else NEVER
+    return (snapshot.round_number // every + 1) * every if every else NO_ROUND
 
 
 def _with_rising_cap(statement: Statement) -> Iterator[Statement]:
@@ -82,12 +82,12 @@ def _with_rising_cap(statement: Statement) -> Iterator[Statement]:
         yield replace(statement, problem=replace(problem, rows=tuple(rows)))
 
 
-def _promises_broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> int:
-    promised = problem.must_run & promised_before(snapshot)
+def _promises_broken(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> int:
+    promised = problem.must_run & had_promise(snapshot)
     return int(np.count_nonzero(promised & (placed.solution.choice < 0)))
 
 
-def _better(work: RoundWork, solved: Solved) -> Placed:
+def _better(work: RoundWork, solved: SolvedGoals) -> PlacementResult:
     """Return the solver's solution placed, or greedy's if that has more value once placed.
 
     With several goals, choices are compared by these; the score decides between equals.
@@ -98,8 +98,8 @@ def _better(work: RoundWork, solved: Solved) -> Placed:
         place, work.snapshot, problem, deadline_expired=work.budget.cancelled, now=work.gangs
     )
 
-    def value(placed: Placed) -> tuple[float, ...]:
-        placed_score = score(problem, placed.solution, placed.placement)
+    def value(placed: PlacementResult) -> tuple[float, ...]:
+        placed_score = score_solution(problem, placed.solution, placed.placement)
         return *standing(placed.solution.choice), placed_score
 
     placed = place_one(solution)

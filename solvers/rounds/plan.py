@@ -10,42 +10,52 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.check import Violation, held_twice, placement_violations, score, violations
-from tessera.formulation.decisions import Decision, DecisionKind, decide
-from tessera.formulation.explain import explain
+from tessera.formulation.check import (
+    Violation,
+    find_doubly_held,
+    find_placement_violations,
+    find_violations,
+    score_solution,
+)
+from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
+from tessera.formulation.explain import explain_waiting_jobs
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
-from tessera.formulation.pace import at_real_pace, at_training_pace
-from tessera.formulation.policy import KEEP, LOOKS_AHEAD, Policy
+from tessera.formulation.pace import to_real_pace, to_training_pace
+from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, draft_columns, state, state_draft
+from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
 from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.lookahead import ADMISSION, admit
-from tessera.solvers.placement import Placed, place
+from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.placement import defragment_placement, next_defragmented, place_answers
-from tessera.solvers.rounds.promises import keep_promises, promised_before, release_lost_promises
+from tessera.solvers.rounds.placement import (
+    defragment_placement,
+    next_defragmentation,
+    place_answers,
+)
+from tessera.solvers.rounds.promises import had_promise, keep_promises, release_lost_promises
 from tessera.solvers.rounds.work import RoundWork
-from tessera.solvers.schedulers.base import Known, Scheduler, not_chosen
+from tessera.solvers.schedulers.base import FixedSolver, Scheduler, explain_not_chosen
 
-__all__ = ["Outcome", "RoundOptions", "plan_round"]
+__all__ = ["RoundOptions", "RoundOutcome", "plan_round"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RoundOutcome:
     """The outcome of a round; if it has ``violations``, it must not be committed."""
 
     problem: Problem
     solution: Solution
     goals: tuple[GoalResult, ...]
-    placed: Placed
+    placed: PlacementResult
     decisions: tuple[Decision, ...]
     violations: tuple[Violation, ...]
     greedy_objective: int  # 0 if a published scheduler decided
@@ -62,7 +72,7 @@ class Outcome:
     @property
     def placed_score(self) -> float:
         """Return the value of the round as it was placed, in units of the last goal."""
-        return score(self.problem, self.solution, self.placed.placement)
+        return score_solution(self.problem, self.solution, self.placed.placement)
 
     @property
     def bound_is_trivial(self) -> bool:
@@ -87,7 +97,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answered:
+class _PlacedRound:
     """A round's solution, placed but not checked.
 
     ``broken`` has violations from before placement.
@@ -97,7 +107,7 @@ class _Answered:
     statement: Statement  # with the changes that follow from the solution itself
     solution: Solution
     goals: tuple[GoalResult, ...]
-    placed: Placed
+    placed: PlacementResult
     given_up: frozenset[int] = frozenset()
     greedy_objective: int = 0
     admission: Admission | None = None
@@ -115,7 +125,7 @@ def plan_round(
     budget: Budget,
     book: Callable[[str], None] = _no_mark,
     scheduler: Scheduler | None = None,
-) -> Outcome:
+) -> RoundOutcome:
     """Decide a round: state it, solve it, place it, check it, explain it.
 
     These are steps 3 to 7 of a round; the service loads before them and commits after them. If a
@@ -139,7 +149,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = at_real_pace(snapshot)
+    real = to_real_pace(snapshot)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -150,18 +160,20 @@ def plan_round(
     # Step 7: check and explain, with code that no solver shares.
     outcome = _checked(answered)
     mark("check")
-    decisions = at_training_pace(outcome.decisions, snapshot.clock_factor)
+    decisions = to_training_pace(outcome.decisions, snapshot.clock_factor)
     outcome = replace(outcome, decisions=decisions)
     # Step 6, continued: network paths and priorities, which only jobs that may run have.
     if snapshot.topology is not None and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
     if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
-        return replace(outcome, stands_until=next_defragmented(snapshot, policy))
+        return replace(outcome, stands_until=next_defragmentation(snapshot, policy))
     return outcome
 
 
-def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Budget) -> Outcome:
+def _networked(
+    snapshot: Snapshot, outcome: RoundOutcome, policy: Policy, budget: Budget
+) -> RoundOutcome:
     """Return the outcome with checked paths and priorities for the jobs that it lets run."""
     network = plan_network(
         snapshot, running_after(snapshot, outcome.decisions), policy, budget.cancelled
@@ -171,7 +183,7 @@ def _networked(snapshot: Snapshot, outcome: Outcome, policy: Policy, budget: Bud
     return replace(outcome, network=network)
 
 
-def _changes_nothing(outcome: Outcome) -> bool:
+def _changes_nothing(outcome: RoundOutcome) -> bool:
     """Return whether everything stays as it is, and fragmentation keeps no job from GPUs.
 
     Whether to move other jobs to make room for such a job depends on the cost of moves by then.
@@ -188,13 +200,13 @@ def _solved(
     solver: Solver,
     budget: Budget,
     mark: Callable[[str], None],
-) -> _Answered:
+) -> _PlacedRound:
     """Return the solver's solution of the round's statement, placed."""
-    looks_ahead = policy.deadline_mode in LOOKS_AHEAD
-    if policy.deadline_mode == KEEP:  # without a promise, there is nothing to keep
+    looks_ahead = policy.deadline_mode in LOOK_AHEAD_MODES
+    if policy.deadline_mode == KEEP_MODE:  # without a promise, there is nothing to keep
         looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
-    statement = state(snapshot, policy, admission, check=budget.check)
+    statement = state_round(snapshot, policy, admission, check=budget.check)
     work = RoundWork.begin(snapshot, policy, budget, statement, admission)
     mark("build")
     work = keep_promises(work)
@@ -215,13 +227,13 @@ def _solved(
         work=(*solved.solution.work, *(((ADMISSION, admission.work),) if admission else ())),
     )
     kept, lost = release_lost_promises(problem, solution)
-    broken, had = work.waived | lost | work.statement.lapsed, promised_before(snapshot)
+    broken, had = work.waived | lost | work.statement.lapsed, had_promise(snapshot)
     if admission is not None:  # a new promise that cannot be kept now was never made
         old = snapshot.jobs.admitted
         admission = admission.without(
             frozenset(job for job in broken if not old[job])
         ).as_seen_by_jobs(old)
-    return _Answered(
+    return _PlacedRound(
         work=work,
         statement=replace(work.statement, problem=kept),
         solution=solution,
@@ -239,7 +251,7 @@ def _scheduled(
     scheduler: Scheduler,
     budget: Budget,
     mark: Callable[[str], None],
-) -> _Answered:
+) -> _PlacedRound:
     """Return a published scheduler's choice, placed on the GPU types and counts that it chose.
 
     Its bound is the trivial one, since nothing was proven.
@@ -249,9 +261,9 @@ def _scheduled(
     problem = work.statement.problem
     mark("build")
     decided = scheduler.decide(draft, problem, budget.seed, budget.cancelled)
-    measured = solve_goals(work.statement, Known(decided.solution), budget, decided.solution)
+    measured = solve_goals(work.statement, FixedSolver(decided.solution), budget, decided.solution)
     mark("solve")
-    absent = {**work.statement.absent, **not_chosen(problem, decided)}
+    absent = {**work.statement.absent, **explain_not_chosen(problem, decided)}
     solution = measured.solution
     placed = place(
         snapshot,
@@ -264,9 +276,9 @@ def _scheduled(
     placed = defragment_placement(work, problem, placed, chosen_only=True)
     # Placement must not hide the rules that the scheduler broke. If it changed nothing, the round's
     # check finds them.
-    broken = () if placed.solution is solution else violations(problem, solution)
+    broken = () if placed.solution is solution else find_violations(problem, solution)
     solution = replace(placed.solution, bound=max(solution.bound, placed.solution.objective))
-    return _Answered(
+    return _PlacedRound(
         work=work,
         statement=replace(work.statement, absent=absent, opportunistic=decided.opportunistic),
         solution=solution,
@@ -276,24 +288,28 @@ def _scheduled(
     )
 
 
-def _checked(answered: _Answered) -> Outcome:
+def _checked(answered: _PlacedRound) -> RoundOutcome:
     """Return the checked and explained outcome; if no rule is broken, it decides each job."""
     snapshot, gangs = answered.work.snapshot, answered.work.gangs
     statement, solution, placed = answered.statement, answered.solution, answered.placed
     problem, given_up = statement.problem, answered.given_up
     broken = [
         *answered.broken,
-        *held_twice(snapshot),
-        *violations(problem, solution),
-        *placement_violations(snapshot, problem, solution, placed.placement, gangs),
+        *find_doubly_held(snapshot),
+        *find_violations(problem, solution),
+        *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
     ]
-    reasons = explain(snapshot, problem, solution, placed.unplaced, given_up, statement.absent)
+    reasons = explain_waiting_jobs(
+        snapshot, problem, solution, placed.unplaced, given_up, statement.absent
+    )
     decisions = (
-        decide(snapshot, statement, solution, placed.placement, reasons, answered.admission, gangs)
+        make_decisions(
+            snapshot, statement, solution, placed.placement, reasons, answered.admission, gangs
+        )
         if not broken
         else []
     )
-    return Outcome(
+    return RoundOutcome(
         problem=problem,
         solution=solution,
         goals=answered.goals,

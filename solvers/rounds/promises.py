@@ -11,7 +11,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, state
+from tessera.formulation.statement import Statement, state_round
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.answers import objective_of
 from tessera.solvers.greedy import Greedy
@@ -39,7 +39,9 @@ def keep_promises(work: RoundWork) -> RoundWork:
     kept = solver.solve(promises, budget)
     must_run = problem.must_run & (kept.choice >= 0)
     waived = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
-    statement = state(work.snapshot, work.policy, work.admission, waived=waived, check=budget.check)
+    statement = state_round(
+        work.snapshot, work.policy, work.admission, waived=waived, check=budget.check
+    )
     work = replace(work, statement=statement, waived=waived)
     relaxed = work.surrogate
     hint = _witness(statement, relaxed)
@@ -63,7 +65,7 @@ def release_lost_promises(problem: Problem, solution: Solution) -> tuple[Problem
     )
 
 
-def promised_before(snapshot: Snapshot) -> Bools:
+def had_promise(snapshot: Snapshot) -> Bools:
     """Return the jobs that may have had a promise before the round, bool[jobs].
 
     They are launched or admitted. A job that would only start, by its queue, its quota or an

@@ -15,7 +15,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import surrogate
+from tessera.solvers.goals import build_surrogate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class RoundWork:
     @cached_property
     def surrogate(self) -> Problem:
         """Return the one problem that stands for all goals of the statement."""
-        return surrogate(self.statement)
+        return build_surrogate(self.statement)
 
     @property
     def greedy(self) -> Solution:

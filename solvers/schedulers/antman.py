@@ -8,9 +8,9 @@ import numpy as np
 
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options, Packing, options_of
-from tessera.solvers.schedulers.slots import in_order
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
+from tessera.solvers.schedulers.slots import jobs_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class AntMan:
 
     name: str = "antman"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         jobs, options = seen.draft.snapshot.jobs, options_of(seen)
-        packing = Packing(options, seen.capacity)
-        order = in_order(seen)
+        packing = OptionPacking(options, seen.capacity)
+        order = jobs_in_order(seen)
         self._guaranteed(seen, options, packing, order)
         effort = ~jobs.guaranteed
         running = np.flatnonzero(effort & options.runs)
@@ -60,7 +60,9 @@ class AntMan:
                 packing.take_first(_largest(options, within & (options.gpus > held), job))
         return packing.choice
 
-    def _guaranteed(self, seen: Seen, options: Options, packing: Packing, order: Ints) -> None:
+    def _guaranteed(
+        self, seen: SchedulerView, options: JobOptions, packing: OptionPacking, order: Ints
+    ) -> None:
         """Place guaranteed jobs as if there were no others; those that run come first."""
         jobs, allowance = seen.draft.snapshot.jobs, Allowance(seen.draft.snapshot)
         for job in np.flatnonzero(jobs.guaranteed & options.runs).tolist():
@@ -80,7 +82,7 @@ class AntMan:
                     break
 
 
-def _largest(options: Options, allowed: Bools, job: int) -> list[int]:
+def _largest(options: JobOptions, allowed: Bools, job: int) -> list[int]:
     """Return the ``allowed`` options (bool[options]) of ``job``, most GPUs first, then fastest."""
     own = [option for option in options.of(job) if allowed[option]]
     return sorted(own, key=lambda o: (-options.gpus[o], -options.rate[o]))

@@ -7,14 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from tessera.formulation.objectives.throughput import throughput
+from tessera.formulation.objectives.throughput import throughput_values
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import options_of
-from tessera.solvers.schedulers.scaling import Scaling
-from tessera.solvers.schedulers.slots import Slots, in_order, slots_of
+from tessera.solvers.schedulers.scaling import ScalingSearch
+from tessera.solvers.schedulers.slots import Slots, jobs_in_order, slots_of
 
 Objective = Literal["priced", "normalised", "samples"]
 
@@ -69,11 +69,11 @@ class Arena:
     heterogeneity: bool = True
     opportunism: bool = True
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         draft, jobs = seen.draft, seen.draft.snapshot.jobs
         slots = slots_of(options_of(seen), self._value_of(seen), len(draft.snapshot.gpu_types))
-        state = Scaling(
+        state = ScalingSearch(
             slots,
             seen.capacity,
             depth=self.depth,
@@ -82,7 +82,7 @@ class Arena:
             retype=self.heterogeneity,
         )
         state.keep_running()
-        queue, order = effective_queue(seen.draft), in_order(seen)
+        queue, order = effective_queue(seen.draft), jobs_in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         past = is_launched(draft.snapshot) & jobs.opportunistic & self.opportunism
@@ -113,9 +113,9 @@ class Arena:
                 break
         return _columns(slots, state.at)
 
-    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+    def gives_way(self, seen: SchedulerView, choice: Ints) -> Bools:
         """Return which jobs ``choice`` starts past one that waits, bool[jobs]."""
-        order, waits = in_order(seen), (choice < 0) & seen.draft.has_columns
+        order, waits = jobs_in_order(seen), (choice < 0) & seen.draft.has_columns
         past = np.zeros(len(order), dtype=np.bool_)
         past[order] = np.cumsum(waits[order]) > 0
         return past & (choice >= 0) & ~is_launched(seen.draft.snapshot) & self.opportunism
@@ -142,11 +142,11 @@ class Arena:
         halvings = np.where(has & (below >= 1) & (below == np.floor(below)), below, -1)
         return requested, np.where(three, 0, halvings).astype(np.int64)
 
-    def _value_of(self, seen: Seen) -> Floats:
+    def _value_of(self, seen: SchedulerView) -> Floats:
         draft = seen.draft
         if self.objective == "samples":
             return draft.rate
-        valued = throughput(draft)
+        valued = throughput_values(draft)
         return valued.gross - valued.price if self.objective == "priced" else valued.gross
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tessera.formulation.promises.deadlines import in_time
+from tessera.formulation.promises.deadlines import finishes_in_time
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.base import SchedulerView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +30,24 @@ class ArenaDeadline:
         """Return the scheduler's name."""
         return self.arena.name
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         keep = _serves(seen)
         choice = self.arena.choose(_only(seen, keep))
         return _renamed(np.flatnonzero(keep), choice)
 
-    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+    def gives_way(self, seen: SchedulerView, choice: Ints) -> Bools:
         """Return which jobs ``choice`` starts past one that could still end in time, bool[jobs]."""
         return self.arena.gives_way(_only(seen, _serves(seen)), choice)
 
 
-def _serves(seen: Seen) -> Bools:
+def _serves(seen: SchedulerView) -> Bools:
     """Return the columns that end in time, bool[columns].
 
     If a running job has no such column, all its columns are included.
     """
     draft = seen.draft
-    ends_in_time = in_time(draft)
+    ends_in_time = finishes_in_time(draft)
     served = np.zeros(len(draft.current), dtype=np.bool_)
     served[draft.job[ends_in_time]] = True
     lapsed = ~served & (draft.current >= 0)
@@ -55,7 +55,7 @@ def _serves(seen: Seen) -> Bools:
     return kept
 
 
-def _only(seen: Seen, keep: Bools) -> Seen:
+def _only(seen: SchedulerView, keep: Bools) -> SchedulerView:
     return replace(seen, draft=seen.draft.only(keep))
 
 

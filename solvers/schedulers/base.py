@@ -8,22 +8,22 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.draft import Draft
-from tessera.formulation.information import Information, estimates
+from tessera.formulation.information import Information, all_estimates
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import draft_columns
-from tessera.formulation.tables import Bools, Ints, ranges
-from tessera.solvers.answers import answer, trivial_bound
+from tessera.formulation.tables import Bools, Ints, concatenate_ranges
+from tessera.solvers.answers import make_solution, trivial_bound
 from tessera.solvers.base import Budget, require_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Seen:
+class SchedulerView:
     """The view of a scheduler.
 
     ``draft.snapshot`` has the estimates that the scheduler's information lets it see. ``draft`` has
@@ -34,20 +34,22 @@ class Seen:
     draft: Draft
     capacity: Ints
     seed: int = 0
-    cancelled: Callable[[], bool] = never
+    cancelled: Callable[[], bool] = never_cancelled
 
     def check(self) -> None:
         """Raise DeadlineTooShort if nobody waits for the choice any more; long loops call this."""
         require_wanted(self.cancelled)
 
 
-def make_view(snapshot: Snapshot, policy: Policy, seed: int = 0) -> Seen:
+def make_view(snapshot: Snapshot, policy: Policy, seed: int = 0) -> SchedulerView:
     """Return a scheduler's view of ``snapshot``, which has the estimates that it may see."""
     return _seen(draft_columns(snapshot, policy, every_cell=True), seed)
 
 
-def _seen(draft: Draft, seed: int, cancelled: Callable[[], bool] = never) -> Seen:
-    return Seen(
+def _seen(
+    draft: Draft, seed: int, cancelled: Callable[[], bool] = never_cancelled
+) -> SchedulerView:
+    return SchedulerView(
         draft=draft,
         capacity=draft.snapshot.schedulable_gpus(),
         seed=seed,
@@ -55,7 +57,7 @@ def _seen(draft: Draft, seed: int, cancelled: Callable[[], bool] = never) -> See
     )
 
 
-class Published(Protocol):
+class PublishedScheduler(Protocol):
     """A published scheduler; it keeps no state, since all that it needs is in the snapshot."""
 
     @property
@@ -63,7 +65,7 @@ class Published(Protocol):
         """Return the scheduler's name, e.g. ``fcfs``."""
         ...
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of ``seen.draft`` that each job shall run, int64[jobs]; -1 if it waits.
 
         Together the columns fit the capacity of each type.
@@ -72,16 +74,16 @@ class Published(Protocol):
 
 
 @runtime_checkable
-class Opportunistic(Protocol):
+class OpportunisticScheduler(Protocol):
     """A published scheduler that starts jobs past blocked ones and later suspends them."""
 
-    def gives_way(self, seen: Seen, choice: Ints) -> Bools:
+    def gives_way(self, seen: SchedulerView, choice: Ints) -> Bools:
         """Return which of the jobs that ``choice`` starts give way later, bool[jobs]."""
         ...
 
 
 @runtime_checkable
-class Timeless(Protocol):
+class TimelessScheduler(Protocol):
     """A published scheduler that ignores the clock, and what jobs have trained or received."""
 
     def lasts(self, policy: Policy) -> bool:
@@ -105,7 +107,7 @@ def translate_choice(draft: Draft | Problem, problem: Problem, choice: Ints) -> 
     jobs = np.flatnonzero(choice >= 0)
     first = problem.job_start[jobs]
     count = problem.job_start[jobs + 1] - first
-    column, job = ranges(first, count), np.repeat(jobs, count)
+    column, job = concatenate_ranges(first, count), np.repeat(jobs, count)
     cell, chosen = problem.cell[column], np.repeat(draft.cell[choice[jobs]], count)
     same = np.flatnonzero(
         (true.gpu_type[cell] == visible.gpu_type[chosen])
@@ -122,7 +124,7 @@ def translate_choice(draft: Draft | Problem, problem: Problem, choice: Ints) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Decided:
+class SchedulerDecision:
     """A scheduler's decision: a solution of the true problem, and the jobs whose Cell does not run.
 
     ``opportunistic`` is bool[jobs]: the jobs that, if they start now, give way to a blocked one
@@ -138,20 +140,20 @@ class Decided:
 class Scheduler:
     """A published scheduler and its information, which by default is the estimates unchanged."""
 
-    published: Published
-    information: Information = estimates
+    published: PublishedScheduler
+    information: Information = all_estimates
 
     def lasts(self, policy: Policy) -> bool:
         """Return whether the choice is the same until a job comes, goes, or gets or loses GPUs."""
-        return isinstance(self.published, Timeless) and self.published.lasts(policy)
+        return isinstance(self.published, TimelessScheduler) and self.published.lasts(policy)
 
     def decide(
         self,
         draft: Draft,
         problem: Problem,
         seed: int = 0,
-        cancelled: Callable[[], bool] = never,
-    ) -> Decided:
+        cancelled: Callable[[], bool] = never_cancelled,
+    ) -> SchedulerDecision:
         """Return the scheduler's choice, translated to ``problem``.
 
         ``draft`` has the columns of the true snapshot on every Cell, and ``problem`` states it. The
@@ -166,18 +168,18 @@ class Scheduler:
         view = _seen(visible, seed, cancelled)
         chosen = self.published.choose(view)
         choice = translate_choice(view.draft, problem, chosen)
-        return Decided(
-            solution=answer(
+        return SchedulerDecision(
+            solution=make_solution(
                 problem, choice, bound=trivial_bound(problem), solver=self.published.name, seed=seed
             ),
             dropped=frozenset(np.flatnonzero((chosen >= 0) & (choice < 0)).tolist()),
             opportunistic=self.published.gives_way(view, chosen)
-            if isinstance(self.published, Opportunistic)
+            if isinstance(self.published, OpportunisticScheduler)
             else np.zeros(len(chosen), dtype=np.bool_),
         )
 
 
-def not_chosen(problem: Problem, decided: Decided) -> dict[int, Reason]:
+def explain_not_chosen(problem: Problem, decided: SchedulerDecision) -> dict[int, Reason]:
     """Return a reason for each job that could run but was not chosen."""
     name = decided.solution.solver
     plain = Reason(
@@ -197,7 +199,7 @@ def not_chosen(problem: Problem, decided: Decided) -> dict[int, Reason]:
     }
 
 
-class Known:
+class FixedSolver:
     """A solver whose solution is known beforehand, so that goals can be measured on it."""
 
     def __init__(self, solution: Solution) -> None:
@@ -210,7 +212,7 @@ class Known:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Return the solution measured by the values of ``problem``."""
-        return answer(
+        return make_solution(
             problem,
             self._solution.choice,
             bound=trivial_bound(problem),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class SensitivityCurve:
     """The counts of one job on one type at which its rate rises, and the count that it runs on.
 
     Between these counts the curve is flat: no execution plan runs there, or none is faster.
@@ -44,7 +44,9 @@ class Curve:
         return -1
 
 
-def curve_of(seen: Seen, options: Options, job: int, free: list[int]) -> Curve | None:
+def curve_of(
+    seen: SchedulerView, options: JobOptions, job: int, free: list[int]
+) -> SensitivityCurve | None:
     """Return the curve of ``job`` on the type that it shall use, or None if it has no Cell.
 
     ``Morphling`` describes the choice of the type.
@@ -70,7 +72,9 @@ def curve_of(seen: Seen, options: Options, job: int, free: list[int]) -> Curve |
     return _curve(seen, options, job, gpu_type, by_type[gpu_type])
 
 
-def _curve(seen: Seen, options: Options, job: int, gpu_type: int, of_type: list[int]) -> Curve:
+def _curve(
+    seen: SchedulerView, options: JobOptions, job: int, gpu_type: int, of_type: list[int]
+) -> SensitivityCurve:
     current, best = int(options.current[job]), 0.0
     kept = []
     for option in of_type:  # by rising count
@@ -92,7 +96,7 @@ def _curve(seen: Seen, options: Options, job: int, gpu_type: int, of_type: list[
             minimum = 0
         else:
             possible = False
-    return Curve(
+    return SensitivityCurve(
         gpu_type=gpu_type,
         gpus=gpus,
         rate=rate_of,

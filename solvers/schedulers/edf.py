@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.promises.deadlines import in_time
+from tessera.formulation.promises.deadlines import finishes_in_time
 from tessera.formulation.tables import Bools, Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options, Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 
 
 class Edf:
@@ -23,11 +23,11 @@ class Edf:
 
     name = "edf"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        packing = Packing(options, seen.capacity)
-        meets: Bools = in_time(seen.draft)[options.column]
+        packing = OptionPacking(options, seen.capacity)
+        meets: Bools = finishes_in_time(seen.draft)[options.column]
         wanted = _by_preference(options, meets)
         deadline_s = seen.draft.snapshot.jobs.deadline_s
         for job in np.argsort(deadline_s, kind="stable").tolist():
@@ -38,7 +38,7 @@ class Edf:
         return packing.choice
 
 
-def _by_preference(options: Options, meets: Bools) -> list[list[int]]:
+def _by_preference(options: JobOptions, meets: Bools) -> list[list[int]]:
     """Return the options of each job that end in time, in the order in which they are tried."""
     requested = options.as_requested & options.on_type
     rank = np.where(options.is_current, 0, np.where(requested, 1, 2)).tolist()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.promises.deadlines import in_time
+from tessera.formulation.promises.deadlines import finishes_in_time
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options, Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 
 
 class ElasticFlow:
@@ -34,12 +34,12 @@ class ElasticFlow:
         self.name = "elasticflow-ls" if loosened else "elasticflow"
         self._loosened = loosened
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         deadline_s = np.array(seen.draft.snapshot.jobs.deadline_s)
-        meets: Bools = in_time(seen.draft)[options.column]
+        meets: Bools = finishes_in_time(seen.draft)[options.column]
         if self._loosened:
             deadline_s[:], meets = np.inf, np.ones(len(options), dtype=np.bool_)
         hopeless = options.runs.copy()
@@ -61,7 +61,7 @@ class ElasticFlow:
         return packing.choice
 
 
-def _shares(options: Options, meets: Bools) -> list[list[int]]:
+def _shares(options: JobOptions, meets: Bools) -> list[list[int]]:
     """Return the minimum satisfactory share of each job on each type where it may run."""
     runs, now = options.runs[options.job], options.current[options.job]
     here = options.gpu_type == options.gpu_type[now] if len(options) else runs
@@ -75,7 +75,7 @@ def _shares(options: Options, meets: Bools) -> list[list[int]]:
     return options.grouped(least)
 
 
-def _order(options: Options, deadline_s: Floats) -> Ints:
+def _order(options: JobOptions, deadline_s: Floats) -> Ints:
     """Return the jobs in the order of admission."""
     rank = 2 * np.isinf(deadline_s) + ~options.runs
     return np.lexsort((np.arange(len(rank)), deadline_s, rank))

@@ -6,8 +6,8 @@ import numpy as np
 
 from tessera.formulation.policy import Policy
 from tessera.formulation.tables import Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import OptionPacking, options_of
 
 
 class Fcfs:
@@ -22,10 +22,10 @@ class Fcfs:
 
     name = "fcfs"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen, requested_only=True)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         packing.keep_running()
         waits = np.array(packing.option, dtype=np.int64) < 0
         wanted = options.as_requested & options.on_type & waits[options.job]

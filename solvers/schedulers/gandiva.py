@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.tables import Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options, Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 
 
 class Gandiva:
@@ -31,10 +31,10 @@ class Gandiva:
     def __init__(self, slice_s: float | None = None) -> None:
         self._slice_s = slice_s
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         wanted = _wanted(options)
         kind = options.gpu_type.tolist()
         for job in self._turns(seen, options).tolist():
@@ -45,7 +45,7 @@ class Gandiva:
             packing.grow(lambda a, b: (rate[b] / rate[a] - 1) / (gpus[b] - gpus[a]))
         return packing.choice
 
-    def _turns(self, seen: Seen, options: Options) -> Ints:
+    def _turns(self, seen: SchedulerView, options: JobOptions) -> Ints:
         """Return the jobs in the order in which they are served."""
         snapshot = seen.draft.snapshot
         slice_s = seen.draft.policy.round_s if self._slice_s is None else self._slice_s
@@ -57,7 +57,7 @@ class Gandiva:
         return np.lexsort((np.arange(len(rank)), within, rank))
 
 
-def _wanted(options: Options) -> list[list[int]]:
+def _wanted(options: JobOptions) -> list[list[int]]:
     """Return the options of each job at the requested count.
 
     A running job has only those on its present type. If it has no Cell of the requested count

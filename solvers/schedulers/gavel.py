@@ -8,16 +8,16 @@ from scipy.optimize import linprog
 
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import SolverFailed
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.ilp import most_valuable
-from tessera.solvers.schedulers.packing import Options, Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.ilp import choose_most_valuable
+from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 
-STAY = 1e-3
+STAY_BONUS = 1e-3
 """Additional value, as a share, of a job's present GPU type.
 
 It keeps answers of equal value from moving jobs between types."""
 
-NEVER_SERVED = 1e-9
+MIN_SERVED_SHARE = 1e-9
 """Share of time that a job counts as served if it never was."""
 
 
@@ -40,18 +40,18 @@ class Gavel:
     def __init__(self, *, raw: bool = False, max_changes: int = -1) -> None:
         self._raw, self._max_changes = raw, max_changes
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         value = np.array(options.rate)
         if not self._raw:
             value *= seen.draft.weight[options.job] / seen.draft.requested_rate[options.job]
-        value[options.is_current] *= 1 + STAY
+        value[options.is_current] *= 1 + STAY_BONUS
         value /= max(float(value.max(initial=0.0)), 1e-9)
         allowed = options.as_requested & (value > 0)
         if self._max_changes >= 0:  # jobs that may not change must be able to stay
             allowed |= options.is_current
-        return most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
+        return choose_most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
 
 
 class GavelLas:
@@ -68,18 +68,18 @@ class GavelLas:
 
     name = "gavel-las"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         kept = np.flatnonzero(options.as_requested)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         if not len(kept):
             return packing.choice
         share = _shares(seen, options, kept)
         snapshot = seen.draft.snapshot
         age_s = np.maximum(snapshot.now_s - snapshot.jobs.submit_s, 1.0)
         received = snapshot.jobs.service_gpu_s / (snapshot.jobs.requested_gpus * age_s)
-        priority = share / np.maximum(received, NEVER_SERVED)[options.job[kept]]
+        priority = share / np.maximum(received, MIN_SERVED_SHARE)[options.job[kept]]
         leaves = ~options.is_current[kept]
         order = np.lexsort((-options.rate[kept], options.job[kept], leaves, -priority))
         for option in kept[order].tolist():
@@ -88,7 +88,7 @@ class GavelLas:
         return packing.choice
 
 
-def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
+def _shares(seen: SchedulerView, options: JobOptions, kept: Ints) -> Floats:
     """Return each ``kept`` option's share of time by the max-min linear program, float64[kept]."""
     value = _normalized(seen, options, kept)
     jobs, job = np.unique(options.job[kept], return_inverse=True)
@@ -118,7 +118,7 @@ def _shares(seen: Seen, options: Options, kept: Ints) -> Floats:
     return np.round(np.asarray(result.x, dtype=np.float64)[:-1], 9)
 
 
-def _normalized(seen: Seen, options: Options, kept: Ints) -> Floats:
+def _normalized(seen: SchedulerView, options: JobOptions, kept: Ints) -> Floats:
     """Return each ``kept`` option's normalized throughput with all the time, float64[kept]."""
     part = seen.capacity / max(1, int(seen.capacity.sum()))
     equal = np.zeros(len(options.current))

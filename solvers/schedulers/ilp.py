@@ -10,17 +10,17 @@ import numpy as np
 from tessera.formulation.capacity import gpu_rows
 from tessera.formulation.problem import (
     VALUE_SCALE,
+    CouplingRow,
     Problem,
-    Row,
     RowKind,
-    bounded_worth,
+    bound_values,
     scale_values,
 )
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions
 
 GAP: Final = 1e-4
 """Relative gap at which an integer program counts as solved."""
@@ -29,8 +29,13 @@ WORK: Final = {"cp-sat": 1.0}
 """Deterministic seconds of the last stage, so that every machine finds the same answer."""
 
 
-def most_valuable(
-    seen: Seen, options: Options, value: Floats, allowed: Bools, *, max_changes: int = -1
+def choose_most_valuable(
+    seen: SchedulerView,
+    options: JobOptions,
+    value: Floats,
+    allowed: Bools,
+    *,
+    max_changes: int = -1,
 ) -> Ints:
     """Return the columns that maximize the sum of ``value``, int64[jobs]; -1 if a job waits.
 
@@ -48,14 +53,14 @@ def most_valuable(
     )
     solution = Portfolio().solve(problem, budget)
     if not solution.has_answer:  # nodes were lost, so more jobs must change than may
-        return most_valuable(seen, options, value, allowed)
+        return choose_most_valuable(seen, options, value, allowed)
     if not len(kept):
         return solution.choice
     return np.where(solution.choice >= 0, options.column[kept[solution.choice]], -1)
 
 
 def _problem(
-    seen: Seen, options: Options, value: Floats, allowed: Bools, max_changes: int
+    seen: SchedulerView, options: JobOptions, value: Floats, allowed: Bools, max_changes: int
 ) -> tuple[Problem, Ints]:
     """Return the problem with one row per GPU type, and the option of each of its columns."""
     draft, jobs = seen.draft, len(options.current)
@@ -67,7 +72,7 @@ def _problem(
     rows = [*gpu_rows(draft.snapshot)]
     runs = np.zeros(jobs, dtype=np.bool_)
     if max_changes >= 0:
-        rows.append(Row(kind=RowKind.CHANGES, capacity=max_changes))
+        rows.append(CouplingRow(kind=RowKind.CHANGES, capacity=max_changes))
         runs[job[stays]] = True
     changes = runs[job]
     changes[stays] = False
@@ -78,7 +83,7 @@ def _problem(
     row[usage_start[:-1]], amount[usage_start[:-1]] = options.gpu_type[kept], options.gpus[kept]
     counts = np.count_nonzero(runs)
     job_start, none = np.searchsorted(job, np.arange(jobs + 1)), np.zeros(len(kept))
-    bounded, _ = bounded_worth(value[kept], none, VALUE_SCALE, job_start)
+    bounded, _ = bound_values(value[kept], none, VALUE_SCALE, job_start)
     return Problem(
         jobs=draft.snapshot.jobs.name,
         job_start=job_start,

@@ -10,10 +10,10 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.curves import Curve, curve_of
-from tessera.solvers.schedulers.packing import Options, options_of
-from tessera.solvers.schedulers.slots import in_order
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.curves import SensitivityCurve, curve_of
+from tessera.solvers.schedulers.packing import JobOptions, options_of
+from tessera.solvers.schedulers.slots import jobs_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Morphling:
     resources: bool = True
     plans: bool = True
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         keep = self._reachable(seen.draft)
         options = options_of(replace(seen, draft=seen.draft.only(keep)))
@@ -102,11 +102,11 @@ def _own_plan(draft: Draft, key: Ints) -> Ints:
 class _Round:
     """Algorithm 1: the position of each job on its curve, and the idle GPUs."""
 
-    def __init__(self, seen: Seen, options: Options) -> None:
+    def __init__(self, seen: SchedulerView, options: JobOptions) -> None:
         self._seen, self._options = seen, options
         self._free: list[int] = seen.capacity.tolist()
         count = len(options.current)
-        self._curves: dict[int, Curve] = {
+        self._curves: dict[int, SensitivityCurve] = {
             job: curve
             for job in range(count)
             if (curve := curve_of(seen, options, job, self._free)) is not None
@@ -127,7 +127,7 @@ class _Round:
         guaranteed = self._seen.draft.snapshot.jobs.guaranteed
         rest = [
             (-self._slope(job), place, job)
-            for place, job in enumerate(in_order(self._seen).tolist())
+            for place, job in enumerate(jobs_in_order(self._seen).tolist())
             if job in self._curves and (self._at[job] >= 0 or not guaranteed[job])
         ]
         for _, _, job in sorted(rest):
@@ -145,7 +145,7 @@ class _Round:
         quotas, by arrival.
         """
         jobs, allowance = self._seen.draft.snapshot.jobs, Allowance(self._seen.draft.snapshot)
-        waiting = [j for j in in_order(self._seen).tolist() if self._at[j] < 0]
+        waiting = [j for j in jobs_in_order(self._seen).tolist() if self._at[j] < 0]
         raised = []
         for job in np.flatnonzero(jobs.guaranteed & (np.array(self._at) >= 0)).tolist():
             curve = self._curves[job]

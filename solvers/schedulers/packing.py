@@ -11,14 +11,14 @@ import numpy as np
 
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.schedulers.base import Seen
+from tessera.solvers.schedulers.base import SchedulerView
 
 Gain = Callable[[int, int], float]
 """A function that returns the gain from one option to another of the same job."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Options:
+class JobOptions:
     """The options of jobs: one for each (job, GPU type, count), with the best execution plan there.
 
     If a job runs on that type and count already, the option is the Cell that it runs on. Options
@@ -101,7 +101,7 @@ class Options:
         return groups
 
 
-def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
+def options_of(seen: SchedulerView, *, requested_only: bool = False) -> JobOptions:
     """Return the options of the jobs that may run.
 
     With ``requested_only``, only options with the count that their job requested or holds are
@@ -126,7 +126,7 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
     held = np.flatnonzero(holds)
     current = np.full(count, -1, dtype=np.int64)
     current[job[held]] = held
-    return Options(
+    return JobOptions(
         start=np.searchsorted(job, np.arange(count + 1)).astype(np.int64),
         column=columns,
         job=job,
@@ -139,10 +139,10 @@ def options_of(seen: Seen, *, requested_only: bool = False) -> Options:
     )
 
 
-class Packing:
+class OptionPacking:
     """The GPUs given out so far: at most one option per job, and no more GPUs than exist."""
 
-    def __init__(self, options: Options, capacity: Ints) -> None:
+    def __init__(self, options: JobOptions, capacity: Ints) -> None:
         self._options = options
         self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
         self.free: list[int] = capacity.tolist()  # GPUs by type

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from tessera.formulation.errors import InvalidInput
-from tessera.solvers.schedulers.base import Published, Scheduler
+from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported on demand
     "fcfs": ("tessera.solvers.schedulers.fcfs", "Fcfs", {}),
@@ -62,7 +62,7 @@ _UNINTERRUPTIBLE: Final = frozenset({"gavel-las"})
 """Schedulers that spend their time in one library call: half a minute with 10,000 jobs."""
 
 
-def names() -> tuple[str, ...]:
+def scheduler_names() -> tuple[str, ...]:
     """Return the known names."""
     return tuple(_CLASSES)
 
@@ -75,16 +75,18 @@ def is_interruptible(name: str) -> bool:
     return name not in _UNINTERRUPTIBLE
 
 
-def make_scheduler(name: str) -> Published:
+def make_scheduler(name: str) -> PublishedScheduler:
     """Return the published scheduler of that name.
 
     Raises:
         InvalidInput: no scheduler has that name; the message lists the known ones.
     """
     if name not in _CLASSES:
-        raise InvalidInput("scheduler", f"unknown {name!r}; choose one of {', '.join(names())}")
+        raise InvalidInput(
+            "scheduler", f"unknown {name!r}; choose one of {', '.join(scheduler_names())}"
+        )
     module, cls, arguments = _CLASSES[name]
-    return cast(Published, getattr(importlib.import_module(module), cls)(**arguments))
+    return cast(PublishedScheduler, getattr(importlib.import_module(module), cls)(**arguments))
 
 
 def scheduler_of(name: str) -> Scheduler | None:

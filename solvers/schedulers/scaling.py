@@ -15,7 +15,7 @@ _LEAST_GAIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ScalingStep:
     """A single scaling: ``job`` goes to slot ``to``, which loses ``loss`` of the objective."""
 
     job: int
@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partial:
+class PartialScaling:
     """Scalings that free GPUs of one type: the free GPUs after them, by type, and their loss."""
 
     free: tuple[int, ...]
@@ -33,7 +33,7 @@ class Partial:
     steps: int = 0
 
 
-class Scaling:
+class ScalingSearch:
     """The slot of each job, and the loss or gain of scaling it in one step.
 
     The search frees GPUs of one type t. A step halves a job on t, or moves it to an equal number of
@@ -57,8 +57,10 @@ class Scaling:
         self._gpus: list[int] = slots.gpus.tolist()
         self._type: list[int] = slots.gpu_type.tolist()
         self._half: list[int] = slots.half.tolist()
-        self._partials: dict[int, list[Partial]] = {}  # by type, of the present state
-        self._groups: dict[int, list[list[Step]]] = {}  # by slot, of the jobs that are on it now
+        self._partials: dict[int, list[PartialScaling]] = {}  # by type, of the present state
+        self._groups: dict[
+            int, list[list[ScalingStep]]
+        ] = {}  # by slot, of the jobs that are on it now
 
     def keep_running(self) -> None:
         """Let jobs keep their slots, in their order if lost nodes leave too little room."""
@@ -128,7 +130,7 @@ class Scaling:
         ``halvings`` (int64[slots]) is the number of its own steps to a slot, or -1 if it is not
         allowed. Return whether it was placed.
         """
-        best: tuple[float, int, Partial] | None = None
+        best: tuple[float, int, PartialScaling] | None = None
         for slot in np.flatnonzero((halvings >= 0) & (halvings <= self._depth)).tolist():
             gpu_type, need = self._type[slot], self._gpus[slot]
             steps = self._depth - int(halvings[slot])
@@ -147,7 +149,7 @@ class Scaling:
         self._put(job, best[1])
         return True
 
-    def _plans(self, gpu_type: int) -> list[Partial]:
+    def _plans(self, gpu_type: int) -> list[PartialScaling]:
         """Return the partial results that free GPUs of ``gpu_type``.
 
         The result without steps is first.
@@ -157,13 +159,13 @@ class Scaling:
             partials = self._partials[gpu_type] = self._search(gpu_type)
         return partials
 
-    def _search(self, gpu_type: int) -> list[Partial]:
+    def _search(self, gpu_type: int) -> list[PartialScaling]:
         groups, enough = self._cheapest(gpu_type), int(self.slots.gpus.max())
-        level = [Partial(free=tuple(self._free))]
+        level = [PartialScaling(free=tuple(self._free))]
         base, partials = self._free[gpu_type], list(level)
         for _ in range(self._depth):
             # Find the best partial result for each number of GPUs of the type that are then free.
-            best: dict[int, tuple[float, Partial, Step]] = {}
+            best: dict[int, tuple[float, PartialScaling, ScalingStep]] = {}
             for plan in (p for p in level if p.free[gpu_type] < enough):
                 for step in self._steps(plan, gpu_type, groups):
                     has = plan.moved.get(step.job, int(self.at[step.job]))
@@ -177,18 +179,20 @@ class Scaling:
             partials += level
         return partials
 
-    def _after(self, plan: Partial, step: Step) -> Partial:
+    def _after(self, plan: PartialScaling, step: ScalingStep) -> PartialScaling:
         free, has = list(plan.free), plan.moved.get(step.job, int(self.at[step.job]))
         free[self._type[has]] += self._gpus[has]
         free[self._type[step.to]] -= self._gpus[step.to]
-        return Partial(
+        return PartialScaling(
             free=tuple(free),
             loss=plan.loss + step.loss,
             moved={**plan.moved, step.job: step.to},
             steps=plan.steps + 1,
         )
 
-    def _steps(self, plan: Partial, gpu_type: int, groups: list[list[Step]]) -> Iterator[Step]:
+    def _steps(
+        self, plan: PartialScaling, gpu_type: int, groups: list[list[ScalingStep]]
+    ) -> Iterator[ScalingStep]:
         """Yield the steps worth trying after ``plan``.
 
         They are the cheapest of each group, and further steps of the jobs already moved.
@@ -203,11 +207,11 @@ class Scaling:
             if self._type[slot] == gpu_type:
                 for to in self._targets(slot):
                     loss = float(self.slots.worth[job, slot] - self.slots.worth[job, to])
-                    step = Step(job=job, to=to, loss=loss)
+                    step = ScalingStep(job=job, to=to, loss=loss)
                     if self.slots.column[job, to] >= 0 and self._room(plan, step, gpu_type):
                         yield step
 
-    def _room(self, plan: Partial, step: Step, gpu_type: int) -> bool:
+    def _room(self, plan: PartialScaling, step: ScalingStep, gpu_type: int) -> bool:
         to = self._type[step.to]
         return to == gpu_type or self._gpus[step.to] <= plan.free[to]
 
@@ -223,7 +227,7 @@ class Scaling:
             ]
         return targets
 
-    def _cheapest(self, gpu_type: int) -> list[list[Step]]:
+    def _cheapest(self, gpu_type: int) -> list[list[ScalingStep]]:
         """Return the ``depth`` steps that lose least, per (slot of ``gpu_type``, next slot)."""
         width, groups = len(self.slots.sizes), []
         for slot in range(gpu_type * width, (gpu_type + 1) * width):
@@ -232,7 +236,7 @@ class Scaling:
             groups += self._groups[slot]
         return groups
 
-    def _cheapest_of(self, slot: int) -> list[list[Step]]:
+    def _cheapest_of(self, slot: int) -> list[list[ScalingStep]]:
         jobs, groups = np.flatnonzero(self.at == slot), []
         for to in self._targets(slot) if len(jobs) else ():
             able = jobs[self.slots.column[jobs, to] >= 0]
@@ -240,7 +244,10 @@ class Scaling:
             least = np.argsort(loss, kind="stable")[: self._depth]
             if len(least):
                 groups.append(
-                    [Step(job=int(able[k]), to=to, loss=float(loss[k])) for k in least.tolist()]
+                    [
+                        ScalingStep(job=int(able[k]), to=to, loss=float(loss[k]))
+                        for k in least.tolist()
+                    ]
                 )
         return groups
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.problem import jobwise
+from tessera.formulation.problem import reduce_by_job
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.ilp import most_valuable
-from tessera.solvers.schedulers.packing import Options, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.ilp import choose_most_valuable
+from tessera.solvers.schedulers.packing import JobOptions, options_of
 
 LEAST_FACTOR = 0.01
 """The least share of a goodput that a restart leaves (Arena's copy clips there, too)."""
@@ -36,7 +36,7 @@ class Sia:
         self.name = "sia" if fairness < 0 else "sia-arena"
         self._fairness, self._incentive = fairness, incentive
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         goodput = _goodput(options) * _restart_factor(seen, options)
@@ -44,17 +44,19 @@ class Sia:
             value = self._incentive - goodput**self._fairness
         else:
             value = self._incentive + goodput**self._fairness
-        return most_valuable(seen, options, value, _reachable(options) & (value > 0))
+        return choose_most_valuable(seen, options, value, _reachable(options) & (value > 0))
 
 
-def _goodput(options: Options) -> Floats:
+def _goodput(options: JobOptions) -> Floats:
     """Return each option's normalized goodput, float64[options]: 1 per GPU at the job's least."""
-    least_rate = jobwise(np.minimum, options.rate, options.start)[options.job]
-    least_gpus = jobwise(np.minimum, options.gpus.astype(np.float64), options.start)[options.job]
+    least_rate = reduce_by_job(np.minimum, options.rate, options.start)[options.job]
+    least_gpus = reduce_by_job(np.minimum, options.gpus.astype(np.float64), options.start)[
+        options.job
+    ]
     return options.rate / least_rate * least_gpus
 
 
-def _restart_factor(seen: Seen, options: Options) -> Floats:
+def _restart_factor(seen: SchedulerView, options: JobOptions) -> Floats:
     """Return the share of each option's goodput that a restart leaves, float64[options]."""
     snapshot = seen.draft.snapshot
     jobs = snapshot.jobs
@@ -65,7 +67,7 @@ def _restart_factor(seen: Seen, options: Options) -> Floats:
     return np.where(restarts, np.clip(factor, LEAST_FACTOR, 1.0)[options.job], 1.0)
 
 
-def _reachable(options: Options) -> Bools:
+def _reachable(options: JobOptions) -> Bools:
     """Return whether a job may have each option this round: its start, or up to twice its count."""
     if not len(options):
         return np.zeros(0, np.bool_)

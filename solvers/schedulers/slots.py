@@ -12,8 +12,8 @@ import numpy as np
 
 from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Options
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import JobOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class Slots:
         return slots
 
 
-def slots_of(options: Options, worth: Floats, types: int) -> Slots:
+def slots_of(options: JobOptions, worth: Floats, types: int) -> Slots:
     """Return ``options`` as a table; ``worth`` is float64[columns]."""
     sizes = np.unique(options.gpus)
     slot = options.gpu_type * len(sizes) + np.searchsorted(sizes, options.gpus)
@@ -73,7 +73,7 @@ def slots_of(options: Options, worth: Floats, types: int) -> Slots:
     return Slots(sizes=sizes, types=types, column=column, worth=value, current=current)
 
 
-def in_order(seen: Seen) -> Ints:
+def jobs_in_order(seen: SchedulerView) -> Ints:
     """Return the jobs by queue after promotion, then arrival, int64[jobs]."""
     arrival = seen.draft.snapshot.jobs.submit_s
     return np.lexsort((arrival, effective_queue(seen.draft))).astype(np.int64)

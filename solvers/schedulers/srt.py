@@ -6,8 +6,8 @@ import numpy as np
 
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import OptionPacking, options_of
 
 
 class Srt:
@@ -23,10 +23,10 @@ class Srt:
 
     name = "srt"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         wanted = options.grouped(options.as_requested)
         stays = (
             options.runs & options.as_requested[options.current] if len(options) else options.runs

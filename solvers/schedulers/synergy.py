@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.formulation.tables import Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Packing, options_of
-from tessera.solvers.schedulers.slots import in_order
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import OptionPacking, options_of
+from tessera.solvers.schedulers.slots import jobs_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Synergy:
 
     name: str = "synergy"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         packing.keep_running()
         wishes = options.grouped(options.as_requested & options.on_type)
-        for job in in_order(seen).tolist():
+        for job in jobs_in_order(seen).tolist():
             if packing.option[job] < 0:
                 packing.take_first(wishes[job])
         return packing.choice

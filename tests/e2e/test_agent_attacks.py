@@ -19,10 +19,10 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
@@ -207,7 +207,7 @@ def a_lab(store: PostgresStore) -> None:
         workload=workload,
         cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
         iter_time_s=1.0,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
     )
 
     def work(writer: Any) -> bytes:
@@ -255,7 +255,7 @@ async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_on
             while (await asyncio.to_thread(store.get_job, "c", "a")).state is not state:
                 await asyncio.sleep(0.05)
 
-    async with running(config) as port:
+    async with run_server(config) as port:
         nodes = ("n0:a100:1",)
         first = make_agent(port, nodes=nodes)
         await until(lambda: store.list_clusters("", 1)[0].nodes)

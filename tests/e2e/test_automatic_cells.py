@@ -11,7 +11,7 @@ import grpc.aio
 
 from tessera.db.engine import Database
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,
@@ -75,7 +75,7 @@ async def a_system(database: Database, **settings: Any) -> AsyncIterator[User]:
         listen="127.0.0.1:0", database_url=database.url, period_s=0.0, grace_s=2.0, **settings
     )
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         types = [clusters_pb2.GpuType(name=t, memory_bytes=40 * 2**30) for t in TYPES]

@@ -11,7 +11,7 @@ from tessera.benchmarks.service.fleet import Fleet
 from tessera.formulation.codec import decode
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.cli.client import connect
-from tessera.service.cli.names import short
+from tessera.service.cli.names import short_name
 from tessera.v1 import estimates_pb2, jobs_pb2
 from tests.support.command_line import CLUSTER, PROFILES, TRACE, Tessera, read, submit
 
@@ -210,7 +210,7 @@ def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
         "2 jobs imported",
     ]
     jobs = read(tessera, "jobs", "--all")["jobs"]
-    assert [(short(job["name"]), job["iterations"], job["state"]) for job in jobs] == [
+    assert [(short_name(job["name"]), job["iterations"], job["state"]) for job in jobs] == [
         ("t1", "1000", "CANCELLED"),
         ("t2", "1000", "QUEUED"),
         ("t3", "1000", "QUEUED"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tessera.service.cli.main import app
 from tessera.service.cli.simulate import runs
-from tessera.service.cli.simulate.runs import differences
+from tessera.service.cli.simulate.runs import relative_differences
 from tessera.service.cli.simulate.world import window_s
 from tessera.simulator.data import data_dir
 from tessera.simulator.logfile import read_log
@@ -193,7 +193,7 @@ def test_runs_are_logged_replayed_reported_and_saved(simulate: Simulate, tmp_pat
 def test_an_executor_with_different_times_fails_the_command(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "replay", lambda _lines: {"a": 1200.0, "b": 2000.0})
+    monkeypatch.setattr(runs, "replay_lines", lambda _lines: {"a": 1200.0, "b": 2000.0})
     failed = simulate(TWO, *SMALL, *FREE, "--replay", code=1).stderr
     assert "fcfs: the executor disagrees: b takes 2000 s in the executor, but 2100 s here" in failed
 
@@ -296,4 +296,4 @@ def test_throughput_is_measured_while_jobs_arrive_else_until_the_first_policy_is
 
 def test_completion_times_differ_relatively_or_infinitely_if_one_is_missing() -> None:
     ours, theirs = np.array([100.0, math.inf, 5.0]), np.array([110.0, math.inf, math.inf])
-    assert differences(ours, theirs).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]
+    assert relative_differences(ours, theirs).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.service.cli.names import short
+from tessera.service.cli.names import short_name
 from tests.support.command_line import TRACE, Tessera, read
 
 
@@ -18,7 +18,7 @@ def test_a_trace_is_shaped_for_the_servers_own_cluster_and_its_tenants_get_their
     jobs = read(tessera, "jobs")["jobs"]
     assert sorted((j["tenant"], j["guaranteed"]) for j in jobs).count(("tenant-a", True)) == 1
     tenants = read(tessera, "tenants", "list")["tenants"]
-    quotas = {short(t["name"]): sum(t["quotas"].values()) for t in tenants}
+    quotas = {short_name(t["name"]): sum(t["quotas"].values()) for t in tenants}
     assert quotas == {"tenant-a": 8, "tenant-b": 0}
 
 

@@ -21,11 +21,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.db import embedded
-from tessera.db.engine import connect
+from tessera.db.engine import connect_database
 from tessera.estimator.samples import sample_profiles
-from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from tessera.service.cli.demo.stack import Stack, running
-from tessera.simulator.clusters import tiny
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs
+from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.agents import is_running
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with running(replicas=2, settings=SETTINGS) as started:
+    with run_stack(replicas=2, settings=SETTINGS) as started:
         yield started
 
 
@@ -88,7 +88,7 @@ def test_servers_killed_at_any_moment_lose_nothing_acknowledged(stack: Stack, us
 @contextmanager
 def looking_at(stack: Stack) -> Iterator[sa.Connection]:
     """Yield a connection that sees each commit at once."""
-    database = connect(stack.database_url)
+    database = connect_database(stack.database_url)
     with database.engine.connect() as connection:
         yield connection.execution_options(isolation_level="AUTOCOMMIT")
     database.engine.dispose()
@@ -170,7 +170,7 @@ def test_a_killed_database_is_told_clearly_and_costs_no_job(stack: Stack, user: 
             assert "cannot be reached or has failed; start it" in str(caught.value.details())
             until(lambda: status(health) == health_pb2.HealthCheckResponse.NOT_SERVING, "ill")
             assert is_running(pid)
-            embedded.start(folder)
+            embedded.start_server(folder)
             until(lambda: status(health) == health_pb2.HealthCheckResponse.SERVING, "well again")
             load.wait_for_answers(10)
         assert set(load.user.failures) >= {grpc.StatusCode.UNAVAILABLE}
@@ -341,10 +341,10 @@ def test_a_gang_starts_only_when_the_slow_one_before_it_is_gone(stack: Stack, us
 
 
 def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, user: User) -> None:
-    types, nodes = tiny()
+    types, nodes = tiny_cluster()
     make_cluster(stack, types, nodes)
     add_estimates(stack, sample_profiles())
-    submit(stack, [arrival.spec for arrival in philly_like(2000, seed=1)])
+    submit_jobs(stack, [arrival.spec for arrival in philly_like(2000, seed=1)])
     server = psutil.Process(stack.servers[0].process.pid)
     slow = scheduler_pb2.RoundOptions(  # of its own it takes seconds
         solver="cp-sat", solve_limit=Duration(seconds=5)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tessera.service.cli.demo.stack import Stack, running
+from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import estimates_pb2, jobs_pb2, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.agents import is_running
@@ -27,7 +27,7 @@ RUNNING = jobs_pb2.RUNNING
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Run a database and a server process."""
-    with running() as stack:
+    with run_stack() as stack:
         yield stack
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,
@@ -121,7 +121,7 @@ async def a_system(
         **({"estimate_counts": "1"} | settings),
     )
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         kind = clusters_pb2.GpuType(name="my-cpu", memory_bytes=8 * 2**30)

@@ -14,9 +14,9 @@ from tessera.benchmarks.service.fleet import Fleet
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import RoundSuperseded
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from tessera.service.cli.demo.stack import Stack, running
-from tessera.simulator.clusters import tiny
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs
+from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.listing import list_rounds
@@ -79,12 +79,12 @@ def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
 
 @pytest.mark.slow
 def test_two_replicas_racing_give_no_gpu_and_no_round_twice() -> None:
-    types, nodes = tiny()
+    types, nodes = tiny_cluster()
     jobs = [spec for _, spec in philly_like(60, seed=1)]
-    with running(replicas=2) as stack:
+    with run_stack(replicas=2) as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, sample_profiles())
-        submit(stack, jobs)
+        submit_jobs(stack, jobs)
         with Fleet(stack.addresses[1], CLUSTER, nodes, "fleet") as fleet:
             replicas = [Replica(address) for address in stack.addresses]
             for replica in replicas:

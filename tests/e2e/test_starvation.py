@@ -15,19 +15,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.benchmarks.service.forwarding import forward_from
-from tessera.benchmarks.service.hostile.attacks import FAIR
+from tessera.benchmarks.service.hostile.attacks import FAIR_OBJECTIVE
 from tessera.benchmarks.service.hostile.monitor import (
     BUSY_SHARE,
     read_thread_seconds,
     wait_until_quiet,
 )
-from tessera.benchmarks.service.hostile.requests import GPU_TYPE, cell_of, parent, small_job
-from tessera.benchmarks.service.hostile.unread import STREAMS, WATCH
-from tessera.benchmarks.service.hostile.wire import Unread
+from tessera.benchmarks.service.hostile.requests import GPU_TYPE, cell_of, cluster_name, small_job
+from tessera.benchmarks.service.hostile.unread import STREAM_COUNT, WATCH
+from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tessera.estimator.samples import sample_profiles
-from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit
-from tessera.service.cli.demo.stack import OPTIONS, Stack, running
-from tessera.simulator.clusters import tiny
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs
+from tessera.service.cli.demo.stack import CHANNEL_OPTIONS, Stack, run_stack
+from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import (
     clusters_pb2,
@@ -52,7 +52,9 @@ AN_HOUR_S = 3600.0
 
 
 ENDLESS = (
-    scheduler_pb2.RoundOptions(objective=FAIR, fairness_levels=64, solver="cp-sat", gap=1e-12),
+    scheduler_pb2.RoundOptions(
+        objective=FAIR_OBJECTIVE, fairness_levels=64, solver="cp-sat", gap=1e-12
+    ),
     scheduler_pb2.RoundOptions(solver="cp-sat", gap=1e-12),
 )
 """Rounds that last as long as they may."""
@@ -68,20 +70,20 @@ UNREAD_WATCHES = 200
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Yield a server with a crowded cluster, and another whose client comes from another host."""
-    types, nodes = tiny()
+    types, nodes = tiny_cluster()
     profiles = sample_profiles()
     arrivals = philly_like(JOBS, seed=1, profiles=profiles)
-    with running() as started:
+    with run_stack() as started:
         make_cluster(started, types, nodes)
         add_estimates(started, profiles)
         make_other(started)
         with Fleet(started.addresses[0], CLUSTER, nodes, "fleet"):
-            submit(started, [arrival.spec for arrival in arrivals])
+            submit_jobs(started, [arrival.spec for arrival in arrivals])
             yield started
 
 
 def make_other(stack: Stack) -> None:
-    place = parent(OTHER)
+    place = cluster_name(OTHER)
     kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
     cluster = clusters_pb2.Cluster(name=place, gpu_types=[kind])
     stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
@@ -95,7 +97,7 @@ def another_client(stack: Stack) -> Iterator[grpc.Channel]:
     """Yield a channel that reaches the server from another address."""
     with (
         forward_from("127.0.0.2", stack.addresses[0]) as address,
-        grpc.insecure_channel(address, options=OPTIONS) as channel,
+        grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
     ):
         yield channel
 
@@ -107,7 +109,8 @@ class HostileRounds:
         self._options = options
         self._channels = [
             grpc.insecure_channel(
-                stack.addresses[0], options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+                stack.addresses[0],
+                options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)],
             )
             for _ in range(HOSTILE_CALLS)
         ]
@@ -161,7 +164,7 @@ class HostileRounds:
 def test_another_cluster_gets_its_rounds_and_health_while_dry_runs_hold_the_threads(
     stack: Stack,
 ) -> None:
-    request = scheduler_pb2.ScheduleRequest(parent=parent(OTHER))
+    request = scheduler_pb2.ScheduleRequest(parent=cluster_name(OTHER))
     with another_client(stack) as channel, HostileRounds(stack, *ENDLESS) as hostile:
         scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
@@ -188,13 +191,14 @@ def test_callers_who_left_hold_no_thread(stack: Stack) -> None:
 
 
 def test_watches_that_nobody_reads_keep_no_change_from_another_watcher(stack: Stack) -> None:
-    name = f"{parent(OTHER)}/jobs/watched"
+    name = f"{cluster_name(OTHER)}/jobs/watched"
     watch = jobs_pb2.WatchJobRequest(name=name)
     connections = [
-        Unread(stack.addresses[0], source="127.0.0.3") for _ in range(UNREAD_WATCHES // STREAMS)
+        UnreadConnection(stack.addresses[0], source="127.0.0.3")
+        for _ in range(UNREAD_WATCHES // STREAM_COUNT)
     ]
     for connection in connections:
-        for _ in range(STREAMS):
+        for _ in range(STREAM_COUNT):
             connection.call(WATCH, watch.SerializeToString())
 
     def begun() -> int:
@@ -215,7 +219,7 @@ def test_watches_that_nobody_reads_keep_no_change_from_another_watcher(stack: St
             assert heard.result(PATIENCE_S).labels == {"turn": turn}
         answers.cancel()
     assert begun() == UNREAD_WATCHES
-    assert all(len(connection.open_streams) == STREAMS for connection in connections)
+    assert all(len(connection.open_streams) == STREAM_COUNT for connection in connections)
     for connection in connections:
         connection.close()
 

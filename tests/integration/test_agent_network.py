@@ -11,12 +11,12 @@ import pytest
 from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.formulation.network.tags import assign_tags
 from tessera.service.agent.main import main
-from tessera.service.agent.network.backend import Change
-from tessera.service.agent.network.commands import inside
+from tessera.service.agent.network.backend import MapChange
+from tessera.service.agent.network.commands import runner_inside
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.network.paths import candidates
-from tessera.service.agent.network.period import iteration
-from tessera.service.agent.network.tc import Tc
+from tessera.service.agent.network.paths import candidate_ports
+from tessera.service.agent.network.period import find_period
+from tessera.service.agent.network.tc import TcBackend
 from tests.support.bursts import PACKET_BYTES, PACKETS, PERIOD_S
 from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
 
@@ -30,7 +30,9 @@ WINDOW = 1_500_000
 def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.91.1")
-        table = Tc(interface, link_bit_per_s=LINK_BIT_PER_S, run=inside(left), dry_run=False)
+        table = TcBackend(
+            interface, link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(left), dry_run=False
+        )
         table.apply({10: 3, 20: 3})
         with Race(left, right, "10.91.1.2", (10, 20)) as race:
             level = race.shares(WINDOW)
@@ -39,8 +41,8 @@ def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() ->
             first = race.shares(WINDOW)
             changes = table.apply({10: 1, 20: 6})
             assert changes == (
-                Change(interface=interface, tag=10, before=6, after=1),
-                Change(interface=interface, tag=20, before=1, after=6),
+                MapChange(interface=interface, tag=10, before=6, after=1),
+                MapChange(interface=interface, tag=20, before=1, after=6),
             )
             turned = race.shares(WINDOW)
     assert first[10] > 0.9
@@ -50,15 +52,15 @@ def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() ->
 
 def test_applying_the_same_map_again_runs_no_command_that_writes() -> None:
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         ran: list[list[str]] = []
 
         def noted(argv: Any) -> str:
             ran.append(list(argv))
-            return inside(host)(argv)
+            return runner_inside(host)(argv)
 
         wanted = {tag: tag % 8 for tag in range(64)}
-        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=noted, dry_run=False)
+        table = TcBackend("x", link_bit_per_s=LINK_BIT_PER_S, run=noted, dry_run=False)
         assert len(table.apply(wanted)) == 64
         ran.clear()
         assert table.apply(wanted) == ()
@@ -68,40 +70,44 @@ def test_applying_the_same_map_again_runs_no_command_that_writes() -> None:
 
 def test_a_dry_run_leaves_the_interface_as_it_is() -> None:
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        before = inside(host)(["tc", "qdisc", "show", "dev", "x"])
-        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host))
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        before = runner_inside(host)(["tc", "qdisc", "show", "dev", "x"])
+        table = TcBackend("x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host))
         assert [c.tag for c in table.apply({10: 6})] == [10]
-        assert inside(host)(["tc", "qdisc", "show", "dev", "x"]) == before
+        assert runner_inside(host)(["tc", "qdisc", "show", "dev", "x"]) == before
 
 
 def test_a_root_discipline_of_someone_else_is_left_alone() -> None:
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
-        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host), dry_run=False)
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
+        table = TcBackend(
+            "x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host), dry_run=False
+        )
         with pytest.raises(NotAllowed, match="tc qdisc del dev x root"):
             table.apply({10: 6})
 
 
 def test_a_half_made_discipline_is_completed() -> None:
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        table = Tc("x", link_bit_per_s=LINK_BIT_PER_S, run=inside(host), dry_run=False)
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        table = TcBackend(
+            "x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host), dry_run=False
+        )
         table.apply({10: 6})
         for argv in table.removal():
-            inside(host)(argv)
+            runner_inside(host)(argv)
         assert table.read() == {}
-        inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "7e5:", "htb"])
+        runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "7e5:", "htb"])
         table.apply({10: 6})
-        classes = inside(host)(["tc", "class", "show", "dev", "x"])
+        classes = runner_inside(host)(["tc", "class", "show", "dev", "x"])
         assert classes.count("class htb") == 9
 
 
 def test_the_prio_discipline_reads_back_as_it_was_set() -> None:
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        table = Tc("x", discipline="prio", run=inside(host), dry_run=False)
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        table = TcBackend("x", discipline="prio", run=runner_inside(host), dry_run=False)
         try:
             table.apply({10: 6, 20: 0})
         except Unavailable as error:
@@ -117,13 +123,15 @@ def test_an_interface_that_is_not_there_is_named_with_what_to_do() -> None:
         hosts(1) as (host,),
         pytest.raises(Unavailable, match=r"tc -j qdisc show dev nowhere.*ip link"),
     ):
-        Tc("nowhere", link_bit_per_s=LINK_BIT_PER_S, run=inside(host)).read()
+        TcBackend("nowhere", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host)).read()
 
 
 def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.91.2")
-        table = Tc(interface, link_bit_per_s=LINK_BIT_PER_S, run=inside(left), dry_run=False)
+        table = TcBackend(
+            interface, link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(left), dry_run=False
+        )
         now_s = [0.0]
         node = NodeNetwork([table], clock=lambda: now_s[0], drain_s=0.1)
         before = assign_tags({"a": 1, "b": 0}, 2)
@@ -149,7 +157,7 @@ def test_the_command_plans_applies_and_shows(
     told = tmp_path / "settings.json"
     told.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}, "tags": {"b": 30}}')
     with hosts(1) as (host,):
-        inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         options = [
             "--network-backend",
             "tc",
@@ -177,19 +185,19 @@ def test_the_command_plans_applies_and_shows(
 
 ECMP = """
 import json, sys
-from tessera.service.agent.network.paths import candidates, port_for, ports_by_path
+from tessera.service.agent.network.paths import candidate_ports, port_for, ports_by_path
 from tessera.service.agent.network.probe import first_hops
 probe = first_hops("10.93.0.1")
-found = ports_by_path(probe, candidates(24))
-chosen = {path[0]: port_for(path, probe, candidates(200, 24), confirm=3) for path in found}
+found = ports_by_path(probe, candidate_ports(24))
+chosen = {path[0]: port_for(path, probe, candidate_ports(200, 24), confirm=3) for path in found}
 print(json.dumps({"found": {path[0]: ports for path, ports in found.items()}, "chosen": chosen}))
 """
 
 
 TRACES = """
 import json, sys
-from tessera.service.agent.network.probe import trace
-print(json.dumps([trace("10.93.0.1", int(port)) for port in sys.argv[1:]]))
+from tessera.service.agent.network.probe import trace_hops
+print(json.dumps([trace_hops("10.93.0.1", int(port)) for port in sys.argv[1:]]))
 """
 
 
@@ -201,31 +209,34 @@ def test_a_source_port_that_leads_over_a_wanted_path_is_found_by_probing() -> No
             sysctl(router, "ipv4.ip_forward", 1)
             sysctl(router, "ipv4.icmp_ratelimit", 0)
             receivers = subnet.replace("92", "94")
-            inside(router)(["ip", "route", "add", "10.93.0.1", "via", f"{receivers}.2"])
+            runner_inside(router)(["ip", "route", "add", "10.93.0.1", "via", f"{receivers}.2"])
             # replies go back the way that the probe came: the other router does not know its subnet
-            inside(receiver)(["ip", "route", "add", f"{subnet}.0/24", "via", f"{receivers}.1"])
-        inside(receiver)(["ip", "addr", "add", "10.93.0.1/32", "dev", "lo"])
+            runner_inside(receiver)(
+                ["ip", "route", "add", f"{subnet}.0/24", "via", f"{receivers}.1"]
+            )
+        runner_inside(receiver)(["ip", "addr", "add", "10.93.0.1/32", "dev", "lo"])
         sysctl(sender, "ipv4.fib_multipath_hash_policy", 1)
         hops = [word for s in ("10.92.1.2", "10.92.2.2") for word in ("nexthop", "via", s)]
-        inside(sender)(["ip", "route", "add", "10.93.0.1", *hops])
+        runner_inside(sender)(["ip", "route", "add", "10.93.0.1", *hops])
         seen: Any = python(sender, ECMP)
         whole: Any = python(sender, TRACES, *map(str, seen["chosen"].values()))
     assert set(seen["found"]) == {"10.92.1.2", "10.92.2.2"}
     assert sum(map(len, seen["found"].values())) == 24
     ports = set(seen["chosen"].values())
     assert len(ports) == 2
-    assert ports <= set(candidates(200, 24))
+    assert ports <= set(candidate_ports(200, 24))
     # over either router the whole way is seen, so replies come back from wherever they were sent
     assert whole == [[router, "10.93.0.1"] for router in seen["chosen"]]
 
 
 BURSTS = """
 import json, sys
-from tessera.service.agent.network.counters import counters, sample
+from tessera.service.agent.network.counters import find_counters, sample_counter
 from tests.support.bursts import Bursts
 bursts = Bursts("10.95.1.2")
-counter = next(c for c in counters() if c.name == sys.argv[1])
-print(json.dumps(sample(counter.read, step_s=0.01, count=400, clock=bursts.clock, sleep=bursts.sleep)))
+counter = next(c for c in find_counters() if c.name == sys.argv[1])
+timing = {"step_s": 0.01, "count": 400, "clock": bursts.clock, "sleep": bursts.sleep}
+print(json.dumps(sample_counter(counter.read, **timing)))
 """
 
 
@@ -233,7 +244,7 @@ def test_the_period_of_bursts_is_read_off_an_interfaces_counter() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.95.1")
         seen: Any = python(left, BURSTS, interface)
-    found = iteration(*np.asarray(seen))
+    found = find_period(*np.asarray(seen))
     assert found is not None
     assert found.period_s == pytest.approx(PERIOD_S, rel=0.03)
     assert found.bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)

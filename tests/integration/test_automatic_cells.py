@@ -18,10 +18,10 @@ from tessera.formulation.errors import TesseraError
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
-from tessera.formulation.values import GpuType, Source, Workload
-from tessera.service.automatic import Deriving
+from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cluster_task import ClusterTask
 from tessera.service.rpc.calls import Calls
-from tessera.service.watching import Watching
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
@@ -54,8 +54,8 @@ def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2) -> None:
             store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
 
 
-def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> Deriving:
-    return Deriving(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
+def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> CellDeriver:
+    return CellDeriver(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
 
 
 def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
@@ -79,7 +79,7 @@ def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -
     assert a_deriving(store).derive(C) == 1
     found = cells_of(store, PUBLISHED)
     assert counts(found) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
-    assert {r.source for r in found} == {Source.ANALYTIC}
+    assert {r.source for r in found} == {EstimateSource.ANALYTIC}
     assert told(store, "j") == ""
 
 
@@ -168,7 +168,7 @@ def test_types_that_are_unknown_are_left_out_and_said_if_none_is_left(store: Pos
     assert {t for t, _ in counts(cells_of(store, PUBLISHED))} == {"a100"}
     submit(store, a_spec("k", workload=MOE))
     known = {"h100": catalogue_of()["h100"]}
-    assert Deriving(store, known, (1.0,)).derive(C) == 0
+    assert CellDeriver(store, known, (1.0,)).derive(C) == 0
     assert "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue" in told(
         store, "k"
     )
@@ -255,9 +255,9 @@ def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore
     assert deriving.derive(C) == 2
     after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     own, like = after[2, 1], after[2, 2]
-    assert (own.source, own.iter_time_s) == (Source.MEASURED, slow)
+    assert (own.source, own.iter_time_s) == (EstimateSource.MEASURED, slow)
     assert own.provenance == "median of 1 run here"
-    assert like.source is Source.ANALYTIC
+    assert like.source is EstimateSource.ANALYTIC
     assert like.iter_time_s > 1.2 * before[2, 2].iter_time_s
     assert like.sd is not None
     assert before[2, 2].sd is not None
@@ -283,12 +283,14 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
 
 def test_a_users_estimate_of_a_measured_cell_stays(store: PostgresStore) -> None:
     a_bare_cluster(store)
-    users = a_record(1, iter_time_s=1.0, source=Source.PROFILED)
+    users = a_record(1, iter_time_s=1.0, source=EstimateSource.PROFILED)
     do(store, lambda w: w.upsert_estimates(C, [users]))
     submit(store, a_spec("runs"))
     measure(store, "runs", 1, 3.0)
     assert a_deriving(store).derive(C) == 0
-    assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [(1.0, Source.PROFILED)]
+    assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [
+        (1.0, EstimateSource.PROFILED)
+    ]
 
 
 def test_a_measurement_on_a_shape_without_an_estimate_is_a_new_one(store: PostgresStore) -> None:
@@ -312,10 +314,10 @@ class HandClock:
 
 @asynccontextmanager
 async def a_replica(
-    store: PostgresStore, deriving: Deriving, holder: str
-) -> AsyncIterator[Watching]:
+    store: PostgresStore, deriving: CellDeriver, holder: str
+) -> AsyncIterator[ClusterTask]:
     calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
-    cells = Watching(
+    cells = ClusterTask(
         store,
         HandClock(),
         deriving.derive,
@@ -332,7 +334,7 @@ async def a_replica(
     await asyncio.gather(calls.close(), estimate_calls.close())
 
 
-class Counting(Deriving):
+class Counting(CellDeriver):
     """Counts how often it is asked."""
 
     def __init__(self, store: PostgresStore, fail: bool = False) -> None:

@@ -11,7 +11,7 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import Estimator, catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType, Workload
-from tessera.service.automatic import Deriving
+from tessera.service.cell_deriver import CellDeriver
 from tests.support.stored import C, a_spec, do, submit
 
 OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]
@@ -24,7 +24,7 @@ def test_newcomers_are_estimated_between_renewals(
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=1)]))
     submit(store, *(a_spec(f"old-{i}", workload=w) for i, w in enumerate(OLD)))
-    deriving = Deriving(store, catalogue_of(), (1.0, 2.0))
+    deriving = CellDeriver(store, catalogue_of(), (1.0, 2.0))
     assert deriving.derive(C) == 3
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
     estimated: list[Workload] = []
@@ -58,7 +58,7 @@ def test_a_type_that_was_dropped_and_comes_back_is_estimated_for_again(
     do(store, lambda w: w.upsert_cluster(C, types, None))
     do(store, lambda w: w.upsert_nodes(C, nodes))
     submit(store, a_spec("j", workload=OLD[0]))
-    deriving = Deriving(store, catalogue_of(), (1.0,))
+    deriving = CellDeriver(store, catalogue_of(), (1.0,))
     deriving.derive(C)
     do(store, lambda w: w.upsert_nodes(C, [replace(n, gpu_type="a100") for n in nodes]))
     do(store, lambda w: w.upsert_cluster(C, types[:1], None))

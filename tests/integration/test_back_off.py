@@ -18,7 +18,7 @@ from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
@@ -244,7 +244,7 @@ async def test_a_failure_wakes_the_rounds_so_that_its_gpus_go_to_another_at_once
         store_threads=4,
         lease_s=3600.0,
     )
-    async with running(config):
+    async with run_server(config):
         await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
         await asyncio.to_thread(agents_report, store)
         await asyncio.to_thread(fail, store, "a")

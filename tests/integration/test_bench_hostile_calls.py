@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from tessera.benchmarks.service.forwarding import forward_from
-from tessera.benchmarks.service.hostile.wire import Unread
+from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tests.support.agents import until
 
 LARGE = b"x" * 100_000
@@ -51,7 +51,7 @@ async def echoing() -> AsyncIterator[tuple[Echo, str]]:
         await server.stop(None)
 
 
-def pumped(caller: Unread) -> bool:
+def pumped(caller: UnreadConnection) -> bool:
     """Let the caller answer what keeps its connection alive."""
     caller.pump()
     return True
@@ -59,7 +59,7 @@ def pumped(caller: Unread) -> bool:
 
 async def test_an_unread_call_is_heard_and_takes_no_byte_of_its_answer() -> None:
     async with echoing() as (echo, address):
-        caller = Unread(address, source="127.0.0.3")
+        caller = UnreadConnection(address, source="127.0.0.3")
         stream = caller.call("/a.B/C", b"first", end=False)
         await until(lambda: pumped(caller) and echo.received == [b"first"])
         caller.say(stream, b"y" * 40_000, end=True)  # three frames
@@ -76,7 +76,7 @@ async def test_an_unread_call_is_heard_and_takes_no_byte_of_its_answer() -> None
 
 async def test_an_unread_call_notes_that_the_server_has_ended_it() -> None:
     async with echoing() as (echo, address):
-        caller = Unread(address)
+        caller = UnreadConnection(address)
         caller.call("/a.B/C", b"first", end=False)
         await until(lambda: pumped(caller) and echo.received == [b"first"])
     await until(lambda: pumped(caller) and (caller.closed or not caller.open_streams))

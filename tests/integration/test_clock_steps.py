@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobState
 from tests.support.stored import (
@@ -82,10 +82,10 @@ def pass_time(database: Database, seconds: Seconds, by_s: float) -> None:
 
 
 def test_the_fixture_moves_the_database_s_clock(skewed: PostgresStore, database: Database) -> None:
-    with connect(database.url).read() as connection:
+    with connect_database(database.url).read() as connection:
         before = connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
     step(database, 3600.0)
-    with connect(database.url).read() as connection:
+    with connect_database(database.url).read() as connection:
         assert (
             connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
             > before + 3599

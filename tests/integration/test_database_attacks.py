@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.db import embedded, migrate, pgserver
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.errors import TesseraError, Unavailable
@@ -31,7 +31,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.store import Request
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
@@ -61,12 +61,12 @@ def folder() -> Iterator[Path]:
 def place(folder: Path) -> Iterator[Path]:
     """Return the directory of a database server of the test's own."""
     yield folder / "pg"
-    embedded.stop(folder / "pg")
+    embedded.stop_server(folder / "pg")
 
 
 def migrated(url: str) -> Database:
-    database = connect(url)
-    migrate.upgrade(database)
+    database = connect_database(url)
+    migrate.upgrade_schema(database)
     return database
 
 
@@ -97,7 +97,7 @@ async def until_health_is(stub: health_pb2_grpc.HealthStub, status: int) -> None
 async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline(
     place: Path,
 ) -> None:
-    database = migrated(embedded.start(place))
+    database = migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -111,7 +111,7 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
     )
     answers = health_pb2.HealthCheckResponse
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         jobs, health = jobs_pb2_grpc.JobsStub(channel), health_pb2_grpc.HealthStub(channel)
@@ -144,7 +144,7 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
 def test_a_database_without_a_free_connection_says_so_and_is_used_again_once_it_has_one(
     place: Path,
 ) -> None:
-    url = embedded.start(place)
+    url = embedded.start_server(place)
     database = migrated(url)
     store = PostgresStore(database)
     a_cluster(store)
@@ -179,7 +179,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
     yield disk
-    embedded.stop(disk / "pg")
+    embedded.stop_server(disk / "pg")
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
@@ -187,7 +187,7 @@ def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     small_disk: Path,
 ) -> None:
     place = small_disk / "pg"
-    database = migrated(embedded.start(place))
+    database = migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     ballast, acknowledged, errors = small_disk / "ballast", [], []
@@ -205,7 +205,7 @@ def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     assert errors, "the disk was never full"
     assert isinstance(errors[0], Unavailable)
     ballast.unlink()
-    embedded.start(place)  # it may have stopped when it could not write its log
+    embedded.start_server(place)  # it may have stopped when it could not write its log
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -222,7 +222,7 @@ def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
 def test_a_database_that_is_restarted_hard_under_load_loses_and_doubles_nothing(
     place: Path,
 ) -> None:
-    database = migrated(embedded.start(place))
+    database = migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     over, acknowledged, failures, strange = threading.Event(), [], [], []
@@ -250,7 +250,7 @@ def test_a_database_that_is_restarted_hard_under_load_loses_and_doubles_nothing(
     for how in ("immediate", "fast", "immediate"):
         wait_for_more(acknowledged)
         pgserver._run("pg_ctl", "-w", "-D", str(place), "-m", how, "stop")
-        embedded.start(place)
+        embedded.start_server(place)
     wait_for_more(acknowledged)
     over.set()
     for worker in workers:
@@ -287,9 +287,9 @@ HOLDERS = """
 
 
 def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(place: Path) -> None:
-    server = embedded.start(place)
+    server = embedded.start_server(place)
     admin = sa.create_engine(
-        connect(server).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+        connect_database(server).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
     )
 
     def copy(source: str, target: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.db.audit import (
-    RULES,
+    INVARIANTS,
     count_long_transactions,
     count_lost_jobs,
     find_broken_rules,
@@ -66,7 +66,7 @@ def test_nothing_is_found_where_all_rules_hold(busy: PostgresStore, database: Da
 
 
 def test_there_is_a_case_of_each_rule() -> None:
-    assert BREAKS.keys() == RULES.keys()
+    assert BREAKS.keys() == INVARIANTS.keys()
 
 
 @pytest.mark.parametrize("rule", BREAKS)

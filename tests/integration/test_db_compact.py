@@ -214,7 +214,9 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
     wait_all(store)
     packed = snapshots.pack_snapshot
 
-    def delete_base(base: snapshots.Base | None, encoded: bytes) -> snapshots.StoredSnapshot:
+    def delete_base(
+        base: snapshots.BaseSnapshot | None, encoded: bytes
+    ) -> snapshots.StoredSnapshot:
         stored = packed(base, encoded)
         assert stored.base == 1
         execute(database, "UPDATE rounds SET snapshot = NULL")

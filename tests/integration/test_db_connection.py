@@ -15,9 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import embedded
-from tessera.db.engine import Database, connect, sqlalchemy_url
+from tessera.db.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.migrate import MigratedDatabase
-from tessera.db.notify import EVERY, Listener
+from tessera.db.notify import EVERY_CLUSTER, Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -40,7 +40,7 @@ from tests.support.stored import (
 
 
 def test_an_unreachable_database_says_what_to_do_and_keeps_the_password() -> None:
-    store = PostgresStore(connect("postgresql://user:secret@127.0.0.1:1/none"))
+    store = PostgresStore(connect_database("postgresql://user:secret@127.0.0.1:1/none"))
     with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
         store.ready()
     assert "secret" not in str(error.value)
@@ -55,11 +55,11 @@ def test_any_postgresql_url_is_read_by_the_driver_that_is_here(url: str) -> None
 @pytest.mark.parametrize("url", ["sqlite://", "nonsense", "mysql://h/d"])
 def test_other_databases_are_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="postgresql://"):
-        connect(url)
+        connect_database(url)
 
 
 def test_a_statement_that_takes_too_long_is_given_up(server_url: str) -> None:
-    database = connect(server_url, statement_timeout_s=0.05)
+    database = connect_database(server_url, statement_timeout_s=0.05)
     with pytest.raises(Unavailable, match="too busy"):
         database.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
     database.engine.dispose()
@@ -67,7 +67,7 @@ def test_a_statement_that_takes_too_long_is_given_up(server_url: str) -> None:
 
 def test_a_turn_that_does_not_come_is_given_up(database: Database) -> None:
     a_cluster(PostgresStore(database))
-    hasty = connect(database.url, lock_timeout_s=0.05)
+    hasty = connect_database(database.url, lock_timeout_s=0.05)
     with database.engine.begin() as connection:
         connection.execute(sa.text("SELECT FROM clusters FOR UPDATE"))
         with pytest.raises(Unavailable, match="too busy"):
@@ -76,7 +76,7 @@ def test_a_turn_that_does_not_come_is_given_up(database: Database) -> None:
 
 
 def test_the_pool_is_bounded_and_says_so(server_url: str) -> None:
-    database = connect(server_url, pool_size=1, lock_timeout_s=0.05)
+    database = connect_database(server_url, pool_size=1, lock_timeout_s=0.05)
     with database.engine.connect(), pytest.raises(Unavailable, match="too busy"):
         database.write(lambda c: None)
     database.engine.dispose()
@@ -101,7 +101,7 @@ def hold(database: Database) -> object:
 def test_connections_that_were_cut_are_replaced(
     database: Database, kind: type[Database], use: Callable[[Database], object]
 ) -> None:
-    tried, admin = kind(database.engine), connect(database.url)
+    tried, admin = kind(database.engine), connect_database(database.url)
     with database.engine.connect() as one, database.engine.connect() as other:
         idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (one, other)]
     with admin.engine.connect() as connection:
@@ -122,21 +122,23 @@ def test_a_connection_cut_in_the_middle_is_unavailable_not_wrong(database: Datab
 def test_two_processes_share_the_embedded_server(postgres_url: str) -> None:
     directory = sa.make_url(postgres_url).query["host"]
     program = (
-        "from pathlib import Path; from tessera.db.engine import connect; import sys\n"
-        "sys.stdout.write(connect(directory=Path(sys.argv[1])).url)"
+        "from pathlib import Path; from tessera.db.engine import connect_database; import sys\n"
+        "sys.stdout.write(connect_database(directory=Path(sys.argv[1])).url)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(directory)], capture_output=True, text=True, check=True
     )
     assert sa.make_url(done.stdout).query["host"] == directory
-    with connect(postgres_url).read() as connection:  # still there after the other has left
+    with connect_database(
+        postgres_url
+    ).read() as connection:  # still there after the other has left
         assert connection.execute(sa.text("SELECT 1")).scalar() == 1
 
 
 def test_an_embedded_server_that_cannot_start_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Unavailable, match="does not start"):
-        embedded.start(tmp_path / "file" / "pg")
+        embedded.start_server(tmp_path / "file" / "pg")
 
 
 def test_subscribers_hear_of_changes_of_the_desired_state(
@@ -148,7 +150,7 @@ def test_subscribers_hear_of_changes_of_the_desired_state(
     listener = Listener(database.url)
     listener.subscribe(heard.put)
     with listener:
-        assert heard.get(timeout=PATIENCE_S) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         run(store, a=[("a100-0", [0])])
         assert heard.get(timeout=PATIENCE_S) == C
 
@@ -162,13 +164,13 @@ def test_a_listener_that_lost_its_connection_comes_back(
     listener = Listener(database.url)
     listener.subscribe(heard.put)
     with listener:
-        assert heard.get(timeout=PATIENCE_S) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         execute(
             database,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'tessera-listen' AND datname = current_database()",
         )
-        assert heard.get(timeout=PATIENCE_S) == EVERY
+        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         submit(store, a_spec("a"))
         run(store, a=[("a100-0", [0])])
         assert heard.get(timeout=PATIENCE_S) == C

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.copy import AT_ONCE, NULL, escape_text, write_rows
+from tessera.db.copy import NULL, ROWS_PER_CHUNK, escape_text, write_rows
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
@@ -57,7 +57,7 @@ def test_null_is_no_text_and_nul_is_left_out(notes: Database) -> None:
     assert read(notes) == [None, "ab"]
 
 
-@pytest.mark.parametrize("rows", [0, 1, AT_ONCE, 2 * AT_ONCE + 1])
+@pytest.mark.parametrize("rows", [0, 1, ROWS_PER_CHUNK, 2 * ROWS_PER_CHUNK + 1])
 def test_any_number_of_rows_goes_in(notes: Database, rows: int) -> None:
     write(notes, ((str(i), str(i)) for i in range(rows)))
     assert read(notes) == [str(i) for i in range(rows)]
@@ -65,7 +65,7 @@ def test_any_number_of_rows_goes_in(notes: Database, rows: int) -> None:
 
 def test_a_row_that_cannot_be_made_is_no_busy_database_and_none_goes_in(notes: Database) -> None:
     def rows() -> Iterator[tuple[str, str]]:
-        yield from ((str(i), "") for i in range(AT_ONCE + 1))
+        yield from ((str(i), "") for i in range(ROWS_PER_CHUNK + 1))
         raise KeyError("what")
 
     with pytest.raises(AssertionError, match="row of notes cannot be made") as error:

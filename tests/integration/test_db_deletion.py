@@ -19,7 +19,7 @@ from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, ModelSpec
 from tessera.formulation.topologies.described import decode_topology
-from tessera.formulation.values import GpuType, Source
+from tessera.formulation.values import EstimateSource, GpuType
 from tests.support.patience import PATIENCE_S
 from tests.support.rows import rows_left
 from tests.support.stored import (
@@ -442,8 +442,8 @@ def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed
     do(store, lambda w: w.delete_cells(C, CellFilter()))
     spec = ModelSpec(model="bert", params="1B", architecture="{}")
     do(store, lambda w: w.upsert_models(C, [spec]))
-    computed = a_record(2, nodes=1, source=Source.ANALYTIC)
-    measured = a_record(4, nodes=1, source=Source.MEASURED)
+    computed = a_record(2, nodes=1, source=EstimateSource.ANALYTIC)
+    measured = a_record(4, nodes=1, source=EstimateSource.MEASURED)
     do(store, lambda w: w.derive(C, [computed, measured], {BERT: "digest"}))
     submit(store, a_spec("j"))
     delete: Callable[..., None] = lambda *models, **rest: do(  # noqa: E731

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
-from tessera.db.estimating import CHANNEL
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
@@ -19,8 +19,8 @@ from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, Wanted
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, UnestimatedWorkload
+from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
     BERT,
@@ -89,7 +89,7 @@ def analytic(gpus: int, **overrides: Any) -> EstimateRecord:
     fields: dict[str, Any] = {
         "workload": OTHER,
         "nodes": 1,
-        "source": Source.ANALYTIC,
+        "source": EstimateSource.ANALYTIC,
         "sd": 0.4,
         "iter_time_s": 5.0,
     }
@@ -135,7 +135,9 @@ def test_only_workloads_of_live_jobs_without_a_users_estimates_are_wanted(
     )
     happen(store, "over", JobEvent.CANCEL)
     (wanted,) = store.estimation(C).wanted
-    assert wanted == Wanted(workload=OTHER, requests=(2, 4), counts=(), derived_from="")
+    assert wanted == UnestimatedWorkload(
+        workload=OTHER, requests=(2, 4), counts=(), derived_from=""
+    )
     derive(store, analytic(8), moe="digest")
     (wanted,) = store.estimation(C).wanted
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")
@@ -157,29 +159,31 @@ def test_what_the_service_derives_replaces_its_own_alone(store: PostgresStore) -
     do(store, lambda w: w.upsert_estimates(C, [users]))
     derive(store, analytic(1), analytic(1, pipeline_degree=2), analytic(2))
     assert cells_of(store, OTHER) == {
-        (1, 1): (1.0, Source.ANALYTIC, None),
-        (2, 1): (5.0, Source.ANALYTIC, 0.4),
+        (1, 1): (1.0, EstimateSource.ANALYTIC, None),
+        (2, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
     }
     derive(store, analytic(2, iter_time_s=6.0, sd=0.3))
-    assert cells_of(store, OTHER)[2, 1] == (6.0, Source.ANALYTIC, 0.3)
+    assert cells_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
 
 
-@pytest.mark.parametrize("source", list(Source))
-def test_no_measurement_changes_what_a_user_wrote(store: PostgresStore, source: Source) -> None:
+@pytest.mark.parametrize("source", list(EstimateSource))
+def test_no_measurement_changes_what_a_user_wrote(
+    store: PostgresStore, source: EstimateSource
+) -> None:
     a_cluster(store)
     do(store, lambda w: w.upsert_estimates(C, [analytic(1, iter_time_s=1.0, source=source)]))
-    derive(store, analytic(1, source=Source.MEASURED))
+    derive(store, analytic(1, source=EstimateSource.MEASURED))
     assert cells_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
 
 
 def test_what_was_measured_outranks_what_was_computed(store: PostgresStore) -> None:
     a_cluster(store)
     derive(store, analytic(1), analytic(2))
-    derive(store, analytic(1, source=Source.MEASURED, iter_time_s=7.0, sd=0.06))
+    derive(store, analytic(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06))
     derive(store, analytic(1), analytic(2, iter_time_s=4.0))
     assert cells_of(store, OTHER) == {
-        (1, 1): (7.0, Source.MEASURED, 0.06),
-        (2, 1): (4.0, Source.ANALYTIC, 0.4),
+        (1, 1): (7.0, EstimateSource.MEASURED, 0.06),
+        (2, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
     }
 
 
@@ -188,12 +192,12 @@ def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
 ) -> None:
     a_cluster(store)
     derive(store, *(analytic(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x")
-    profiled = analytic(2, plan="mine", source=Source.PROFILED, iter_time_s=3.0, sd=None)
+    profiled = analytic(2, plan="mine", source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
     assert cells_of(store, OTHER) == {
-        (2, 1): (3.0, Source.PROFILED, None),
-        (4, 1): (5.0, Source.ANALYTIC, 0.4),
-        (4, 2): (5.0, Source.ANALYTIC, 0.4),
+        (2, 1): (3.0, EstimateSource.PROFILED, None),
+        (4, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
+        (4, 2): (5.0, EstimateSource.ANALYTIC, 0.4),
     }
 
 
@@ -346,7 +350,7 @@ def test_whoever_estimates_is_woken_by_a_job_without_estimates(
             woken.set()
 
     listener = Listener(database.url)
-    listener.subscribe(hear, CHANNEL)
+    listener.subscribe(hear, ESTIMATING_CHANNEL)
     with listener:
         assert listener.listening.wait(PATIENCE_S)
         submit(store, a_spec("known"))

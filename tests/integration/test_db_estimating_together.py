@@ -10,15 +10,21 @@ import sqlalchemy as sa
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
-from tessera.formulation.values import Source, Workload
+from tessera.formulation.values import EstimateSource, Workload
 from tests.support.stored import C, a_cluster, a_record, do
 
 MOE = Workload(model="moe", params="1.3B", global_batch=256)
 DERIVED = a_record(
-    2, workload=MOE, nodes=1, pipeline_degree=2, source=Source.ANALYTIC, sd=0.4, iter_time_s=5.0
+    2,
+    workload=MOE,
+    nodes=1,
+    pipeline_degree=2,
+    source=EstimateSource.ANALYTIC,
+    sd=0.4,
+    iter_time_s=5.0,
 )
 MINE = a_record(
-    2, workload=MOE, nodes=1, plan="mine", source=Source.PROFILED, sd=None, iter_time_s=5.0
+    2, workload=MOE, nodes=1, plan="mine", source=EstimateSource.PROFILED, sd=None, iter_time_s=5.0
 )
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.estimator.profiling.tasks import Options, nominal, step_of, task_of
+from tessera.estimator.profiling.tasks import ProfilingOptions, nominal_estimates, step_of, task_of
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, ProfileRow
-from tessera.formulation.values import PROFILING, GpuType, Source, Workload
-from tessera.service.automatic import Deriving
+from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
+from tessera.service.cell_deriver import CellDeriver
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
 from tests.support.rpc import details, serving
@@ -59,8 +59,8 @@ def add(store: PostgresStore, *rows: ProfileRow) -> int:
     return found[0]
 
 
-def a_deriving(store: PostgresStore, **options: Any) -> Deriving:
-    return Deriving(store, catalogue_of(), (1.0,), profiling=Options(**options))
+def a_deriving(store: PostgresStore, **options: Any) -> CellDeriver:
+    return CellDeriver(store, catalogue_of(), (1.0,), profiling=ProfilingOptions(**options))
 
 
 def cells_of(store: PostgresStore, workload: Workload = BERT) -> list[EstimateRecord]:
@@ -127,7 +127,7 @@ def test_a_type_that_is_dropped_takes_its_records_along(store: PostgresStore) ->
     do(store, lambda w: w.upsert_cluster(C, both, None))
     submit(store, ASKS)
     add(store, a_row(), a_row(gpu_type="spare"))
-    do(store, lambda w: w.derive(C, nominal(["spare"]), {}))
+    do(store, lambda w: w.derive(C, nominal_estimates(["spare"]), {}))
     do(store, lambda w: w.upsert_cluster(C, both[:1], None))
     assert [r.gpu_type for r in store.estimation(C).profiles] == ["a100"]
 
@@ -166,7 +166,7 @@ def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(
     a_cluster(store)
     submit(store, ASKS)
     assert STEP is not None
-    task = task_of(BERT, STEP, "a100", Options())
+    task = task_of(BERT, STEP, "a100", ProfilingOptions())
 
     class Late(PostgresStore):
         """Reads what was there before the other replica."""
@@ -174,7 +174,7 @@ def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(
         def estimation(self, cluster: str) -> Any:
             return replace(super().estimation(cluster), profiling=())
 
-    do(store, lambda w: w.derive(C, nominal(["a100"]), {}))
+    do(store, lambda w: w.derive(C, nominal_estimates(["a100"]), {}))
     submit(store, task)
     a_deriving(Late(store._database)).derive(C)
     assert [t.name for t in store.estimation(C).profiling] == [task.name]
@@ -186,13 +186,17 @@ def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresSto
     submit(store, ASKS)
     a_deriving(store).derive(C)
     ran = replace(
-        next(c for c in cells_of(store) if c.cell.pipeline_degree == 1), source=Source.MEASURED
+        next(c for c in cells_of(store) if c.cell.pipeline_degree == 1),
+        source=EstimateSource.MEASURED,
     )
     do(store, lambda w: w.derive(C, [ran], {}))
     add(store, a_row())
     assert a_deriving(store).derive(C) == 1
     by_degree = {c.cell.pipeline_degree: c for c in cells_of(store)}
-    assert [by_degree[d].source for d in (1, 2)] == [Source.MEASURED, Source.PROFILED]
+    assert [by_degree[d].source for d in (1, 2)] == [
+        EstimateSource.MEASURED,
+        EstimateSource.PROFILED,
+    ]
     assert by_degree[1].iter_time_s == ran.iter_time_s
     assert a_deriving(store).derive(C) == 0
 
@@ -213,10 +217,10 @@ def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> 
     source = "my.steps:bert(layers=2)"
     add(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {Source.PROFILED}
+    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
     do(store, lambda w: w.upsert_models(C, [replace(own, step_arguments=("layers=3",))]))
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {Source.ANALYTIC}
+    assert {c.source for c in cells_of(store)} == {EstimateSource.ANALYTIC}
 
 
 def test_a_users_estimates_keep_profiled_ones_away(store: PostgresStore) -> None:
@@ -225,7 +229,7 @@ def test_a_users_estimates_keep_profiled_ones_away(store: PostgresStore) -> None
     submit(store, ASKS)
     add(store, a_row())
     a_deriving(store).derive(C)
-    assert [c.source for c in cells_of(store)] == [Source.MEASURED]
+    assert [c.source for c in cells_of(store)] == [EstimateSource.MEASURED]
     assert not store.estimation(C).profiling
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.check import held_twice
+from tessera.formulation.check import find_doubly_held
 from tessera.formulation.codec import digest
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import (
@@ -52,7 +52,7 @@ A0, A1 = "a100-0", "a100-1"
 def holds(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
     """Return (job, node, GPU, hold) of every allocation, in order of node and GPU."""
     found = store.snapshot(C)
-    assert held_twice(found) == []
+    assert find_doubly_held(found) == []
     names, nodes, a = (*found.jobs.name, "-"), found.nodes.name, found.allocations
     rows = zip(a.job.tolist(), a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True)
     return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
@@ -375,7 +375,7 @@ def test_two_replicas_racing_never_commit_a_round_twice_nor_a_gpu_twice(
         rng = np.random.default_rng(seed)
         for _ in range(100):
             snapshot = store.snapshot(C)
-            assert held_twice(snapshot) == []
+            assert find_doubly_held(snapshot) == []
             try:
                 record = commit(store, snapshot, *a_random_round(snapshot, rng))
                 committed.append(record.summary.number)

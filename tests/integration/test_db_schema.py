@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import migrate, tables
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NotMigrated
-from tessera.formulation.lifecycle import JobEvent, JobState, successors
+from tessera.formulation.lifecycle import JobEvent, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import a_database
 from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, job, run, submit
@@ -54,12 +54,12 @@ def test_migrations_build_what_the_models_say(database: Database, postgres_url: 
 
 
 def test_migrations_can_be_undone(database: Database) -> None:
-    migrate.downgrade(database, "base")
+    migrate.downgrade_schema(database, "base")
     left = catalog(database)
     assert not any(left[name] for name in ("columns", "constraints", "triggers", "functions"))
     with pytest.raises(NotMigrated, match="tessera migrate"):
         PostgresStore(database).ready()
-    migrate.upgrade(database)
+    migrate.upgrade_schema(database)
     PostgresStore(database).ready()
 
 
@@ -70,10 +70,10 @@ def test_what_an_older_release_stored_is_upgraded(database: Database) -> None:
     run(store, runs=[("a100-0", [0])])
     happen(store, "ended", JobEvent.CANCEL)
     execute(database, "UPDATE jobs SET created_at = created_at - interval '1 h'")
-    migrate.downgrade(database, "0001")
+    migrate.downgrade_schema(database, "0001")
     with pytest.raises(NotMigrated, match="has schema 0001, but this release needs"):
         store.ready()
-    migrate.upgrade(database)
+    migrate.upgrade_schema(database)
     found = store.snapshot(C)
     assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
     runs, waits = found.jobs.since_s.tolist()
@@ -103,8 +103,10 @@ def test_a_newer_schema_is_told_from_an_older_one(database: Database) -> None:
 
 def test_two_replicas_may_migrate_at_once(postgres_url: str) -> None:
     with a_database(postgres_url, "template1") as fresh:
-        others = [connect(fresh.url) for _ in range(3)]
-        threads = [threading.Thread(target=migrate.upgrade, args=(other,)) for other in others]
+        others = [connect_database(fresh.url) for _ in range(3)]
+        threads = [
+            threading.Thread(target=migrate.upgrade_schema, args=(other,)) for other in others
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -161,7 +163,7 @@ def test_a_running_job_cannot_become_queued_at_once(running: Database) -> None:
 
 
 def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Database) -> None:
-    legal = successors()
+    legal = next_states()
     with running.engine.connect() as connection:
         for before in JobState:
             for after in JobState:

@@ -46,7 +46,7 @@ def folder() -> Iterator[Path]:
 def place(folder: Path) -> Iterator[Path]:
     """Return where a server may live; none does at the end."""
     yield folder / "pg"
-    embedded.stop(folder / "pg")
+    embedded.stop_server(folder / "pg")
     assert not processes(folder / "pg")
 
 
@@ -108,13 +108,13 @@ print(os.waitpid(pid, 0)[1] & 127 if pid else "")
 
 
 def test_what_was_stored_is_there_after_every_process_was_killed(place: Path) -> None:
-    answer(embedded.start(place), "CREATE TABLE kept AS SELECT 7 AS value")
+    answer(embedded.start_server(place), "CREATE TABLE kept AS SELECT 7 AS value")
     kill_postgres(place)
-    assert answer(embedded.start(place), "SELECT value FROM kept") == (7,)
+    assert answer(embedded.start_server(place), "SELECT value FROM kept") == (7,)
 
 
 def test_a_start_waits_until_nothing_of_a_killed_server_is_left(place: Path) -> None:
-    url = embedded.start(place)
+    url = embedded.start_server(place)
     backend = psycopg2.connect(url)
     workers = [p for p in processes(place) if p != postmaster(place)]
     stopped = workers[0]
@@ -161,7 +161,7 @@ def test_the_last_to_exit_stops_the_server_and_the_killed_do_not_count(place: Pa
 
 
 def test_who_uses_the_server_keeps_it_when_others_let_go(place: Path) -> None:
-    url = embedded.start(place)
+    url = embedded.start_server(place)
     run("embedded.start(place); embedded.stop(place)", place)
     run("embedded.stop(place)", place)
     run("embedded.start(place)", place)
@@ -184,7 +184,7 @@ def test_a_directory_that_is_gone_is_no_error_at_exit_nor_in_the_way_of_a_new_on
     run("import shutil; embedded.start(place); shutil.rmtree(place)", place)
     orphans = processes(place)  # until the server looks for its directory, once a minute
     assert orphans
-    assert answer(embedded.start(place), "SELECT 1") == (1,)
+    assert answer(embedded.start_server(place), "SELECT 1") == (1,)
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
@@ -193,32 +193,32 @@ def test_a_directory_that_is_gone_is_no_error_at_exit_nor_in_the_way_of_a_new_on
 
 def test_a_socket_whose_path_would_be_too_long_lies_elsewhere(folder: Path) -> None:
     place = folder / ("long" * 30) / "pg"
-    url = embedded.start(place)
+    url = embedded.start_server(place)
     assert answer(url, "SELECT current_setting('data_directory')") == (str(place),)
     sockets = Path(str(sa.make_url(url).query["host"]))
     assert sockets.stat().st_mode & 0o777 == 0o700
     assert run("print(embedded.start(place))", place) == [url]
-    embedded.stop(place)
+    embedded.stop_server(place)
     assert not sockets.exists()
 
 
 @pytest.mark.parametrize("lines", [1, 3, 5, 7])
 def test_a_half_written_file_of_a_killed_server_is_no_hindrance(place: Path, lines: int) -> None:
-    embedded.start(place)
+    embedded.start_server(place)
     kill_postgres(place)
     file = place / "postmaster.pid"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]).rstrip())
-    assert answer(embedded.start(place), "SELECT 1") == (1,)
+    assert answer(embedded.start_server(place), "SELECT 1") == (1,)
 
 
 def test_a_stranger_that_has_the_killed_server_s_number_is_left_alone(place: Path) -> None:
-    embedded.start(place)
+    embedded.start_server(place)
     kill_postgres(place)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         file = place / "postmaster.pid"
         file.write_text("\n".join([str(stranger.pid), *file.read_text().splitlines()[1:]]))
         assert pgserver.settled_url(place) is None
-        embedded.stop(place)
+        embedded.stop_server(place)
         assert stranger.poll() is None
         stranger.kill()
     file.unlink()
@@ -230,15 +230,15 @@ def test_a_directory_of_another_release_is_refused(place: Path) -> None:
     with pytest.raises(
         Unavailable, match=r"its data are of PostgreSQL 16, but this release has 18: dump"
     ):
-        embedded.start(place)
+        embedded.start_server(place)
 
 
 def test_a_failure_names_the_program_its_words_and_the_log(place: Path) -> None:
-    embedded.start(place)
+    embedded.start_server(place)
     kill_postgres(place)
     (place / "postmaster.pid").write_text("")
     with pytest.raises(Unavailable, match=r"pg_ctl ended with status 1: .* is empty.*see .*pg/log"):
-        embedded.start(place)
+        embedded.start_server(place)
     (place / "postmaster.pid").unlink()
 
 

@@ -34,7 +34,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def place(folder: Path) -> Iterator[Path]:
     yield folder / "pg"
-    embedded.stop(folder / "pg")
+    embedded.stop_server(folder / "pg")
 
 
 def mode(path: Path) -> int:
@@ -46,7 +46,7 @@ def socket_of(url: str) -> Path:
 
 
 def test_directory_and_socket_are_the_user_s_own(place: Path) -> None:
-    path = socket_of(embedded.start(place))
+    path = socket_of(embedded.start_server(place))
     assert (mode(place), mode(path)) == (0o700, 0o700)
     assert all(mode(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
     with socket.socket(socket.AF_UNIX) as ours:
@@ -55,7 +55,7 @@ def test_directory_and_socket_are_the_user_s_own(place: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place: Path) -> None:
-    path = socket_of(embedded.start(place))
+    path = socket_of(embedded.start_server(place))
     nobody = str(pwd.getpwnam("nobody").pw_uid)
     place.chmod(0o755)
     place.parent.chmod(0o755)
@@ -71,13 +71,13 @@ def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place:
 def test_a_database_that_others_may_enter_is_refused_with_the_command_that_mends_it(
     place: Path,
 ) -> None:
-    embedded.start(place)
-    embedded.stop(place)
+    embedded.start_server(place)
+    embedded.stop_server(place)
     place.chmod(0o755)
     with pytest.raises(Unavailable, match=r"open to other users \(mode 0755\); run chmod 700"):
-        embedded.start(place)
+        embedded.start_server(place)
     place.chmod(0o700)
-    assert embedded.start(place)
+    assert embedded.start_server(place)
 
 
 def test_a_folder_above_in_which_anyone_may_write_is_refused(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_folder_above_in_which_anyone_may_write_is_refused(folder: Path) -> No
     with pytest.raises(
         Unavailable, match=r"any user may replace what is in .*above; run chmod o-w"
     ):
-        embedded.start(above / "data" / "pg")
+        embedded.start_server(above / "data" / "pg")
     assert not (above / "data" / "pg").exists()
 
 
@@ -97,7 +97,7 @@ def test_another_user_s_directory_is_refused_and_left_as_it_is(place: Path) -> N
     place.mkdir(mode=0o700)
     os.chown(place, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match="belongs to another user"):
-        embedded.start(place)
+        embedded.start_server(place)
     assert (place.stat().st_uid, list(place.iterdir())) == (nobody.pw_uid, [])
 
 
@@ -108,14 +108,14 @@ def test_another_user_s_lock_does_not_hold_the_database_up(place: Path) -> None:
     lock.touch()
     os.chown(lock, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match=r"\.pg\.lock belongs to another user; remove it"):
-        embedded.start(place)
+        embedded.start_server(place)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     place.with_name(".pg.lock").symlink_to(target)
     with pytest.raises(Unavailable, match="does not start"):
-        embedded.start(place)
+        embedded.start_server(place)
     assert not target.exists()
 
 
@@ -127,9 +127,9 @@ def test_a_socket_s_folder_that_was_laid_out_by_others_is_refused(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     place = folder / ("long" * 30) / "pg"
-    url = embedded.start(place)
+    url = embedded.start_server(place)
     sockets = socket_of(url).parent
-    embedded.stop(place)
+    embedded.stop_server(place)
     assert not sockets.exists()
     match kind:
         case "open":
@@ -140,4 +140,4 @@ def test_a_socket_s_folder_that_was_laid_out_by_others_is_refused(
         case "file":
             sockets.touch()
     with pytest.raises(Unavailable, match=r"open to other users|is not a directory"):
-        embedded.start(place)
+        embedded.start_server(place)

@@ -15,20 +15,20 @@ from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import ModelSpec
-from tessera.formulation.records.store import Limits
+from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.values import GpuType
+from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
-from tessera.service.watching import Watching
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc
 from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, submit
 from tests.support.worlds import StoppedClock
 
 TYPES = [GpuType(name="a100", memory_bytes=2**35)]
-LIMITS = Limits(clusters=2, nodes=3, models=2, tenants=2)
+LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_many_clients_at_once_create_no_more_clusters_than_one(limited: Postgres
 async def test_a_client_is_told_that_a_limit_is_reached(database: Database) -> None:
     config = Config(listen="127.0.0.1:0", database_url=database.url, max_clusters=1)
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         stub = clusters_pb2_grpc.ClustersStub(channel)
@@ -162,7 +162,7 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_lease_and_no_visits(
         period_s=300.0,
         deadline_s=60.0,
     )
-    watching = Watching(
+    watching = ClusterTask(
         store,
         clock,
         lambda cluster, *_: visited.append(cluster),

@@ -17,11 +17,11 @@ from tessera.formulation.network.outcome import NetworkDecision, NetworkPlanReco
 from tessera.formulation.network.running import running_now
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.snapshot import Snapshot
+from tessera.service.cluster_task import ClusterTask
 from tessera.service.loop import RoundLoop
-from tessera.service.replanning import LATE_S, Replanning
+from tessera.service.network_planner import MEASUREMENT_DELAY_S, NetworkPlanner
 from tessera.service.rpc.calls import Calls
-from tessera.service.watching import Watching
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agents import until
@@ -83,7 +83,7 @@ def decisions(store: PostgresStore) -> dict[str, NetworkDecision]:
 
 
 def plan(store: PostgresStore, options: RoundOptions = MEASURE) -> NetworkPlanRecord | None:
-    return Replanning(store, StoppedClock(), options).keep(C)
+    return NetworkPlanner(store, StoppedClock(), options).keep(C)
 
 
 def sent(decision: NetworkDecision) -> float:
@@ -195,7 +195,7 @@ def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore
     before = decisions(store)
     for node in ("a100-0", "a100-1"):
         tell(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
-    record = Replanning(store, StoppedClock(), RoundOptions()).keep(C)
+    record = NetworkPlanner(store, StoppedClock(), RoundOptions()).keep(C)
     assert record is not None
     after = decisions(store)
     assert sent(after["one"]) == pytest.approx(1.5 * sent(before["one"]))
@@ -219,7 +219,7 @@ def test_a_measurement_beyond_belief_changes_nothing_but_the_note(store: Postgre
 
 def test_a_measurement_is_planned_with_at_once_and_once(store: PostgresStore) -> None:
     one_job(store)
-    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
     tell(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
@@ -252,7 +252,7 @@ def test_the_period_counts_only_of_a_job_that_nobody_hindered(store: PostgresSto
 def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None:
     a_network(store, aggregations=1)
     two_jobs(store)
-    replanning = Replanning(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
     replanning.keep(C)
     before = decisions(store)
     first, last = sorted(before.values(), key=lambda d: d.rank)
@@ -276,13 +276,13 @@ def test_the_time_to_be_measured_ends_and_is_known_beforehand(
     store: PostgresStore, database: Database
 ) -> None:
     one_job(store)
-    replanning = Replanning(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
     assert replanning.again_in_s(C) is None
     replanning.keep(C)
     assert decisions(store)["one"].note.startswith("has the highest level")
     left_s = replanning.again_in_s(C)
     assert left_s is not None
-    assert 0 < left_s <= 30 + LATE_S
+    assert 0 < left_s <= 30 + MEASUREMENT_DELAY_S
     age(database, "one", 31)
     ended = replanning.keep(C)
     assert ended is not None
@@ -293,7 +293,7 @@ def test_the_time_to_be_measured_ends_and_is_known_beforehand(
 
 def test_by_default_nobody_goes_first_for_being_new(store: PostgresStore) -> None:
     one_job(store)
-    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     replanning.keep(C)
     assert decisions(store)["one"].note == ""
     assert replanning.again_in_s(C) is None
@@ -318,7 +318,7 @@ def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("small", requested_gpus=4))
     run(store, small=[("a100-0", range(4))])
-    replanning = Replanning(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
     replanning.keep(C)
     assert replanning.again_in_s(C) is None
 
@@ -334,7 +334,7 @@ async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_plac
         looked.append(cluster)
 
     calls, work = Calls(1, "store"), Calls(1, "work")
-    watching = Watching(
+    watching = ClusterTask(
         store,
         StoppedClock(),
         attend,
@@ -374,7 +374,7 @@ async def test_a_server_plans_anew_soon_after_the_time_of_a_measurement_is_over(
     one_job(store)
     age(database, "one", 99)
     config = settings(database, policy="{network_measure: 101s}")
-    async with running(config):
+    async with run_server(config):
         await until(lambda: store.list_network_plans(C, 0, 9))
         assert decisions(store)["one"].note.startswith("has the highest level")
         await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)

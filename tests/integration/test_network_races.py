@@ -19,7 +19,7 @@ from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
-from tessera.service.replanning import Replanning
+from tessera.service.network_planner import NetworkPlanner
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored import (
@@ -108,7 +108,7 @@ def test_a_round_is_committed_where_the_network_was_dropped_while_it_was_solved(
 def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
     sending: PostgresStore,
 ) -> None:
-    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     replanning.keep(C)
 
     def replaced() -> None:
@@ -128,7 +128,7 @@ def test_a_plan_for_another_topology_is_not_put_in_force(sending: PostgresStore)
     late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="call", seconds=0.1)
     with pytest.raises(StaleEtag, match="plan again"):
         sending.commit_network(late)
-    other = Replanning(
+    other = NetworkPlanner(
         Meanwhile(sending, lambda: described(sending)), StoppedClock(), RoundOptions()
     )
     assert other.keep(C) is None
@@ -154,7 +154,7 @@ def test_a_tag_given_while_a_plan_was_made_stays(sending: PostgresStore) -> None
 
 def test_keeping_a_network_ends_with_nothing_left_to_do(sending: PostgresStore) -> None:
     """Each plan that is put in force wakes who keeps it: it must be one that is not planned again."""
-    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     for happens in (
         lambda: None,
         lambda: described(sending, aggregations=1),
@@ -166,7 +166,7 @@ def test_keeping_a_network_ends_with_nothing_left_to_do(sending: PostgresStore) 
 
 
 def test_a_tag_that_an_ended_job_gave_up_is_not_given_at_once(sending: PostgresStore) -> None:
-    replanning = Replanning(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     replanning.keep(C)
     before = {d.job: d.tag for d in sending.network_in_force(C).decisions}
     happen(sending, "one", JobEvent.CANCEL)

@@ -18,7 +18,7 @@ from tessera.formulation.network.running import running_now
 from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
-from tessera.service.replanning import Replanning
+from tessera.service.network_planner import NetworkPlanner
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -38,7 +38,7 @@ from tests.support.worlds import StoppedClock
 
 
 def replan(store: PostgresStore) -> NetworkPlanRecord | None:
-    return Replanning(store, StoppedClock(), RoundOptions()).keep(C)
+    return NetworkPlanner(store, StoppedClock(), RoundOptions()).keep(C)
 
 
 def a_round(store: PostgresStore) -> RoundRecord:
@@ -88,7 +88,7 @@ def test_jobs_that_meet_have_different_paths_or_levels_and_know_of_each_other(
 def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) -> None:
     a_network(store)
     two_jobs(store)
-    replanning = Replanning(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
     happen(store, "two", JobEvent.CANCEL)
@@ -210,7 +210,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_and_the_one_in_force_stays(
     before = store.network_in_force(C)
     happen(store, "two", JobEvent.CANCEL)
     broken = Violation(rule="no inversion", detail="planted")
-    monkeypatch.setattr(network, "network_violations", lambda *_: [broken])
+    monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
     with pytest.raises(NotAllowed, match="no inversion: planted"):
         replan(store)
     assert store.network_in_force(C).number == before.number
@@ -222,7 +222,7 @@ def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
     broken = Violation(rule="own path", detail="planted")
-    monkeypatch.setattr(network, "network_violations", lambda *_: [broken])
+    monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
     record = a_round(store)
     assert (record.summary.outcome, record.decisions) == ("refused", ())
     assert "own path: planted" in record.summary.violations
@@ -260,7 +260,7 @@ def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
     with pytest.raises(NotFound):
         store.network_in_force(C)
     with pytest.raises(NotFound):
-        Replanning(store, StoppedClock(), RoundOptions()).keep("nowhere")
+        NetworkPlanner(store, StoppedClock(), RoundOptions()).keep("nowhere")
 
 
 def test_a_topology_that_is_dropped_takes_its_plans_along(

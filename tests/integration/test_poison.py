@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import OBJECTIVES
@@ -21,9 +21,9 @@ from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
 from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from tessera.service.rpc.names import cluster_name
-from tessera.solvers.registry import names as solvers
+from tessera.solvers.registry import solver_names as solvers
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.schedulers.registry import names as schedulers
+from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.support.api import Api
 from tests.support.laws import IS_FAST
@@ -148,7 +148,12 @@ async def make_cluster(a: Api, store: PostgresStore) -> None:
 
 def decide(loop: RoundLoop, options: RoundOptions, *, dry_run: bool = True) -> RoundRecord:
     return loop.schedule(
-        C, options, remaining_s=lambda: 60.0, dry_run=dry_run, request=None, cancelled=never
+        C,
+        options,
+        remaining_s=lambda: 60.0,
+        dry_run=dry_run,
+        request=None,
+        cancelled=never_cancelled,
     )
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
-from tessera.estimator.profiling.tasks import Options, Step, task_of
+from tessera.estimator.profiling.tasks import ProfilingOptions, StepTarget, task_of
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.formulation.values import Cell, Workload
 from tessera.service.agent.gangs import Gang
-from tessera.service.agent.profiler import ByName, ProfilerRuntime
+from tessera.service.agent.profiler import ProfilerRuntime, RuntimeChooser
 from tessera.service.agent.replay import ReplayRuntime
-from tessera.service.agent.runtime import Exit, Handle, Outcome
-from tessera.service.profiletask import RECORDS, require_jax
+from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle
+from tessera.service.profiletask import RECORDS_FILE, require_jax
 from tessera.v1 import estimates_pb2
 from tests.support.agents import until
 
@@ -45,16 +45,18 @@ class Node:
     """Where tasks are started, as an agent starts them."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.records = folder, folder / "checkpoints" / RECORDS
+        self.folder, self.records = folder, folder / "checkpoints" / RECORDS_FILE
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self.runtime = ProfilerRuntime(
             servers=(f"127.0.0.1:{port}",),
             cluster="c",
             environment={**os.environ, "PYTHONPATH": path},
         )
-        self._handles: list[Handle] = []
+        self._handles: list[GangHandle] = []
 
-    def start(self, generation: int = 1, samples: tuple[int, ...] = (1, 2), **rest: Any) -> Handle:
+    def start(
+        self, generation: int = 1, samples: tuple[int, ...] = (1, 2), **rest: Any
+    ) -> GangHandle:
         directory = self.folder / f"generation-{generation}"
         directory.mkdir()
         gang = a_task(generation, samples=samples, **rest)
@@ -75,9 +77,9 @@ def a_task(
 ) -> Gang:
     spec = task_of(
         Workload(model="tiny", params="1K", global_batch=64),
-        Step(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
+        StepTarget(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
         "my-cpu",
-        Options(samples=samples),
+        ProfilingOptions(samples=samples),
     )
     return Gang(
         job=spec.name,
@@ -117,7 +119,7 @@ def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
     server.stop(None).wait()
 
 
-async def end_of(handle: Handle) -> Exit:
+async def end_of(handle: GangHandle) -> GangExit:
     await handle.begun()
     return await handle.ended()
 
@@ -131,14 +133,14 @@ async def test_a_task_that_is_killed_goes_on_where_it_was(node: Node, collector:
     first = node.start(1, sizes)
     await until(lambda: len(node.lines()) >= 2)
     first.kill()
-    assert (await end_of(first)).outcome is Outcome.FAILED
+    assert (await end_of(first)).outcome is ExitOutcome.FAILED
     kept = node.lines()
     assert not collector.found
     with node.records.open("a") as file:
         file.write(kept[0] + "\n")  # an older process that lived on
         file.write('{"kind": "cut off')
     second = node.start(2, sizes)
-    assert await end_of(second) == Exit(outcome=Outcome.SUCCEEDED)
+    assert await end_of(second) == GangExit(outcome=ExitOutcome.SUCCEEDED)
     assert node.lines()[: len(kept)] == kept
     (sent,) = collector.found
     assert len(set(keys(sent))) == len(keys(sent)) == len(node.lines()) - 1
@@ -151,10 +153,10 @@ async def test_a_task_that_is_killed_goes_on_where_it_was(node: Node, collector:
 async def test_records_of_another_device_are_put_aside_and_measured_anew(
     node: Node, collector: Collector
 ) -> None:
-    assert (await end_of(node.start(1, (1,)))).outcome is Outcome.SUCCEEDED
+    assert (await end_of(node.start(1, (1,)))).outcome is ExitOutcome.SUCCEEDED
     here = node.lines()
     node.records.write_text("".join(f"{line}\n" for line in here).replace('"cpu"', '"NVIDIA A40"'))
-    assert (await end_of(node.start(2, (1,)))).outcome is Outcome.SUCCEEDED
+    assert (await end_of(node.start(2, (1,)))).outcome is ExitOutcome.SUCCEEDED
     assert len(node.lines()) == len(here)
     assert {json.loads(line)["device"] for line in node.lines()} == {"cpu"}
     assert node.records.with_suffix(".elsewhere").exists()
@@ -166,7 +168,7 @@ async def test_a_task_that_is_told_to_stop_ends_between_two_records(
     handle = node.start(1, (1, 2, 4, 8, 16, 32))
     await until(lambda: len(node.lines()) >= 1)
     handle.stop()
-    assert await end_of(handle) == Exit(outcome=Outcome.STOPPED)
+    assert await end_of(handle) == GangExit(outcome=ExitOutcome.STOPPED)
     assert all(json.loads(line) for line in node.lines())
     assert not collector.found
 
@@ -175,7 +177,7 @@ async def test_records_are_sent_again_as_the_same_request_until_a_server_has_the
     node: Node, collector: Collector
 ) -> None:
     collector.refusals = [(grpc.StatusCode.UNAVAILABLE, "the database is away")]
-    assert (await end_of(node.start(samples=(1,)))).outcome is Outcome.SUCCEEDED
+    assert (await end_of(node.start(samples=(1,)))).outcome is ExitOutcome.SUCCEEDED
     first, second = collector.found
     assert first == second
     assert first.request_id.startswith("profile-")
@@ -188,13 +190,13 @@ async def test_refused_records_fail_the_task_with_the_servers_word(
 ) -> None:
     collector.refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "layers[0].forward_s: it is nan")]
     found = await end_of(node.start(samples=(1,)))
-    assert found.outcome is Outcome.FAILED
+    assert found.outcome is ExitOutcome.FAILED
     assert found.error == "the server refused the records: layers[0].forward_s: it is nan"
 
 
 async def test_a_step_that_is_not_there_fails_with_what_to_do(node: Node) -> None:
     found = await end_of(node.start(samples=(1,), step="absent"))
-    assert found.outcome is Outcome.FAILED
+    assert found.outcome is ExitOutcome.FAILED
     assert "has no function absent" in found.error
 
 
@@ -208,7 +210,7 @@ def test_a_node_without_jax_is_told_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_runtime_that_the_agent_has_not_is_refused(tmp_path: Path) -> None:
-    runtime = ByName(ReplayRuntime(), {})
+    runtime = RuntimeChooser(ReplayRuntime(), {})
     with pytest.raises(InvalidInput, match="no runtime 'profile'; upgrade"):
         runtime.start(a_task(), tmp_path, tmp_path)
 

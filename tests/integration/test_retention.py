@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from tessera.db import prune
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobEvent
@@ -19,7 +19,7 @@ from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config, load_config
 from tessera.service.retention import Pruner
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import C, a_cluster, a_spec, commit, execute, happen, submit, wait
 
@@ -106,7 +106,7 @@ async def test_a_server_deletes_what_its_settings_do_not_keep(
 ) -> None:
     a_past(store, database)
     config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
-    async with running(config), asyncio.timeout(PATIENCE_S):
+    async with run_server(config), asyncio.timeout(PATIENCE_S):
         while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
             await asyncio.sleep(0.02)
         while len(await asyncio.to_thread(store.list_rounds, C, 0, 200)) > 100:
@@ -158,7 +158,7 @@ def test_a_submission_and_the_deletion_of_its_workload_do_not_meet(
     submit(store, a_spec("a"))
     happen(store, "a", JobEvent.CANCEL)
     execute(database, "DELETE FROM jobs; DELETE FROM estimates")
-    other = connect(database.url)
+    other = connect_database(database.url)
 
     def submit_while_pruning(writer: object) -> bytes:
         ids = "SELECT id FROM workloads FOR KEY SHARE"

@@ -12,7 +12,7 @@ from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.values import GpuType, Source
+from tessera.formulation.values import EstimateSource, GpuType
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
@@ -89,7 +89,7 @@ async def test_what_is_only_validated_is_answered_and_not_kept(store: PostgresSt
 async def test_a_users_estimate_stays_when_its_workload_is_estimated(store: PostgresStore) -> None:
     async with estimates(store, "a100") as stub:
         users = a_record(
-            2, workload=to_workload("w", BERT), source=Source.PROFILED, iter_time_s=9.0
+            2, workload=to_workload("w", BERT), source=EstimateSource.PROFILED, iter_time_s=9.0
         )
         do(store, lambda w: w.upsert_estimates(C, [users]))
         answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1, 2]))

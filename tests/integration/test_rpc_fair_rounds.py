@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tessera.benchmarks.rounds.instances import instance
+from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.errors import DeadlineTooShort, NotFound
 from tessera.formulation.records.rounds import (
     RoundCommit,
@@ -43,7 +43,7 @@ class TwoClusters:
 
     def __init__(self) -> None:
         self._found = {
-            "huge": instance(3000, 1500, 4, seed=1, running=0.5),
+            "huge": make_instance(3000, 1500, 4, seed=1, running=0.5),
             "small": a_random_snapshot(1, jobs=5),
         }
         self.loaded = threading.Semaphore(0)  # counts the snapshots of ``huge``

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.db.engine import connect
+from tessera.db.engine import connect_database
 from tessera.db.store import PostgresStore
 from tessera.v1 import (
     clusters_pb2,
@@ -515,7 +515,7 @@ async def test_a_deadline_that_is_too_short_changes_nothing(store: PostgresStore
 
 
 async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -> None:
-    database = connect(postgres_url)
+    database = connect_database(postgres_url)
     try:
         async with serving(PostgresStore(database)) as (channel, _):
             health = health_pb2_grpc.HealthStub(channel)

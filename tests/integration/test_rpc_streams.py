@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.agents import Desired, DesiredGang, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import Cell, Workload
@@ -110,9 +110,9 @@ class ScriptedStore:
         self.observations.append((revision, [g.phase for g in gangs]))
         return self.changes
 
-    def desired(self, _cluster: str, _agent: str) -> Desired:
+    def desired(self, _cluster: str, _agent: str) -> DesiredState:
         self._fail()
-        return Desired(revision=len(self.gangs), gangs=self.gangs, deleted_nodes=self.deleted)
+        return DesiredState(revision=len(self.gangs), gangs=self.gangs, deleted_nodes=self.deleted)
 
     def get_job(self, _cluster: str, _name: str) -> JobRecord:
         self._fail()

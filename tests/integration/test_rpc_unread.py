@@ -12,10 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from tessera.benchmarks.service.hostile.wire import Unread
+from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tessera.formulation.errors import NotAllowed
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
-from tessera.service.rpc.errors import Guard
+from tessera.service.rpc.errors import ErrorInterceptor
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.agents import until
 
@@ -53,7 +53,7 @@ async def serving_large(
     room: AnswerRoom, unread_s: float = 60.0
 ) -> AsyncIterator[tuple[LargeAnswers, str]]:
     servicer = LargeAnswers()  # type: ignore[abstract] # the others are never called
-    server = grpc.aio.server(interceptors=[Guard(unread_s), BoundedAnswers(room)])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(unread_s), BoundedAnswers(room)])
     jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -63,7 +63,7 @@ async def serving_large(
         await server.stop(None)
 
 
-def pumped(caller: Unread) -> bool:
+def pumped(caller: UnreadConnection) -> bool:
     caller.pump()
     return True
 
@@ -71,7 +71,7 @@ def pumped(caller: Unread) -> bool:
 async def test_large_answers_that_nobody_reads_are_refused_beyond_a_bound() -> None:
     room = AnswerRoom(most_bytes=100 * MIB, most_bytes_per_client=10 * MIB)
     async with serving_large(room) as (servicer, address):
-        caller = Unread(address, source="127.0.0.3")
+        caller = UnreadConnection(address, source="127.0.0.3")
         for _ in range(5):
             caller.call(LIST, b"")
         # three of 3 MiB fit into 10; the others are refused, which needs no window
@@ -88,7 +88,7 @@ async def test_large_answers_that_nobody_reads_are_refused_beyond_a_bound() -> N
 async def test_a_refused_answer_says_what_to_do() -> None:
     room = AnswerRoom(most_bytes=4 * MIB, most_bytes_per_client=100 * MIB)
     async with serving_large(room) as (_, address):
-        caller = Unread(address, source="127.0.0.3")
+        caller = UnreadConnection(address, source="127.0.0.3")
         caller.call(LIST, b"")
         await until(lambda: pumped(caller) and room.waiting_bytes >= 3 * MIB)
         async with grpc.aio.insecure_channel(address) as channel:
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_message_is_no_unexpected_
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with serving_large(AnswerRoom()) as (servicer, address):
-            callers = [Unread(address) for _ in range(3)]
+            callers = [UnreadConnection(address) for _ in range(3)]
             for caller in callers:
                 caller.call(WATCH, b"")
             await until(lambda: all(pumped(c) and c.begun_streams for c in callers))
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_before_it_has_read_an_answer_makes_no_traceb
     room = AnswerRoom()
     with caplog.at_level(logging.INFO):
         async with serving_large(room) as (_, address):
-            caller = Unread(address)
+            caller = UnreadConnection(address)
             caller.call(LIST, b"")
             await until(lambda: pumped(caller) and room.waiting_bytes > 0)
             caller.close()
@@ -146,7 +146,7 @@ async def test_a_stream_that_is_ended_as_nobody_reads_it_makes_no_unexpected_err
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with serving_large(AnswerRoom(), unread_s=0.2) as (servicer, address):
-            caller = Unread(address)
+            caller = UnreadConnection(address)
             caller.call(WATCH, b"")
             await until(lambda: pumped(caller) and servicer.ended == 1)
             caller.close()
@@ -157,7 +157,7 @@ async def test_a_stream_that_is_ended_as_nobody_reads_it_makes_no_unexpected_err
 
 async def test_a_stream_begins_before_its_first_message_can_be_taken() -> None:
     async with serving_large(AnswerRoom()) as (_, address):
-        caller = Unread(address)
+        caller = UnreadConnection(address)
         caller.call(WATCH, b"")
         await until(lambda: pumped(caller) and caller.begun_streams)
         caller.close()

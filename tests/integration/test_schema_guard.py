@@ -14,14 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
 from tessera.db import migrate
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotMigrated
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.patience import PATIENCE_S
 from tests.support.stored import (
@@ -66,7 +66,7 @@ def set_revision(database: Database, revision: str) -> None:
 def migrated_by_a_newer_release(database: Database) -> Iterator[None]:
     set_revision(database, NEWER)
     yield
-    set_revision(database, migrate.head())
+    set_revision(database, migrate.head_revision())
 
 
 def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
@@ -117,7 +117,7 @@ def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committ
 
 def test_an_older_schema_says_how_to_migrate(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
-    migrate.downgrade(database, "0004")
+    migrate.downgrade_schema(database, "0004")
     for change in CHANGES.values():
         with pytest.raises(
             NotMigrated, match=r"has schema 0004, but this release needs .* `tessera migrate`"
@@ -139,9 +139,9 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
 
         do(store, work)
 
-    other = connect(database.url)
+    other = connect_database(database.url)
     changing = threading.Thread(target=change_slowly)
-    migrating = threading.Thread(target=migrate.downgrade, args=(other, "0005"))
+    migrating = threading.Thread(target=migrate.downgrade_schema, args=(other, "0005"))
     changing.start()
     assert within.wait(PATIENCE_S)
     migrating.start()
@@ -161,7 +161,9 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
     other.engine.dispose()
 
 
-@pytest.mark.parametrize("change", [migrate.upgrade, lambda d: migrate.downgrade(d, "base")])
+@pytest.mark.parametrize(
+    "change", [migrate.upgrade_schema, lambda d: migrate.downgrade_schema(d, "base")]
+)
 def test_migrating_a_newer_schema_is_refused(
     database: Database, change: Callable[[Database], None]
 ) -> None:
@@ -206,7 +208,7 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
         margin_s=1.0,
     )
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         jobs, health = jobs_pb2_grpc.JobsStub(channel), health_pb2_grpc.HealthStub(channel)
@@ -232,7 +234,7 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
         assert turned_away.value.code() is grpc.StatusCode.UNAVAILABLE
         await wait_for(health, health_pb2.HealthCheckResponse.NOT_SERVING)
         assert contents(database) == before
-        set_revision(database, migrate.head())
+        set_revision(database, migrate.head_revision())
         await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
         await jobs.SubmitJob(name)
     assert len(store.list_jobs(C, [], 0, 9)[0]) == 1

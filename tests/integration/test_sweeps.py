@@ -18,9 +18,9 @@ from tessera.formulation.errors import InvalidInput
 from tessera.simulator.provenance import ROOT
 from tessera.simulator.sweeps import runner
 from tessera.simulator.sweeps import tasks as module
-from tessera.simulator.sweeps.cluster import library
+from tessera.simulator.sweeps.cluster import import_ray
 from tessera.simulator.sweeps.runner import run_tasks
-from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer
+from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer_call
 from tests.support.patience import PATIENCE_S
 from tests.support.sweeps import a_task
 
@@ -33,7 +33,7 @@ def _code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def here(tasks: list[Task]) -> dict[str, Any]:
     """Return what the tasks come to in this process."""
-    return {task.name: json.loads(answer(task.call)) for task in tasks}
+    return {task.name: json.loads(answer_call(task.call)) for task in tasks}
 
 
 def test_one_process_and_two_find_what_this_one_finds_in_the_order_of_the_tasks() -> None:
@@ -50,7 +50,7 @@ def test_no_process_is_started_for_0_workers_and_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    monkeypatch.setattr(runner, "commit", lambda: "a commit")
+    monkeypatch.setattr(runner, "measured_commit", lambda: "a commit")
     tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1)]
     assert run_tasks(tasks, workers=0) == here(tasks)
     with pytest.raises(FileNotFoundError):
@@ -218,7 +218,7 @@ def test_names_that_repeat_and_options_that_json_lacks_are_refused() -> None:
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match="pip install"):
-        library()
+        import_ray()
 
 
 def test_a_ray_cluster_finds_the_same_and_keeps_it(tmp_path: Path) -> None:

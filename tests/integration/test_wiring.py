@@ -15,7 +15,7 @@ from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
@@ -63,9 +63,9 @@ async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
 
 
 async def test_an_address_in_use_is_an_error(database: Database) -> None:
-    async with running(settings(database)) as port:
+    async with run_server(settings(database)) as port:
         with pytest.raises(InvalidInput, match="another program may use it"):
-            async with running(settings(database, listen=f"127.0.0.1:{port}")):
+            async with run_server(settings(database, listen=f"127.0.0.1:{port}")):
                 raise AssertionError("two servers on one port")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, assign_tags
+from tessera.formulation.network.tags import CONTROL_TAG, RESERVED_TAGS, assign_tags
 
 LEVELS = 4
 JOBS = st.dictionaries(
@@ -20,7 +20,7 @@ def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level
         found = assign_tags(jobs, LEVELS, tags)
         assert found.tags.keys() == jobs.keys()
         assert all(found.tags[job] == tag for job, tag in tags.items() if job in jobs)
-        assert not set(found.tags.values()) & {*RESERVED, CONTROL_TAG}
+        assert not set(found.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
         for job, tag in found.tags.items():
             assert found.priorities[tag] >= jobs[job]
             alone = list(found.tags.values()).count(tag) == 1

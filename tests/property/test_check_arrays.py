@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.benchmarks.rounds.instances import instance
-from tessera.formulation.check import placement_violations, violations
+from tessera.benchmarks.rounds.instances import make_instance
+from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.policy import Policy
@@ -36,7 +36,7 @@ def solution_of(choice: list[int], objective: int = 0) -> Solution:
 def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
     seed: int, data: st.DataObject
 ) -> None:
-    problem = build_problem(instance(8, 16, 2, seed), Policy())
+    problem = build_problem(make_instance(8, 16, 2, seed), Policy())
     foreign = st.integers(-2, len(problem.cell) + 1)
     mine = [st.sampled_from(problem.columns_of(job)) for job in range(8) if problem.columns_of(job)]
     choice = [data.draw(one | one | one | foreign) for one in mine]
@@ -46,13 +46,13 @@ def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
     for column in (c for c, its in zip(choice, own, strict=True) if its):
         used.update(problem.usage_of(column))
     value = sum(int(problem.value[c]) for c, its in zip(choice, own, strict=True) if its)
-    found = Counter(v.rule for v in violations(problem, solution_of(choice, value)))
+    found = Counter(v.rule for v in find_violations(problem, solution_of(choice, value)))
     assert found["own column"] == sum(
         c != -1 and not its for c, its in zip(choice, own, strict=True)
     )
     assert found["capacity"] == sum(used[r] > row.capacity for r, row in enumerate(problem.rows))
     assert found["objective"] == 0
-    wrong = violations(problem, solution_of(choice, value + 1))
+    wrong = find_violations(problem, solution_of(choice, value + 1))
     assert Counter(v.rule for v in wrong)["objective"] == 1
 
 
@@ -89,7 +89,9 @@ def test_gangs_are_refused_just_where_plain_loops_find_fault(gangs: list[Gang]) 
                 expected.add("GPU once")
             taken.add(place)
     chosen = solution_of(problem.job_start[:-1].tolist())
-    assert {v.rule for v in placement_violations(snapshot, problem, chosen, placement)} == expected
+    assert {
+        v.rule for v in find_placement_violations(snapshot, problem, chosen, placement)
+    } == expected
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,19 +8,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Ints
 from tessera.solvers.network.compression import compress_levels, compression_of
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
-from tessera.solvers.network.compression.orders import orders
+from tessera.solvers.network.compression.orders import topological_orders
 from tests.support.demands import a_demand
 from tests.support.laws import examples
 
 
 @st.composite
-def demands(draw: st.DrawFn, jobs: int) -> Demand:
+def demands(draw: st.DrawFn, jobs: int) -> LinkDemand:
     """Draw jobs on a few links, many of equal intensity."""
     count = draw(st.integers(2, jobs))
     links = draw(st.integers(1, 2 * jobs))
@@ -53,9 +53,9 @@ def sources(dag: Dag) -> Ints:
 
 @examples(40)
 @given(demands(jobs=9), st.integers(0, 99))
-def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: Demand, seed: int) -> None:
+def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: LinkDemand, seed: int) -> None:
     dag = dag_of(demand, np.arange(demand.jobs))
-    for order in orders(dag, 2, seed):
+    for order in topological_orders(dag, 2, seed):
         for a, b, c, d in combinations(range(len(order) + 1), 4):
             left = weight_between(dag, order, 0, a, c) + weight_between(dag, order, 0, b, d)
             right = weight_between(dag, order, 0, a, d) + weight_between(dag, order, 0, b, c)
@@ -65,10 +65,10 @@ def test_weights_of_an_order_keep_the_quadrangle_inequality(demand: Demand, seed
 @examples(40)
 @given(demands(jobs=8), st.integers(1, 4), st.integers(0, 99))
 def test_the_program_finds_the_best_of_all_cuts_of_an_order(
-    demand: Demand, levels: int, seed: int
+    demand: LinkDemand, levels: int, seed: int
 ) -> None:
     dag = dag_of(demand, np.arange(demand.jobs))
-    for order in orders(dag, 2, seed):
+    for order in topological_orders(dag, 2, seed):
         losses = []
         for cuts in combinations_with_replacement(range(len(order) + 1), levels - 1):
             level = np.empty(len(order), np.int64)
@@ -83,7 +83,7 @@ def test_the_program_finds_the_best_of_all_cuts_of_an_order(
 @examples(60)
 @given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
 def test_levels_exist_and_never_invert_two_jobs_that_meet(
-    demand: Demand, levels: int, seed: int
+    demand: LinkDemand, levels: int, seed: int
 ) -> None:
     order = np.random.default_rng(seed).permutation(demand.jobs)
     level = compress_levels(demand, demand.intensity, order, levels, seed=seed)
@@ -95,7 +95,7 @@ def test_levels_exist_and_never_invert_two_jobs_that_meet(
 @examples(60)
 @given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
 def test_minimum_cuts_end_at_the_same_loss_from_wherever_they_start(
-    demand: Demand, levels: int, seed: int
+    demand: LinkDemand, levels: int, seed: int
 ) -> None:
     order = np.random.default_rng(seed).permutation(demand.jobs)
     dag = dag_of(demand, order)
@@ -107,4 +107,6 @@ def test_minimum_cuts_end_at_the_same_loss_from_wherever_they_start(
     best = compression_of(demand, order, levels)
     assert best.proven
     assert found == {int(dag.inside(best.level[dag.job]) @ dag.weight)}
-    assert all(min(found) <= cut_of(dag, one, levels).lost for one in orders(dag, 5, seed))
+    assert all(
+        min(found) <= cut_of(dag, one, levels).lost for one in topological_orders(dag, 5, seed)
+    )

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.architectures.transformer import Transformer, transformer
-from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
+from tessera.estimator.cells import Runtime, Setting, plan_cells
 from tessera.estimator.collectives import LinkNetwork
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.graph import Graph
@@ -105,7 +105,7 @@ def test_faster_gpus_links_and_ports_never_make_a_job_slower(
     job: Setting, rate: str, times: float
 ) -> None:
     faster = replace(job.hardware, **{rate: times * getattr(job.hardware, rate)})
-    never_slower(cells(at(job, faster), DEGREES), cells(job, DEGREES))
+    never_slower(plan_cells(at(job, faster), DEGREES), plan_cells(job, DEGREES))
 
 
 @given(jobs(), st.floats(1.0, 4.0))
@@ -113,13 +113,13 @@ def test_faster_gpus_links_and_ports_never_make_a_job_slower(
 def test_more_memory_loses_no_degree_and_no_time(job: Setting, times: float) -> None:
     tight = replace(job.hardware, memory_bytes=8 * GIB)
     roomy = replace(job.hardware, memory_bytes=round(times * tight.memory_bytes))
-    never_slower(cells(at(job, roomy), DEGREES), cells(at(job, tight), DEGREES))
+    never_slower(plan_cells(at(job, roomy), DEGREES), plan_cells(at(job, tight), DEGREES))
 
 
 @given(jobs())
 @examples(60)
 def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
-    for degree, plan in cells(job, DEGREES).items():
+    for degree, plan in plan_cells(job, DEGREES).items():
         assert len(plan.stages) == degree
         assert plan.gpus == job.shape.gpus
         ends = [stage.end for stage in plan.stages]
@@ -142,7 +142,7 @@ def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
     job = at(job, plenty)
     if many.micro_batch != few.micro_batch:
         return
-    short, long = cells(job, DEGREES), cells(replace(job, training=many), DEGREES)
+    short, long = plan_cells(job, DEGREES), plan_cells(replace(job, training=many), DEGREES)
     assert set(short) == set(long)
     for degree, plan in short.items():
         assert plan.iter_time_s < long[degree].iter_time_s <= times * plan.iter_time_s * (1 + 1e-9)
@@ -253,7 +253,7 @@ def test_no_micro_batch_is_empty_and_none_grows_for_it(
     run = asked.within(micro_batches)
     assert run.micro_batch == asked.micro_batch
     assert (run.micro_batches - 1) * run.micro_batch < batch <= run.micro_batches * run.micro_batch
-    counts = {p.micro_batches for p in cells(replace(job, training=asked), DEGREES).values()}
+    counts = {p.micro_batches for p in plan_cells(replace(job, training=asked), DEGREES).values()}
     assert counts <= {run.micro_batches}
 
 
@@ -266,4 +266,4 @@ def test_gpus_have_equally_many_experts_and_heads(experts: float) -> None:
     decoder = Transformer(
         name="m", layers=2, hidden=64 * int(experts), heads=int(experts), sequence=16, vocabulary=64
     )
-    assert transformer(decoder).tensor_limit[1] == math.gcd(int(experts), 64)
+    assert transformer_graph(decoder).tensor_limit[1] == math.gcd(int(experts), 64)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.goals import Linear
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.statement import Statement
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import Solved, solve_goals, surrogate
-from tessera.solvers.registry import solver
+from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
+from tessera.solvers.registry import make_solver
 from tests.support.goals import (
     best_answers,
     every_answer,
@@ -29,8 +29,8 @@ from tests.support.problems import same
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 
-def solved(statement: Statement, name: str, budget: Budget = EXACT) -> Solved:
-    return solve_goals(statement, solver(name), budget, greedy_of(statement, budget))
+def solved(statement: Statement, name: str, budget: Budget = EXACT) -> SolvedGoals:
+    return solve_goals(statement, make_solver(name), budget, greedy_of(statement, budget))
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
@@ -68,9 +68,9 @@ def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) 
 def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
     greedy = greedy_of(statement, EXACT)
     for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
-        found = solve_goals(statement, solver("portfolio"), budget, greedy)
+        found = solve_goals(statement, make_solver("portfolio"), budget, greedy)
         if greedy.has_answer:
-            assert not violations(statement.problem, found.solution)
+            assert not find_violations(statement.problem, found.solution)
             mine = found.standing(statement, found.solution.choice)
             assert mine >= found.standing(statement, greedy.choice)
 
@@ -88,7 +88,7 @@ def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
 @given(statement=statements())
 @examples(60)
 def test_values_of_all_goals_at_once_stay_small_and_keep_the_columns(statement: Statement) -> None:
-    problem = surrogate(statement)
+    problem = build_surrogate(statement)
     assert np.array_equal(problem.cell, statement.problem.cell)
     if len(statement.goals) == 1:
         assert problem is statement.problem

@@ -19,11 +19,11 @@ from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Ints
 from tessera.simulator.run import Decider, Result
 from tessera.simulator.store import EPOCH_S
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, make_view
-from tessera.solvers.schedulers.registry import make_scheduler, names
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.conditions import conditions
 from tests.support.driver import FOREVER
@@ -39,7 +39,9 @@ from tests.support.worlds import (
     simulated,
 )
 
-LASTING = [name for name in names() if Scheduler(published=make_scheduler(name)).lasts(Policy())]
+LASTING = [
+    name for name in scheduler_names() if Scheduler(published=make_scheduler(name)).lasts(Policy())
+]
 
 
 class Wakeful:
@@ -49,7 +51,7 @@ class Wakeful:
         self._published = make_scheduler(name)
         self.name = self._published.name
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         return self._published.choose(seen)
 
 
@@ -127,7 +129,7 @@ class Curfew:
     honest: bool
     name: str = "curfew"
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         choice = make_scheduler("fcfs").choose(seen)
         late = seen.draft.snapshot.now_s >= EPOCH_S + 1800.0
         return np.full_like(choice, -1) if late else choice
@@ -188,7 +190,7 @@ def test_a_round_in_which_a_job_lacks_blocks_does_not_stand() -> None:
 
 def test_rounds_of_our_own_never_stand() -> None:
     one_count = replace(all_run(5), estimates=Estimates.from_rows([an_estimate()]))
-    found = plan_round(one_count, Policy(), solver("greedy"), FOREVER)
+    found = plan_round(one_count, Policy(), make_solver("greedy"), FOREVER)
     assert found.decisions[0].kind is DecisionKind.KEEP
     assert found.stands_until == 0
 
@@ -212,6 +214,6 @@ def all_run(number: int) -> Snapshot:
     )
 
 
-def of_fcfs(snapshot: Snapshot, policy: Policy) -> Outcome:
+def of_fcfs(snapshot: Snapshot, policy: Policy) -> RoundOutcome:
     scheduler = Scheduler(published=make_scheduler("fcfs"))
-    return plan_round(snapshot, policy, solver("greedy"), FOREVER, scheduler=scheduler)
+    return plan_round(snapshot, policy, make_solver("greedy"), FOREVER, scheduler=scheduler)

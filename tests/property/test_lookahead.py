@@ -11,15 +11,15 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tessera.benchmarks.deadlines.bench_deadlines import Load, draw_overload, drive
+from tessera.benchmarks.deadlines.bench_deadlines import OverloadCase, draw_overload, drive_load
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import (
     Lookahead,
-    boundaries,
+    find_schedule_violations,
     look_ahead,
-    samples,
-    schedule_violations,
-    usage_of,
+    resource_usage_of,
+    slot_boundaries,
+    trained_samples,
 )
 from tessera.formulation.policy import DEADLINE_MODES, Policy
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Legs, Snapshot
@@ -27,8 +27,8 @@ from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, exact
-from tessera.solvers.lookahead.admission import drafts
-from tessera.solvers.lookahead.integers import integers
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
+from tessera.solvers.lookahead.integers import to_integers
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
@@ -50,8 +50,8 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
 def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
     now_s: float, until_s: float, later_s: float, round_s: float
 ) -> None:
-    before = boundaries(now_s, now_s + until_s, round_s)
-    after = boundaries(now_s + later_s, float(before[-1]), round_s)
+    before = slot_boundaries(now_s, now_s + until_s, round_s)
+    after = slot_boundaries(now_s + later_s, float(before[-1]), round_s)
     beyond = before[1:][before[1:] > now_s + later_s + 2e-3]
     assert set(beyond.tolist()) <= set(after.tolist())
 
@@ -98,7 +98,7 @@ def snapshots(
 
 
 def stated(snapshot: Snapshot) -> Lookahead:
-    return look_ahead(*drafts(snapshot, AHEAD))
+    return look_ahead(*drafts_before_deadlines(snapshot, AHEAD))
 
 
 def nobody(ahead: Lookahead) -> Ints:
@@ -110,9 +110,9 @@ def nobody(ahead: Lookahead) -> Ints:
 def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
     ahead = stated(snapshot)
     assume(len(ahead.job) > 0)
-    whole = integers(ahead, nobody(ahead), ahead.allowed())
+    whole = to_integers(ahead, nobody(ahead), ahead.allowed())
     none = np.zeros(len(ahead.job), dtype=np.bool_)
-    found = exact.solve(whole, ENDLESS, 60.0, (nobody(ahead), none))
+    found = exact.solve_admission(whole, ENDLESS, 60.0, (nobody(ahead), none))
     assert found.proven
     assert found.admitted is not None
     assert exact.weight_of(whole, found.admitted) == most_weight(whole, none)
@@ -124,7 +124,7 @@ def test_admission_is_the_best_of_all_schedules_tried_one_by_one(snapshot: Snaps
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.proven
     assert float(snapshot.jobs.weight[found.admitted].sum()) == brute_force(stated(snapshot))
-    assert schedule_violations(snapshot, found.legs, found.admitted) == []
+    assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
 
 
 def brute_force(ahead: Lookahead) -> float:
@@ -136,11 +136,11 @@ def brute_force(ahead: Lookahead) -> float:
         for row in itertools.product([-1, *ahead.options_of(job)], repeat=ahead.slots):
             pick = np.array(row)
             if all(o < 0 or ok[o, k] for k, o in enumerate(row)):
-                work = samples(ahead, job, pick)
+                work = trained_samples(ahead, job, pick)
                 if work >= ahead.work[job] * (1 - 1e-7):
-                    used = usage_of(ahead, job, pick)
+                    used = resource_usage_of(ahead, job, pick)
                     found[used.tobytes()] = used
-        idle = usage_of(ahead, job, nobody(ahead)[job])
+        idle = resource_usage_of(ahead, job, nobody(ahead)[job])
         lean = [
             u
             for u in found.values()
@@ -197,7 +197,7 @@ def test_certificates_hold_as_time_goes_on(snapshot: Snapshot, share: float) -> 
     moment_s = NOW_S + share * (found.until_s - NOW_S)
     later = trained(snapshot, found.legs, found.admitted, moment_s)
     again = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert schedule_violations(later, later.legs, found.admitted) == []
+    assert find_schedule_violations(later, later.legs, found.admitted) == []
     assert again.given_up == frozenset()
     assert np.all(again.admitted[found.admitted])
 
@@ -251,7 +251,7 @@ def trained(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Sn
     )
 
 
-def with_others(load: Load, seed: int) -> Load:
+def with_others(load: OverloadCase, seed: int) -> OverloadCase:
     """Return the load with some jobs guaranteed, and some without a deadline."""
     rng = np.random.default_rng(seed)
     return replace(
@@ -272,12 +272,12 @@ def with_others(load: Load, seed: int) -> Load:
 def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s: float) -> None:
     load = draw_overload(seed, 7, 1.5)
     for mode in DEADLINE_MODES[1:]:
-        found = drive(load, mode, every_s=every_s)
+        found = drive_load(load, mode, every_s=every_s)
         assert (found.missed, found.violations) == (0, 0)
 
 
 @given(st.integers(0, 10_000))
 @examples(4)
 def test_nor_beside_guaranteed_and_best_effort_jobs(seed: int) -> None:
-    found = drive(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
+    found = drive_load(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
     assert (found.missed, found.violations) == (0, 0)

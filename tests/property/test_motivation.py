@@ -5,8 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.benchmarks.papers.bench_motivation import NORMALISED, POLICIES, RAW, ROUNDING
-from tessera.benchmarks.papers.openings import Job, Opening, Scene, decide_openings
+from tessera.benchmarks.papers.bench_motivation import (
+    NORMALISED_POLICY,
+    POLICIES,
+    RAW_POLICY,
+    ROUNDING,
+)
+from tessera.benchmarks.papers.opening_cases import (
+    OpeningCase,
+    OpeningJob,
+    OpeningScene,
+    decide_openings,
+)
 from tessera.formulation.values import Workload
 from tests.support.laws import examples
 from tests.support.worlds import a_profile
@@ -16,7 +26,7 @@ RATES = st.floats(min_value=1.0, max_value=100.0)
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> OpeningScene:
     """Return up to four jobs with any rates, some Cells missing, on a node each of one or two types."""
     kinds = draw(st.sampled_from([("a100",), ("a100", "v100")]))
     jobs, records = [], []
@@ -24,21 +34,23 @@ def scenes(draw: st.DrawFn) -> Scene:
         work = Workload(model=f"m{i}", params="1B", global_batch=64)
         asked = draw(st.sampled_from(COUNTS))
         kind = draw(st.sampled_from(kinds))
-        jobs.append(Job(workload=work, gpus=asked, gpu_type=kind))
+        jobs.append(OpeningJob(workload=work, gpus=asked, gpu_type=kind))
         for on in kinds:
             for gpus in COUNTS:
                 if (on, gpus) == (kind, asked) or draw(st.booleans()):
                     rate = draw(RATES)
                     records.append(a_profile(gpus, 64 / rate, gpu_type=on, workload=work))
-    opening = Opening(name="drawn", nodes=tuple((k, 4) for k in kinds), jobs=tuple(jobs), plans=())
-    return Scene.of(opening, records)
+    opening = OpeningCase(
+        name="drawn", nodes=tuple((k, 4) for k in kinds), jobs=tuple(jobs), plans=()
+    )
+    return OpeningScene.of(opening, records)
 
 
 @examples(25)
 @given(scenes())
-def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
-    raw = decide_openings(scene, RAW, "estimates", None, 0)
-    normalised = decide_openings(scene, NORMALISED, "estimates", None, 0)
+def test_ours_reaches_the_best_of_all_plans(scene: OpeningScene) -> None:
+    raw = decide_openings(scene, RAW_POLICY, "estimates", None, 0)
+    normalised = decide_openings(scene, NORMALISED_POLICY, "estimates", None, 0)
     assert scene.total(raw) >= max(map(scene.total, scene.plans())) * (1 - ROUNDING)
     assert scene.normalised(normalised) >= max(map(scene.normalised, scene.plans())) * (
         1 - ROUNDING
@@ -47,7 +59,7 @@ def test_ours_reaches_the_best_of_all_plans(scene: Scene) -> None:
 
 @examples(8)
 @given(scenes())
-def test_what_any_policy_starts_is_one_of_the_plans(scene: Scene) -> None:
+def test_what_any_policy_starts_is_one_of_the_plans(scene: OpeningScene) -> None:
     plans = set(scene.plans())
     for policy in POLICIES:
         assert decide_openings(scene, policy, "estimates", None, 0) in plans

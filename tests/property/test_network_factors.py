@@ -10,8 +10,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.solvers.network.factors import MOST_STEPS, Timing, against, factors, low_periods_s
-from tessera.solvers.network.fluid import works
+from tessera.solvers.network.factors import (
+    MOST_STEPS,
+    AloneTimes,
+    correction_factors,
+    factors_against,
+    low_periods_s,
+)
+from tessera.solvers.network.fluid import flop_under_levels
 from tessera.solvers.network.priorities import assign_priorities, stable_order
 from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
@@ -21,10 +27,10 @@ ORDERS = np.array([[1, 0], [0, 1]])
 
 
 @st.composite
-def timings(draw: st.DrawFn) -> Timing:
+def timings(draw: st.DrawFn) -> AloneTimes:
     """Draw a job of rational times."""
     compute_s, part, comm_s = draw(TWELFTHS), draw(st.integers(0, 6)), draw(TWELFTHS)
-    return Timing(
+    return AloneTimes(
         compute_s=np.array([compute_s]),
         start_s=np.array([compute_s * part / 6]),
         delay_s=np.zeros(1),
@@ -32,11 +38,11 @@ def timings(draw: st.DrawFn) -> Timing:
     )
 
 
-def _alone_s(job: Timing) -> float:
+def _alone_s(job: AloneTimes) -> float:
     return float(max(job.compute_s[0], job.start_s[0] + job.comm_s[0]))
 
 
-def _followed(high: Timing, low: Timing, phase: Fraction, iterations: int) -> Fraction:
+def _followed(high: AloneTimes, low: AloneTimes, phase: Fraction, iterations: int) -> Fraction:
     """Return the moment at which ``low`` has done so many iterations; exact, a step at a time."""
     compute, start, send = (
         Fraction(v[0]).limit_denominator(10**6) for v in (low.compute_s, low.start_s, low.comm_s)
@@ -60,7 +66,7 @@ def _followed(high: Timing, low: Timing, phase: Fraction, iterations: int) -> Fr
 @examples(60)
 @given(high=timings(), low=timings(), phase=st.integers(0, 47))
 def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
-    high: Timing, low: Timing, phase: int
+    high: AloneTimes, low: AloneTimes, phase: int
 ) -> None:
     found, slack = low_periods_s(high, low, np.zeros(1))
     moved, _ = low_periods_s(high, low, np.zeros(1), phase_s=phase / 12)
@@ -78,7 +84,7 @@ def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
 @examples(100)
 @given(high=timings(), low=timings(), speed=st.sampled_from([0.0, 0.25, 1 / 3, 0.9]))
 def test_the_period_of_who_is_last_keeps_the_bounds_of_the_notes(
-    high: Timing, low: Timing, speed: float
+    high: AloneTimes, low: AloneTimes, speed: float
 ) -> None:
     found, slack = (v[0] for v in low_periods_s(high, low, np.array([speed])))
     t, share = low.comm_s[0], high.comm_s[0] / _alone_s(high)
@@ -94,7 +100,7 @@ def test_the_period_of_who_is_last_keeps_the_bounds_of_the_notes(
 
 
 def _pair(
-    first: Timing, second: Timing, works_flop: tuple[float, float], shared: float
+    first: AloneTimes, second: AloneTimes, works_flop: tuple[float, float], shared: float
 ) -> list[FluidJob]:
     return [
         FluidJob(
@@ -115,13 +121,13 @@ def _pair(
     shared=st.sampled_from([1.0, 0.75, 0.6]),
 )
 def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_engine(
-    first: Timing, second: Timing, weight: float, shared: float
+    first: AloneTimes, second: AloneTimes, weight: float, shared: float
 ) -> None:
     demand = a_demand(*_pair(first, second, (weight, 1.0), shared))
-    k = float(against(demand, np.array([0]), np.array([1]))[0])
+    k = float(factors_against(demand, np.array([0]), np.array([1]))[0])
     mine, other = k * demand.intensity[0], demand.intensity[1]
     slowest_s = demand.alone_s.max()
-    work = works(demand, ORDERS, horizon_s=600 * slowest_s, warm_s=20 * slowest_s)
+    work = flop_under_levels(demand, ORDERS, horizon_s=600 * slowest_s, warm_s=20 * slowest_s)
     edge = (
         2 * float(demand.work_flop.sum()) / (600 * slowest_s)
     )  # an iteration at each end of the window
@@ -134,10 +140,10 @@ def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_
 @examples(60)
 @given(first=timings(), second=timings(), shared=st.sampled_from([1.0, 0.75]))
 def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
-    first: Timing, second: Timing, shared: float
+    first: AloneTimes, second: AloneTimes, shared: float
 ) -> None:
     demand = a_demand(*_pair(first, second, (1.0, 1.0), shared))
-    k = against(demand, np.array([0, 1]), np.array([1, 0]))
+    k = factors_against(demand, np.array([0, 1]), np.array([1, 0]))
     if 0 < k[0] < math.inf:
         assert math.isclose(k[0] * k[1], 1.0, rel_tol=1e-9)
     else:
@@ -170,7 +176,7 @@ def test_a_held_order_puts_jobs_far_apart_by_priority_and_changes_nothing_needle
 @examples(30)
 @given(jobs=st.lists(timings(), min_size=2, max_size=5), references=st.integers(1, 4))
 def test_factors_are_numbers_above_0_that_jobs_without_traffic_do_not_change(
-    jobs: list[Timing], references: int
+    jobs: list[AloneTimes], references: int
 ) -> None:
     given_jobs = [
         FluidJob(
@@ -181,9 +187,9 @@ def test_factors_are_numbers_above_0_that_jobs_without_traffic_do_not_change(
         for j in jobs
     ]
     demand = a_demand(*given_jobs)
-    k = factors(demand, references=references)
+    k = correction_factors(demand, references=references)
     assert k.min() >= 0.25
     assert k.max() <= 4
     more = a_demand(*given_jobs, FluidJob())
-    assert factors(more, references=references)[:-1].tolist() == k.tolist()
+    assert correction_factors(more, references=references)[:-1].tolist() == k.tolist()
     assert np.isfinite(assign_priorities(demand, k)).all()

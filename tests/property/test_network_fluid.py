@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.tables import Ints
-from tessera.solvers.network.fluid import simulate, works
+from tessera.solvers.network.fluid import flop_under_levels, simulate_fluid
 from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
 
@@ -132,7 +132,7 @@ def test_rates_are_those_of_an_exact_engine_in_fractions(
     case: tuple[list[FluidJob], list[int]], horizon: Fraction
 ) -> None:
     jobs, level = case
-    run = simulate(a_demand(*jobs), _ints(level), horizon_s=float(horizon))
+    run = simulate_fluid(a_demand(*jobs), _ints(level), horizon_s=float(horizon))
     for i, one in enumerate(_exactly(jobs, level, horizon)):
         assert run.iterations[i] * float(horizon) == pytest.approx(float(one.iterations), abs=NEAR)
         if one.job.delay_s == 0:
@@ -151,7 +151,7 @@ def test_on_one_link_what_intensity_carries_is_the_work_done_but_for_an_iteratio
     """Theorem 1 of Crux in its finite form, whatever the levels."""
     level = _ints([data.draw(st.integers(0, 3)) for _ in jobs])
     demand = a_demand(*jobs)
-    run = simulate(demand, level, horizon_s=horizon_s)
+    run = simulate_fluid(demand, level, horizon_s=horizon_s)
     carried = float(demand.intensity @ run.comm) * horizon_s
     done = run.work_per_s(demand) * horizon_s
     assert abs(carried - done) <= demand.work_flop.sum() * (1 + NEAR)
@@ -165,7 +165,7 @@ def test_no_link_carries_more_than_it_can(
     jobs, level = case
     jobs = [replace(job, delay_s=0.0) for job in jobs]
     demand = a_demand(*jobs, links=3)
-    run = simulate(demand, _ints(level), horizon_s=horizon_s)
+    run = simulate_fluid(demand, _ints(level), horizon_s=horizon_s)
     share = demand.busy_s / demand.comm_s[demand.job]
     load = np.bincount(demand.link, weights=share * run.comm[demand.job], minlength=3)
     assert (load <= 1 + NEAR).all()
@@ -179,8 +179,8 @@ def test_a_job_of_a_higher_level_never_notices_lower_ones(
     jobs, level = case
     demand, levels = a_demand(*jobs, links=3), _ints(level)
     above = np.flatnonzero(levels >= 1)
-    run = simulate(demand, levels, horizon_s=37.0)
-    without = simulate(demand.among(above), levels[above], horizon_s=37.0)
+    run = simulate_fluid(demand, levels, horizon_s=37.0)
+    without = simulate_fluid(demand.among(above), levels[above], horizon_s=37.0)
     assert run.iterations[above] == pytest.approx(without.iterations, abs=NEAR)
     assert run.comm[above] == pytest.approx(without.comm, abs=NEAR)
 
@@ -201,7 +201,7 @@ def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
         for _ in range(count)
     ]
     demand = a_demand(*jobs, links=5)
-    speed = simulate(demand, level, horizon_s=0.125).comm
+    speed = simulate_fluid(demand, level, horizon_s=0.125).comm
     share = demand.busy_s / demand.comm_s[demand.job]
     for j in np.flatnonzero(speed < 1 - NEAR):
         held = False
@@ -224,9 +224,10 @@ def test_many_assignments_at_once_do_what_each_does_apart(
         [data.draw(st.integers(0, 3)) for _ in jobs] for _ in range(data.draw(st.integers(0, 12)))
     ]
     demand = a_demand(*jobs)
-    found = works(demand, np.array(rows, dtype=np.int64), horizon_s=20.0, warm_s=3.0)
+    found = flop_under_levels(demand, np.array(rows, dtype=np.int64), horizon_s=20.0, warm_s=3.0)
     apart = [
-        simulate(demand, _ints(row), horizon_s=20.0, warm_s=3.0).work_per_s(demand) for row in rows
+        simulate_fluid(demand, _ints(row), horizon_s=20.0, warm_s=3.0).work_per_s(demand)
+        for row in rows
     ]
     assert found == pytest.approx(apart, rel=NEAR)
 
@@ -238,9 +239,9 @@ def test_two_windows_in_a_row_add_up_to_one(
 ) -> None:
     jobs, level = case
     demand, levels = a_demand(*jobs), _ints(level)
-    whole = simulate(demand, levels, horizon_s=40.0)
-    first = simulate(demand, levels, horizon_s=cut)
-    second = simulate(demand, levels, horizon_s=40.0 - cut, warm_s=cut)
+    whole = simulate_fluid(demand, levels, horizon_s=40.0)
+    first = simulate_fluid(demand, levels, horizon_s=cut)
+    second = simulate_fluid(demand, levels, horizon_s=40.0 - cut, warm_s=cut)
     for name in ("iterations", "comm"):
         parts = getattr(first, name) * cut + getattr(second, name) * (40.0 - cut)
         assert parts == pytest.approx(getattr(whole, name) * 40.0, abs=NEAR)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tessera.formulation.placement import Gang
 from tessera.formulation.tables import Ints
-from tessera.solvers.network.jobs.cells import Level, cells
+from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
 from tessera.solvers.network.jobs.hived import HiveD
 from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
 from tests.support.laws import examples
 
 MACHINE = a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2)
-CELL = cells(MACHINE)
+CELL = cell_hierarchy(MACHINE)
 HOST_GPUS, GPUS = 4, 32
 
 steps = st.lists(
@@ -97,7 +97,7 @@ def test_a_gang_that_a_cell_holds_never_straddles_two_of_its_kind(moves: list[in
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
         if gang is None:
             continue
-        for level in (Level.GPU, Level.PCIE, Level.HOST):
+        for level in (CellLevel.GPU, CellLevel.PCIE, CellLevel.HOST):
             if np.bincount(CELL[level][before]).max(initial=0) >= gpus:
                 assert len(set(CELL[level][gpus_of(gang)].tolist())) == 1
 
@@ -108,9 +108,9 @@ def test_a_gang_of_whole_hosts_stays_in_a_rack_or_pod_that_has_them(moves: list[
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
         if gang is None or gpus % HOST_GPUS:
             continue
-        free = np.bincount(CELL[Level.HOST][before], minlength=GPUS // HOST_GPUS)
+        free = np.bincount(CELL[CellLevel.HOST][before], minlength=GPUS // HOST_GPUS)
         idle = np.flatnonzero(free == HOST_GPUS) * HOST_GPUS
-        for level in (Level.RACK, Level.POD):
+        for level in (CellLevel.RACK, CellLevel.POD):
             if np.bincount(CELL[level][idle]).max(initial=0) * HOST_GPUS >= gpus:
                 assert len(set(CELL[level][gpus_of(gang)].tolist())) == 1
                 assert gang.nodes == gpus // HOST_GPUS
@@ -122,11 +122,11 @@ def test_a_whole_cell_is_split_only_where_no_split_one_holds_the_gang(moves: lis
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
         if gang is None or gpus > HOST_GPUS:
             continue
-        left = np.bincount(CELL[Level.PCIE][before], minlength=16)
+        left = np.bincount(CELL[CellLevel.PCIE][before], minlength=16)
         split = (left > 0) & (left < 2)
         if gpus == 1 and split.any():
-            assert split[CELL[Level.PCIE][gpus_of(gang)[0]]]
-        hosts = np.bincount(CELL[Level.HOST][before], minlength=8)
+            assert split[CELL[CellLevel.PCIE][gpus_of(gang)[0]]]
+        hosts = np.bincount(CELL[CellLevel.HOST][before], minlength=8)
         used = (hosts >= gpus) & (hosts < HOST_GPUS)
         if gpus > 2 and used.any():
-            assert used[CELL[Level.HOST][gpus_of(gang)[0]]]
+            assert used[CELL[CellLevel.HOST][gpus_of(gang)[0]]]

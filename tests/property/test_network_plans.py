@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.network.check import network_violations
+from tessera.formulation.network.check import find_network_violations
 from tessera.solvers.network.factors import Clip
-from tessera.solvers.network.replan import Options, Variant, replan
+from tessera.solvers.network.replan import PlanningOptions, Variant, replan
 from tessera.solvers.network.swaps import Moves
 from tests.support.contentions import a_contention
 from tests.support.laws import examples
 
 
 @st.composite
-def some_options(draw: st.DrawFn) -> Options:
+def some_options(draw: st.DrawFn) -> PlanningOptions:
     """Draw any way to plan."""
-    return Options(
+    return PlanningOptions(
         variant=draw(st.sampled_from(Variant)),
         references=draw(st.integers(1, 3)),
         clip=draw(st.sampled_from(Clip)),
@@ -40,7 +40,13 @@ def some_options(draw: st.DrawFn) -> Options:
     data=st.data(),
 )
 def test_every_plan_passes_the_checker_and_comes_out_the_same_again(
-    seed: int, jobs: int, idle: int, load: float, levels: int, options: Options, data: st.DataObject
+    seed: int,
+    jobs: int,
+    idle: int,
+    load: float,
+    levels: int,
+    options: PlanningOptions,
+    data: st.DataObject,
 ) -> None:
     case = a_contention(seed, jobs=jobs, idle=min(idle, jobs), load=load)
     names = st.lists(st.sampled_from(case.jobs), unique=True)
@@ -49,7 +55,7 @@ def test_every_plan_passes_the_checker_and_comes_out_the_same_again(
         replan(case, levels=levels, options=options, earlier=earlier, unmeasured=unmeasured)
         for _ in range(2)
     )
-    assert network_violations(case, plan) == []
+    assert find_network_violations(case, plan) == []
     assert plan.level.tolist() == again.level.tolist()
     assert plan.chosen.tolist() == again.chosen.tolist()
     assert plan.order.tolist() == again.order.tolist()

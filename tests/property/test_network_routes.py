@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.document import build_topology, write
+from tessera.formulation.topologies.document import build_topology, write_columns
 from tessera.formulation.topologies.measures import bisection_bytes_per_s
 from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.topology import NOWHERE, Topology
+from tessera.formulation.topologies.topology import NO_HOST, Topology
 from tests.support.laws import examples
 from tests.support.topologies import (
     a_clos,
@@ -186,7 +186,7 @@ def expected(
 def test_bytes_are_neither_lost_nor_made_on_their_way(
     topology: Topology, job: NetworkJob, qps: int, seed: int
 ) -> None:
-    found, _ = contention(topology, [job], qps_per_connection=qps)
+    found, _ = build_contention(topology, [job], qps_per_connection=qps)
     many = np.diff(found.candidate_start)
     chosen = np.random.default_rng(seed).integers(0, many)
     loads = np.zeros(len(topology.links))
@@ -205,14 +205,14 @@ def test_bytes_are_neither_lost_nor_made_on_their_way(
         if topology.vertices.tier[vertex] == 0:
             assert left[vertex] == pytest.approx(out.get(vertex, 0.0))
     host = topology.vertices.host
-    leaves = (host[e.source] != NOWHERE) & (host[e.target] == NOWHERE)
+    leaves = (host[e.source] != NO_HOST) & (host[e.target] == NO_HOST)
     assert loads[leaves].sum() == pytest.approx(across)
 
 
 @examples(20)
 @given(fabrics())
 def test_a_topology_is_the_same_after_it_was_written_and_read(topology: Topology) -> None:
-    again = build_topology(write(topology))
+    again = build_topology(write_columns(topology))
     assert again.hosts == topology.hosts
     assert again.vertices.equals(topology.vertices)
     assert again.links.equals(topology.links)

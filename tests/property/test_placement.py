@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Placement, current_gangs
 from tessera.formulation.policy import Policy
@@ -19,8 +19,8 @@ from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Nodes, S
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.formulation.values import Hold
-from tessera.solvers.placement import Placed, defragment, place
-from tessera.solvers.placement.blocks import carve, mask_of
+from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement.blocks import carve_share, mask_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.laws import examples
 
@@ -106,7 +106,7 @@ def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solut
 
 
 def the_next_round(
-    rng: np.random.Generator, snapshot: Snapshot, problem: Problem, placed: Placed
+    rng: np.random.Generator, snapshot: Snapshot, problem: Problem, placed: PlacementResult
 ) -> Snapshot:
     """Let the placed jobs run, end some of them, give back some GPUs, and maybe drain a node."""
     queued = {
@@ -178,15 +178,15 @@ rounds = rounds_with(0.3)
 rounds_without_promises = rounds_with(0.0)
 
 
-def broken(snapshot: Snapshot, problem: Problem, placed: Placed) -> set[str]:
+def broken(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> set[str]:
     """Return the rules that the outcome breaks, apart from promises (which have a law below)."""
-    found = placement_violations(snapshot, problem, placed.solution, placed.placement)
-    found += violations(problem, placed.solution)
+    found = find_placement_violations(snapshot, problem, placed.solution, placed.placement)
+    found += find_violations(problem, placed.solution)
     return {v.rule for v in found} - {"must run"}
 
 
-def worth(problem: Problem, placed: Placed) -> float:
-    return score(problem, placed.solution, placed.placement)
+def worth(problem: Problem, placed: PlacementResult) -> float:
+    return score_solution(problem, placed.solution, placed.placement)
 
 
 @examples(120)
@@ -225,7 +225,7 @@ def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
     placed = place(snapshot, problem, solution, deadline_expired=never)
     for gang in placed.placement.gangs.values():
         for _, indices in gang.members:
-            assert carve(mask_of(indices), len(indices)) == mask_of(indices)
+            assert carve_share(mask_of(indices), len(indices)) == mask_of(indices)
 
 
 @examples(80)

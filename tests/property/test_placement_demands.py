@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.demand import NOT_STATED, Demand
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
@@ -19,8 +19,8 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
-from tessera.solvers.placement import Placed, defragment, place
-from tessera.solvers.placement.blocks import carve
+from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.free import FreeGpus, Layout, Spots
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
@@ -107,13 +107,13 @@ class Rest:
     def has_room(self, node: int, gpus: int, demand: Demand) -> bool:
         part = gpus / demand.gpus
         return (
-            carve(self.mask[node], gpus) > 0
+            carve_share(self.mask[node], gpus) > 0
             and np.ceil(demand.cpus * part - 1e-9) <= self.cpus[node]
             and np.ceil(demand.host_bytes * part - 1e-9) <= self.host_bytes[node]
         )
 
 
-def the_rest(snapshot: Snapshot, problem: Problem, placed: Placed) -> Rest:
+def the_rest(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Rest:
     """Return what a placement leaves; fails where it gives what is not there."""
     rest = Rest.of(snapshot)
     for job, gang in placed.placement.gangs.items():
@@ -123,13 +123,13 @@ def the_rest(snapshot: Snapshot, problem: Problem, placed: Placed) -> Rest:
     return rest
 
 
-def check(snapshot: Snapshot, problem: Problem, placed: Placed) -> Rest:
-    assert violations(problem, placed.solution) == []
-    assert placement_violations(snapshot, problem, placed.solution, placed.placement) == []
+def check(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Rest:
+    assert find_violations(problem, placed.solution) == []
+    assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
     return the_rest(snapshot, problem, placed)
 
 
-def next_round(snapshot: Snapshot, problem: Problem, placed: Placed) -> Snapshot:
+def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Snapshot:
     """Return the cluster in which the placed jobs hold what they were given."""
     gangs: dict[int, Gang] = placed.placement.gangs
     rows = [snapshot.jobs.row(j) for j in range(len(snapshot.jobs))]
@@ -196,7 +196,7 @@ def a_filled(rng: np.random.Generator) -> tuple[FreeGpus, Rest]:
             gpus = int(rng.choice(GPUS))
             demand = Demand(gpus=gpus, cpus=int(rng.integers(5)), host_bytes=int(rng.integers(6)))
             if rest.has_room(node, gpus, demand):
-                spots: Spots = ((node, carve(rest.mask[node], gpus)),)
+                spots: Spots = ((node, carve_share(rest.mask[node], gpus)),)
                 assert free.are_free(spots, demand)
                 assert free.take_if_free(spots, 0, gpus, demand)
                 rest.take(*spots[0], demand)

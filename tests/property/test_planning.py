@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tessera.estimator.memory import in_flight, limit_bytes, memory_bytes
 from tessera.estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
 from tessera.estimator.planning import labels, search
-from tessera.estimator.planning.assembly import Profiled, assemble_plan
-from tessera.estimator.planning.options import NoPlan, depths, options_of
-from tessera.estimator.planning.pareto import comm_load, find_undominated_plans, frontier
+from tessera.estimator.planning.assembly import ProfiledStages, assemble_plan
+from tessera.estimator.planning.options import NoPlan, options_of, stage_depths
+from tessera.estimator.planning.pareto import comm_load, find_frontier, find_undominated_plans
 from tessera.estimator.planning.search import best_plan, latency_of
 from tessera.estimator.planning.stages import (
-    NEAR,
+    NEAR_POWER_DISTANCE,
     balanced_each,
     bias_of,
     k_balanced,
@@ -65,7 +65,7 @@ def test_the_best_plan_is_found_after_a_poor_first_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_LIMITS", np.array([3.0]))
-    monkeypatch.setattr(search, "_NARROW", 2)
+    monkeypatch.setattr(search, "_MAX_PARTIAL_PLANS", 2)
     monkeypatch.setattr(labels, "_SPARE", 1)
     costs = random_costs(every_candidate(5, 8), np.random.default_rng(seed))
     option, latency = options_of(costs.candidates), latency_of(costs, 4)
@@ -86,13 +86,13 @@ def test_the_frontier_is_that_of_all_plans(
     plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
     if not len(plans):
         with pytest.raises(NoPlan):
-            frontier(option, load, comm, gpus, stages, micro_batches)
+            find_frontier(option, load, comm, gpus, stages, micro_batches)
         return
     share = stage_shares(load, gpus, option.start, option.end)
     bias = bias_of(share[plans], option.gpus[plans])
     total = comm_load(comm[option.source][plans], micro_batches)
     best = find_undominated_plans(bias, total)
-    found = frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
+    found = find_frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
     expected = sorted(zip(bias[best], total[best], strict=True))
     assert found.exact
     assert found.found == len(found.plans)
@@ -154,7 +154,7 @@ def test_stages_are_cut_where_least_is_sent_among_sums_near_powers_of_two(
         return
     share = stage_shares(flops, gpus, option.start, option.end)
     off = np.abs(np.log2(share / option.gpus))[plans].max(axis=1)
-    near = plans[off <= max(NEAR, off.min() + 1e-9)]
+    near = plans[off <= max(NEAR_POWER_DISTANCE, off.min() + 1e-9)]
     sent = boundary[option.end - 1][near[:, :-1]].sum(axis=1)
     bias = bias_of(share[near], option.gpus[near])
     found = least_cut(flops, boundary, gpus, stages)
@@ -170,7 +170,7 @@ def test_the_assembled_plan_is_the_fastest_mixture(
     rng = np.random.default_rng(seed)
     busy = rng.uniform(1, 3, (stages, ways))
     busy[rng.random(busy.shape) < 0.2] = np.inf
-    profiled = Profiled(
+    profiled = ProfiledStages(
         busy_s=busy,
         once_s=rng.uniform(0, 4, busy.shape),
         join_s=rng.uniform(0, 2, (stages - 1, ways, ways)),
@@ -213,7 +213,7 @@ def test_a_stage_fits_as_deep_as_its_memory_holds_micro_batches(
 ) -> None:
     costs = random_costs(every_candidate(3, 4), np.random.default_rng(seed))
     memory = 8e9
-    depth = depths(costs, memory, micro_batches, schedule)
+    depth = stage_depths(costs, memory, micro_batches, schedule)
     for left in range(1, 5):
         flights = int(in_flight(schedule, left, micro_batches)[0])
         fits = memory_bytes(costs, flights) <= limit_bytes(memory)

@@ -10,30 +10,32 @@ import pytest
 from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.information import Information, estimates, optimum, single_gpu
+from tessera.formulation.information import Information, all_estimates, searched_optimum, single_gpu
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Published, Scheduler, make_view
-from tessera.solvers.schedulers.registry import make_scheduler, names
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler, make_view
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tests.support.builders import a_random_snapshot
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
 
 LAW = examples(25)
-NAMES = pytest.mark.parametrize("name", names())
+NAMES = pytest.mark.parametrize("name", scheduler_names())
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
 @cache
-def policy_of(name: str) -> Published:
+def policy_of(name: str) -> PublishedScheduler:
     return make_scheduler(name)
 
 
-def outcome(snapshot: Snapshot, name: str, information: Information = estimates) -> Outcome:
+def outcome(
+    snapshot: Snapshot, name: str, information: Information = all_estimates
+) -> RoundOutcome:
     return plan_round(
         snapshot,
         Policy(),
@@ -88,7 +90,9 @@ def test_a_policy_keeps_no_memory_between_rounds(name: str, snapshot: Snapshot) 
 
 
 @NAMES
-@pytest.mark.parametrize("information", [optimum, single_gpu(1)], ids=["optimum", "single-gpu"])
+@pytest.mark.parametrize(
+    "information", [searched_optimum, single_gpu(1)], ids=["optimum", "single-gpu"]
+)
 def test_a_policy_that_sees_other_estimates_still_makes_a_round_that_breaks_no_rule(
     name: str, information: Information
 ) -> None:

@@ -9,21 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.benchmarks.rounds.bench_fuzz import faults
-from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum, some_prices
-from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, instance
-from tessera.formulation.check import violations
+from tessera.benchmarks.rounds.bench_fuzz import answer_faults
+from tessera.benchmarks.rounds.fuzzing import (
+    KINDS,
+    TooLarge,
+    draw_prices,
+    draw_problem,
+    dynamic_optimum,
+)
+from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, make_instance
+from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import names, solver
+from tessera.solvers.registry import make_solver, solver_names
 from tests.support.laws import examples
 from tests.support.problems import problems, same
 
-OURS = tuple(name for name in ("pricing", "portfolio") if name in names())
+OURS = tuple(name for name in ("pricing", "portfolio") if name in solver_names())
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 USUAL = Budget(remaining_s=lambda: math.inf)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
@@ -33,16 +39,16 @@ SEEDS = st.integers(0, 2**32 - 1)
 def judged(problem: Problem, found: Solution) -> list[str]:
     """Return what is wrong with an answer; what no dynamic program can judge counts as right."""
     try:
-        return faults(problem, found, optimum(problem))
+        return answer_faults(problem, found, dynamic_optimum(problem))
     except TooLarge:
-        return faults(problem, found, math.nan)
+        return answer_faults(problem, found, math.nan)
 
 
 @pytest.mark.parametrize("name", OURS)
 @examples(100)
 @given(problem=problems())
 def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Problem) -> None:
-    assert judged(problem, solver(name).solve(problem, EXACT)) == []
+    assert judged(problem, make_solver(name).solve(problem, EXACT)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -50,9 +56,9 @@ def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Prob
 @examples(15)
 @given(seed=SEEDS)
 def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed: int) -> None:
-    problem = a_problem(np.random.default_rng(seed), kind)
+    problem = draw_problem(np.random.default_rng(seed), kind)
 
-    assert judged(problem, solver(name).solve(problem, USUAL)) == []
+    assert judged(problem, make_solver(name).solve(problem, USUAL)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -60,26 +66,26 @@ def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed
 @given(seed=SEEDS)
 def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    problem = a_problem(rng)
+    problem = draw_problem(rng)
     hint = Solution(
         status=SolveStatus.FEASIBLE,
         solver="liar",
         objective=10**9,
         bound=-1.0,
         choice=rng.integers(-1, max(1, len(problem.cell)), len(problem.jobs)),
-        prices=some_prices(rng, problem),
+        prices=draw_prices(rng, problem),
     )
 
-    assert judged(problem, solver(name).solve(problem, EXACT, hint)) == []
+    assert judged(problem, make_solver(name).solve(problem, EXACT, hint)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
 @examples(30)
 @given(seed=SEEDS)
 def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
-    problem = a_problem(np.random.default_rng(seed))
+    problem = draw_problem(np.random.default_rng(seed))
 
-    assert same(solver(name).solve(problem, USUAL), solver(name).solve(problem, USUAL))
+    assert same(make_solver(name).solve(problem, USUAL), make_solver(name).solve(problem, USUAL))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,12 +94,14 @@ def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
 def test_without_time_there_is_an_answer_and_never_less_than_greedys(
     family: str, seed: int, running: float
 ) -> None:
-    problem = build_problem(instance(60, 64, 4, seed, family=family, running=running), Policy())
-    greedy = solver("greedy").solve(problem, USUAL)
+    problem = build_problem(
+        make_instance(60, 64, 4, seed, family=family, running=running), Policy()
+    )
+    greedy = make_solver("greedy").solve(problem, USUAL)
 
-    found = solver().solve(problem, EXPIRED)
+    found = make_solver().solve(problem, EXPIRED)
 
-    assert not violations(problem, found)
+    assert not find_violations(problem, found)
     assert found.objective >= greedy.objective
     assert found.bound >= found.objective
 
@@ -101,13 +109,13 @@ def test_without_time_there_is_an_answer_and_never_less_than_greedys(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(2))
 def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> None:
-    problem = build_problem(instance(24, 24, 4, seed, family=family, running=0.5), Policy())
-    stock = solver("stock-cp-sat").solve(problem, EXACT)
+    problem = build_problem(make_instance(24, 24, 4, seed, family=family, running=0.5), Policy())
+    stock = make_solver("stock-cp-sat").solve(problem, EXACT)
 
     assert stock.status is SolveStatus.OPTIMAL
     for name in OURS:
-        found = solver(name).solve(problem, USUAL)
-        assert not violations(problem, found)
+        found = make_solver(name).solve(problem, USUAL)
+        assert not find_violations(problem, found)
         assert found.objective <= stock.objective <= found.bound
     assert found.gap <= 1e-4  # the portfolio's, the last
 
@@ -117,9 +125,9 @@ def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> N
 def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
     seed: int, share: float
 ) -> None:
-    snapshot = instance(60, 64, 4, seed)
+    snapshot = make_instance(60, 64, 4, seed)
     problem = build_problem(snapshot, Policy())
-    first = solver().solve(problem, USUAL)
+    first = make_solver().solve(problem, USUAL)
     later = build_problem(churn_round(snapshot, problem, first.choice, share, seed), Policy())
     hint = Solution(
         status=SolveStatus.FEASIBLE,
@@ -130,8 +138,8 @@ def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
         prices=first.prices,
     )
 
-    found = solver().solve(later, USUAL, hint)
+    found = make_solver().solve(later, USUAL, hint)
 
-    assert not violations(later, found)
+    assert not find_violations(later, found)
     assert found.gap <= 1e-4
     assert found.objective >= hint.objective

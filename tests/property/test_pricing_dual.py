@@ -16,7 +16,7 @@ from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.kernels.planes import lowest_point
-from tessera.solvers.prices import price
+from tessera.solvers.prices import price_problem
 from tessera.solvers.pricing import Pricing
 from tessera.solvers.pricing.dual import descend
 from tessera.solvers.relaxation import Relaxation
@@ -68,7 +68,7 @@ def test_the_bound_of_pricing_is_true_and_its_answer_breaks_no_rule(problem: Pro
 def test_any_prices_at_all_give_a_true_bound(problem: Problem, seed: int) -> None:
     prices = np.random.default_rng(seed).normal(0.5, 2.0, len(problem.rows))
     best = brute_force(problem)
-    assert best is None or price(problem, prices).bound >= best
+    assert best is None or price_problem(problem, prices).bound >= best
 
 
 @examples(15)

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats
-from tessera.solvers.answers import answer, is_answer, objective_of, trivial_bound
+from tessera.solvers.answers import is_answer, make_solution, objective_of, trivial_bound
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
-from tessera.solvers.greedy import Greedy, outdoing
+from tessera.solvers.greedy import Greedy, find_better_choice
 from tessera.solvers.kernels.greedy import least_loss
-from tessera.solvers.kernels.pricing import demand
+from tessera.solvers.kernels.pricing import price_best_columns
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import price, price_near
+from tessera.solvers.prices import price_near, price_problem
 from tessera.solvers.pricing import core
 from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend_near
-from tessera.solvers.pricing.surface import near
+from tessera.solvers.pricing.surface import surface_near
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
@@ -58,13 +58,13 @@ def test_what_is_open_near_prices_gives_the_same_bound_as_all_columns(
     rng = np.random.default_rng(seed)
     here = np.array(prices[: len(problem.rows)])
     drift = rng.choice([0.0, 0.1, 1.0, 5.0], len(here))
-    surface = near(problem, *price_near(problem, here, drift)).surface
+    surface = surface_near(problem, *price_near(problem, here, drift)).surface
     there = np.clip(here + drift * rng.uniform(-1, 1, len(here)), surface.low, surface.high)
     used = np.zeros(len(here))
     total = (
         surface.offset
         + there @ surface.capacity
-        + demand(
+        + price_best_columns(
             surface.job_start,
             surface.value,
             surface.usage_start,
@@ -75,7 +75,7 @@ def test_what_is_open_near_prices_gives_the_same_bound_as_all_columns(
             used,
         )
     )
-    assert total == pytest.approx(price(problem, there).total, rel=1e-12, abs=1e-9)
+    assert total == pytest.approx(price_problem(problem, there).total, rel=1e-12, abs=1e-9)
 
 
 @SOME
@@ -89,8 +89,8 @@ def test_the_bound_near_prices_is_true_and_no_worse_than_theirs(
         return
     found = descend_near(problem, here, 1e-6)
     assert found.shown.bound >= best
-    assert found.shown.bound <= price(problem, here).bound
-    assert found.shown.bound == price(problem, found.shown.prices).bound
+    assert found.shown.bound <= price_problem(problem, here).bound
+    assert found.shown.bound == price_problem(problem, found.shown.prices).bound
 
 
 @SOME
@@ -99,7 +99,7 @@ def test_what_a_job_has_lost_is_what_its_best_column_of_no_less_value_falls_shor
     problem: Problem, prices: list[float]
 ) -> None:
     here = np.array(prices[: len(problem.rows)])
-    priced = price(problem, here)
+    priced = price_problem(problem, here)
     columns = (
         problem.job_start,
         problem.value,
@@ -131,16 +131,18 @@ def test_greedy_is_given_up_only_where_it_ends_with_no_more(
     best = Portfolio().solve(problem, EXACT)
     if not greedy.has_answer:
         return
-    shown = price(problem, np.array(prices[: len(problem.rows)])).shown()
+    shown = price_problem(problem, np.array(prices[: len(problem.rows)])).shown()
     nothing = (
         Greedy().solve(problem, EXACT).choice
     )  # the least that there is to beat: greedy itself
-    assert outdoing(problem, best.choice, shown) is None or best.objective < greedy.objective
-    assert outdoing(problem, nothing, shown) is None
+    assert (
+        find_better_choice(problem, best.choice, shown) is None or best.objective < greedy.objective
+    )
+    assert find_better_choice(problem, nothing, shown) is None
     if problem.must_run.any():
         return
     poor = np.where(np.random.default_rng(seed).random(len(problem.jobs)) < 0.5, greedy.choice, -1)
-    found = outdoing(problem, poor, shown)
+    found = find_better_choice(problem, poor, shown)
     worth = objective_of(problem, poor)
     if greedy.objective > worth:
         assert found is not None
@@ -161,7 +163,7 @@ def test_a_round_that_is_told_prices_is_true_and_never_below_greedy(
     best, greedy = brute_force(problem), Greedy().solve(problem, EXACT)
     assert found.has_answer == (best is not None)
     if best is not None:
-        assert violations(problem, found) == []
+        assert find_violations(problem, found) == []
         assert greedy.objective <= found.objective <= best <= found.bound
         assert found.gap <= gap
 
@@ -177,10 +179,10 @@ def test_the_checker_says_what_solvers_go_by(problem: Problem, seed: int) -> Non
     if not columns:
         choice = np.full(len(problem.jobs), -1)
     bound = trivial_bound(problem) if rng.random() < 0.8 else -1.0
-    found = answer(problem, choice, bound=bound, solver="drawn")
+    found = make_solution(problem, choice, bound=bound, solver="drawn")
     worth = objective_of(problem, choice) if is_answer(problem, choice) else None
     keeps_rules = worth is not None and worth == found.objective <= found.bound + 0.5
-    assert keeps_rules == (violations(problem, found) == [])
+    assert keeps_rules == (find_violations(problem, found) == [])
 
 
 @SOME
@@ -192,7 +194,7 @@ def test_a_core_that_is_closed_holds_the_optimum_and_any_bound_is_true(
     known = Greedy().solve(problem, EXACT)
     if best is None or not known.has_answer:
         return
-    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
     choice, bound = close_gap(problem, priced, float(known.objective), gap)
     assert best <= bound <= priced.bound
     if choice is not None:
@@ -204,7 +206,7 @@ def test_a_core_is_closed_where_rows_must_be_filled_exactly() -> None:
     for seed in range(20):
         problem = a_random_problem(seed, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
         exact = CpSat().solve(problem, EXACT)
-        priced = price(problem, Relaxation().solve(problem, EXACT).prices)
+        priced = price_problem(problem, Relaxation().solve(problem, EXACT).prices)
         known = Greedy().solve(problem, EXACT)
         choice, bound = close_gap(problem, priced, float(known.objective), 0.0)
         assert bound >= exact.objective
@@ -213,7 +215,7 @@ def test_a_core_is_closed_where_rows_must_be_filled_exactly() -> None:
 
 def test_too_many_ways_are_given_up_with_a_true_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = a_random_problem(3, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
-    priced = price(problem, Relaxation().solve(problem, EXACT).prices)
+    priced = price_problem(problem, Relaxation().solve(problem, EXACT).prices)
     best = CpSat().solve(problem, EXACT).objective
     for name in ("MOST_WAYS", "MOST_PAIRS", "MOST_CHANGES"):
         with monkeypatch.context() as patch:

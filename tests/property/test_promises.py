@@ -17,11 +17,11 @@ from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATES, Nodes, Snapshot
 from tessera.formulation.solution import SolveStatus
-from tessera.formulation.statement import build_problem, state
+from tessera.formulation.statement import build_problem, state_round
 from tessera.solvers.answers import is_answer
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas
 from tests.support.laws import examples
@@ -99,7 +99,7 @@ def test_any_snapshot_under_any_policy_gives_decisions_that_break_no_rule(
 def test_waiting_jobs_are_marked_only_with_an_answer_in_which_all_marked_jobs_run(
     snapshot: Snapshot, policy: Policy
 ) -> None:
-    stated = state(snapshot, policy)
+    stated = state_round(snapshot, policy)
     active = np.array([STATES[s] in ACTIVE for s in snapshot.jobs.state.tolist()], dtype=np.bool_)
     if np.any(stated.problem.must_run & ~active):
         assert stated.witness is not None
@@ -126,7 +126,7 @@ def test_no_job_is_placed_on_a_node_that_it_avoids_nor_a_pinned_one_on_another_t
 
 def optimum(snapshot: Snapshot, policy: Policy) -> int:
     budget = Budget(remaining_s=lambda: math.inf, gap=1e-9)
-    found = solver("cp-sat").solve(build_problem(snapshot, policy), budget)
+    found = make_solver("cp-sat").solve(build_problem(snapshot, policy), budget)
     assert found.status is SolveStatus.OPTIMAL
     return found.objective
 
@@ -172,7 +172,7 @@ def a_run(
     quotas: dict[str, dict[int, int]] | None = None,
     nodes_fail: bool = False,
     round_s: float = 100.0,
-) -> Iterator[tuple[Snapshot, Outcome]]:
+) -> Iterator[tuple[Snapshot, RoundOutcome]]:
     """Yield each round of a random history; nothing is launched before the first."""
     rng = np.random.default_rng(seed)
     snapshot = a_random_snapshot(
@@ -248,7 +248,7 @@ def test_no_quota_is_ever_exceeded(seed: int, queue_order: bool) -> None:
                 assert charged(snapshot, found, tenant, kind) <= quota
 
 
-def charged(snapshot: Snapshot, found: Outcome, tenant: str, kind: int) -> int:
+def charged(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int) -> int:
     """Return what the running guaranteed jobs of a tenant count against its quota."""
     cells, total = found.problem.cells, 0
     for d in found.decisions:

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.lookahead import look_ahead, schedule_violations
+from tessera.formulation.lookahead import find_schedule_violations, look_ahead
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, rollout
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.lookahead.rollout import roll_out
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
@@ -56,16 +56,16 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 @examples(60)
 def test_a_plan_breaks_no_rule_of_schedules(snapshot: Snapshot) -> None:
     plan = admit(snapshot, PLANNED, ENDLESS)
-    assert schedule_violations(snapshot, plan.legs, plan.admitted) == []
+    assert find_schedule_violations(snapshot, plan.legs, plan.admitted) == []
 
 
 @given(snapshots())
 @examples(40)
 def test_a_plan_never_meets_less_than_earliest_deadline_first(snapshot: Snapshot) -> None:
-    ahead = look_ahead(*drafts(snapshot, PLANNED))
+    ahead = look_ahead(*drafts_before_deadlines(snapshot, PLANNED))
     every = np.ones(len(ahead.job), dtype=np.bool_)
     best = roll_out(ahead, snapshot.jobs, ahead.capacity, every, 300.0)
-    world = rollout._world(ahead, snapshot.jobs, ahead.capacity, every, 300.0)
+    world = rollout._rollout_problem(ahead, snapshot.jobs, ahead.capacity, every, 300.0)
     by_deadline = np.argsort(ahead.deadline_s, kind="stable")
     first = rollout._followed(world, by_deadline, np.zeros(len(every), np.int64))
     assert ahead.weight[best.met].sum() >= ahead.weight[first.met].sum() * (1 - 1e-9)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import score
+from tessera.formulation.check import score_solution
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.lifecycle import ACTIVE
@@ -18,8 +18,8 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.rates import expected_rate, unit_rate
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
 
@@ -28,8 +28,8 @@ def budget(seed: int = 0, **work: float) -> Budget:
     return Budget(remaining_s=lambda: math.inf, seed=seed, work={"cp-sat": 0.1, "lp": 9.0, **work})
 
 
-def outcome(snapshot: Snapshot, name: str = "portfolio", **options: float) -> Outcome:
-    return plan_round(snapshot, Policy(), solver(name), budget(**options))  # type: ignore[arg-type]
+def outcome(snapshot: Snapshot, name: str = "portfolio", **options: float) -> RoundOutcome:
+    return plan_round(snapshot, Policy(), make_solver(name), budget(**options))  # type: ignore[arg-type]
 
 
 LAW = examples(120)
@@ -102,4 +102,7 @@ def test_weights_scale_the_objective_and_nothing_else(snapshot: Snapshot, factor
     assert np.isclose(
         other.solution.objective, one.solution.objective * power, rtol=1e-3, atol=10 * power
     )
-    assert score(other.problem, other.solution) >= score(one.problem, one.solution) - 1e-9
+    assert (
+        score_solution(other.problem, other.solution)
+        >= score_solution(one.problem, one.solution) - 1e-9
+    )

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.traces.redraw import job_requests, redraw
-from tessera.simulator.traces.screening import screen
-from tessera.simulator.traces.shaping import busiest, sample_jobs, split_tenants
-from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.simulator.traces.csv_writer import trace_csv
+from tessera.simulator.traces.redraw import job_requests, redraw_models
+from tessera.simulator.traces.screening import screen_jobs
+from tessera.simulator.traces.shaping import busiest_jobs, sample_jobs, split_tenants
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival, parse_trace
-from tessera.simulator.traces.writing import trace_csv
 from tests.support.laws import examples
 from tests.support.traces import a_cluster, a_record, a_type, a_workload, an_arrival
 
@@ -58,15 +58,15 @@ def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
     jobs: list[Arrival], seed: int
 ) -> None:
     known = profiles(seed)
-    found = screen(jobs, known, [a_type("a100"), a_type("v100")], NODES, "drop")
+    found = screen_jobs(jobs, known, [a_type("a100"), a_type("v100")], NODES, "drop")
     kept = [a.spec.name for a in found.arrivals]
     dropped = [one.job for one in found.dropped]
     assert sorted(kept + dropped) == sorted(a.spec.name for a in jobs)
     assert len(set(kept)) == len(kept)
-    assert np.isfinite(gpu_seconds(found.arrivals, Speeds(known, Room.of(NODES)))).all()
+    assert np.isfinite(gpu_seconds(found.arrivals, Speeds(known, ClusterRoom.of(NODES)))).all()
     times = [a.arrival_s for a in found.arrivals]
     assert times == sorted(times)
-    again = screen(found.arrivals, known, [a_type("a100"), a_type("v100")], NODES, "refuse")
+    again = screen_jobs(found.arrivals, known, [a_type("a100"), a_type("v100")], NODES, "refuse")
     assert again.arrivals == found.arrivals  # what is left is good
 
 
@@ -75,12 +75,14 @@ def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
 def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
     jobs: list[Arrival], profile: int, seed: int
 ) -> None:
-    speeds = Speeds(profiles(profile), Room.of(NODES))
-    good = screen(jobs, profiles(profile), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals
+    speeds = Speeds(profiles(profile), ClusterRoom.of(NODES))
+    good = screen_jobs(
+        jobs, profiles(profile), [a_type("a100"), a_type("v100")], NODES, "drop"
+    ).arrivals
     if not speeds.workloads():
         return
-    found = redraw(job_requests(good, speeds), speeds, seed)
-    assert found == redraw(job_requests(good, speeds), speeds, seed)
+    found = redraw_models(job_requests(good, speeds), speeds, seed)
+    assert found == redraw_models(job_requests(good, speeds), speeds, seed)
     before, after = gpu_seconds(good, speeds), gpu_seconds(found, speeds)
     for a, b, one in zip(before.tolist(), after.tolist(), found, strict=True):
         step = one.spec.requested_gpus * speeds.iter_time_s(one.spec)
@@ -93,7 +95,7 @@ def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
 def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
     jobs: list[Arrival], hours: float
 ) -> None:
-    found = busiest(jobs, hours)
+    found = busiest_jobs(jobs, hours)
     times = [a.arrival_s for a in jobs]
     most = max((sum(t <= u < t + hours * 3600 for u in times) for t in times), default=0)
     assert len(found) == most
@@ -119,7 +121,9 @@ def test_samples_and_tenants_change_nothing_else_of_a_job(
 @examples(60)
 @given(traces(), st.integers(0, 50))
 def test_a_written_trace_is_read_back_to_the_microsecond(jobs: list[Arrival], seed: int) -> None:
-    good = screen(jobs, profiles(seed), [a_type("a100"), a_type("v100")], NODES, "drop").arrivals
+    good = screen_jobs(
+        jobs, profiles(seed), [a_type("a100"), a_type("v100")], NODES, "drop"
+    ).arrivals
     first_s = good[0].arrival_s if good else 0.0
     back = parse_trace(trace_csv(good).encode(), "t.csv")
     assert len(back) == len(good)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.solvers.base import Budget, Solver
@@ -20,7 +20,7 @@ from tessera.solvers.cpsat import model as cpsat_model
 from tessera.solvers.fixing import core_of
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import price
+from tessera.solvers.prices import price_problem
 from tessera.solvers.relaxation import Relaxation
 from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems, same
@@ -39,7 +39,7 @@ def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> S
         assert np.all(found.choice == -1)
         assert found.status is SolveStatus.UNKNOWN or best is None
     else:
-        assert violations(problem, found) == []
+        assert find_violations(problem, found) == []
         assert best is not None
         assert found.objective <= best
         assert found.status is not SolveStatus.OPTIMAL or found.objective == best
@@ -76,7 +76,7 @@ def test_the_relaxation_bounds_truly_and_its_prices_are_not_negative(problem: Pr
 @given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3))
 def test_any_prices_bound_truly(problem: Problem, prices: list[float]) -> None:
     best = brute_force(problem)
-    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
     assert best is None or priced.bound >= best
 
 
@@ -89,7 +89,7 @@ def test_a_core_loses_nothing_that_its_outside_does_not_bound(
     best = brute_force(problem)
     if not known.has_answer or best is None:
         return
-    priced = price(problem, np.array(prices[: len(problem.rows)]))
+    priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
     core = core_of(problem, priced, known.choice, reach)
     inside = brute_force(core.problem)
     assert inside is not None, "the known answer is always part of the core"
@@ -108,7 +108,7 @@ def test_cp_sat_is_exact(problem: Problem) -> None:
 @given(problems())
 def test_cp_sat_is_exact_on_widening_cores(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpsat_model, "FIRST_CORE", 1)
+        patch.setattr(cpsat_model, "FIRST_CORE_COLUMNS", 1)
         _exact(CpSat(), problem, Relaxation().solve(problem, EXACT))
 
 

@@ -18,12 +18,19 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.tables import metadata
 from tessera.db.writer import PostgresWriter
-from tessera.formulation.check import held_twice
+from tessera.formulation.check import find_doubly_held
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
-from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobEvent, JobState, advance, is_allowed
+from tessera.formulation.lifecycle import (
+    ACTIVE,
+    LEAVING,
+    JobEvent,
+    JobState,
+    advance_state,
+    is_allowed,
+)
 from tessera.formulation.placement import current_gangs
-from tessera.formulation.records.agents import Desired, ObservedGang
+from tessera.formulation.records.agents import DesiredState, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -103,7 +110,7 @@ class Agent:
     number: int = 0
     alive: bool = True
     revision: int = 0  # of the desired state acted on last
-    fetched: Desired | None = None
+    fetched: DesiredState | None = None
     gangs: dict[tuple[str, int], Running] = field(default_factory=dict)
 
     @property
@@ -376,7 +383,7 @@ class World:
 
     def gpus_are_held_once_and_by_who_owns_them(self) -> None:
         snapshot = self.store.snapshot(C)
-        assert held_twice(snapshot) == []
+        assert find_doubly_held(snapshot) == []
         owned, jobs, a = current_gangs(snapshot), snapshot.jobs, snapshot.allocations
         for j in range(len(jobs)):
             active = STATES[int(jobs.state[j])] in ACTIVE
@@ -446,7 +453,7 @@ class World:
             state = JobState.QUEUED
             for entry in self.store.job_history(C, name):
                 event, after = entry.event, entry.state
-                state = advance(state, JobEvent(event))
+                state = advance_state(state, JobEvent(event))
                 assert state == after
             assert state is job(self.store, name).state
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.simulator.overheads import overheads
+from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.world import Failure, Straggler, World
 from tests.support.worlds import (
     COSTLY,
@@ -139,7 +139,7 @@ def test_what_was_saved_before_a_start_that_is_cut_short_stays_owed() -> None:
 
 
 def test_a_whole_round_of_profiling_passes_before_a_workload_s_jobs_are_seen() -> None:
-    profiled = overheads("profiled")
+    profiled = preset_overheads("profiled")
     world = a_world(a_scenario(an_arrival("a", 10.0), an_arrival("b", 20.0)), profiled, at_s=519.0)
     assert len(world.snapshot().jobs) == 0
     assert world.profiling_gpu_s() == 509.0

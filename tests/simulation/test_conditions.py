@@ -13,8 +13,8 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.hazards import DAY_S, Hazards, failures, stragglers
-from tessera.simulator.overheads import PRESETS, Overheads, overheads
+from tessera.simulator.hazards import DAY_S, Hazards, draw_failures, draw_stragglers
+from tessera.simulator.overheads import PRESETS, Overheads, preset_overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import Failure, Straggler
@@ -92,7 +92,7 @@ MANY = some_specs(("a100", 400, 8))
 
 def test_nodes_fail_and_return_as_often_and_for_as_long_as_stated() -> None:
     drawn = Hazards(between_failures_s=10 * DAY_S, repair_s=6 * 3600.0)
-    found = failures(MANY, 200 * DAY_S, 3, drawn)
+    found = draw_failures(MANY, 200 * DAY_S, 3, drawn)
     expected = 400 * 200 / 10.25
     assert len(found) == pytest.approx(expected, rel=0.04)
     away_s = np.array([f.up_s - f.down_s for f in found])
@@ -103,7 +103,7 @@ def test_nodes_fail_and_return_as_often_and_for_as_long_as_stated() -> None:
 
 
 def test_nodes_lag_by_at_most_the_stated_factor() -> None:
-    found = stragglers(MANY, 60 * DAY_S, 3, Hazards(between_lags_s=5 * DAY_S, slowest=3.0))
+    found = draw_stragglers(MANY, 60 * DAY_S, 3, Hazards(between_lags_s=5 * DAY_S, slowest=3.0))
     factors = np.array([s.factor for s in found])
     assert (factors.min() >= 1.0, factors.max() <= 3.0) == (True, True)
     assert factors.mean() == pytest.approx(2.0, rel=0.03)
@@ -112,19 +112,19 @@ def test_nodes_lag_by_at_most_the_stated_factor() -> None:
 
 def test_a_node_s_spells_follow_each_other_and_do_not_depend_on_other_nodes() -> None:
     often = Hazards(between_failures_s=DAY_S, repair_s=DAY_S)
-    found = failures(MANY[:3], 100 * DAY_S, 9, often)
-    alone = failures(MANY[1:2], 100 * DAY_S, 9, often)
+    found = draw_failures(MANY[:3], 100 * DAY_S, 9, often)
+    alone = draw_failures(MANY[1:2], 100 * DAY_S, 9, often)
     assert [f for f in found if f.node == "a100-1"] == alone
     assert all(a.up_s < b.down_s for a, b in pairwise(alone))
-    assert failures(MANY[:3], 100 * DAY_S, 8, often) != found
-    lags = stragglers(MANY[1:2], 100 * DAY_S, 9, replace(often, between_lags_s=DAY_S))
+    assert draw_failures(MANY[:3], 100 * DAY_S, 8, often) != found
+    lags = draw_stragglers(MANY[1:2], 100 * DAY_S, 9, replace(often, between_lags_s=DAY_S))
     assert [s.start_s for s in lags][:3] != [f.down_s for f in alone][:3]
 
 
 def test_a_mean_of_never_draws_none_and_means_without_a_meaning_are_refused() -> None:
-    assert failures(MANY, DAY_S, 1, Hazards(between_failures_s=math.inf)) == []
+    assert draw_failures(MANY, DAY_S, 1, Hazards(between_failures_s=math.inf)) == []
     with pytest.raises(InvalidInput):
-        failures(MANY, math.inf, 1)
+        draw_failures(MANY, math.inf, 1)
     for wrong in ({"repair_s": 0.0}, {"between_lags_s": math.nan}, {"slowest": 0.5}):
         with pytest.raises(InvalidInput):
             Hazards(**wrong)
@@ -166,7 +166,7 @@ def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
 def test_what_a_start_costs_by_table(
     name: str, gpus: int, saved: bool, new_cell: bool, seconds: float
 ) -> None:
-    assert overheads(name).start_s(gpus, saved=saved, new_cell=new_cell) == seconds
+    assert preset_overheads(name).start_s(gpus, saved=saved, new_cell=new_cell) == seconds
 
 
 def test_between_two_counts_a_search_takes_as_long_as_their_logarithms_say() -> None:
@@ -195,4 +195,4 @@ def test_a_table_without_a_meaning_is_refused(wrong: dict[str, object]) -> None:
 
 def test_a_table_that_there_is_not_is_refused_by_naming_those_that_there_are() -> None:
     with pytest.raises(InvalidInput, match="full-search"):
-        overheads("free")
+        preset_overheads("free")

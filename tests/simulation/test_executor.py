@@ -13,7 +13,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator import executor
-from tessera.simulator.executor import ReplayFailed, replay
+from tessera.simulator.executor import ReplayFailed, replay_lines
 from tessera.simulator.logfile import lines_of, log_of, read_log, write_log
 from tessera.simulator.run import Result
 from tessera.simulator.world import Failure, Straggler
@@ -104,7 +104,7 @@ def another_cell_after_a_lag(segments: list[Row]) -> None:
 
 def test_an_untouched_log_replays_to_the_run() -> None:
     result = a_run()
-    jct_s = replay(tampered(lambda _segments: None))
+    jct_s = replay_lines(tampered(lambda _segments: None))
     assert list(jct_s.values()) == pytest.approx((result.end_s - result.arrival_s).tolist())
     assert any(s.lost for s in result.segments)
 
@@ -128,7 +128,7 @@ def test_a_log_that_breaks_a_rule_is_refused(
     change: Callable[[list[Row]], None], says: str
 ) -> None:
     with pytest.raises(ReplayFailed, match=says):
-        replay(tampered(change))
+        replay_lines(tampered(change))
 
 
 def test_a_job_that_trains_more_than_its_work_is_found_out() -> None:
@@ -137,12 +137,12 @@ def test_a_job_that_trains_more_than_its_work_is_found_out() -> None:
         for row in map(json.loads, lines_of(log_of(a_run())))
     ]
     with pytest.raises(ReplayFailed, match=r"no more than its work|end when its work"):
-        replay(lines)
+        replay_lines(lines)
 
 
 def test_a_job_that_has_not_ended_has_no_completion_time() -> None:
     scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
-    assert replay(lines_of(log_of(simulated(scenario, horizon_s=900.0)))) == {"a": math.inf}
+    assert replay_lines(lines_of(log_of(simulated(scenario, horizon_s=900.0)))) == {"a": math.inf}
 
 
 def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.simulator.executor import replay
+from tessera.simulator.executor import replay_lines
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result
@@ -60,7 +60,7 @@ def test_the_second_executor_comes_to_the_same_completion_times(
     case: tuple[int, str, bool, float, float, Overheads],
 ) -> None:
     result = run(case)
-    jct_s = replay(lines_of(log_of(result)))
+    jct_s = replay_lines(lines_of(log_of(result)))
     names = [one.spec.name for one in result.scenario.arrivals]
     finished = np.array([state == "succeeded" for state in result.state])
     mine = np.where(finished, result.end_s - result.arrival_s, np.inf)

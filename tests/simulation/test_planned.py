@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.snapshot import Snapshot
-from tessera.simulator.planned import due_s
+from tessera.simulator.due_rounds import due_s
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.laws import examples
 from tests.support.worlds import (
     COSTLY,
@@ -69,7 +69,7 @@ def test_a_round_without_promises_needs_no_other() -> None:
     found: list[tuple[float, float]] = []
     decide = Decider(LOOKS, work=0.01)
 
-    def noted(snapshot: Snapshot) -> Outcome:
+    def noted(snapshot: Snapshot) -> RoundOutcome:
         outcome = decide(snapshot)
         found.append((snapshot.now_s, due_s(snapshot, outcome, ROUND_S)))
         return outcome

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.recorded import Hold, Replayed, replay, room_for
+from tessera.simulator.recordings import Hold, ReplayResult, nodes_for_holds, replay_holds
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
 from tests.support.cells import with_cell
@@ -33,11 +33,11 @@ def a_hold(job: int = 0, start_s: float = 0.0, end_s: float = math.inf, **overri
     return Hold(**with_cell(fields | {"gpus": gpus}))
 
 
-def replayed(*holds: Hold, costs: Overheads = FREE, arrivals: int = 1) -> Replayed:
+def replayed(*holds: Hold, costs: Overheads = FREE, arrivals: int = 1) -> ReplayResult:
     """Return the replay of jobs of 1,000 iterations, 1 s each on one GPU, which scale without loss."""
     jobs = [an_arrival(f"job-{i}") for i in range(arrivals)]
-    nodes = room_for(holds, {"a100": 4})
-    return replay(a_scenario(*jobs, nodes=nodes, types=["a100"]), holds, costs)
+    nodes = nodes_for_holds(holds, {"a100": 4})
+    return replay_holds(a_scenario(*jobs, nodes=nodes, types=["a100"]), holds, costs)
 
 
 def test_each_hold_pays_its_start_and_goes_on_with_what_was_trained() -> None:
@@ -91,14 +91,14 @@ def test_holds_before_the_arrival_are_refused() -> None:
     scenario = a_scenario(an_arrival("late", at_s=50.0))
 
     with pytest.raises(InvalidInput, match="late overlap, or begin before it arrives"):
-        replay(scenario, [a_hold(start_s=40.0)], FREE)
+        replay_holds(scenario, [a_hold(start_s=40.0)], FREE)
 
 
 def test_too_few_nodes_are_named() -> None:
     scenario = a_scenario(an_arrival("wide"), nodes=some_specs(("a100", 1, 4)))
 
     with pytest.raises(InvalidInput, match="too few"):
-        replay(scenario, [a_hold(nodes=2, gpus_per_node=4)], FREE)
+        replay_holds(scenario, [a_hold(nodes=2, gpus_per_node=4)], FREE)
 
 
 def holds_of(result: Result) -> list[Hold]:
@@ -130,12 +130,12 @@ def test_the_simulators_own_allocations_replay_to_its_own_times(policy: str, see
     sizes = {node.gpu_type: node.gpus for node in scenario.nodes}
     room = a_scenario(
         *scenario.arrivals,
-        nodes=room_for(holds, sizes),
+        nodes=nodes_for_holds(holds, sizes),
         profiles=scenario.profiles,
         types=[kind.name for kind in scenario.gpu_types],
     )
 
-    found = replay(room, holds, COSTLY)
+    found = replay_holds(room, holds, COSTLY)
 
     assert len(found.segments) == len(run.segments) > 0
     np.testing.assert_allclose(found.end_s, np.where(np.isfinite(run.end_s), run.end_s, np.inf))

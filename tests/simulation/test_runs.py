@@ -14,7 +14,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.world import Failure, Straggler
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.worlds import (
     COSTLY,
     DEADLINES,
@@ -35,10 +35,12 @@ def rounds_of(result: Result) -> list[float]:
     return [row.at_s for row in result.rounds]
 
 
-def noting(seen: list[Snapshot], options: RoundOptions = GREEDY) -> Callable[[Snapshot], Outcome]:
+def noting(
+    seen: list[Snapshot], options: RoundOptions = GREEDY
+) -> Callable[[Snapshot], RoundOutcome]:
     decider = Decider(options)
 
-    def decide(snapshot: Snapshot) -> Outcome:
+    def decide(snapshot: Snapshot) -> RoundOutcome:
         seen.append(snapshot)
         return decider(snapshot)
 
@@ -159,7 +161,7 @@ def test_a_job_whose_deadline_cannot_be_met_is_rejected_and_one_that_can_is_prom
 def test_a_round_that_breaks_a_rule_changes_nothing_is_counted_and_has_a_number() -> None:
     decider, seen = Decider(GREEDY), []
 
-    def decide(snapshot: Snapshot) -> Outcome:
+    def decide(snapshot: Snapshot) -> RoundOutcome:
         seen.append(snapshot.round_number)
         outcome = decider(snapshot)
         if snapshot.round_number == 1:

@@ -15,7 +15,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.statement import build_problem
-from tessera.formulation.values import GpuType, Hold, Source, Workload
+from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
 
 TYPES = ("a100", "v100", "a40", "a10")
 
@@ -70,7 +70,7 @@ def an_estimate(
         "pipeline_degree": degree,
         "plan": plan,
         "iter_time_s": iter_time_s,
-        "source": int(Source.MEASURED),
+        "source": int(EstimateSource.MEASURED),
         "sd": sd,
     }
 

@@ -17,7 +17,7 @@ from tessera.db.engine import Database
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cli.main import app
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 from tests.support.patience import PATIENCE_S
 
 CLUSTER = """\
@@ -63,7 +63,7 @@ def address(database: Database) -> Iterator[str]:
     started = threading.Event()
 
     async def serve() -> None:
-        async with running(config) as port:
+        async with run_server(config) as port:
             ports.append(port)
             started.set()
             await stop.wait()

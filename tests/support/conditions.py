@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.hazards import Hazards, failures, stragglers
+from tessera.simulator.hazards import Hazards, draw_failures, draw_stragglers
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
 
@@ -19,8 +19,8 @@ OFTEN = Hazards(
 def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
     """Return failures and stragglers in the first hours, and wrong estimates."""
     return {
-        "failures": failures(scenario.nodes, 6000.0, seed, OFTEN),
-        "stragglers": stragglers(scenario.nodes, 6000.0, seed, OFTEN),
+        "failures": draw_failures(scenario.nodes, 6000.0, seed, OFTEN),
+        "stragglers": draw_stragglers(scenario.nodes, 6000.0, seed, OFTEN),
         "visible": perturb_estimates(hopeful(scenario), error, seed) if error else None,
         "patience_s": 3600.0,
     }

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import embedded, migrate
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 
 TEMPLATE = "tessera_template"
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 def _admin(url: str) -> sa.Engine:
     return sa.create_engine(
-        connect(url).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+        connect_database(url).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
     )
 
 
@@ -43,7 +43,7 @@ def a_database(server_url: str, template: str = TEMPLATE) -> Iterator[Database]:
     name, admin = f"test_{next(_numbers)}", _admin(server_url)
     with admin.connect() as connection:
         connection.execute(sa.text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
-    database = connect(url_of(server_url, name), statement_timeout_s=60, lock_timeout_s=20)
+    database = connect_database(url_of(server_url, name), statement_timeout_s=60, lock_timeout_s=20)
     try:
         yield database
     finally:
@@ -57,13 +57,13 @@ def postgres_url() -> Iterator[str]:
     """Start an embedded server in a temporary directory, not yet migrated."""
     with tempfile.TemporaryDirectory(prefix="tessera-pg-", ignore_cleanup_errors=True) as folder:
         place = Path(folder) / "pg"
-        url = embedded.start(place)
+        url = embedded.start_server(place)
         with _admin(url).connect() as connection:
             for setting in _FAST:
                 connection.execute(sa.text(f"ALTER SYSTEM SET {setting} = off"))
             connection.execute(sa.text("SELECT pg_reload_conf()"))
         yield url
-        embedded.stop(place)
+        embedded.stop_server(place)
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +71,8 @@ def server_url(postgres_url: str) -> str:
     """Return the URL of a server that has the migrated template database."""
     with _admin(postgres_url).connect() as connection:
         connection.execute(sa.text(f'CREATE DATABASE "{TEMPLATE}"'))
-    database = connect(url_of(postgres_url, TEMPLATE))
-    migrate.upgrade(database)
+    database = connect_database(url_of(postgres_url, TEMPLATE))
+    migrate.upgrade_schema(database)
     database.engine.dispose()
     return postgres_url
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.tables import Floats, Ints
 
 
@@ -15,12 +15,12 @@ def a_demand(
     intensity: Sequence[float] | Floats,
     *,
     links: int | None = None,
-) -> Demand:
+) -> LinkDemand:
     """Return jobs that keep each of their links busy for 1 s, so that work equals intensity."""
     counts = [len(own) for own in links_of]
     found = [link for own in links_of for link in sorted(own)]
     ones = np.ones(len(links_of))
-    return Demand(
+    return LinkDemand(
         work_flop=np.asarray(intensity, dtype=np.float64),
         compute_s=ones,
         start_s=ones,
@@ -34,7 +34,7 @@ def a_demand(
 
 def a_demand_of_pairs(
     pairs: Sequence[tuple[int, int]], intensity: Sequence[float] | Floats
-) -> Demand:
+) -> LinkDemand:
     """Return jobs where exactly these pairs share a link, with one link for each pair."""
     links_of: list[list[int]] = [[] for _ in intensity]
     for link, pair in enumerate(pairs):
@@ -48,12 +48,12 @@ def random_pairs(rng: np.random.Generator, jobs: int, density: float) -> list[tu
     return [(a, b) for a in range(jobs) for b in range(a + 1, jobs) if rng.random() < density]
 
 
-def urgency(demand: Demand) -> Ints:
+def urgency(demand: LinkDemand) -> Ints:
     """Return jobs in descending order of intensity, with ties by index."""
     return np.argsort(-demand.intensity, kind="stable")
 
 
-def a_contention(demand: Demand) -> Contention:
+def a_contention(demand: LinkDemand) -> Contention:
     """Return jobs that load the links of ``demand`` and have no choice of paths."""
     none, jobs = np.zeros(0, np.int64), demand.jobs
     return Contention(

@@ -21,26 +21,26 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 
 FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 
 
-def decided(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> Outcome:
+def decided(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> RoundOutcome:
     """Decide a round and return its outcome, which must not break a rule."""
-    found = plan_round(snapshot, policy, solver(name), FOREVER)
+    found = plan_round(snapshot, policy, make_solver(name), FOREVER)
     assert found.violations == ()
     return found
 
 
-def kinds(snapshot: Snapshot, found: Outcome) -> dict[str, DecisionKind]:
+def kinds(snapshot: Snapshot, found: RoundOutcome) -> dict[str, DecisionKind]:
     """Return the kind of decision by job name."""
     return {snapshot.jobs.name[d.job]: d.kind for d in found.decisions}
 
 
 def the_next_round(
-    snapshot: Snapshot, found: Outcome, after_s: float, arrivals: Sequence[dict[str, Any]] = ()
+    snapshot: Snapshot, found: RoundOutcome, after_s: float, arrivals: Sequence[dict[str, Any]] = ()
 ) -> Snapshot:
     """Return the next round's snapshot: ended jobs are gone, and suspended jobs wait again."""
     now_s = snapshot.now_s + after_s

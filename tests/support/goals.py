@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tessera.formulation.draft import RowUse
 from tessera.formulation.goals import Goal, Levels, Linear
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, with_goal_values
+from tessera.formulation.statement import Statement, replace_goal_values
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import surrogate
+from tessera.solvers.goals import build_surrogate
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.greedy import Greedy
 from tests.support.problems import problems
@@ -59,7 +59,7 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
     last = goals[-1]
     assert isinstance(last, Linear)
     return Statement(
-        problem=with_goal_values(problem, last),
+        problem=replace_goal_values(problem, last),
         goals=goals,
         absent={},
         rejected=frozenset(),
@@ -68,7 +68,7 @@ def a_statement(problem: Problem, *goals: Goal) -> Statement:
 
 
 def greedy_of(statement: Statement, budget: Budget) -> Solution:
-    return Greedy().solve(surrogate(statement), budget)
+    return Greedy().solve(build_surrogate(statement), budget)
 
 
 @st.composite
@@ -108,7 +108,7 @@ def _waiting_row(draw: st.DrawFn, problem: Problem) -> RowUse:
     counts = draw(st.lists(st.integers(0, 1), min_size=len(jobs), max_size=len(jobs)))
     uses = draw(st.lists(st.integers(0, 1), min_size=len(problem.cell), max_size=len(problem.cell)))
     return RowUse(
-        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=draw(st.integers(0, 4))),
+        row=CouplingRow(kind=RowKind.CHANGES, subject="waiting", capacity=draw(st.integers(0, 4))),
         column=np.arange(len(problem.cell)),
         amount=np.array(uses, np.int64),
         idle_job=jobs,

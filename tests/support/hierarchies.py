@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
+from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
 
 
 def a_machine(
@@ -19,7 +19,7 @@ def a_machine(
     rows: list[tuple[Tier, int]] = []
     cables: list[tuple[int, int]] = []
 
-    def vertex(tier: Tier, host: int = NOWHERE) -> int:
+    def vertex(tier: Tier, host: int = NO_HOST) -> int:
         names.append(f"{tier.name}-{len(names)}")
         rows.append((tier, host))
         return len(rows) - 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.agent.network.commands import inside, run, search_path
+from tessera.service.agent.network.commands import run_command, runner_inside, search_path
 
 REPOSITORY = Path(__file__).parents[2]
 FLOWS = Path(__file__).with_name("flows.py")
@@ -32,8 +32,8 @@ def why_not() -> str:
             return f"{program} is missing: install the package iproute2"
     try:
         with hosts(1) as (name,):
-            inside(name)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-            inside(name)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
+            runner_inside(name)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+            runner_inside(name)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
     except (Unavailable, OSError) as error:
         return f"not permitted here, or not in this kernel: {error}"
     return ""
@@ -53,9 +53,9 @@ def hosts(count: int) -> Iterator[tuple[str, ...]]:
         names = []
         for number in range(count):
             name = f"tessera-{uuid.uuid4().hex[:8]}-{number}"
-            run(["ip", "netns", "add", name])
-            stack.callback(run, ["ip", "netns", "del", name])
-            run(["ip", "-n", name, "link", "set", "lo", "up"])
+            run_command(["ip", "netns", "add", name])
+            stack.callback(run_command, ["ip", "netns", "del", name])
+            run_command(["ip", "-n", name, "link", "set", "lo", "up"])
             names.append(name)
         yield tuple(names)
 
@@ -63,7 +63,7 @@ def hosts(count: int) -> Iterator[tuple[str, ...]]:
 def cable(left: str, right: str, subnet: str) -> tuple[str, str]:
     """Join two hosts as ``subnet``.1 and .2 of a /24, and return the interfaces' names."""
     one, two = (f"v{uuid.uuid4().hex[:8]}" for _ in range(2))
-    run(
+    run_command(
         [
             "ip",
             "link",
@@ -81,21 +81,21 @@ def cable(left: str, right: str, subnet: str) -> tuple[str, str]:
         ]
     )
     for host, interface, number in ((left, one, 1), (right, two, 2)):
-        run(["ip", "-n", host, "addr", "add", f"{subnet}.{number}/24", "dev", interface])
-        run(["ip", "-n", host, "link", "set", interface, "up"])
+        run_command(["ip", "-n", host, "addr", "add", f"{subnet}.{number}/24", "dev", interface])
+        run_command(["ip", "-n", host, "link", "set", interface, "up"])
     return one, two
 
 
 def sysctl(host: str, name: str, value: int) -> None:
     """Set a network sysctl of one host."""
     path = f"/proc/sys/net/{name.replace('.', '/')}"
-    inside(host)(["sh", "-c", f"echo {value} > {path}"])
+    runner_inside(host)(["sh", "-c", f"echo {value} > {path}"])
 
 
 def python(host: str, code: str, *arguments: str) -> object:
     """Run Python code of this repository on a host, and return the JSON that it prints."""
     argv = ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", code, *arguments]
-    return json.loads(inside(host)(argv))
+    return json.loads(runner_inside(host)(argv))
 
 
 class Race:

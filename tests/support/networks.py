@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,10 @@ class FluidJob:
     busy_s: Mapping[int, float] = field(default_factory=dict)
 
 
-def a_demand(*jobs: FluidJob, links: int | None = None) -> Demand:
+def a_demand(*jobs: FluidJob, links: int | None = None) -> LinkDemand:
     """Return the demand of these jobs."""
     link = [e for job in jobs for e in sorted(job.busy_s)]
-    return Demand(
+    return LinkDemand(
         work_flop=_floats([job.work for job in jobs]),
         compute_s=_floats([job.compute_s for job in jobs]),
         start_s=_floats([job.compute_s if job.start_s is None else job.start_s for job in jobs]),

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tessera.estimator.planning.options import Options, every_stage, options
+from tessera.estimator.planning.options import StageOptions, every_stage, make_options
 from tessera.estimator.plans import Candidates, StageCosts
 from tessera.formulation.tables import Ints
 
 
-def every_plan(option: Options, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:
+def every_plan(option: StageOptions, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:
     """Yield every plan as indices of options, by trying each option after each prefix."""
 
     def onward(layer: int, gpus: int, left: int) -> Iterator[tuple[int, ...]]:
@@ -71,6 +71,6 @@ def random_depth(count: int, rng: np.random.Generator) -> Ints:
     return rng.integers(0, 6, count).astype(np.int64)
 
 
-def all_stages(layers: int, gpus: int) -> Options:
+def all_stages(layers: int, gpus: int) -> StageOptions:
     """Return each stretch of layers on each power of two of GPUs, all of which fit."""
-    return options(*every_stage(layers, gpus))
+    return make_options(*every_stage(layers, gpus))

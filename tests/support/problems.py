@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.solution import Solution
 
 Option = tuple[int, Mapping[int, int]]  # value, row -> amount
@@ -41,7 +41,8 @@ def a_problem(
         scale=1.0,
         unit="units",
         rows=tuple(
-            Row(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c) for r, c in enumerate(capacity)
+            CouplingRow(kind=RowKind.GPUS, subject=f"type-{r}", capacity=c)
+            for r, c in enumerate(capacity)
         ),
         usage_start=np.cumsum([0, *(len(use) for _, use in options)]),
         row=np.array([r for _, use in options for r in sorted(use)], np.int64),

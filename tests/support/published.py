@@ -14,7 +14,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Quotas, Snapshot, Tenants
 from tessera.solvers.base import Budget
-from tessera.solvers.schedulers.base import Published, make_view
+from tessera.solvers.schedulers.base import PublishedScheduler, make_view
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 RUNNING = JobState.RUNNING
@@ -46,7 +46,7 @@ def a_round(
 
 
 def decided(
-    scheduler: Published, snapshot: Snapshot, policy: Policy | None = None
+    scheduler: PublishedScheduler, snapshot: Snapshot, policy: Policy | None = None
 ) -> dict[str, tuple[int, int] | None]:
     """Return the (GPU type, GPUs) on which each job is to run, or None for a job that waits."""
     view = make_view(snapshot, policy or Policy())

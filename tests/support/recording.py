@@ -29,12 +29,12 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import decode_topology
 from tessera.simulator.run import Conditions, Decider, simulate
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import names as solver_names
-from tessera.solvers.registry import solver as make_solver
+from tessera.solvers.registry import make_solver as make_solver
+from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.registry import names as scheduler_names
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.registry import scheduler_names as scheduler_names
 from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
@@ -75,7 +75,7 @@ def load_round(path: Path) -> RecordedRound:
     )
 
 
-def decide(snapshot: Snapshot, options: RoundOptions) -> Outcome:
+def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
     """Decide a round by the work in its options, or within ``SOLVE_S`` if they have none."""
     clock_s = math.inf if options.work else SOLVE_S
     budget = Budget(
@@ -85,7 +85,7 @@ def decide(snapshot: Snapshot, options: RoundOptions) -> Outcome:
     return plan_round(snapshot, options, solver, budget, scheduler=scheduler)
 
 
-def describe(snapshot: Snapshot, outcome: Outcome) -> dict[str, Any]:
+def describe(snapshot: Snapshot, outcome: RoundOutcome) -> dict[str, Any]:
     """Return the decisions as plain JSON, with everything except the texts of reasons."""
     plain = {
         "decisions": [
@@ -215,7 +215,7 @@ def _simulated(seed: int, options: RoundOptions) -> list[tuple[int, Snapshot]]:
     seen: list[Snapshot] = []
     decider = Decider(replace(options, solver="greedy"))
 
-    def look(snapshot: Snapshot) -> Outcome:
+    def look(snapshot: Snapshot) -> RoundOutcome:
         seen.append(snapshot)
         return decider(snapshot)
 

@@ -12,8 +12,8 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.schedulers.base import Published, Scheduler, make_view
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler, make_view
 from tests.support.builders import (
     a_job,
     a_node,
@@ -72,7 +72,9 @@ def running(
     )
 
 
-def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[int, int] | None]:
+def chosen(
+    policy: PublishedScheduler, snapshot: Snapshot, **options: Any
+) -> list[tuple[int, int] | None]:
     """Return the (type, GPUs) of each job, or None for a job that waits."""
     view = make_view(snapshot, Policy(**options))
     return [
@@ -81,10 +83,10 @@ def chosen(policy: Published, snapshot: Snapshot, **options: Any) -> list[tuple[
     ]
 
 
-def gpus_of(policy: Published, snapshot: Snapshot, **options: Any) -> list[int]:
+def gpus_of(policy: PublishedScheduler, snapshot: Snapshot, **options: Any) -> list[int]:
     """Return the GPUs of each job, or 0 for a job that waits."""
     return [cell[1] if cell else 0 for cell in chosen(policy, snapshot, **options)]
 
 
-def decided(policy: Published, snapshot: Snapshot) -> Outcome:
+def decided(policy: PublishedScheduler, snapshot: Snapshot) -> RoundOutcome:
     return plan_round(snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=policy))

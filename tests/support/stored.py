@@ -25,7 +25,7 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import NO_LEGS, STATES, Legs, Snapshot
-from tessera.formulation.values import CellKey, GpuType, Source, Workload
+from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
 from tests.support.cells import kind_of, with_cell
 
 C = "lab"
@@ -51,7 +51,7 @@ def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
         "workload": BERT,
         "gpus": gpus,
         "iter_time_s": 1.0 / gpus,
-        "source": Source.MEASURED,
+        "source": EstimateSource.MEASURED,
     }
     return EstimateRecord(**with_cell(fields | overrides))
 

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2_grpc
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.agent.process import Process
-from tessera.service.cli.demo.stack import OPTIONS, Stack
+from tessera.service.cli.demo.stack import CHANNEL_OPTIONS, Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
     clusters_pb2,
@@ -97,7 +97,7 @@ class User:
         self.replicas = [
             Replica(
                 self._channels.enter_context(
-                    grpc.insecure_channel(address, options=[*OPTIONS, *QUICK])
+                    grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *QUICK])
                 )
             )
             for address in stack.addresses
@@ -148,7 +148,7 @@ class Lab:
                     workload=workload(gpus),
                     cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=1, nodes=-(-gpus // 2)),
                     iter_time_s=1.0,
-                    source=Source.MEASURED,
+                    source=EstimateSource.MEASURED,
                 )
             )
             for gpus in (1, 2, 4)

@@ -11,7 +11,12 @@ import numpy as np
 
 from tessera.formulation.network.flows import NetworkJob
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
-from tessera.formulation.topologies.builders import clos, double_sided, lingjun, torus
+from tessera.formulation.topologies.builders import (
+    build_clos,
+    build_double_sided,
+    build_lingjun,
+    build_torus,
+)
 from tessera.formulation.topologies.shapes import A100_HOST, HostShape
 from tessera.formulation.topologies.topology import Links, Tier, Topology
 
@@ -36,7 +41,7 @@ def a_shape(gpus: int = 2, nics: int = 1, pcie: int = 1, **rest: Any) -> HostSha
 
 def a_clos(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
     numbers = {"tors": 2, "aggregations": 2, "tor_bytes_per_s": 10e9} | rest
-    return clos(hosts(count), shape or a_shape(), **numbers)
+    return build_clos(hosts(count), shape or a_shape(), **numbers)
 
 
 def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
@@ -47,12 +52,12 @@ def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) 
         "tor_bytes_per_s": 10e9,
         "aggregation_bytes_per_s": 10e9,
     } | rest
-    return double_sided(hosts(count), shape or a_shape(), **numbers)
+    return build_double_sided(hosts(count), shape or a_shape(), **numbers)
 
 
 def a_torus(*sizes: int, shape: HostShape | None = None) -> Topology:
     count = int(np.prod(sizes))
-    return torus(hosts(count), shape or a_shape(), sizes=sizes, link_bytes_per_s=10e9)
+    return build_torus(hosts(count), shape or a_shape(), sizes=sizes, link_bytes_per_s=10e9)
 
 
 def a_lingjun(rows: Sequence[tuple[str, str, str, str]], **rest: Any) -> Topology:
@@ -63,7 +68,7 @@ def a_lingjun(rows: Sequence[tuple[str, str, str, str]], **rest: Any) -> Topolog
         "asw_bytes_per_s": 10e9,
         "psw_bytes_per_s": 20e9,
     } | rest
-    return lingjun(rows, A100_HOST, **numbers)
+    return build_lingjun(rows, A100_HOST, **numbers)
 
 
 def a_job(

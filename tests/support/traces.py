@@ -8,8 +8,8 @@ from typing import Any
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, GpuType, Source, Workload
-from tessera.simulator.traces.trace import Arrival, Asked
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
+from tessera.simulator.traces.trace import Arrival, DurationJob
 
 
 def a_workload(model: str = "bert", params: str = "1.3B", batch: int = 256) -> Workload:
@@ -28,7 +28,7 @@ def a_record(
         workload=work or a_workload(),
         cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, plan=plan, nodes=nodes),
         iter_time_s=iter_time_s,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
     )
 
 
@@ -54,9 +54,11 @@ def an_arrival(
     )
 
 
-def an_asked(name: str = "j", at_s: float = 0.0, duration_s: float = 100.0, gpus: int = 1) -> Asked:
+def an_asked(
+    name: str = "j", at_s: float = 0.0, duration_s: float = 100.0, gpus: int = 1
+) -> DurationJob:
     spec = JobSpec(name=name, workload=a_workload("", "", 1), iterations=1, requested_gpus=gpus)
-    return Asked(at_s, duration_s, spec)
+    return DurationJob(at_s, duration_s, spec)
 
 
 def some_arrivals(count: int, gap_s: float = 60.0, **rest: Any) -> list[Arrival]:

@@ -13,9 +13,9 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
-from tessera.service.wiring import running
+from tessera.service.wiring import run_server
 
 JOB = JobSpec(
     name="j",
@@ -29,7 +29,7 @@ CELL = EstimateRecord(
     workload=JOB.workload,
     cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1, nodes=1),
     iter_time_s=1.0,
-    source=Source.MEASURED,
+    source=EstimateSource.MEASURED,
 )
 
 
@@ -60,7 +60,7 @@ def settings(database: Database, **changes: Any) -> Config:
 @asynccontextmanager
 async def channel_to(config: Config) -> AsyncIterator[grpc.aio.Channel]:
     async with (
-        running(config) as port,
+        run_server(config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield channel

@@ -14,14 +14,14 @@ from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import CellKey, GpuType, Source, Workload
+from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import Failure, Straggler, World
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.cells import kind_of, with_cell
 
 BERT = Workload(model="bert", params="1B", global_batch=10)
@@ -61,7 +61,7 @@ def a_profile(gpus: int = 1, iter_time_s: float = 1.0, **overrides: Any) -> Esti
         "workload": BERT,
         "gpus": gpus,
         "iter_time_s": iter_time_s,
-        "source": Source.MEASURED,
+        "source": EstimateSource.MEASURED,
     }
     return EstimateRecord(**with_cell(fields | overrides))
 
@@ -175,7 +175,7 @@ def done(world: World, job: str) -> float:
 def simulated(
     scenario: Scenario,
     options: RoundOptions | None = None,
-    decide: Callable[[Snapshot], Outcome] | None = None,
+    decide: Callable[[Snapshot], RoundOutcome] | None = None,
     **conditions: Any,
 ) -> Result:
     """Run a scenario, by default with greedy rounds every 300 s at no cost."""

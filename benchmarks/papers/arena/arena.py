@@ -16,16 +16,16 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
 from tessera.formulation.tables import Floats, Ints
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import Change, InvariantBroken, MemoryStore
+from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
 from tessera.simulator.truth import truth_of
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 
 DECIMALS = 3
 _HELD, _QUEUED = STATE_CODE[JobState.HELD], STATE_CODE[JobState.QUEUED]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _RunningJob:
     """The state of a job that holds GPUs. ``debt_s`` is the remaining seconds of a long restart."""
 
     iter_s: float
@@ -69,7 +69,7 @@ class ArenaWorld:
         self._truth = truth_of(self.store.snapshot(0.0))
         self._arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
         self._batch = [s.workload.global_batch for s in specs]
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _RunningJob] = {}
         self._exec_s = np.zeros(len(specs))
         self._done = np.zeros(len(specs))  # iterations, where progress accrues
         self.entered_s = np.full(len(specs), np.inf)
@@ -107,7 +107,7 @@ class ArenaWorld:
             self.store.finish(job, end_s)
         return len(ended), samples
 
-    def _trained_s(self, run: _Run) -> float:
+    def _trained_s(self, run: _RunningJob) -> float:
         """Return the seconds for which the job trained in the round that has just passed."""
         if not self.oddities.overhead_on_curve:
             return max(0.0, self.now_s - max(run.ready_s, self.now_s - ROUND_S))
@@ -116,7 +116,7 @@ class ArenaWorld:
         run.recorded = 1.0 - burnt_s / ROUND_S
         return ROUND_S - burnt_s
 
-    def _credit(self, job: int, run: _Run, trained_s: float) -> float:
+    def _credit(self, job: int, run: _RunningJob, trained_s: float) -> float:
         """Credit the seconds. Return those not needed, or a negative number if the job goes on."""
         store = self.store
         iterations = float(store.iterations[job])
@@ -163,7 +163,9 @@ class ArenaWorld:
         if self.oddities.suspended_twice:
             self.store.iterations[job] = max(1.0, self.store.iterations[job] - self.store.done[job])
 
-    def _start(self, change: Change, gang: Gang, held: frozenset[tuple[int, int]]) -> None:
+    def _start(
+        self, change: AllocationChange, gang: Gang, held: frozenset[tuple[int, int]]
+    ) -> None:
         job, store = change.job, self.store
         rate = self._truth.iterations_per_s(
             int(store.workload[job]), store.cell(change.cell).on(gang.nodes)
@@ -176,7 +178,7 @@ class ArenaWorld:
         if self.oddities.rounded_rates:
             iter_s, samples_s = round(iter_s, DECIMALS), round(samples_s, DECIMALS)
         before = self._runs.get(job)
-        run = _Run(iter_s=iter_s, samples_s=samples_s, ready_s=self.now_s)
+        run = _RunningJob(iter_s=iter_s, samples_s=samples_s, ready_s=self.now_s)
         gained = bool(_gpus(gang) - held)
         self.gains[job] += gained
         if gained or not self.oddities.free_release:
@@ -185,7 +187,7 @@ class ArenaWorld:
             run.ready_s, run.debt_s, run.recorded = before.ready_s, before.debt_s, before.recorded
         self._runs[job] = run
 
-    def _charge(self, run: _Run, gpus: int) -> None:
+    def _charge(self, run: _RunningJob, gpus: int) -> None:
         cost_s = self.launch.seconds(gpus)
         if not self.oddities.overhead_on_curve:
             run.ready_s = self.now_s + cost_s
@@ -208,9 +210,9 @@ class ArenaWorld:
         )
 
 
-def run(
+def run_artifact(
     scenario: Scenario,
-    decide: Callable[[Snapshot], Outcome],
+    decide: Callable[[Snapshot], RoundOutcome],
     *,
     rounds: int,
     launch: LaunchCost,
@@ -259,7 +261,7 @@ def price_profiles(scenario: Scenario, oddities: Oddities) -> Scenario:
 
 
 def _round(
-    world: ArenaWorld, decide: Callable[[Snapshot], Outcome], arrived: Ints, ended: int
+    world: ArenaWorld, decide: Callable[[Snapshot], RoundOutcome], arrived: Ints, ended: int
 ) -> bool:
     """Decide a round and carry it out unless it violates a rule. Return whether it was valid."""
     oddities, snapshot = world.oddities, world.snapshot()
@@ -281,7 +283,7 @@ def _round(
     return True
 
 
-def _behind(snapshot: Snapshot, outcome: Outcome, waiting: list[int]) -> set[int]:
+def _behind(snapshot: Snapshot, outcome: RoundOutcome, waiting: list[int]) -> set[int]:
     """Return the waiting jobs that start although one of the same type before them does not."""
     starts, kinds = starts_of(outcome.decisions), snapshot.jobs.requested_type.tolist()
     blocked: set[int] = set()

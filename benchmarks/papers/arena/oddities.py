@@ -79,11 +79,11 @@ class Oddities:
     """A Cell of more than 300 s per iteration does not run. Off: It runs slowly."""
 
 
-ARENA: Final = Oddities(**{f.name: True for f in fields(Oddities)})
+ALL_ODDITIES: Final = Oddities(**{f.name: True for f in fields(Oddities)})
 """All oddities. ``of_policy`` leaves out those that the artifact has only for other policies."""
 
 _RIGID: Final = ("gandiva-rigid", "gavel-rigid", "sia-rigid")
-OF_LOOPS: Final = {
+LOOP_POLICIES: Final = {
     "scattered_starts": ("fcfs", "gandiva", "gandiva-rigid"),
     # Sia's loop seems to have it by its stored results: finished jobs had waited 8 s on average.
     "head_of_line": ("gavel", "gavel-rigid", "elasticflow-ls", "sia-rigid"),
@@ -95,13 +95,13 @@ OF_LOOPS: Final = {
 """The policies that have an oddity, for those that only some policies' loops have."""
 
 
-def of_policy(policy: str, oddities: Oddities = ARENA) -> Oddities:
+def of_policy(policy: str, oddities: Oddities = ALL_ODDITIES) -> Oddities:
     """Return ``oddities`` without those that the artifact's loop for ``policy`` does not have."""
-    others = {name: False for name, mine in OF_LOOPS.items() if policy not in mine}
+    others = {name: False for name, mine in LOOP_POLICIES.items() if policy not in mine}
     return replace(oddities, **others)
 
 
-def without(oddities: Oddities, names: Iterable[str]) -> Oddities:
+def switch_off(oddities: Oddities, names: Iterable[str]) -> Oddities:
     """Return ``oddities`` with those in ``names`` switched off, or every one for ``all``.
 
     Raises:
@@ -134,7 +134,7 @@ class LaunchCost:
         return min(self.per_gpu_s * gpus, self.cap_s)
 
 
-PRUNED: Final = LaunchCost(per_gpu_s=10.0, cap_s=40.0)
+PRUNED_LAUNCH_COST: Final = LaunchCost(per_gpu_s=10.0, cap_s=40.0)
 """The launch cost of Arena's own policy in its artifact."""
-UNPRUNED: Final = LaunchCost(per_gpu_s=150.0, cap_s=600.0)
+UNPRUNED_LAUNCH_COST: Final = LaunchCost(per_gpu_s=150.0, cap_s=600.0)
 """The launch cost of every other policy in Arena's artifact."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import COUNTS
+from tessera.formulation.information import MEASURED_GPU_COUNTS
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 
 SIZE_FACTOR: Final = 1.8
 """The throughput factor of a step down in model size (the artifact's PARAM_NUM_SCALE_FACTOR)."""
@@ -25,7 +25,7 @@ _UNITS: Final = {"M": 1e6, "B": 1e9}
 _Shape = tuple[Workload, str, int, int]  # workload, type, GPUs, nodes
 
 
-def parameters(params: str) -> float:
+def parameter_count(params: str) -> float:
     """Return the number of parameters of a size, for example ``1.3B``.
 
     Raises:
@@ -67,7 +67,7 @@ def sizes_inferred(
         larger = sizes[workload.model, workload.global_batch]
         larger = larger[larger.index(workload) + 1 :]
         for gpu_type, size in sorted(node.items()):
-            for gpus in COUNTS:
+            for gpus in MEASURED_GPU_COUNTS:
                 shape = (gpu_type, gpus, math.ceil(gpus / size))
                 if (workload, *shape) not in at:
                     result.append(_inferred(workload, shape, larger, at))
@@ -90,7 +90,7 @@ def _inferred(
         workload=workload,
         cell=Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
         iter_time_s=time_s,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
         provenance="inferred from a larger size",
     )
 
@@ -105,7 +105,7 @@ def _sizes(workloads: Sequence[Workload]) -> dict[tuple[str, int], list[Workload
     return {
         (model, batch): [
             Workload(model=model, params=p, global_batch=batch)
-            for p in sorted(params[model], key=parameters)
+            for p in sorted(params[model], key=parameter_count)
         ]
         for model, mine in batches.items()
         for batch in mine

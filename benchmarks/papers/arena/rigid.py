@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.tables import Ints
-from tessera.solvers.schedulers.base import Seen
-from tessera.solvers.schedulers.packing import Packing, options_of
+from tessera.solvers.schedulers.base import SchedulerView
+from tessera.solvers.schedulers.packing import OptionPacking, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rigid:
+class RigidScheduler:
     """A scheduler that places jobs one by one, in order of arrival.
 
     A running job keeps its GPUs until it ends. A waiting job gets the fastest of its options that
@@ -26,7 +26,7 @@ class Rigid:
     any_count: bool = False
     any_type: bool = False
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs], or -1 for a job that waits."""
         options = options_of(seen)
         allowed = np.ones(len(options), dtype=np.bool_)
@@ -34,7 +34,7 @@ class Rigid:
             allowed &= options.as_requested
         if not self.any_type:
             allowed &= options.on_type
-        packing = Packing(options, seen.capacity)
+        packing = OptionPacking(options, seen.capacity)
         packing.keep_running()
         for job, mine in enumerate(options.grouped(allowed)):
             if packing.option[job] < 0:

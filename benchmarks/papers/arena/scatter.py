@@ -15,12 +15,12 @@ from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 
 _SCALED: Final = (DecisionKind.RESIZE, DecisionKind.RETYPE, DecisionKind.REPLAN)
 
 
-class Free:
+class FreeGpus:
     """The free GPUs of each node, from which starts take theirs."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -58,7 +58,7 @@ class Free:
         return tuple(taken.tolist())
 
 
-def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]:
+def scatter_starts(snapshot: Snapshot, outcome: RoundOutcome) -> tuple[Decision, ...]:
     """Return the decisions with every start placed again.
 
     Jobs are placed in order of arrival. The first that does not fit on its type blocks the type for
@@ -66,7 +66,7 @@ def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]
     chosen, no running job is moved to make room for them. Otherwise changes are as placed, and the
     GPUs that they release are free for starts in the next round.
     """
-    free, blocked = Free(snapshot), set[int]()
+    free, blocked = FreeGpus(snapshot), set[int]()
     result: list[Decision] = []
     only_starts = not any(d.kind in _SCALED for d in outcome.decisions)
     for decision in outcome.decisions:
@@ -94,7 +94,7 @@ def scatter_starts(snapshot: Snapshot, outcome: Outcome) -> tuple[Decision, ...]
     return tuple(result)
 
 
-def _chosen(outcome: Outcome, decision: Decision) -> Decision | None:
+def _chosen(outcome: RoundOutcome, decision: Decision) -> Decision | None:
     """Return the start that the policy chose for the job, or None if it did not choose one."""
     if decision.kind is DecisionKind.START:
         return decision

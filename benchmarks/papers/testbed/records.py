@@ -21,12 +21,12 @@ EARLY_S: Final = 60.0
 
 The recorded iteration times are means, so they may exceed the run.
 """
-PRUNED: Final = ("crius",)
+PRUNED_POLICIES: Final = ("crius",)
 """The policies whose plan search was pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunSegment:
     """A stretch of a job on the testbed, with times in seconds since the campaign began.
 
     ``start_s`` is not recorded, see ``start_of``. ``search_s`` and ``iter_time_s`` are 0 if no
@@ -56,7 +56,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedJob:
     """A job of a campaign under a policy, with all of its runs in order."""
 
     campaign: str
@@ -65,7 +65,7 @@ class Recorded:
     workload: Workload
     origin_s: float
     """The time zero of the job's clock, on the clock of the record."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunSegment, ...]
     left: int  # iterations left when its last run ended
     consistent: bool
     """Whether the iterations left after each run are those before it less those trained in it."""
@@ -81,7 +81,7 @@ class Recorded:
         return bool(self.runs) and self.runs[-1].last
 
 
-def read_runs(path: Path, submitted_s: Mapping[str, float]) -> list[Recorded]:
+def read_runs(path: Path, submitted_s: Mapping[str, float]) -> list[RecordedJob]:
     """Read the records. ``submitted_s`` is by job, on the record's clock; no job starts before it.
 
     Rows of an ``error`` repeat the run that they end, which has its own row. Runs after a job was
@@ -130,7 +130,7 @@ def _origins(rows: Sequence[dict[str, str]]) -> dict[str, float]:
 
 def _job(
     key: tuple[str, str, str], rows: list[dict[str, str]], origin_s: float, submitted_s: float
-) -> Recorded:
+) -> RecordedJob:
     rows = sorted(rows, key=lambda row: int(row["try"]))
     first = rows[0]
     total = int(first["executed_iterations"]) + int(first["remaining_iterations"])
@@ -141,7 +141,7 @@ def _job(
         end_s = float(row["timestamp_s"]) - origin_s
         iter_time_s, search_s = (float(row[c] or 0) for c in ("iter_time_s", "ap_search_s"))
         runs.append(
-            Run(
+            RunSegment(
                 start_s=start_of(end_s, done * iter_time_s + search_s, free_s),
                 end_s=end_s,
                 gpu_type=row["gpu_type"],
@@ -159,7 +159,7 @@ def _job(
     workload = Workload(
         model=first["model"], params=first["params"], global_batch=int(first["global_batch"])
     )
-    return Recorded(
+    return RecordedJob(
         campaign=key[0],
         policy=key[1],
         name=key[2],
@@ -188,12 +188,12 @@ def _round_from(at_s: float) -> float:
     return math.ceil(at_s / ROUND_S - 1e-9) * ROUND_S
 
 
-def fit_overheads(jobs: Sequence[Recorded], pruned: bool) -> Overheads:
+def fit_overheads(jobs: Sequence[RecordedJob], pruned: bool) -> Overheads:
     """Return the overheads of the runs of ``jobs``: medians, which are by GPU count for searches.
 
     ``load_s`` is that of first runs. ``save_s`` is the additional time of later runs, at least 0.
     """
-    mine = [job for job in jobs if (job.policy in PRUNED) == pruned]
+    mine = [job for job in jobs if (job.policy in PRUNED_POLICIES) == pruned]
     trained = [(i, run) for job in mine for i, run in enumerate(job.runs) if run.iterations]
     launch_s = {i: [r.launch_s for k, r in trained if (k > 0) == i] for i in (False, True)}
     search_s: dict[int, list[float]] = {}

@@ -10,16 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.papers.testbed.records import ROUND_S, Recorded, Run
+from tessera.benchmarks.papers.testbed.records import ROUND_S, RecordedJob, RunSegment
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
-from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
-from tessera.simulator.clusters import preset
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.simulator.clusters import preset_cluster
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.recorded import Hold, Replayed, replay, room_for
+from tessera.simulator.recordings import Hold, ReplayResult, nodes_for_holds, replay_holds
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import World
@@ -31,13 +31,13 @@ CLUSTER: Final = "testbed-a"
 class Campaign:
     """Jobs that ran under one policy, in order of arrival, with the scenario and holds of a replay."""
 
-    jobs: tuple[Recorded, ...]
+    jobs: tuple[RecordedJob, ...]
     scenario: Scenario
     holds: tuple[Hold, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
+class ReplayErrors:
     """A replay compared with the record. Errors are relative, and signed unless stated otherwise.
 
     JCT is of the jobs that were done in the record. Throughput is the sum of batch / iteration time
@@ -76,7 +76,7 @@ class Errors:
 
 
 def campaign_of(
-    jobs: Sequence[Recorded],
+    jobs: Sequence[RecordedJob],
     arrivals: Mapping[str, tuple[float, JobSpec]],
     profiles: Sequence[EstimateRecord],
 ) -> Campaign:
@@ -110,13 +110,13 @@ def campaign_of(
         for index, job in enumerate(jobs)
         for run in job.runs
     )
-    gpu_types, nodes = preset(CLUSTER)
-    room = room_for(holds, {node.gpu_type: node.gpus for node in nodes})
+    gpu_types, nodes = preset_cluster(CLUSTER)
+    room = nodes_for_holds(holds, {node.gpu_type: node.gpus for node in nodes})
     scenario = Scenario(gpu_types=gpu_types, nodes=room, profiles=profiles, arrivals=came)
     return Campaign(jobs=tuple(jobs), scenario=scenario, holds=holds)
 
 
-def speeds(campaign: Campaign) -> list[list[float]]:
+def simulator_speeds(campaign: Campaign) -> list[list[float]]:
     """Return the simulator's iterations/s of each run of each job, or 0 without a profile."""
     world = World(campaign.scenario, overheads=Overheads())
     of_run: list[list[float]] = [[] for _ in campaign.jobs]
@@ -126,15 +126,15 @@ def speeds(campaign: Campaign) -> list[list[float]]:
     return of_run
 
 
-def jobs_with_speeds(campaign: Campaign) -> list[Recorded]:
+def jobs_with_speeds(campaign: Campaign) -> list[RecordedJob]:
     """Return the jobs whose runs all have a speed."""
-    return [j for j, s in zip(campaign.jobs, speeds(campaign), strict=True) if min(s) > 0]
+    return [j for j, s in zip(campaign.jobs, simulator_speeds(campaign), strict=True) if min(s) > 0]
 
 
-Key = tuple[Workload, Cell]
+CellKey = tuple[Workload, Cell]
 
 
-def _cell(run: Run) -> Cell:
+def _cell(run: RunSegment) -> Cell:
     return Cell(gpu_type=run.gpu_type, gpus=run.gpus, pipeline_degree=BEST_FOUND, nodes=run.nodes)
 
 
@@ -142,15 +142,15 @@ def _whatever_plan(cell: Cell) -> Cell:
     return replace(cell, pipeline_degree=BEST_FOUND, plan="")
 
 
-def _key(job: Recorded, run: Run) -> Key:
+def _key(job: RecordedJob, run: RunSegment) -> CellKey:
     return job.workload, _cell(run)
 
 
 def refine_profiles(
-    profiles: Sequence[EstimateRecord], seen: Sequence[Recorded]
+    profiles: Sequence[EstimateRecord], seen: Sequence[RecordedJob]
 ) -> list[EstimateRecord]:
     """Return the profiles, with times replaced by the medians measured by ``seen``, if any."""
-    times_s: dict[Key, list[float]] = {}
+    times_s: dict[CellKey, list[float]] = {}
     for job in seen:
         for run in job.runs:
             if run.iterations:
@@ -166,7 +166,7 @@ def as_recorded(campaign: Campaign, *, searched: bool = False) -> Campaign:
     the profiles. With ``searched``, each run has its own speed and pays for a plan search, even if
     the job was on the Cell before.
     """
-    spent: dict[tuple[str, Key], tuple[float, int]] = {}
+    spent: dict[tuple[str, CellKey], tuple[float, int]] = {}
     for job in campaign.jobs:
         for index, run in enumerate(job.runs):
             if run.iterations:
@@ -180,17 +180,17 @@ def each_searched(campaign: Campaign) -> Campaign:
     """Return the campaign with a plan search in every run, even on Cells that a job had before."""
     known = {
         (_plan(job, index, True), _key(job, run)): 1.0 / speed
-        for job, of_run in zip(campaign.jobs, speeds(campaign), strict=True)
+        for job, of_run in zip(campaign.jobs, simulator_speeds(campaign), strict=True)
         for index, (run, speed) in enumerate(zip(job.runs, of_run, strict=True))
     }
     return _at(campaign, known, True)
 
 
-def _plan(job: Recorded, run: int, of_run: bool) -> str:
+def _plan(job: RecordedJob, run: int, of_run: bool) -> str:
     return f"{job.name}.{run}" if of_run else job.name
 
 
-def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bool) -> Campaign:
+def _at(campaign: Campaign, times_s: Mapping[tuple[str, CellKey], float], of_run: bool) -> Campaign:
     """Return the campaign with plans of these iteration times.
 
     Holds without such a plan keep that of the profiles.
@@ -208,19 +208,19 @@ def _at(campaign: Campaign, times_s: Mapping[tuple[str, Key], float], of_run: bo
     )
 
 
-def _measured(key: Key, iter_time_s: float, plan: str) -> EstimateRecord:
+def _measured(key: CellKey, iter_time_s: float, plan: str) -> EstimateRecord:
     workload, cell = key
     return EstimateRecord(
         workload=workload,
         cell=replace(cell, plan=plan),
         iter_time_s=iter_time_s,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
     )
 
 
-def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]:
+def compare_replay(campaign: Campaign, overheads: Overheads) -> tuple[ReplayErrors, ReplayResult]:
     """Replay a campaign and return its errors against the record."""
-    result = replay(campaign.scenario, campaign.holds, overheads)
+    result = replay_holds(campaign.scenario, campaign.holds, overheads)
     jobs = campaign.jobs
     arrival_s = np.array([one.arrival_s for one in campaign.scenario.arrivals])
     done = np.array([job.done for job in jobs])
@@ -230,10 +230,10 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
     active = (result.end_s - first_s)[done].mean() / (ended_s - first_s)[done].mean() - 1.0
     until_s = float(ended_s.max())
     recorded, replayed = recorded_rates(jobs), replayed_rates(campaign, result)
-    trained = [course(t, until_s) for t in (recorded.trained, replayed.trained)]
+    trained = [mean_by_round(t, until_s) for t in (recorded.trained, replayed.trained)]
     bias, error = _speed_errors(campaign)
     runs = [run for job in jobs for run in job.runs]
-    return Errors(
+    return ReplayErrors(
         jobs=int(done.sum()),
         done=int((result.end_s[done] <= until_s).sum()),
         runs=len(runs),
@@ -241,8 +241,8 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
         jct_replayed_s=float(replayed_s.mean()),
         jct_job_error=float(np.abs(replayed_s / jct_s - 1.0).mean()),
         active_error=float(active),
-        throughput_recorded=float(course(recorded.held, until_s).mean()),
-        throughput_replayed=float(course(replayed.held, until_s).mean()),
+        throughput_recorded=float(mean_by_round(recorded.held, until_s).mean()),
+        throughput_replayed=float(mean_by_round(replayed.held, until_s).mean()),
         round_error=float(np.abs(trained[1] - trained[0]).mean() / trained[0].mean()),
         speed_bias=bias,
         speed_error=error,
@@ -251,19 +251,19 @@ def compare(campaign: Campaign, overheads: Overheads) -> tuple[Errors, Replayed]
     ), result
 
 
-Steps = tuple[Floats, Floats, Floats]
+RateSteps = tuple[Floats, Floats, Floats]
 """Starts and ends in seconds, and samples/s between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rates:
+class JobRates:
     """Samples/s of jobs while they hold GPUs on which they train, and while they train."""
 
-    held: Steps
-    trained: Steps
+    held: RateSteps
+    trained: RateSteps
 
 
-def recorded_rates(jobs: Sequence[Recorded]) -> Rates:
+def recorded_rates(jobs: Sequence[RecordedJob]) -> JobRates:
     """Return the rates of the runs that trained, as recorded."""
     rows = [
         (
@@ -277,18 +277,18 @@ def recorded_rates(jobs: Sequence[Recorded]) -> Rates:
         if r.iterations
     ]
     start_s, end_s, ready_s, rate = np.array(rows).T
-    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+    return JobRates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
 
 
-def replayed_rates(campaign: Campaign, found: Replayed) -> Rates:
+def replayed_rates(campaign: Campaign, found: ReplayResult) -> JobRates:
     """Return the rates of the segments that trained."""
     batch = [job.workload.global_batch for job in campaign.jobs]
     start_s, end_s, rate = held_steps(found.segments, batch)
     ready_s = np.array([s.ready_s for s in found.segments if s.iterations > 0])
-    return Rates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
+    return JobRates(held=(start_s, end_s, rate), trained=(ready_s, end_s, rate))
 
 
-def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
+def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> RateSteps:
     """Return the rates of trained segments while their GPUs were held. ``batch`` is by job."""
     rows = [
         (s.start_s, s.end_s, s.iterations * batch[s.job] / (s.end_s - s.ready_s))
@@ -299,7 +299,7 @@ def held_steps(segments: Sequence[Segment], batch: Sequence[int]) -> Steps:
     return start_s, end_s, rate
 
 
-def course(steps: Steps, until_s: float) -> Floats:
+def mean_by_round(steps: RateSteps, until_s: float) -> Floats:
     """Return the mean of the sum of steps in each round until the end, float64[rounds]."""
     start_s, end_s, rate = steps
     edges = ROUND_S * np.arange(math.ceil(until_s / ROUND_S) + 1)
@@ -312,7 +312,7 @@ def course(steps: Steps, until_s: float) -> Floats:
 
 def _speed_errors(campaign: Campaign) -> tuple[float, float]:
     ratio, weight = [], []
-    for job, of_run in zip(campaign.jobs, speeds(campaign), strict=True):
+    for job, of_run in zip(campaign.jobs, simulator_speeds(campaign), strict=True):
         for run, speed in zip(job.runs, of_run, strict=True):
             if run.iterations:
                 ratio.append(1.0 / (speed * run.iter_time_s))
@@ -321,7 +321,7 @@ def _speed_errors(campaign: Campaign) -> tuple[float, float]:
     return float(np.average(off, weights=weight)), float(np.average(np.abs(off), weights=weight))
 
 
-def _charged(found: Replayed) -> float:
+def _charged(found: ReplayResult) -> float:
     """Return the mean seconds until training began, over the segments that trained."""
     charged = [s.ready_s - s.start_s for s in found.segments if s.iterations > 0]
     return float(np.mean(charged))

@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from tessera.benchmarks.service.hostile.attacks import KINDS
-from tessera.benchmarks.service.hostile.caller import Attack
+from tessera.benchmarks.service.hostile.caller import AttackOrders
 
 NICENESS: Final = 10
 """The niceness of an attacker.
@@ -36,7 +36,7 @@ def main() -> None:
     sys.stdout.flush()
     if not sys.stdin.readline():
         return
-    attack = Attack(
+    attack = AttackOrders(
         address=orders.address,
         load=orders.load,
         seed=orders.seed,

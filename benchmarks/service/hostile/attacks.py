@@ -9,7 +9,12 @@ from typing import Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tessera.benchmarks.service.hostile.caller import AN_HOUR_S, Attack, Caller, call_from_threads
+from tessera.benchmarks.service.hostile.caller import (
+    AN_HOUR_S,
+    AttackOrders,
+    Caller,
+    call_from_threads,
+)
 from tessera.benchmarks.service.hostile.documents import (
     MIB,
     hostile_architectures,
@@ -18,16 +23,16 @@ from tessera.benchmarks.service.hostile.documents import (
     nest_brackets,
 )
 from tessera.benchmarks.service.hostile.requests import (
-    ATTACKED,
-    CROWDED,
-    FLOODED,
+    ATTACKED_CLUSTER,
+    CROWDED_CLUSTER,
+    FLOODED_CLUSTER,
     GPU_TYPE,
-    parent,
+    cluster_name,
     sample_requests,
     submit_request,
-    workload,
+    workload_on,
 )
-from tessera.benchmarks.service.hostile.tally import Tally
+from tessera.benchmarks.service.hostile.tally import CallTally
 from tessera.benchmarks.service.hostile.unread import leave_unread
 from tessera.v1 import (
     clusters_pb2,
@@ -43,7 +48,7 @@ PATIENCE_S: Final = 5.0
 
 MAX_ARCHITECTURE: Final = 65_536
 MAX_DOCUMENT: Final = 16 * MIB
-TOO_LARGE: Final = 63 * MIB
+LARGEST_TEXT_CHARS: Final = 63 * MIB
 """The number of characters that still fit into a message of 64 MiB."""
 
 UPSERT_MODELS: Final = "/tessera.v1.Estimates/UpsertModels"
@@ -53,7 +58,7 @@ REPLAY: Final = "/tessera.v1.Scheduler/ReplayRound"
 LIST_JOBS: Final = "/tessera.v1.Jobs/ListJobs"
 
 
-def send_documents(attack: Attack) -> Tally:
+def send_documents(attack: AttackOrders) -> CallTally:
     """Send documents that expand, in every field that takes a document."""
     calls = list(document_calls(attack))
 
@@ -68,7 +73,7 @@ DocumentCall = tuple[str, str, Callable[[], bytes]]
 """A description, the method's path, and a function that makes the request."""
 
 
-def document_calls(attack: Attack) -> list[DocumentCall]:
+def document_calls(attack: AttackOrders) -> list[DocumentCall]:
     """Return the calls that carry a hostile document or text."""
     result: list[DocumentCall] = []
     texts = [*hostile_texts(MAX_ARCHITECTURE), *hostile_architectures()]
@@ -78,7 +83,7 @@ def document_calls(attack: Attack) -> list[DocumentCall]:
     links = attack.scaled(100_000, 1_000)
     for name, text in [*hostile_texts(size), *hostile_topologies(links)]:
         result.append((f"topology: {name}", UPDATE_TOPOLOGY, _serve(_topology(text))))
-    large = attack.scaled(TOO_LARGE, MIB)
+    large = attack.scaled(LARGEST_TEXT_CHARS, MIB)
     result.append(("architecture: far too long", UPSERT_MODELS, lambda: _models("[" * large)))
     result.append(("topology: far too long", UPDATE_TOPOLOGY, lambda: _topology("[" * large)))
     for name, text in (
@@ -87,7 +92,7 @@ def document_calls(attack: Attack) -> list[DocumentCall]:
         ("a number", "9" * 900),
     ):
         token = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-        request = jobs_pb2.ListJobsRequest(parent=parent(ATTACKED), page_token=token)
+        request = jobs_pb2.ListJobsRequest(parent=cluster_name(ATTACKED_CLUSTER), page_token=token)
         result.append((f"page token: {name}", LIST_JOBS, _serve(request.SerializeToString())))
     for name, objective in (
         ("thens", " then ".join(["throughput"] * 90)),
@@ -111,27 +116,31 @@ def _serve(raw: bytes) -> Callable[[], bytes]:
 def _models(text: str) -> bytes:
     model = estimates_pb2.Model(model="hostile", params="1B", architecture=text)
     return estimates_pb2.UpsertModelsRequest(
-        parent=parent(ATTACKED), models=[model], validate_only=True
+        parent=cluster_name(ATTACKED_CLUSTER), models=[model], validate_only=True
     ).SerializeToString()
 
 
 def _topology(text: str) -> bytes:
-    topology = networks_pb2.Topology(name=f"{parent(ATTACKED)}/topology", document=text)
+    topology = networks_pb2.Topology(
+        name=f"{cluster_name(ATTACKED_CLUSTER)}/topology", document=text
+    )
     return networks_pb2.UpdateTopologyRequest(
         topology=topology, validate_only=True
     ).SerializeToString()
 
 
-def _dry_run(options: scheduler_pb2.RoundOptions, cluster: str = CROWDED) -> bytes:
+def _dry_run(options: scheduler_pb2.RoundOptions, cluster: str = CROWDED_CLUSTER) -> bytes:
     return scheduler_pb2.ScheduleRequest(
-        parent=parent(cluster), options=options, dry_run=True
+        parent=cluster_name(cluster), options=options, dry_run=True
     ).SerializeToString()
 
 
-FAIR: Final = "max-min within 5% then finish-time-fairness within 1% then makespan then throughput"
+FAIR_OBJECTIVE: Final = (
+    "max-min within 5% then finish-time-fairness within 1% then makespan then throughput"
+)
 
 
-LEVELS: Final = (1000, 64)
+FAIRNESS_LEVELS: Final = (1000, 64)
 """The numbers of fairness levels in hostile options: far too many, and the highest allowed."""
 
 
@@ -139,11 +148,11 @@ def hostile_options() -> list[scheduler_pb2.RoundOptions]:
     """Return options for the longest possible rounds, within the limits and beyond them."""
     options, many, eight = scheduler_pb2.RoundOptions, many_goals(1000), many_goals(140)
     result = []
-    for levels in LEVELS:
+    for levels in FAIRNESS_LEVELS:
         result += [
-            options(objective=FAIR, fairness_levels=levels, gap=1e-9),
+            options(objective=FAIR_OBJECTIVE, fairness_levels=levels, gap=1e-9),
             options(objective="max-min then jct", fairness_levels=levels, solver="cp-sat"),
-            options(objective=FAIR, fairness_levels=levels, solver="lp"),
+            options(objective=FAIR_OBJECTIVE, fairness_levels=levels, solver="lp"),
         ]
     for objective in (many, eight):
         result += [
@@ -167,13 +176,17 @@ def many_goals(characters: int) -> str:
     raise AssertionError("unreachable")
 
 
-def ask_for_rounds(attack: Attack) -> Tally:
+def ask_for_rounds(attack: AttackOrders) -> CallTally:
     """Ask for dry runs and replays of large rounds, with an hour's deadline each."""
     options = hostile_options()
     replays = [
-        scheduler_pb2.ReplayRoundRequest(name=f"{parent(CROWDED)}/rounds/1", with_snapshot=True),
+        scheduler_pb2.ReplayRoundRequest(
+            name=f"{cluster_name(CROWDED_CLUSTER)}/rounds/1", with_snapshot=True
+        ),
         *(
-            scheduler_pb2.ReplayRoundRequest(name=f"{parent(CROWDED)}/rounds/1", options=chosen)
+            scheduler_pb2.ReplayRoundRequest(
+                name=f"{cluster_name(CROWDED_CLUSTER)}/rounds/1", options=chosen
+            )
             for chosen in options
         ),
     ]
@@ -189,16 +202,16 @@ def ask_for_rounds(attack: Attack) -> Tally:
     return call_from_threads(attack, attack.scaled(64, 4), ask, attack.scaled(10_000, 100))
 
 
-def list_everything(attack: Attack) -> Tally:
+def list_everything(attack: AttackOrders) -> CallTally:
     """List all jobs in pages of the largest size, and everything else that can be listed."""
     others = [
         (path, request.SerializeToString())
-        for path, request in sample_requests(CROWDED).items()
+        for path, request in sample_requests(CROWDED_CLUSTER).items()
         if "/List" in path
     ]
 
     def follow(caller: Caller) -> None:
-        request = jobs_pb2.ListJobsRequest(parent=parent(FLOODED), page_size=10_000)
+        request = jobs_pb2.ListJobsRequest(parent=cluster_name(FLOODED_CLUSTER), page_size=10_000)
         while not attack.is_over:
             answer = caller.call(LIST_JOBS, request.SerializeToString(), timeout_s=AN_HOUR_S)
             if answer is None:
@@ -212,12 +225,12 @@ def list_everything(attack: Attack) -> Tally:
     return call_from_threads(attack, attack.scaled(16, 2), follow, attack.scaled(2_000, 20))
 
 
-def submit_floods(attack: Attack) -> Tally:
+def submit_floods(attack: AttackOrders) -> CallTally:
     """Submit the highest allowed number of jobs per call from many threads."""
     path, size = "/tessera.v1.Jobs/SubmitJobs", attack.scaled(40_000, 100)
     batch = min(10_000, size)
-    real = submit_request(FLOODED, batch).SerializeToString()
-    checked = submit_request(FLOODED, batch, validate_only=True).SerializeToString()
+    real = submit_request(FLOODED_CLUSTER, batch).SerializeToString()
+    checked = submit_request(FLOODED_CLUSTER, batch, validate_only=True).SerializeToString()
 
     def submit(caller: Caller) -> None:
         raw = checked if caller.rng.random() < 0.5 else real
@@ -226,7 +239,7 @@ def submit_floods(attack: Attack) -> Tally:
     return call_from_threads(attack, attack.scaled(32, 2), submit, attack.scaled(100, 4))
 
 
-def call_impatiently(attack: Attack) -> Tally:
+def call_impatiently(attack: AttackOrders) -> CallTally:
     """Call every method with a deadline of 1 to 50 ms, or leave after that time."""
     requests = [(p, r.SerializeToString()) for p, r in sample_requests().items()]
     requests.append((SCHEDULE, _dry_run(hostile_options()[0])))
@@ -242,7 +255,7 @@ def call_impatiently(attack: Attack) -> Tally:
     return call_from_threads(attack, attack.scaled(32, 2), hurry, attack.scaled(200_000, 500))
 
 
-def flood(attack: Attack) -> Tally:
+def flood_resources(attack: AttackOrders) -> CallTally:
     """Create large numbers of clusters, models, tenants, nodes and workloads."""
 
     def fill(caller: Caller) -> None:
@@ -254,17 +267,19 @@ def flood(attack: Attack) -> Tally:
     return call_from_threads(attack, attack.scaled(16, 2), fill, attack.scaled(40_000, 100))
 
 
-Flood = Callable[[int, Attack], tuple[str, bytes]]
+Flood = Callable[[int, AttackOrders], tuple[str, bytes]]
 
 
-def _empty_cluster(turn: int, attack: Attack) -> tuple[str, bytes]:
+def _empty_cluster(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
     gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=1)
-    cluster = clusters_pb2.Cluster(name=parent(f"empty-{attack.seed}-{turn}"), gpu_types=[gpu_type])
+    cluster = clusters_pb2.Cluster(
+        name=cluster_name(f"empty-{attack.seed}-{turn}"), gpu_types=[gpu_type]
+    )
     request = clusters_pb2.UpsertClusterRequest(cluster=cluster)
     return "/tessera.v1.Clusters/UpsertCluster", request.SerializeToString()
 
 
-def _models_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
+def _models_of_one_call(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
     text = (
         "{architecture: transformer, layers: 96, hidden: 64, heads: 2, sequence: 64, vocabulary: 9}"
     )
@@ -272,12 +287,12 @@ def _models_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
         estimates_pb2.Model(model=f"m{turn}", params=f"{k}B", architecture=text)
         for k in range(attack.scaled(1000, 10))
     ]
-    request = estimates_pb2.UpsertModelsRequest(parent=parent(FLOODED), models=models)
+    request = estimates_pb2.UpsertModelsRequest(parent=cluster_name(FLOODED_CLUSTER), models=models)
     return UPSERT_MODELS, request.SerializeToString()
 
 
-def _tenants_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
-    place = parent(FLOODED)
+def _tenants_of_one_call(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
+    place = cluster_name(FLOODED_CLUSTER)
     tenants = [
         tenants_pb2.Tenant(name=f"{place}/tenants/t{turn}-{k}", weight=1.0)
         for k in range(attack.scaled(10_000, 100))
@@ -286,8 +301,8 @@ def _tenants_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
     return "/tessera.v1.Tenants/UpsertTenants", request.SerializeToString()
 
 
-def _nodes_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
-    place = parent(FLOODED)
+def _nodes_of_one_call(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
+    place = cluster_name(FLOODED_CLUSTER)
     nodes = [
         clusters_pb2.Node(name=f"{place}/nodes/n{turn}-{k}", gpu_type=GPU_TYPE, gpus=64)
         for k in range(attack.scaled(4_000, 10))
@@ -296,14 +311,16 @@ def _nodes_of_one_call(turn: int, attack: Attack) -> tuple[str, bytes]:
     return "/tessera.v1.Clusters/UpsertNodes", request.SerializeToString()
 
 
-def _job_of_a_new_workload(turn: int, attack: Attack) -> tuple[str, bytes]:
-    job = jobs_pb2.Job(iterations=1, requested_gpus=8, workload=workload(turn), tenant=f"t{turn}")
-    request = jobs_pb2.SubmitJobRequest(parent=parent(FLOODED), job=job)
+def _job_of_a_new_workload(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
+    job = jobs_pb2.Job(
+        iterations=1, requested_gpus=8, workload=workload_on(turn), tenant=f"t{turn}"
+    )
+    request = jobs_pb2.SubmitJobRequest(parent=cluster_name(FLOODED_CLUSTER), job=job)
     return "/tessera.v1.Jobs/SubmitJob", request.SerializeToString()
 
 
-def _new_labels(turn: int, attack: Attack) -> tuple[str, bytes]:
-    name = f"{parent(ATTACKED)}/jobs/steady-0"
+def _new_labels(turn: int, attack: AttackOrders) -> tuple[str, bytes]:
+    name = f"{cluster_name(ATTACKED_CLUSTER)}/jobs/steady-0"
     job = jobs_pb2.Job(name=name, labels={"turn": str(turn)})
     request = jobs_pb2.UpdateJobRequest(job=job, update_mask=FieldMask(paths=["labels"]))
     return "/tessera.v1.Jobs/UpdateJob", request.SerializeToString()
@@ -318,13 +335,13 @@ FLOODS: Final[tuple[Flood, ...]] = (
     _new_labels,
 )
 
-KINDS: Final[Mapping[str, Callable[[Attack], Tally]]] = {
+KINDS: Final[Mapping[str, Callable[[AttackOrders], CallTally]]] = {
     "documents": send_documents,
     "rounds": ask_for_rounds,
     "unread": leave_unread,
     "submits": submit_floods,
     "lists": list_everything,
     "impatient": call_impatiently,
-    "floods": flood,
+    "floods": flood_resources,
 }
 """The kinds of attacks by name, in the order in which they are run."""

@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 
-async def serve(address: str) -> None:
+async def serve_health(address: str) -> None:
     """Answer health checks at the address."""
     server = grpc.aio.server()
     servicer = health.aio.HealthServicer()
@@ -24,4 +24,4 @@ async def serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    asyncio.run(serve_health(sys.argv[1]))

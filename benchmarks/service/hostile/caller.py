@@ -12,9 +12,9 @@ from typing import Final
 import grpc
 import numpy as np
 
-from tessera.benchmarks.service.hostile.tally import LEFT, Tally, merge_tallies
+from tessera.benchmarks.service.hostile.tally import LEFT_CODE, CallTally, merge_tallies
 
-OPTIONS: Final = [
+CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 128 << 20),  # large, to test whether the server accepts it
     ("grpc.use_local_subchannel_pool", 1),  # a separate connection for each caller
@@ -27,7 +27,7 @@ PAUSE_S: Final = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Attack:
+class AttackOrders:
     """The orders of one attacker: the target, the load and the end of the attack."""
 
     address: str
@@ -55,10 +55,10 @@ class Attack:
 class Caller:
     """A connection whose calls are counted, and abandoned when the attack is over."""
 
-    def __init__(self, attack: Attack, number: int) -> None:
-        self.attack, self.tally = attack, Tally()
+    def __init__(self, attack: AttackOrders, number: int) -> None:
+        self.attack, self.tally = attack, CallTally()
         self.rng = np.random.default_rng((attack.seed, number))
-        self._channel = grpc.insecure_channel(attack.address, options=OPTIONS)
+        self._channel = grpc.insecure_channel(attack.address, options=CHANNEL_OPTIONS)
 
     def call(
         self,
@@ -80,7 +80,7 @@ class Caller:
             answer = call.result(timeout=max(0.0, patience_s))
         except grpc.FutureTimeoutError:
             call.cancel()
-            code = LEFT
+            code = LEFT_CODE
         except grpc.RpcError as error:
             code, details = error.code().name, error.details() or ""
         self.tally.record(what, code, time.monotonic() - started_s, details)
@@ -94,8 +94,8 @@ class Caller:
 
 
 def call_from_threads(
-    attack: Attack, threads: int, work: Callable[[Caller], None], most_calls: int
-) -> Tally:
+    attack: AttackOrders, threads: int, work: Callable[[Caller], None], most_calls: int
+) -> CallTally:
     """Repeat ``work`` from threads with a connection each.
 
     They stop when the attack is over or ``most_calls`` calls have been made.

@@ -12,22 +12,22 @@ from typing import Final
 from tessera.benchmarks.service.agents import AgentProcess
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.benchmarks.service.hostile.requests import (
-    ATTACKED,
-    CROWDED,
-    FLOODED,
+    ATTACKED_CLUSTER,
+    CROWDED_CLUSTER,
+    FLOODED_CLUSTER,
     GPU_TYPE,
-    NEIGHBOUR,
+    NEIGHBOUR_CLUSTER,
     cell_of,
-    parent,
+    cluster_name,
     small_job,
     submit_request,
 )
 from tessera.db.audit import count_lost_jobs
-from tessera.db.engine import Database, connect
+from tessera.db.engine import Database, connect_database
 from tessera.estimator.samples import sample_profiles
-from tessera.service.cli.demo.drive import add_estimates, make_cluster, schedule, submit
-from tessera.service.cli.demo.stack import Server, Stack, free_port, running
-from tessera.simulator.clusters import tiny
+from tessera.service.cli.demo.drive import add_estimates, make_cluster, schedule_round, submit_jobs
+from tessera.service.cli.demo.stack import ServerProcess, Stack, free_port, run_stack
+from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 
@@ -62,7 +62,9 @@ class Lab:
     def __init__(self, stack: Stack, load: float, seed: int, grace_s: float) -> None:
         self._load, self._seed, self.grace_s = load, seed, grace_s
         self.stack = stack
-        self.database: Database = connect(stack.database_url, pool_size=3, statement_timeout_s=20.0)
+        self.database: Database = connect_database(
+            stack.database_url, pool_size=3, statement_timeout_s=20.0
+        )
         self._left = ExitStack()
         self._left.callback(self.database.engine.dispose)
         self.agents: list[AgentProcess] = []
@@ -80,7 +82,7 @@ class Lab:
         self._left.callback(control.kill)
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerProcess:
         """Return the server under attack."""
         return self.stack.servers[0]
 
@@ -98,44 +100,44 @@ class Lab:
 
     def fill(self) -> None:
         """Create the clusters, start their agents, and start their jobs."""
-        for cluster in (ATTACKED, NEIGHBOUR, FLOODED):
+        for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER, FLOODED_CLUSTER):
             self._make_cluster(cluster)
-        for cluster in (ATTACKED, NEIGHBOUR):
+        for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER):
             nodes = [(f"n{k}", GPU_TYPE, 2) for k in range(NODES)]
             folder = self.stack.folder / "agents" / cluster
             self.agents.append(
                 AgentProcess(address=self.address, cluster=cluster, nodes=nodes, folder=folder)
             )
         self._make_crowd()
-        for cluster in (ATTACKED, NEIGHBOUR):
+        for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER):
             self._start_jobs(cluster)
         jobs = max(100, round(100_000 * self._load))
         for start in range(0, jobs, BATCH):
-            request = submit_request(FLOODED, min(BATCH, jobs - start))
+            request = submit_request(FLOODED_CLUSTER, min(BATCH, jobs - start))
             self.stack.jobs.SubmitJobs(request)
 
     def _make_cluster(self, cluster: str) -> None:
         kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
-        made = clusters_pb2.Cluster(name=parent(cluster), gpu_types=[kind])
+        made = clusters_pb2.Cluster(name=cluster_name(cluster), gpu_types=[kind])
         self.stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=made))
         request = estimates_pb2.UpsertCellsRequest(
-            parent=parent(cluster), cells=[cell_of(gpus) for gpus in (1, 2, 4)]
+            parent=cluster_name(cluster), cells=[cell_of(gpus) for gpus in (1, 2, 4)]
         )
         self.stack.estimates.UpsertCells(request)
 
     def _make_crowd(self) -> None:
         """Fill a cluster of 64 GPUs with more jobs than it can run, and run its first round."""
-        types, self._nodes = tiny()
+        types, self._nodes = tiny_cluster()
         make_cluster(self.stack, types, self._nodes)
         profiles = sample_profiles()
         add_estimates(self.stack, profiles)
         self._join_fleet()
         arrivals = philly_like(max(50, round(2_000 * self._load)), self._seed, profiles=profiles)
-        submit(self.stack, [arrival.spec for arrival in arrivals])
-        schedule(self.stack, 60.0, solver="greedy")
+        submit_jobs(self.stack, [arrival.spec for arrival in arrivals])
+        schedule_round(self.stack, 60.0, solver="greedy")
 
     def _join_fleet(self) -> None:
-        self._fleet = Fleet(self.address, CROWDED, self._nodes, FLEET)
+        self._fleet = Fleet(self.address, CROWDED_CLUSTER, self._nodes, FLEET)
         self._fleet.__enter__()
 
     def dismiss_fleet(self) -> None:
@@ -151,19 +153,23 @@ class Lab:
             job = small_job(gpus=2, weight=1000.0, iterations=10**12)
             job.guaranteed = True
             request = jobs_pb2.SubmitJobRequest(
-                parent=parent(cluster), job_id=f"steady-{k}", job=job
+                parent=cluster_name(cluster), job_id=f"steady-{k}", job=job
             )
             self.stack.jobs.SubmitJob(request)
-        round_request = scheduler_pb2.ScheduleRequest(parent=parent(cluster), summary_only=True)
+        round_request = scheduler_pb2.ScheduleRequest(
+            parent=cluster_name(cluster), summary_only=True
+        )
         self.stack.scheduler.Schedule(round_request, timeout=60)
-        running_jobs = jobs_pb2.ListJobsRequest(parent=parent(cluster), states=[jobs_pb2.RUNNING])
+        running_jobs = jobs_pb2.ListJobsRequest(
+            parent=cluster_name(cluster), states=[jobs_pb2.RUNNING]
+        )
         self._wait(
             lambda: len(self.stack.jobs.ListJobs(running_jobs).jobs) == STEADY_JOBS,
             f"the jobs of {cluster} run",
         )
 
     def _wait_for_nodes(self, cluster: str) -> None:
-        request = clusters_pb2.ListNodesRequest(parent=parent(cluster), page_size=1000)
+        request = clusters_pb2.ListNodesRequest(parent=cluster_name(cluster), page_size=1000)
         self._wait(
             lambda: (
                 sum(
@@ -190,17 +196,20 @@ class Lab:
         self.server.start()
         self.server.wait()
         self._join_fleet()
-        for cluster in (ATTACKED, NEIGHBOUR):
+        for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER):
             self._wait_for_nodes(cluster)
 
     def watched_agents(self) -> list[tuple[str, str]]:
         """Return the clusters and names of the agents that must keep their leases."""
-        return [(ATTACKED, "n0"), (NEIGHBOUR, "n0"), (CROWDED, FLEET)]
+        return [(ATTACKED_CLUSTER, "n0"), (NEIGHBOUR_CLUSTER, "n0"), (CROWDED_CLUSTER, FLEET)]
 
     def count_new_losses(self) -> int:
         """Return the number of lapsed leases and of jobs that lost GPUs since the last call."""
         lapses = sum(agent.count_lapses() for agent in self.agents)
-        lost = sum(count_lost_jobs(self.database, c) for c in (ATTACKED, NEIGHBOUR, CROWDED))
+        lost = sum(
+            count_lost_jobs(self.database, c)
+            for c in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER, CROWDED_CLUSTER)
+        )
         result = lapses - self._lapses + lost - self._lost
         self._lapses, self._lost = lapses, lost
         return result
@@ -228,7 +237,7 @@ def find_raised(log: Iterable[str]) -> list[str]:
 @contextmanager
 def filled_lab(load: float, seed: int, grace_s: float) -> Iterator[Lab]:
     """Start and fill a lab whose server has this grace, and end it at the end of the block."""
-    with running(settings={**SETTINGS, "TESSERA_GRACE_S": str(grace_s)}) as stack:
+    with run_stack(settings={**SETTINGS, "TESSERA_GRACE_S": str(grace_s)}) as stack:
         lab = Lab(stack, load, seed, grace_s)
         try:
             lab.fill()

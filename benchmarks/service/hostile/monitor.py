@@ -125,7 +125,7 @@ def wait_until_given_back(pid: int, before_mib: float, left_s: float, within_s: 
 
 
 @dataclass(slots=True)
-class Seen:
+class MonitorReadings:
     """The highest memory and silences that the monitor has seen since the last query."""
 
     rss_mib: float = 0.0
@@ -150,7 +150,7 @@ class Monitor:
         self._database, self._agents = database, frozenset(agents)
         self._clusters = sorted({cluster for cluster, _ in agents})
         self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._seen = Seen()
+        self._seen = MonitorReadings()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._process: psutil.Process | None = None
         self._base_mib = 0.0
@@ -170,11 +170,11 @@ class Monitor:
         with self._lock:
             self._process, self._base_mib = psutil.Process(pid), base_mib
 
-    def take_seen(self) -> Seen:
+    def take_seen(self) -> MonitorReadings:
         """Return the worst values since the last call."""
         self.look()
         with self._lock:
-            seen, self._seen = self._seen, Seen()
+            seen, self._seen = self._seen, MonitorReadings()
         return seen
 
     def look(self) -> None:

@@ -11,8 +11,13 @@ from typing import Final, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.benchmarks.service.hostile.requests import NEIGHBOUR, parent, request_id, small_job
-from tessera.service.cli.demo.stack import OPTIONS
+from tessera.benchmarks.service.hostile.requests import (
+    NEIGHBOUR_CLUSTER,
+    cluster_name,
+    request_id,
+    small_job,
+)
+from tessera.service.cli.demo.stack import CHANNEL_OPTIONS
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 PATIENCE_S: Final = 20.0
@@ -26,7 +31,7 @@ WAITING_JOBS: Final = 10
 """The number of submitted jobs that the well-behaved caller leaves. It cancels older ones."""
 
 _QUICK: Final = [
-    *OPTIONS,
+    *CHANNEL_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
@@ -35,7 +40,7 @@ _QUICK: Final = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class CallSample:
     """One call of a well-behaved caller."""
 
     kind: str
@@ -45,11 +50,11 @@ class Sample:
     """The code and message of the error, or empty if the call was answered."""
 
 
-class Samples:
+class CallSamples:
     """The calls of all well-behaved callers, in the order in which they ended."""
 
     def __init__(self) -> None:
-        self._samples: list[Sample] = []
+        self._samples: list[CallSample] = []
 
     def time_call(self, kind: str, call: Callable[[], object]) -> None:
         """Make a call, and record its duration and failure."""
@@ -59,15 +64,17 @@ class Samples:
         except grpc.RpcError as error:
             failure = f"{kind}: {error.code().name} {(error.details() or '')[:200]}"
         self._samples.append(
-            Sample(kind=kind, began_s=began_s, seconds=time.monotonic() - began_s, failure=failure)
+            CallSample(
+                kind=kind, began_s=began_s, seconds=time.monotonic() - began_s, failure=failure
+            )
         )
 
-    def select(self, from_s: float, to_s: float) -> list[Sample]:
+    def select(self, from_s: float, to_s: float) -> list[CallSample]:
         """Return the calls that began in the interval."""
         return [s for s in list(self._samples) if from_s <= s.began_s < to_s]
 
 
-class Repeated:
+class RepeatingThread:
     """A thread that repeats its work and can be paused between two turns."""
 
     def __init__(self, work: Callable[[], None], every_s: float) -> None:
@@ -114,7 +121,7 @@ class Repeated:
 class HealthProbe:
     """A prober of a server's health, alternating between one lasting connection and new ones."""
 
-    def __init__(self, address: str, samples: Samples, kind: str) -> None:
+    def __init__(self, address: str, samples: CallSamples, kind: str) -> None:
         self._address, self._samples, self._kind = address, samples, kind
         self._channel = grpc.insecure_channel(address, options=_QUICK)
         self._turn = 0
@@ -136,12 +143,12 @@ class HealthProbe:
 class Neighbour:
     """A well-behaved caller that submits, lists, reads and schedules on its own cluster."""
 
-    def __init__(self, address: str, samples: Samples) -> None:
+    def __init__(self, address: str, samples: CallSamples) -> None:
         channel = grpc.insecure_channel(address, options=_QUICK)
         self._samples = samples
         self._jobs = jobs_pb2_grpc.JobsStub(channel)
         self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
-        self._parent = parent(NEIGHBOUR)
+        self._parent = cluster_name(NEIGHBOUR_CLUSTER)
         self._waiting: list[str] = []
         self.acknowledged: list[str] = []
         """The names of all jobs whose submission was answered."""

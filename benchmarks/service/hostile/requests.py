@@ -20,13 +20,13 @@ from tessera.v1 import (
     tenants_pb2,
 )
 
-ATTACKED: Final = "attacked"
+ATTACKED_CLUSTER: Final = "attacked"
 """The cluster of the hostile callers, with a real agent."""
-NEIGHBOUR: Final = "neighbour"
+NEIGHBOUR_CLUSTER: Final = "neighbour"
 """The cluster of the well-behaved caller, with a real agent."""
-CROWDED: Final = "bench"  # the cluster of tessera.service.cli.demo.drive
+CROWDED_CLUSTER: Final = "bench"  # the cluster of tessera.service.cli.demo.drive
 """A cluster with enough GPUs and jobs to make its rounds expensive."""
-FLOODED: Final = "flooded"
+FLOODED_CLUSTER: Final = "flooded"
 """The cluster in which attackers create large numbers of resources."""
 
 MODULES: Final = (
@@ -40,7 +40,7 @@ MODULES: Final = (
 )
 
 GPU_TYPE: Final = "a40"
-JOB: Final = "steady-0"
+STEADY_JOB: Final = "steady-0"
 """A job of the attacked cluster that runs throughout."""
 
 
@@ -56,7 +56,7 @@ def path_of(method: MethodDescriptor) -> str:
     return f"/{method.containing_service.full_name}/{method.name}"
 
 
-def parent(cluster: str) -> str:
+def cluster_name(cluster: str) -> str:
     """Return the cluster's resource name."""
     return f"clusters/{cluster}"
 
@@ -64,7 +64,7 @@ def parent(cluster: str) -> str:
 def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> jobs_pb2.Job:
     """Return a job of low weight, which waits if better jobs run."""
     return jobs_pb2.Job(
-        workload=workload(gpus),
+        workload=workload_on(gpus),
         iterations=iterations,
         requested_gpus=gpus,
         weight=weight,
@@ -72,7 +72,7 @@ def small_job(gpus: int = 1, weight: float = 1e-6, iterations: int = 10**9) -> j
     )
 
 
-def workload(gpus: int) -> estimates_pb2.Workload:
+def workload_on(gpus: int) -> estimates_pb2.Workload:
     """Return a workload that runs on exactly this number of GPUs."""
     return estimates_pb2.Workload(model="m", params=f"{gpus}B", global_batch=64)
 
@@ -80,7 +80,7 @@ def workload(gpus: int) -> estimates_pb2.Workload:
 def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
     """Return the estimate of the workload that runs on this number of GPUs."""
     return estimates_pb2.CellEstimate(
-        workload=workload(gpus),
+        workload=workload_on(gpus),
         cell=estimates_pb2.Cell(gpu_type=GPU_TYPE, gpus=gpus, pipeline_degree=1),
         nodes=-(-gpus // 2),
         iter_time_s=1.0,
@@ -88,9 +88,9 @@ def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
     )
 
 
-def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Message]:
+def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> dict[str, Message]:
     """Return a request for each method without streams, by path. No request stops the job."""
-    place = parent(cluster)
+    place = cluster_name(cluster)
     jobs, estimates, scheduler = "Jobs", "Estimates", "Scheduler"
     job_name, topology = f"{place}/jobs/{job}", f"{place}/topology"
     gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
@@ -143,7 +143,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
             parent=place, names=[node.name]
         ),
         (estimates, "DeleteCells"): estimates_pb2.DeleteCellsRequest(
-            parent=place, workload=workload(1), validate_only=True
+            parent=place, workload=workload_on(1), validate_only=True
         ),
         (estimates, "DeleteModels"): estimates_pb2.DeleteModelsRequest(
             parent=place, models=[estimates_pb2.ModelName(model="own", params="1B")]
@@ -167,7 +167,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
         ),
         (estimates, "AddProfiles"): estimates_pb2.AddProfilesRequest(
             parent=place,
-            workload=workload(1),
+            workload=workload_on(1),
             gpu_type=GPU_TYPE,
             task="t",
             source="s:f",
@@ -177,7 +177,7 @@ def sample_requests(cluster: str = ATTACKED, job: str = JOB) -> dict[str, Messag
             date="2026-01-01",
         ),
         (estimates, "GetProfiling"): estimates_pb2.GetProfilingRequest(
-            parent=place, workload=workload(1)
+            parent=place, workload=workload_on(1)
         ),
         (jobs, "SubmitJob"): jobs_pb2.SubmitJobRequest(parent=place, job=small_job()),
         (jobs, "SubmitJobs"): submit_request(cluster, 10),
@@ -221,7 +221,7 @@ def submit_request(
     """Return a request that submits this number of jobs, with names chosen by the server."""
     one = jobs_pb2.SubmitJobRequest(job=small_job())
     return jobs_pb2.SubmitJobsRequest(
-        parent=parent(cluster), requests=[one] * jobs, validate_only=validate_only
+        parent=cluster_name(cluster), requests=[one] * jobs, validate_only=validate_only
     )
 
 

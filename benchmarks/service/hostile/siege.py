@@ -25,17 +25,17 @@ from tessera.benchmarks.service.hostile.monitor import (
 from tessera.benchmarks.service.hostile.neighbour import (
     HEALTH_EVERY_S,
     PAUSE_S,
+    CallSamples,
     HealthProbe,
     Neighbour,
-    Repeated,
-    Samples,
+    RepeatingThread,
 )
-from tessera.benchmarks.service.hostile.tally import Tally, merge_tallies
-from tessera.benchmarks.service.hostile.verdicts import QUIET_WITHIN_S, Phase
+from tessera.benchmarks.service.hostile.tally import CallTally, merge_tallies
+from tessera.benchmarks.service.hostile.verdicts import QUIET_WITHIN_S, AttackPhase
 from tessera.db.audit import count_long_transactions, find_broken_rules, load_epochs
 from tessera.formulation.errors import Unavailable
 
-TOGETHER: Final = "together"
+COMBINED_PHASE: Final = "together"
 """The name of the phase with all kinds of attacks at the same time."""
 
 NEIGHBOUR_HOST: Final = "127.0.0.2"
@@ -44,7 +44,7 @@ NEIGHBOUR_HOST: Final = "127.0.0.2"
 LEAVES_WITHIN_S: Final = 30.0
 """The time after an attack within which attackers must leave. Then they are killed."""
 
-KILLED: Final = "KILLED"
+KILLED_CODE: Final = "KILLED"
 """The code in the tally of an attacker that did not leave, and whose counts are lost."""
 
 SIGTERM_EXTRA_S: Final = 20.0
@@ -93,19 +93,19 @@ class Attackers:
                 process.stdin.write("go\n")
                 process.stdin.flush()
 
-    def wait(self) -> Tally:
+    def wait(self) -> CallTally:
         """Wait until all attackers have left, and return their merged tallies."""
         until_s = time.monotonic() + self._seconds + LEAVES_WITHIN_S
         tallies = []
         for process in self._processes:
             try:
                 out, _ = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
-                tallies.append(Tally.from_json(json.loads(out)) if out else Tally())
+                tallies.append(CallTally.from_json(json.loads(out)) if out else CallTally())
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-                tallies.append(Tally())
-                tallies[-1].record("attacker", KILLED, self._seconds)
+                tallies.append(CallTally())
+                tallies[-1].record("attacker", KILLED_CODE, self._seconds)
         return merge_tallies(tallies)
 
 
@@ -114,11 +114,11 @@ class Siege:
 
     def __init__(self, lab: Lab, *, seconds: float, load: float, seed: int) -> None:
         self._lab, self._seconds, self._load, self._seed = lab, seconds, load, seed
-        self._samples = Samples()
+        self._samples = CallSamples()
         self._left = ExitStack()
         own_address = self._left.enter_context(forward_from(NEIGHBOUR_HOST, lab.address))
         self._neighbour = Neighbour(own_address, self._samples)
-        self._working = Repeated(self._neighbour.work, PAUSE_S)
+        self._working = RepeatingThread(self._neighbour.work, PAUSE_S)
         self._monitor = Monitor(lab.database, lab.watched_agents())
         self._busy_share = BUSY_SHARE
         self._epochs: dict[str, int] = {}
@@ -128,7 +128,7 @@ class Siege:
         enter(self._working)
         addresses = {"health": self._lab.address, "control": self._lab.control_address}
         for kind, address in addresses.items():
-            enter(Repeated(HealthProbe(address, self._samples, kind).ask, HEALTH_EVERY_S))
+            enter(RepeatingThread(HealthProbe(address, self._samples, kind).ask, HEALTH_EVERY_S))
         self._follow()
         enter(self._monitor)
         return self
@@ -140,7 +140,7 @@ class Siege:
         pid = self._lab.server.process.pid
         self._monitor.follow(pid, measure_rss_mib(pid))
 
-    def rest(self) -> Phase:
+    def rest(self) -> AttackPhase:
         """Measure the well-behaved callers alone."""
         self._working.pause()
         self._wait_until_idle()
@@ -148,7 +148,7 @@ class Siege:
         began_s = time.monotonic()
         time.sleep(self._seconds)
         self._working.pause()
-        phase = Phase(name="alone", samples=self._samples.select(began_s, time.monotonic()))
+        phase = AttackPhase(name="alone", samples=self._samples.select(began_s, time.monotonic()))
         self._forget()
         return phase
 
@@ -158,7 +158,7 @@ class Siege:
         wait_until_quiet(pid, time.monotonic(), QUIET_WITHIN_S, 4 * BUSY_SHARE)
         self._busy_share = min(0.3, max(BUSY_SHARE, 2 * measure_idle_share(pid)))
 
-    def attack(self, name: str, kinds: Sequence[str]) -> Phase:
+    def attack(self, name: str, kinds: Sequence[str]) -> AttackPhase:
         """Run attacks of some kinds, wait until the callers have left, and measure the effects."""
         pid = self._lab.server.process.pid
         before_mib = measure_rss_mib(pid)
@@ -180,7 +180,7 @@ class Siege:
         )
         unheard = sum(silence_s > LEASE_S for silence_s in seen.silence_s.values())
         self._working.pause()
-        phase = Phase(
+        phase = AttackPhase(
             name=name,
             samples=self._samples.select(began_s, left_s),
             tally=tally,

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-LEFT: Final = "LEFT"
+LEFT_CODE: Final = "LEFT"
 """The code of calls whose caller left before the answer arrived."""
 
-INTERNAL: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+INTERNAL_CODES: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 """The codes of failures that the server did not expect."""
 
-EXAMPLES: Final = 5
+MAX_EXAMPLES: Final = 5
 """The number of internal errors that a tally keeps verbatim."""
 
 
 @dataclass(slots=True)
-class Tally:
+class CallTally:
     """The answers to one kind of hostile call."""
 
     codes: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class Tally:
         """Count one answer."""
         self.codes[code] += 1
         self.slowest_s[what] = max(seconds, self.slowest_s.get(what, 0.0))
-        if code in INTERNAL and len(self.examples) < EXAMPLES:
+        if code in INTERNAL_CODES and len(self.examples) < MAX_EXAMPLES:
             self.examples.append(f"{what}: {code} {details[:300]}")
 
     @property
@@ -42,7 +42,7 @@ class Tally:
     @property
     def internal(self) -> int:
         """Return the number of internal errors among the answers."""
-        return sum(count for code, count in self.codes.items() if code in INTERNAL)
+        return sum(count for code, count in self.codes.items() if code in INTERNAL_CODES)
 
     @property
     def slowest(self) -> tuple[str, float]:
@@ -58,18 +58,18 @@ class Tally:
         }
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Tally:
+    def from_json(cls, values: dict[str, Any]) -> CallTally:
         """Return the tally from values written by ``to_json``."""
         return cls(Counter(values["codes"]), dict(values["slowest_s"]), list(values["examples"]))
 
 
-def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+def merge_tallies(tallies: Iterable[CallTally]) -> CallTally:
     """Return one tally of the calls of several tallies."""
-    merged = Tally()
+    merged = CallTally()
     for tally in tallies:
         merged.codes.update(tally.codes)
         for what, seconds in tally.slowest_s.items():
             merged.slowest_s[what] = max(seconds, merged.slowest_s.get(what, 0.0))
         merged.examples += tally.examples
-    merged.examples = merged.examples[:EXAMPLES]
+    merged.examples = merged.examples[:MAX_EXAMPLES]
     return merged

@@ -11,24 +11,29 @@ from typing import Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tessera.benchmarks.service.hostile.caller import Attack, Caller
-from tessera.benchmarks.service.hostile.requests import CROWDED, FLOODED, GPU_TYPE, parent
-from tessera.benchmarks.service.hostile.tally import Tally, merge_tallies
+from tessera.benchmarks.service.hostile.caller import AttackOrders, Caller
+from tessera.benchmarks.service.hostile.requests import (
+    CROWDED_CLUSTER,
+    FLOODED_CLUSTER,
+    GPU_TYPE,
+    cluster_name,
+)
+from tessera.benchmarks.service.hostile.tally import CallTally, merge_tallies
 from tessera.benchmarks.service.hostile.wire import (
     HEADERS,
     PREFACE,
-    Unread,
+    UnreadConnection,
     pack_frame,
     pack_settings,
 )
 from tessera.v1 import agents_pb2, jobs_pb2
 
-STREAMS: Final = 100
+STREAM_COUNT: Final = 100
 """The number of streams on one connection."""
 
 HEARTBEAT_S: Final = 1.0
 
-WATCHED: Final = 20
+WATCHED_JOBS: Final = 20
 """The number of jobs that all watches share. The jobs are changed repeatedly."""
 
 WATCH: Final = "/tessera.v1.Jobs/WatchJob"
@@ -37,9 +42,9 @@ LIST_JOBS: Final = "/tessera.v1.Jobs/ListJobs"
 UPDATE_JOB: Final = "/tessera.v1.Jobs/UpdateJob"
 
 
-def leave_unread(attack: Attack) -> Tally:
+def leave_unread(attack: AttackOrders) -> CallTally:
     """Open watches, agents' streams, lists and connections without reading from them."""
-    caller, tally = Caller(attack, 0), Tally()
+    caller, tally = Caller(attack, 0), CallTally()
     jobs = _first_jobs(caller)
     updates = threading.Thread(target=_keep_changing, args=(caller, jobs))
     updates.start()
@@ -62,7 +67,7 @@ def leave_unread(attack: Attack) -> Tally:
 
 
 def _first_jobs(caller: Caller) -> list[str]:
-    request = jobs_pb2.ListJobsRequest(parent=parent(CROWDED), page_size=WATCHED)
+    request = jobs_pb2.ListJobsRequest(parent=cluster_name(CROWDED_CLUSTER), page_size=WATCHED_JOBS)
     answer = caller.call(LIST_JOBS, request.SerializeToString(), timeout_s=30.0)
     return [job.name for job in jobs_pb2.ListJobsResponse.FromString(answer or b"").jobs]
 
@@ -79,37 +84,37 @@ def _keep_changing(caller: Caller, jobs: list[str]) -> None:
         time.sleep(0.05)
 
 
-def _open_watches(attack: Attack, jobs: list[str]) -> list[Unread]:
-    connections: list[Unread] = []
+def _open_watches(attack: AttackOrders, jobs: list[str]) -> list[UnreadConnection]:
+    connections: list[UnreadConnection] = []
     for k in range(attack.scaled(2_000, 40) if jobs else 0):
-        if k % STREAMS == 0:
-            connections.append(Unread(attack.address))
+        if k % STREAM_COUNT == 0:
+            connections.append(UnreadConnection(attack.address))
         request = jobs_pb2.WatchJobRequest(name=jobs[k % len(jobs)])
         connections[-1].call(WATCH, request.SerializeToString())
     return connections
 
 
-def _open_lists(attack: Attack) -> list[Unread]:
+def _open_lists(attack: AttackOrders) -> list[UnreadConnection]:
     """Request large pages over separate connections without reading any of them."""
-    request = jobs_pb2.ListJobsRequest(parent=parent(FLOODED), page_size=10_000)
+    request = jobs_pb2.ListJobsRequest(parent=cluster_name(FLOODED_CLUSTER), page_size=10_000)
     connections = []
     for _ in range(attack.scaled(200, 4)):
-        connection = Unread(attack.address)
+        connection = UnreadConnection(attack.address)
         connection.call(LIST_JOBS, request.SerializeToString())
         connections.append(connection)
     return connections
 
 
-def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
+def _open_agents(attack: AttackOrders) -> list[tuple[UnreadConnection, list[int]]]:
     """Pose as agents that send heartbeats but read nothing."""
-    agents: list[tuple[Unread, list[int]]] = []
+    agents: list[tuple[UnreadConnection, list[int]]] = []
     for k in range(attack.scaled(500, 10)):
-        if k % STREAMS == 0:
-            agents.append((Unread(attack.address), []))
+        if k % STREAM_COUNT == 0:
+            agents.append((UnreadConnection(attack.address), []))
         name = f"forged-{attack.seed}-{k}"
         node = agents_pb2.AgentNode(node=name, gpu_type=GPU_TYPE, gpus=1)
         hello = agents_pb2.Hello(
-            parent=parent(FLOODED), agent_id=name, incarnation="1", nodes=[node]
+            parent=cluster_name(FLOODED_CLUSTER), agent_id=name, incarnation="1", nodes=[node]
         )
         connection, streams = agents[-1]
         message = agents_pb2.AgentMessage(hello=hello).SerializeToString()
@@ -117,7 +122,7 @@ def _open_agents(attack: Attack) -> list[tuple[Unread, list[int]]]:
     return agents
 
 
-def _open_halves(attack: Attack) -> list[socket.socket]:
+def _open_halves(attack: AttackOrders) -> list[socket.socket]:
     """Open connections that stop in the middle of their handshake."""
     starts = (
         b"",
@@ -135,7 +140,9 @@ def _open_halves(attack: Attack) -> list[socket.socket]:
 
 
 def _pump(
-    attack: Attack, connections: list[Unread], agents: list[tuple[Unread, list[int]]]
+    attack: AttackOrders,
+    connections: list[UnreadConnection],
+    agents: list[tuple[UnreadConnection, list[int]]],
 ) -> None:
     """Keep the connections alive until the attack is over."""
     with selectors.DefaultSelector() as ready:
@@ -152,7 +159,7 @@ def _pump(
                 _beat(agents)
 
 
-def _beat(agents: list[tuple[Unread, list[int]]]) -> None:
+def _beat(agents: list[tuple[UnreadConnection, list[int]]]) -> None:
     message = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()).SerializeToString()
     for connection, streams in agents:
         for stream in streams:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tessera.benchmarks.service.hostile.neighbour import Sample
-from tessera.benchmarks.service.hostile.tally import Tally
+from tessera.benchmarks.service.hostile.neighbour import CallSample
+from tessera.benchmarks.service.hostile.tally import CallTally
 from tessera.simulator.figures import Figure
 
 QUIET_WITHIN_S: Final = 10.0
@@ -28,13 +28,13 @@ The machine is then too busy with other work.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class AttackPhase:
     """The measurements during one kind of attack, or without any."""
 
     name: str
-    samples: Sequence[Sample]
+    samples: Sequence[CallSample]
     """The calls of the well-behaved callers."""
-    tally: Tally = field(default_factory=Tally)
+    tally: CallTally = field(default_factory=CallTally)
     """The answers to the hostile callers."""
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
@@ -95,7 +95,7 @@ class Phase:
 
 
 def sum_up(
-    alone: Phase, phases: Sequence[Phase], *, sigterm_s: float, grace_s: float
+    alone: AttackPhase, phases: Sequence[AttackPhase], *, sigterm_s: float, grace_s: float
 ) -> dict[str, Figure]:
     """Return the figures of the whole run: the worst phase of each, or the sum of counts."""
     alone_s = alone.longest_s("round")

@@ -73,7 +73,7 @@ def split_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
         yield kind, flags, stream & 0x7FFFFFFF, body
 
 
-class Unread:
+class UnreadConnection:
     """A connection that makes calls without reading the answers."""
 
     def __init__(self, address: str, *, window_bytes: int = 0, source: str = "") -> None:

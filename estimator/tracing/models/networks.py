@@ -23,7 +23,7 @@ from tessera.estimator.tracing.models.parts import (
     Experts,
     FeedForward,
     Norm,
-    weight,
+    normal_weights,
 )
 
 
@@ -120,15 +120,17 @@ class Decoder(eqx.Module):
     def __init__(self, s: Sizes, *, key: PRNGKeyArray) -> None:
         first, second, third, *keys = jax.random.split(key, 3 + s.layers)
         dtype = DTYPES[s.dtype]
-        self.table = weight(first, (s.vocabulary, s.hidden), s.hidden, dtype)
+        self.table = normal_weights(first, (s.vocabulary, s.hidden), s.hidden, dtype)
         self.positions = (
-            None if s.llama else weight(second, (s.sequence, s.hidden), s.hidden, dtype)
+            None if s.llama else normal_weights(second, (s.sequence, s.hidden), s.hidden, dtype)
         )
         self.blocks = [
             Block(s, key=k, experts=s.experts > 0 and i % 2 == 1) for i, k in enumerate(keys)
         ]
         self.norm = Norm(s.hidden, dtype, rms=s.llama)
-        self.out = weight(third, (s.vocabulary, s.hidden), s.hidden, dtype) if s.llama else None
+        self.out = (
+            normal_weights(third, (s.vocabulary, s.hidden), s.hidden, dtype) if s.llama else None
+        )
 
     def __call__(self, tokens: Int[Array, "b s"]) -> Float[Array, "b s v"]:
         """Return the logits of every token."""
@@ -154,8 +156,8 @@ class EncoderDecoder(eqx.Module):
     def __init__(self, s: Sizes, *, key: PRNGKeyArray) -> None:
         first, second, third, *keys = jax.random.split(key, 3 + 2 * s.layers)
         dtype = DTYPES[s.dtype]
-        self.table = weight(first, (s.vocabulary, s.hidden), s.hidden, dtype)
-        self.relative = [weight(k, (32, s.heads), 32, dtype) for k in (second, third)]
+        self.table = normal_weights(first, (s.vocabulary, s.hidden), s.hidden, dtype)
+        self.relative = [normal_weights(k, (32, s.heads), 32, dtype) for k in (second, third)]
         both = Sizes(**{f: getattr(s, f) for f in s.__dataclass_fields__} | {"causal": False})
         self.encoder = [Block(both, key=k) for k in keys[: s.layers]]
         self.decoder = [Block(s, key=k, memory=True) for k in keys[s.layers :]]
@@ -177,7 +179,7 @@ class EncoderDecoder(eqx.Module):
         return jnp.einsum("bsh,vh->bsv", self.norms[1](y), self.table)
 
 
-class Vision(eqx.Module):
+class VisionTransformer(eqx.Module):
     """ViT, with square patches as tokens.
 
     It has no class token. The mean of the tokens after the last block is classified.
@@ -192,11 +194,11 @@ class Vision(eqx.Module):
     def __init__(self, s: Sizes, *, patch: int, classes: int, key: PRNGKeyArray) -> None:
         first, second, third, *keys = jax.random.split(key, 3 + s.layers)
         dtype = DTYPES[s.dtype]
-        self.patches = weight(first, (patch, patch, 3, s.hidden), 3 * patch**2, dtype)
-        self.positions = weight(second, (s.sequence, s.hidden), s.hidden, dtype)
+        self.patches = normal_weights(first, (patch, patch, 3, s.hidden), 3 * patch**2, dtype)
+        self.positions = normal_weights(second, (s.sequence, s.hidden), s.hidden, dtype)
         self.blocks = [Block(s, key=k) for k in keys]
         self.norm = Norm(s.hidden, dtype)
-        self.out = weight(third, (s.hidden, classes), s.hidden, dtype)
+        self.out = normal_weights(third, (s.hidden, classes), s.hidden, dtype)
 
     def __call__(self, pictures: Float[Array, "b y x 3"]) -> Float[Array, "b c"]:
         """Return the logits of the classes."""
@@ -293,7 +295,7 @@ class WideResNet(eqx.Module):
                 )
                 into = 4 * channels
         self.blocks = blocks
-        self.out = weight(last, (into, classes), into, dtype)
+        self.out = normal_weights(last, (into, classes), into, dtype)
 
     def __call__(self, pictures: Float[Array, "b y x 3"]) -> Float[Array, "b c"]:
         """Return the logits of the classes."""

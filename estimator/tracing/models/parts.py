@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 DTYPES: dict[str, Any] = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
-def weight(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Array:
+def normal_weights(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Array:
     """Return normal weights of variance 1 / ``fan_in``."""
     return jnp.asarray(jax.random.normal(key, shape, dtype) * fan_in**-0.5)
 
@@ -84,10 +84,10 @@ class Attention(eqx.Module):
     ) -> None:
         groups, size = groups or heads, head_width or width // heads
         keys = jax.random.split(key, 4)
-        self.query = weight(keys[0], (width, heads, size), width, dtype)
-        self.key = weight(keys[1], (width, groups, size), width, dtype)
-        self.value = weight(keys[2], (width, groups, size), width, dtype)
-        self.out = weight(keys[3], (heads, size, width), heads * size, dtype)
+        self.query = normal_weights(keys[0], (width, heads, size), width, dtype)
+        self.key = normal_weights(keys[1], (width, groups, size), width, dtype)
+        self.value = normal_weights(keys[2], (width, groups, size), width, dtype)
+        self.out = normal_weights(keys[3], (heads, size, width), heads * size, dtype)
         self.causal, self.rotary = causal, rotary
 
     def __call__(
@@ -137,9 +137,9 @@ class FeedForward(eqx.Module):
         self, width: int, inner: int, dtype: Any, *, key: PRNGKeyArray, gated: bool = False
     ) -> None:
         keys = jax.random.split(key, 3)
-        self.into = weight(keys[0], (width, inner), width, dtype)
-        self.gate = weight(keys[1], (width, inner), width, dtype) if gated else None
-        self.out = weight(keys[2], (inner, width), inner, dtype)
+        self.into = normal_weights(keys[0], (width, inner), width, dtype)
+        self.gate = normal_weights(keys[1], (width, inner), width, dtype) if gated else None
+        self.out = normal_weights(keys[2], (inner, width), inner, dtype)
 
     def __call__(self, x: Float[Array, "b s h"]) -> Float[Array, "b s h"]:
         """Return the block's output, without the residual."""
@@ -163,9 +163,9 @@ class Experts(eqx.Module):
         self, width: int, inner: int, experts: int, dtype: Any, *, key: PRNGKeyArray, group: int
     ) -> None:
         keys = jax.random.split(key, 3)
-        self.router = weight(keys[0], (width, experts), width, dtype)
-        self.into = weight(keys[1], (experts, width, inner), width, dtype)
-        self.out = weight(keys[2], (experts, inner, width), inner, dtype)
+        self.router = normal_weights(keys[0], (width, experts), width, dtype)
+        self.into = normal_weights(keys[1], (experts, width, inner), width, dtype)
+        self.out = normal_weights(keys[2], (experts, inner, width), inner, dtype)
         self.group = group
 
     def __call__(self, x: Float[Array, "b s h"]) -> Float[Array, "b s h"]:
@@ -217,7 +217,7 @@ class Convolution(eqx.Module):
     def __init__(
         self, into: int, out: int, size: int, dtype: Any, *, key: PRNGKeyArray, stride: int = 1
     ) -> None:
-        self.kernel = weight(key, (size, size, into, out), size * size * into, dtype)
+        self.kernel = normal_weights(key, (size, size, into, out), size * size * into, dtype)
         self.scale, self.bias = jnp.ones((out,), dtype), jnp.zeros((out,), dtype)
         self.stride = stride
 

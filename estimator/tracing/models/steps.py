@@ -21,7 +21,7 @@ from tessera.estimator.tracing.models.networks import (
     Decoder,
     EncoderDecoder,
     Sizes,
-    Vision,
+    VisionTransformer,
     WideResNet,
 )
 from tessera.estimator.tracing.models.parts import DTYPES
@@ -77,7 +77,7 @@ def vision(
         causal=False,
         dtype=dtype,
     ).divided(tp)
-    params, apply = _shapes(lambda key: Vision(s, patch=patch, classes=classes, key=key))
+    params, apply = _shapes(lambda key: VisionTransformer(s, patch=patch, classes=classes, key=key))
     return _pictures(name, params, apply, samples, side, dtype)
 
 

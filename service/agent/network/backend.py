@@ -9,11 +9,11 @@ from typing import Protocol
 
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.network.tags import PRIORITIES, check_tag
-from tessera.service.agent.network.commands import Run, run
+from tessera.service.agent.network.commands import RunCommand, run_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class MapChange:
     """A change of one entry of an interface's map. If ``before`` is None, there was no entry."""
 
     interface: str
@@ -44,7 +44,7 @@ class Backend(Protocol):
         """Return the priority of each tag that the interface maps now. Raises Unavailable."""
         ...
 
-    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
+    def apply(self, wanted: Mapping[int, int]) -> tuple[MapChange, ...]:
         """Map each tag in ``wanted`` and leave others alone; return the changes.
 
         In a dry run, the changes are only returned. Otherwise, only the differences are written,
@@ -57,7 +57,7 @@ class Backend(Protocol):
         """
         ...
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return the commands that ``apply`` runs for ``changes``."""
         ...
 
@@ -66,7 +66,7 @@ class Backend(Protocol):
         ...
 
 
-class Advice:
+class AdviceBackend:
     """The back end ``none``: it remembers the requested map and does nothing."""
 
     dry_run = True
@@ -79,13 +79,13 @@ class Advice:
         """Return the requested map."""
         return dict(self._asked)
 
-    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
+    def apply(self, wanted: Mapping[int, int]) -> tuple[MapChange, ...]:
         """Return the changes that a back end would have had to make."""
-        changes = differences(self.interface, self._asked, wanted)
+        changes = find_differences(self.interface, self._asked, wanted)
         self._asked |= wanted
         return changes
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return an empty list."""
         return []
 
@@ -94,10 +94,12 @@ class Advice:
         return ("the back end none applies nothing: priorities are advice only",)
 
 
-class Tool(ABC):
+class ToolBackend(ABC):
     """A back end that reads and writes with a system command."""
 
-    def __init__(self, interface: str, *, run: Run = run, dry_run: bool = True) -> None:
+    def __init__(
+        self, interface: str, *, run: RunCommand = run_command, dry_run: bool = True
+    ) -> None:
         self.interface = interface
         self.dry_run = dry_run
         self._run = run
@@ -107,24 +109,24 @@ class Tool(ABC):
         """Return the priority of each tag that the interface maps now. Raises Unavailable."""
 
     @abstractmethod
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return the commands that ``apply`` runs for ``changes``, including any setup."""
 
     def findings(self) -> tuple[str, ...]:
         """Return sentences on what keeps priorities from having an effect on this interface."""
         return ()
 
-    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
+    def apply(self, wanted: Mapping[int, int]) -> tuple[MapChange, ...]:
         """Write the differences and read them back.
 
         Some tools exit with 0 although the driver refused.
         """
-        changes = differences(self.interface, self.read(), wanted)
+        changes = find_differences(self.interface, self.read(), wanted)
         if self.dry_run or not changes:
             return changes
         for argv in self.commands(changes):
             self._run(argv)
-        left = differences(self.interface, self.read(), wanted)
+        left = find_differences(self.interface, self.read(), wanted)
         if left:
             wrong = ", ".join(f"tag {c.tag} is {_shown(c.before)}, not {c.after}" for c in left)
             raise Unavailable(
@@ -134,22 +136,24 @@ class Tool(ABC):
         return changes
 
 
-def differences(
+def find_differences(
     interface: str, found: Mapping[int, int], wanted: Mapping[int, int]
-) -> tuple[Change, ...]:
+) -> tuple[MapChange, ...]:
     """Return the changes that turn ``found`` into ``wanted``, by tag. Raises InvalidInput."""
     for tag, priority in wanted.items():
         check_tag(tag, "tag")
         if not 0 <= priority < PRIORITIES:
             raise InvalidInput(f"tag {tag}", f"a priority is 0 to {PRIORITIES - 1}, not {priority}")
     return tuple(
-        Change(interface=interface, tag=tag, before=found.get(tag), after=priority)
+        MapChange(interface=interface, tag=tag, before=found.get(tag), after=priority)
         for tag, priority in sorted(wanted.items())
         if found.get(tag) != priority
     )
 
 
-def stages(changes: Iterable[Change]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+def split_stages(
+    changes: Iterable[MapChange],
+) -> tuple[tuple[MapChange, ...], tuple[MapChange, ...]]:
     """Return the changes to write immediately, and those to write after these have drained.
 
     New entries and moves down do not reorder packets, because packets in the higher queue leave

@@ -13,15 +13,15 @@ from typing import Any
 
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.network.tags import Fabric, Settings, assign_tags
-from tessera.service.agent.network.backend import Advice, Backend, differences
-from tessera.service.agent.network.commands import inside
-from tessera.service.agent.network.dcb import Dcb
+from tessera.formulation.network.tags import FabricCapabilities, TagSettings, assign_tags
+from tessera.service.agent.network.backend import AdviceBackend, Backend, find_differences
+from tessera.service.agent.network.commands import runner_inside
+from tessera.service.agent.network.dcb import DcbBackend
 from tessera.service.agent.network.devices import forced_traffic_classes
-from tessera.service.agent.network.launch import Launch, environment
-from tessera.service.agent.network.mlnx import MlnxQos
+from tessera.service.agent.network.launch import LaunchSettings, marking_environment
+from tessera.service.agent.network.mlnx import MlnxQosBackend
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.network.tc import Tc
+from tessera.service.agent.network.tc import TcBackend
 
 BACKENDS = ("none", "dcb", "mlnx_qos", "tc")
 EXIT_INVALID = 2
@@ -62,19 +62,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
+def make_backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
     """Return the back end of each interface. Raises InvalidInput."""
-    kind, run = options.network_backend, inside(options.netns)
+    kind, run = options.network_backend, runner_inside(options.netns)
     if kind == "none":
-        return [Advice(name) for name in options.interface or [""]]
+        return [AdviceBackend(name) for name in options.interface or [""]]
     if not options.interface:
         raise InvalidInput("--interface", "name at least one interface for this back end")
     if kind == "dcb":
-        return [Dcb(name, run=run, dry_run=dry_run) for name in options.interface]
+        return [DcbBackend(name, run=run, dry_run=dry_run) for name in options.interface]
     if kind == "mlnx_qos":
-        return [MlnxQos(name, run=run, dry_run=dry_run) for name in options.interface]
+        return [MlnxQosBackend(name, run=run, dry_run=dry_run) for name in options.interface]
     return [
-        Tc(
+        TcBackend(
             name,
             discipline=options.discipline,
             link_bit_per_s=options.link_bit_per_s,
@@ -85,7 +85,7 @@ def backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend]:
     ]
 
 
-def read_settings(path: Path, fabric: Fabric) -> Settings:
+def read_settings(path: Path, fabric: FabricCapabilities) -> TagSettings:
     """Read settings from a JSON file: levels, jobs (job: level) and optional tags (job: DSCP).
 
     Raises:
@@ -145,19 +145,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _answer(options: argparse.Namespace) -> dict[str, Any]:
     """Do what was requested; return the object to print."""
-    selected = backends(options, dry_run=options.action != "apply")
+    selected = make_backends(options, dry_run=options.action != "apply")
     if options.action == "show":
         return {b.interface: _shown(b) for b in selected}
     if options.settings is None:
         raise InvalidInput("--settings", "must be given for plan and apply")
     try:
-        fabric = Fabric(priorities=tuple(int(p) for p in options.priorities.split(",")))
+        fabric = FabricCapabilities(priorities=tuple(int(p) for p in options.priorities.split(",")))
     except ValueError as error:
         raise InvalidInput("--priorities", "must be numbers separated by commas") from error
     settings = read_settings(options.settings, fabric)
-    launch = Launch(queue_pairs=options.queue_pairs)
+    launch = LaunchSettings(queue_pairs=options.queue_pairs)
     return {
-        "jobs": {job: environment(job, settings, launch) for job in settings.tags},
+        "jobs": {job: marking_environment(job, settings, launch) for job in settings.tags},
         "interfaces": {b.interface: _carried_out(b, settings) for b in selected},
     }
 
@@ -170,12 +170,12 @@ def _shown(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _carried_out(backend: Backend, settings: Settings) -> dict[str, Any]:
+def _carried_out(backend: Backend, settings: TagSettings) -> dict[str, Any]:
     """Apply as the agent does, with a drain between the steps.
 
     Return the changes, the commands and the findings.
     """
-    changes = differences(backend.interface, backend.read(), settings.priorities)
+    changes = find_differences(backend.interface, backend.read(), settings.priorities)
     commands = [shlex.join(argv) for argv in backend.commands(changes)]
     network = NodeNetwork([backend], clock=time.monotonic)
     network.desired(settings)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from tessera.formulation.errors import Unavailable
 
-Run = Callable[[Sequence[str]], str]
+RunCommand = Callable[[Sequence[str]], str]
 """A function that runs a command and returns its output. Raises Unavailable."""
 
 PATIENCE_S = 20.0
 
-SYSTEM = "/usr/sbin:/sbin"
+SYSTEM_PATH = "/usr/sbin:/sbin"
 """The directories that hold these tools, which are often missing from a user's PATH."""
 
 _ADVICE = (
@@ -26,7 +26,7 @@ _ADVICE = (
 )
 
 
-def run(argv: Sequence[str]) -> str:
+def run_command(argv: Sequence[str]) -> str:
     """Run ``argv`` and return its standard output.
 
     Raises:
@@ -58,14 +58,14 @@ def run(argv: Sequence[str]) -> str:
 
 def search_path() -> str:
     """Return PATH with the system's own directories at its end."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), SYSTEM])
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), SYSTEM_PATH])
 
 
-def inside(netns: str) -> Run:
-    """Return ``run`` for the network namespace ``netns``; "" is the agent's own."""
+def runner_inside(netns: str) -> RunCommand:
+    """Return ``run_command`` for the network namespace ``netns``; "" is the agent's own."""
     if not netns:
-        return run
-    return lambda argv: run(["ip", "netns", "exec", netns, *argv])
+        return run_command
+    return lambda argv: run_command(["ip", "netns", "exec", netns, *argv])
 
 
 def _advice(said: str) -> str:

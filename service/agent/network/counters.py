@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.service.agent.network.devices import SYS
+from tessera.service.agent.network.devices import SYSFS_ROOT
 
 _WORD = 4  # port_*_data count words of four bytes (InfiniBand specification, PortCounters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counter:
+class PortCounter:
     """A counter of the bytes sent or received through one port since some moment."""
 
     name: str
@@ -32,20 +32,20 @@ class Counter:
             raise Unavailable(f"cannot read the counter {self.path}: {error}") from error
 
 
-def counters(sys: Path = SYS, *, received: bool = False) -> tuple[Counter, ...]:
+def find_counters(sys: Path = SYSFS_ROOT, *, received: bool = False) -> tuple[PortCounter, ...]:
     """Return the counters of bytes sent (or received) of each interface and RDMA port, by name."""
     way, rdma = ("rx_bytes", "port_rcv_data") if received else ("tx_bytes", "port_xmit_data")
     port_counters = [
-        Counter(name=path.parents[1].name, path=path)
+        PortCounter(name=path.parents[1].name, path=path)
         for path in (sys / "class/net").glob(f"*/statistics/{way}")
     ]
     for path in (sys / "class/infiniband").glob(f"*/ports/*/counters/{rdma}"):
         device, port = path.parents[3].name, path.parents[1].name
-        port_counters.append(Counter(name=f"{device}/{port}", path=path, unit_bytes=_WORD))
+        port_counters.append(PortCounter(name=f"{device}/{port}", path=path, unit_bytes=_WORD))
     return tuple(sorted(port_counters, key=lambda counter: counter.name))
 
 
-def sample(
+def sample_counter(
     read: Callable[[], int],
     *,
     step_s: float,

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.agent.network.backend import Change, Tool
-from tessera.service.agent.network.scheduling import Scheduling, shortcomings
+from tessera.service.agent.network.backend import MapChange, ToolBackend
+from tessera.service.agent.network.scheduling import TransmissionSelection, find_shortcomings
 
 
-class Dcb(Tool):
+class DcbBackend(ToolBackend):
     """A back end for the dscp-prio entries of the APP table."""
 
     def read(self) -> dict[int, int]:
         """Return the table. A tag with several priorities counts as unmapped, to be replaced."""
-        return parse(self._run(["dcb", "-j", "app", "show", "dev", self.interface]))
+        return parse_priorities(self._run(["dcb", "-j", "app", "show", "dev", self.interface]))
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return one command: ``replace`` adds new entries, then removes these tags' old ones."""
         if not changes:
             return []
@@ -34,7 +34,7 @@ class Dcb(Tool):
         used = self.read().values()
         ets = self._run(["dcb", "-j", "ets", "show", "dev", self.interface])
         pfc = self._run(["dcb", "-j", "pfc", "show", "dev", self.interface])
-        sentences = shortcomings(used, parse_scheduling(ets, pfc))
+        sentences = find_shortcomings(used, parse_scheduling(ets, pfc))
         if sentences:
             sentences.append(
                 f"`dcb ets set dev {self.interface} prio-tc 0:0 1:1 2:2 3:3 4:4 5:5 6:6 7:7"
@@ -43,7 +43,7 @@ class Dcb(Tool):
         return tuple(f"{self.interface}: {text}" for text in sentences)
 
 
-def parse(text: str) -> dict[int, int]:
+def parse_priorities(text: str) -> dict[int, int]:
     """Return DSCP -> priority from the output of ``dcb -j app show``. Raises Unavailable."""
     try:
         priorities: defaultdict[int, set[int]] = defaultdict(set)
@@ -54,11 +54,11 @@ def parse(text: str) -> dict[int, int]:
     return {tag: min(all_of) for tag, all_of in priorities.items() if len(all_of) == 1}
 
 
-def parse_scheduling(ets: str, pfc: str) -> Scheduling:
+def parse_scheduling(ets: str, pfc: str) -> TransmissionSelection:
     """Parse the output of ``dcb -j ets show`` and ``dcb -j pfc show``. Raises Unavailable."""
     try:
         table, flags = _table(ets), _table(pfc).get("prio_pfc", ())
-        return Scheduling(
+        return TransmissionSelection(
             class_of={p: int(number) for p, number in enumerate(table.get("prio_tc", ()))},
             algorithm={number: str(name) for number, name in enumerate(table.get("tc_tsa", ()))},
             lossless=frozenset(p for p, flag in enumerate(flags) if flag in (True, "on", 1)),

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SYS = Path("/sys")
+SYSFS_ROOT = Path("/sys")
 
-MOVERS = {
+PORT_SETTING_CALLS = {
     "mlx5_core": "mlx5dv_modify_qp_udp_sport",
     "bnxt_en": "bnxt_re_dv_modify_qp_udp_sport",
 }
@@ -19,7 +19,7 @@ The value is the call (rdma-core).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
+class PathControl:
     """A statement of whether the paths of a device's queue pairs can be chosen.
 
     ``reason`` gives the cause if they cannot, and the library call if they can.
@@ -30,19 +30,19 @@ class Steering:
     reason: str
 
 
-def rdma_devices(interface: str, sys: Path = SYS) -> tuple[str, ...]:
+def rdma_devices(interface: str, sys: Path = SYSFS_ROOT) -> tuple[str, ...]:
     """Return the RDMA devices of a network interface."""
     found = (sys / "class/infiniband").glob(f"*/device/net/{interface}")
     return tuple(sorted(path.parents[2].name for path in found))
 
 
-def link_layers(device: str, sys: Path = SYS) -> set[str]:
+def link_layers(device: str, sys: Path = SYSFS_ROOT) -> set[str]:
     """Return the link layers of an RDMA device's ports: ``Ethernet`` or ``InfiniBand``."""
     found = (sys / "class/infiniband" / device).glob("ports/*/link_layer")
     return {path.read_text().strip() for path in found}
 
 
-def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
+def forced_traffic_class(device: str, sys: Path = SYSFS_ROOT) -> int | None:
     """Return the class that MLNX_OFED forces on all RC queue pairs of ``device``.
 
     It overrides the jobs' own marks. Return None if none is forced, or if the driver has no such
@@ -55,7 +55,7 @@ def forced_traffic_class(device: str, sys: Path = SYS) -> int | None:
     return None
 
 
-def forced_traffic_classes(interface: str, sys: Path = SYS) -> dict[str, int]:
+def forced_traffic_classes(interface: str, sys: Path = SYSFS_ROOT) -> dict[str, int]:
     """Return the forced traffic class of each RDMA device of ``interface`` that has one."""
     classes = (
         (device, forced_traffic_class(device, sys)) for device in rdma_devices(interface, sys)
@@ -63,9 +63,9 @@ def forced_traffic_classes(interface: str, sys: Path = SYS) -> dict[str, int]:
     return {device: value for device, value in classes if value is not None}
 
 
-def steering(
-    device: str, *, adaptive_routing: bool, transport_moves_ports: bool, sys: Path = SYS
-) -> Steering:
+def find_steering(
+    device: str, *, adaptive_routing: bool, transport_moves_ports: bool, sys: Path = SYSFS_ROOT
+) -> PathControl:
     """Return whether a path can be chosen for traffic of ``device``.
 
     ``adaptive_routing`` means that the fabric spreads packets itself, which the operator knows.
@@ -80,7 +80,7 @@ def steering(
     if adaptive_routing:
         return _not(device, "adaptive routing spreads packets whatever their source port")
     driver = (base / "device/driver").resolve().name
-    if driver not in MOVERS:
+    if driver not in PORT_SETTING_CALLS:
         return _not(device, f"driver {driver} cannot modify the UDP source port of a queue pair")
     if not transport_moves_ports:
         return _not(
@@ -88,8 +88,8 @@ def steering(
             "the job's transport does not set source ports (NCCL's own does not): only more queue"
             " pairs per connection spread its traffic",
         )
-    return Steering(device=device, steerable=True, reason=MOVERS[driver])
+    return PathControl(device=device, steerable=True, reason=PORT_SETTING_CALLS[driver])
 
 
-def _not(device: str, reason: str) -> Steering:
-    return Steering(device=device, steerable=False, reason=f"not steerable: {reason}")
+def _not(device: str, reason: str) -> PathControl:
+    return PathControl(device=device, steerable=False, reason=f"not steerable: {reason}")

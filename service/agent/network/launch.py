@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import Settings, check_tag
+from tessera.formulation.network.tags import TagSettings, check_tag
 
 ECT0 = 2
 """ECN bits that declare an ECN-capable transport, as in NCCL_IB_TC=106 for DSCP 26."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchSettings:
     """The settings that are passed to jobs' libraries.
 
     ``queue_pairs`` is the number per connection; 0 leaves NCCL's default. ``ucx`` and ``hccl`` add
@@ -45,7 +45,9 @@ def traffic_class(tag: int, ecn: int) -> int:
     return check_tag(tag, "tag") * 4 + ecn
 
 
-def environment(job: str, settings: Settings, launch: Launch | None = None) -> dict[str, str]:
+def marking_environment(
+    job: str, settings: TagSettings, launch: LaunchSettings | None = None
+) -> dict[str, str]:
     """Return the variables that mark the traffic of ``job``.
 
     The result is empty if the job has no tag or is not marked. NCCL reads NCCL_IB_TC into the traffic
@@ -55,7 +57,7 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
     the class into the four bits of the service level (nccl 2.30.7, net_ib). The service level is
     the priority at launch and stays the same for the job's life, because nothing maps it again.
     """
-    launch = launch or Launch()
+    launch = launch or LaunchSettings()
     tag = settings.tags.get(job)
     if tag is None or not launch.marks:
         return {}
@@ -74,7 +76,9 @@ def environment(job: str, settings: Settings, launch: Launch | None = None) -> d
     return {name: str(value) for name, value in variables.items()}
 
 
-def overridden(job: str, settings: Settings, forced: Mapping[str, int]) -> tuple[str, ...]:
+def find_overridden_marks(
+    job: str, settings: TagSettings, forced: Mapping[str, int]
+) -> tuple[str, ...]:
     """Return a sentence for each RDMA device whose forced traffic class hides a job's mark."""
     tag = settings.tags.get(job)
     if tag is None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.network.tags import PRIORITIES
-from tessera.service.agent.network.backend import Change, Tool
-from tessera.service.agent.network.scheduling import Scheduling, shortcomings
+from tessera.service.agent.network.backend import MapChange, ToolBackend
+from tessera.service.agent.network.scheduling import TransmissionSelection, find_shortcomings
 
 _ROW = re.compile(r"^\s*prio:(\d) dscp:([\d,]*)", re.MULTILINE)
 _TRUST = re.compile(r"^Priority trust state:\s*(\w+)", re.MULTILINE)
@@ -19,15 +19,15 @@ _MEMBER = re.compile(r"^\s*priority:\s+(\d)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class InterfaceState:
     """An interface's state, as printed by ``mlnx_qos -i``."""
 
     trust: str
     priorities: dict[int, int] = field(default_factory=dict)  # empty unless the DSCP is trusted
-    scheduling: Scheduling = field(default_factory=Scheduling)
+    scheduling: TransmissionSelection = field(default_factory=TransmissionSelection)
 
 
-class MlnxQos(Tool):
+class MlnxQosBackend(ToolBackend):
     """A back end for the trust state and the map of a ConnectX interface."""
 
     def read(self) -> dict[int, int]:
@@ -37,7 +37,7 @@ class MlnxQos(Tool):
         """
         return self._state().priorities
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return two commands, because the tool refuses trust and map in one.
 
         The second command holds all entries. If the interface trusts the DSCP already, it is the
@@ -53,7 +53,7 @@ class MlnxQos(Tool):
     def findings(self) -> tuple[str, ...]:
         """Report what is not trusted, strict, in order or lossless, and how to set it."""
         state = self._state()
-        sentences = shortcomings(state.priorities.values(), state.scheduling)
+        sentences = find_shortcomings(state.priorities.values(), state.scheduling)
         if state.trust != "dscp":
             sentences = [f"trusts {state.trust}, so DSCP tags have no effect yet"]
         elif sentences:
@@ -63,11 +63,11 @@ class MlnxQos(Tool):
             )
         return tuple(f"{self.interface}: {text}" for text in sentences)
 
-    def _state(self) -> State:
-        return parse(self._run(["mlnx_qos", "-i", self.interface]))
+    def _state(self) -> InterfaceState:
+        return parse_state(self._run(["mlnx_qos", "-i", self.interface]))
 
 
-def parse(text: str) -> State:
+def parse_state(text: str) -> InterfaceState:
     """Return the state in ``text``. Raises Unavailable if ``mlnx_qos -i`` did not print it."""
     trust = _TRUST.search(text)
     if trust is None:
@@ -75,14 +75,14 @@ def parse(text: str) -> State:
     found = {
         int(tag): int(row[1]) for row in _ROW.finditer(text) for tag in row[2].split(",") if tag
     }
-    return State(
+    return InterfaceState(
         trust=trust[1],
         priorities=found if trust[1] == "dscp" else {},
         scheduling=_scheduling(text),
     )
 
 
-def _scheduling(text: str) -> Scheduling:
+def _scheduling(text: str) -> TransmissionSelection:
     pfc = _PFC.search(text)
     on = pfc[1].split() if pfc else []
     class_of: dict[int, int] = {}
@@ -93,7 +93,7 @@ def _scheduling(text: str) -> Scheduling:
         part = text[head.end() : after.start() if after else len(text)]
         for member in _MEMBER.finditer(part):
             class_of[int(member[1])] = int(head[1])
-    return Scheduling(
+    return TransmissionSelection(
         class_of=class_of,
         algorithm=algorithm,
         lossless=frozenset(p for p, flag in enumerate(on) if flag == "1"),

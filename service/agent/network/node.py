@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import Settings
-from tessera.service.agent.network.backend import Backend, Change, differences, stages
-from tessera.service.agent.network.devices import SYS, forced_traffic_classes
-from tessera.service.agent.network.launch import Launch, environment, overridden
+from tessera.formulation.network.tags import TagSettings
+from tessera.service.agent.network.backend import Backend, MapChange, find_differences, split_stages
+from tessera.service.agent.network.devices import SYSFS_ROOT, forced_traffic_classes
+from tessera.service.agent.network.launch import (
+    LaunchSettings,
+    find_overridden_marks,
+    marking_environment,
+)
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +26,7 @@ DRAIN_S = 0.1
 
 
 class NodeNetwork:
-    """An applier of ``Settings`` to a node's interfaces, in steps that keep packets in order.
+    """An applier of ``TagSettings`` to a node's interfaces, in steps that keep packets in order.
 
     New entries and moves down come first, and moves up follow ``drain_s`` later. Any two steps are
     at least ``drain_s`` apart. Nothing here waits: ``desired`` and ``advance`` do what is due by
@@ -36,21 +40,21 @@ class NodeNetwork:
         *,
         clock: Callable[[], float],
         drain_s: float = DRAIN_S,
-        launch: Launch | None = None,
-        sys: Path = SYS,
+        launch: LaunchSettings | None = None,
+        sys: Path = SYSFS_ROOT,
     ) -> None:
         if not drain_s >= 0:
             raise InvalidInput("drain_s", f"must be at least 0, not {drain_s}")
         self._backends = tuple(backends)
         self._clock = clock
         self._drain_s = drain_s
-        self._launch = launch or Launch()
+        self._launch = launch or LaunchSettings()
         self._sys = sys
-        self._settings = Settings(tags={}, priorities={})
+        self._settings = TagSettings(tags={}, priorities={})
         self._not_before_s = clock()
         self._logged: tuple[str, ...] = ()
 
-    def desired(self, settings: Settings) -> None:
+    def desired(self, settings: TagSettings) -> None:
         """Make ``settings`` hold as far as possible now. The same settings again change nothing.
 
         Raises:
@@ -76,7 +80,7 @@ class NodeNetwork:
         if backend.dry_run:
             self._log_dry_run(backend.apply(wanted))
             return False
-        at_once, later = stages(differences(backend.interface, backend.read(), wanted))
+        at_once, later = split_stages(find_differences(backend.interface, backend.read(), wanted))
         step = at_once or later
         if not step:
             return False
@@ -94,7 +98,7 @@ class NodeNetwork:
 
     def environment(self, job: str) -> Mapping[str, str]:
         """Return the environment variables for the processes of ``job``; empty if it has no tag."""
-        return environment(job, self._settings, self._launch)
+        return marking_environment(job, self._settings, self._launch)
 
     def findings(self) -> tuple[str, ...]:
         """Return sentences on what keeps the settings from having an effect. Raises Unavailable."""
@@ -105,9 +109,9 @@ class NodeNetwork:
             yield from backend.findings()
             classes = forced_traffic_classes(backend.interface, self._sys)
             for job in self._settings.tags:
-                yield from overridden(job, self._settings, classes)
+                yield from find_overridden_marks(job, self._settings, classes)
 
-    def _log_dry_run(self, changes: Sequence[Change]) -> None:
+    def _log_dry_run(self, changes: Sequence[MapChange]) -> None:
         """Log once what a back end that does nothing would have done."""
         sentences = tuple(
             f"{c.interface or 'any interface'}: DSCP {c.tag} to priority {c.after}" for c in changes

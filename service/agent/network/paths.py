@@ -13,7 +13,7 @@ from typing import TypeVar
 from tessera.formulation.errors import InvalidInput
 
 FIRST_PORT = 0xC000
-PORTS = 0x4000
+PORT_COUNT = 0x4000
 ROCE_PORT = 4791
 _LABEL_BITS = 20
 _STRIDE = 9973  # odd, so every port occurs once
@@ -45,16 +45,18 @@ def source_port(label: int, local: int = 0, remote: int = 0) -> int:
 
 def flow_label_for(port: int) -> int:
     """Return a nonzero flow label whose source port is ``port``, for transports that set labels."""
-    if not FIRST_PORT <= port < FIRST_PORT + PORTS:
-        raise InvalidInput("port", f"must be {FIRST_PORT} to {FIRST_PORT + PORTS - 1}, not {port}")
+    if not FIRST_PORT <= port < FIRST_PORT + PORT_COUNT:
+        raise InvalidInput(
+            "port", f"must be {FIRST_PORT} to {FIRST_PORT + PORT_COUNT - 1}, not {port}"
+        )
     return port - FIRST_PORT or (1 << 14) | 1
 
 
-def candidates(count: int, start: int = 0) -> list[int]:
+def candidate_ports(count: int, start: int = 0) -> list[int]:
     """Return ``count`` different source ports, spread so that neighbours differ in many bits."""
-    if not 0 <= count <= PORTS:
-        raise InvalidInput("count", f"must be 0 to {PORTS}, not {count}")
-    return [FIRST_PORT + (start + i) * _STRIDE % PORTS for i in range(count)]
+    if not 0 <= count <= PORT_COUNT:
+        raise InvalidInput("count", f"must be 0 to {PORT_COUNT}, not {count}")
+    return [FIRST_PORT + (start + i) * _STRIDE % PORT_COUNT for i in range(count)]
 
 
 def ports_by_path(

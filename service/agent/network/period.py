@@ -17,8 +17,8 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats
 
-LEAST_SAMPLES = 32
-LEAST_PERIODS = 3
+MIN_SAMPLES = 32
+MIN_PERIODS = 3
 """The number of periods that must have been seen."""
 
 _NEAR = 0.85  # of the best peak: the first peak above it is the period, later ones are multiples
@@ -27,7 +27,7 @@ _GRID = 201
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Iteration:
+class TrafficPeriod:
     """An iteration that was found.
 
     ``confidence`` is the correlation with the signal one period later, at most 1.
@@ -38,9 +38,9 @@ class Iteration:
     confidence: float
 
 
-def iteration(
+def find_period(
     times_s: Floats, counts: Floats, *, least_confidence: float = 0.3
-) -> Iteration | None:
+) -> TrafficPeriod | None:
     """Return the iteration that a byte counter shows, or None if nothing is regular.
 
     ``times_s`` rise, and ``counts`` are the counter's values at these times. A counter that falls
@@ -49,7 +49,7 @@ def iteration(
     Raises:
         InvalidInput: too few samples, or times that do not rise.
     """
-    rate, step_s = uniform(times_s, counts)
+    rate, step_s = resample_rate(times_s, counts)
     # Remove the trend, which hides the period. A constant rate has no period at all.
     mean = float(rate.mean())
     wave = _detrended(rate)
@@ -65,20 +65,18 @@ def iteration(
     # A partial iteration at the end would bias the mean.
     whole = round(len(rate) // steps * steps)
     mean = float(rate[:whole].mean())
-    return Iteration(
+    return TrafficPeriod(
         period_s=steps * step_s,
         bytes=mean * steps * step_s,
         confidence=min(1.0, float(correlation[lag])),
     )
 
 
-def uniform(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
+def resample_rate(times_s: Floats, counts: Floats) -> tuple[Floats, float]:
     """Return bytes per second on an even grid, and its step in seconds."""
     times, values = np.asarray(times_s, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-    if times.ndim != 1 or times.shape != values.shape or len(times) < LEAST_SAMPLES:
-        raise InvalidInput(
-            "counts", f"must be at least {LEAST_SAMPLES} samples, each with its time"
-        )
+    if times.ndim != 1 or times.shape != values.shape or len(times) < MIN_SAMPLES:
+        raise InvalidInput("counts", f"must be at least {MIN_SAMPLES} samples, each with its time")
     gaps = np.diff(times)
     if not (np.isfinite(times).all() and np.isfinite(values).all() and (gaps > 0).all()):
         raise InvalidInput(
@@ -100,7 +98,7 @@ def autocorrelation(wave: Floats) -> Floats:
     """
     count = len(wave)
     power = np.abs(np.fft.rfft(wave, 2 * count)) ** 2
-    lags = count // LEAST_PERIODS + 1
+    lags = count // MIN_PERIODS + 1
     raw = np.fft.irfft(power)[:lags] / (count - np.arange(lags))
     found: Floats = raw / raw[0]
     return found
@@ -146,7 +144,7 @@ def main() -> None:
     ``sampling`` runs this in a separate process.
     """
     times_s, counts = json.load(sys.stdin)
-    found = iteration(np.array(times_s), np.array(counts, np.float64))
+    found = find_period(np.array(times_s), np.array(counts, np.float64))
     plain = None
     if found is not None:
         plain = {

@@ -25,7 +25,7 @@ Hops = tuple[str, ...]
 """Addresses of the routers, in order. An address is "" if the router did not answer."""
 
 
-def trace(
+def trace_hops(
     address: str,
     port: int,
     *,
@@ -80,7 +80,7 @@ def first_hops(
     """
 
     def probe(port: int) -> Hops | None:
-        hops = trace(address, port, most_hops=count, wait_s=wait_s, ecn_dscp=ecn_dscp)
+        hops = trace_hops(address, port, most_hops=count, wait_s=wait_s, ecn_dscp=ecn_dscp)
         return hops if hops and all(hops) else None
 
     return probe

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput, TesseraError, Unavailable
-from tessera.service.agent.gangs import Gang, Key, Report
-from tessera.service.agent.network.counters import Counter, counters, sample
-from tessera.service.agent.network.devices import SYS, link_layers, rdma_devices
+from tessera.service.agent.gangs import Gang, GangKey, GangReport
+from tessera.service.agent.network.counters import PortCounter, find_counters, sample_counter
+from tessera.service.agent.network.devices import SYSFS_ROOT, link_layers, rdma_devices
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +26,20 @@ STEP_S: Final = 0.01
 CHUNK_S: Final = 1.0
 """Seconds between two checks that the gang still runs, alone."""
 
-TRIES: Final = 10
+MAX_IRREGULAR_WINDOWS: Final = 10
 """Windows without a regular iteration, including warm-up, after which a gang is not measured."""
 
-LEAST_CONFIDENCE: Final = 0.5
+MIN_CONFIDENCE: Final = 0.5
 
 ANALYSIS_S: Final = 60.0
 """The largest time in seconds for finding a period; it takes half a second."""
 
-Samples = tuple[list[float], list[int]]
+CounterSamples = tuple[list[float], list[int]]
 """Times in seconds, and the values of the counter at these times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TrafficMeasurement:
     """One iteration of a gang, as this node's counters show it. ``confidence`` is at most 1."""
 
     period_s: float
@@ -47,10 +47,10 @@ class Found:
     confidence: float
 
 
-Analyse = Callable[[Samples], Awaitable[Found | None]]
+Analyse = Callable[[CounterSamples], Awaitable[TrafficMeasurement | None]]
 
 
-class Sampling:
+class TrafficSampler:
     """A sampler that measures gangs, each once, for ``window_s`` at a time.
 
     ``read`` returns the bytes that the node has sent. ``sleep`` blocks the thread that it is called
@@ -70,11 +70,11 @@ class Sampling:
         self._read, self._window_s, self._step_s = read, window_s, step_s
         self._clock, self._sleep = clock, sleep
         self._analyse = analyse or analysed_apart
-        self._found: dict[Key, Found] = {}
-        self._tries: dict[Key, int] = {}
+        self._found: dict[GangKey, TrafficMeasurement] = {}
+        self._tries: dict[GangKey, int] = {}
         self._warned: set[str] = set()
 
-    def add_measurement(self, report: Report) -> Report:
+    def add_measurement(self, report: GangReport) -> GangReport:
         """Return the report with its gang's measurements added, if they are known."""
         measurement = self._found.get((report.job, report.generation))
         if measurement is None:
@@ -117,9 +117,9 @@ class Sampling:
             return False
         name = f"{key[0]} generation {key[1]}"
         measurement = await self._analyse(samples)
-        if measurement is None or measurement.confidence < LEAST_CONFIDENCE:
+        if measurement is None or measurement.confidence < MIN_CONFIDENCE:
             self._tries[key] = self._tries.get(key, 0) + 1
-            if self._tries[key] == TRIES:
+            if self._tries[key] == MAX_IRREGULAR_WINDOWS:
                 self._warn_once(f"cannot measure the traffic of {name}: it has no regular period")
             return False
         self._found[key] = measurement
@@ -133,13 +133,17 @@ class Sampling:
         )
         return True
 
-    def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> Key | None:
+    def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> GangKey | None:
         """Return the gang to measure now, or None; forget the gangs that are gone."""
         senders = _senders(here())
         for past in (self._found, self._tries):
             for key in past.keys() - senders.keys():
                 del past[key]
-        new = [key for key in senders if key not in self._found and self._tries.get(key, 0) < TRIES]
+        new = [
+            key
+            for key in senders
+            if key not in self._found and self._tries.get(key, 0) < MAX_IRREGULAR_WINDOWS
+        ]
         if new and len(senders) > 1:
             names = ", ".join(sorted(job for job, _ in senders))
             self._warn_once(
@@ -149,15 +153,15 @@ class Sampling:
         return next((key for key in new if senders[key]), None)
 
     async def _sampled(
-        self, key: Key, here: Callable[[], Iterable[tuple[Gang, bool]]]
-    ) -> Samples | None:
+        self, key: GangKey, here: Callable[[], Iterable[tuple[Gang, bool]]]
+    ) -> CounterSamples | None:
         """Return samples of a whole window, or None if the gang did not run through it alone."""
         times_s: list[float] = []
         counts: list[int] = []
         chunk = max(1, round(min(CHUNK_S, self._window_s) / self._step_s))
         while not times_s or times_s[-1] - times_s[0] < self._window_s:
             some_s, some = await asyncio.to_thread(
-                sample,
+                sample_counter,
                 self._read,
                 step_s=self._step_s,
                 count=chunk,
@@ -177,12 +181,12 @@ class Sampling:
             log.warning("%s", text, extra={"action": "measure"})
 
 
-def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[Key, bool]:
+def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[GangKey, bool]:
     """Return the gangs on several nodes, and whether their processes run."""
     return {gang.key: runs for gang, runs in here if len(gang.members) > 1}
 
 
-async def analysed_apart(samples: Samples) -> Found | None:
+async def analysed_apart(samples: CounterSamples) -> TrafficMeasurement | None:
     """Return the iteration in the samples, found by a separate process. Raises Unavailable."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -206,10 +210,10 @@ async def analysed_apart(samples: Samples) -> Found | None:
             f"no period can be found: {wrong.decode(errors='replace')[-300:].strip()}"
         )
     iteration = json.loads(output)
-    return None if iteration is None else Found(**iteration)
+    return None if iteration is None else TrafficMeasurement(**iteration)
 
 
-def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Callable[[], int]:
+def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYSFS_ROOT) -> Callable[[], int]:
     """Return a function that reads the bytes sent by interfaces and their RDMA ports.
 
     Without names, all hardware interfaces are read. Traffic over InfiniBand ports is counted at
@@ -222,7 +226,7 @@ def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Calla
     names = list(interfaces) or physical
     devices = {name: rdma_devices(name, sys_) for name in names}
     chosen = {device for found in devices.values() for device in found}
-    known = counters(sys_)
+    known = find_counters(sys_)
     if not interfaces:
         chosen |= {c.name.partition("/")[0] for c in known if "/" in c.name}
     over_ports = {
@@ -246,5 +250,5 @@ def sent_bytes_reader(interfaces: Sequence[str] = (), sys_: Path = SYS) -> Calla
     return lambda: _total(used)
 
 
-def _total(used: Sequence[Counter]) -> int:
+def _total(used: Sequence[PortCounter]) -> int:
     return sum(counter.read() for counter in used)

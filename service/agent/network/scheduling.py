@@ -8,7 +8,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduling:
+class TransmissionSelection:
     """A NIC's scheduling of priorities (IEEE 802.1Qaz). The highest strict class goes first."""
 
     class_of: Mapping[int, int] = field(default_factory=dict)  # traffic class of each priority
@@ -16,7 +16,7 @@ class Scheduling:
     lossless: frozenset[int] = frozenset()  # priorities with flow control
 
 
-def shortcomings(used: Iterable[int], scheduling: Scheduling) -> list[str]:
+def find_shortcomings(used: Iterable[int], scheduling: TransmissionSelection) -> list[str]:
     """Return sentences on what keeps the priorities ``used`` from strict service.
 
     They should be strict, in order and alike in loss. ``vendor`` is not strict: mlx5 puts all of

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
 from tessera.formulation.network.tags import PRIORITIES
-from tessera.service.agent.network.backend import Change, Tool
-from tessera.service.agent.network.commands import Run, run
+from tessera.service.agent.network.backend import MapChange, ToolBackend
+from tessera.service.agent.network.commands import RunCommand, run_command
 
-HANDLE = "7e5:"
+ROOT_HANDLE = "7e5:"
 """The discipline's handle, by which it is recognised as ours."""
 
-FLOOR = 0.001
+MIN_CLASS_SHARE = 0.001
 """The share of the link that htb guarantees each class."""
 
 _DEFAULTS = frozenset({"noqueue", "pfifo_fast", "fq_codel", "fq", "mq", "pfifo"})
@@ -36,7 +36,7 @@ _PROTOCOLS: Mapping[
 Discipline = Literal["htb", "prio"]
 
 
-class Tc(Tool):
+class TcBackend(ToolBackend):
     """Priorities of the traffic that leaves one interface.
 
     ``unmarked`` is the priority of traffic with any other DSCP. This traffic carries ssh and the
@@ -51,7 +51,7 @@ class Tc(Tool):
         discipline: Discipline = "htb",
         link_bit_per_s: int = 0,
         unmarked: int = PRIORITIES - 1,
-        run: Run = run,
+        run: RunCommand = run_command,
         dry_run: bool = True,
     ) -> None:
         super().__init__(interface, run=run, dry_run=dry_run)
@@ -69,10 +69,10 @@ class Tc(Tool):
         """Return the map of both IP versions. A tag mapped for only one of them is left out."""
         if not self._is_ours():
             return {}
-        shown = ["tc", "-j", "filter", "show", "dev", self.interface, "parent", HANDLE]
+        shown = ["tc", "-j", "filter", "show", "dev", self.interface, "parent", ROOT_HANDLE]
         return parse_filters(self._run(shown))
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         """Return commands that complete the discipline, then two filters for each change."""
         if not changes:
             return []
@@ -90,7 +90,7 @@ class Tc(Tool):
         """Return whether our discipline is there. Raises NotAllowed: someone else's is."""
         shown = self._run(["tc", "-j", "qdisc", "show", "dev", self.interface])
         roots = [q for q in _json(shown, "tc -j qdisc show") if q.get("root")]
-        if any(q["kind"] == self._discipline and q["handle"] == HANDLE for q in roots):
+        if any(q["kind"] == self._discipline and q["handle"] == ROOT_HANDLE for q in roots):
             return True
         foreign = [q["kind"] for q in roots if q["kind"] not in _DEFAULTS]
         if foreign:
@@ -104,7 +104,17 @@ class Tc(Tool):
     def _setting_up(self) -> list[list[str]]:
         """Return commands that make the discipline, or classes missing after an aborted start."""
         kind, there = self._discipline, self._is_ours()
-        root = ["tc", "qdisc", "replace", "dev", self.interface, "root", "handle", HANDLE, kind]
+        root = [
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            self.interface,
+            "root",
+            "handle",
+            ROOT_HANDLE,
+            kind,
+        ]
         if kind == "prio":
             band = str(PRIORITIES - 1 - self._unmarked)
             made = [*root, "bands", str(PRIORITIES), "priomap", *[band] * 16]
@@ -113,7 +123,7 @@ class Tc(Tool):
         if set(_classes(shown)) >= {_minor(priority) for priority in range(PRIORITIES)}:
             return []
         rate = self._link_bit_per_s
-        each = max(8, int(rate * FLOOR))
+        each = max(8, int(rate * MIN_CLASS_SHARE))
         commands = [] if there else [[*root, "default", _minor(self._unmarked)]]
         commands.append(self._class(_ROOT, "", rate, rate, 0))
         for priority in range(PRIORITIES):
@@ -130,9 +140,9 @@ class Tc(Tool):
             "dev",
             self.interface,
             "parent",
-            f"{HANDLE}{parent}",
+            f"{ROOT_HANDLE}{parent}",
             "classid",
-            f"{HANDLE}{minor}",
+            f"{ROOT_HANDLE}{minor}",
             "htb",
             "rate",
             f"{rate}bit",
@@ -153,7 +163,7 @@ class Tc(Tool):
             "dev",
             self.interface,
             "parent",
-            HANDLE,
+            ROOT_HANDLE,
             "protocol",
             protocol,
             "pref",
@@ -166,7 +176,7 @@ class Tc(Tool):
             hex(tag << 2),
             "0xfc",
             "flowid",
-            f"{HANDLE}{_minor(priority)}",
+            f"{ROOT_HANDLE}{_minor(priority)}",
         ]
 
 
@@ -201,7 +211,7 @@ def _json(text: str, command: str) -> list[dict[str, Any]]:
 
 def _classes(text: str) -> list[str]:
     """Return our classes' minor numbers, hexadecimal (``tc class show`` has no JSON in 6.1)."""
-    return re.findall(rf"^class \w+ {HANDLE}(\w+) ", text, flags=re.MULTILINE)
+    return re.findall(rf"^class \w+ {ROOT_HANDLE}(\w+) ", text, flags=re.MULTILINE)
 
 
 def _minor(priority: int) -> str:

@@ -21,20 +21,22 @@ from pathlib import Path
 
 from tessera.formulation.errors import InvalidInput
 
-DIRECTORY = Path("/dev/shm/tessera-pcie")  # noqa: S108 - jobs of one host share it on purpose
-SHARED = 0o1777
+TURN_DIRECTORY = Path("/dev/shm/tessera-pcie")  # noqa: S108 - jobs of one host share it on purpose
+SHARED_MODE = 0o1777
 
 
-def prepare(directory: Path = DIRECTORY) -> Path:
+def make_turn_directory(directory: Path = TURN_DIRECTORY) -> Path:
     """Make the directory for jobs of all users. The agent calls this. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    if stat.S_IMODE(directory.stat().st_mode) != SHARED:  # otherwise another user's agent made it
-        directory.chmod(SHARED)
+    if (
+        stat.S_IMODE(directory.stat().st_mode) != SHARED_MODE
+    ):  # otherwise another user's agent made it
+        directory.chmod(SHARED_MODE)
     return directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class LinkTurns:
     """A job's view of the links.
 
     ``patience_s`` is the longest wait. ``sleep`` is a function such as ``time.sleep``.

@@ -31,20 +31,20 @@ from tessera.service.cli.demo.drive import (
     PARENT,
     add_estimates,
     make_cluster,
-    replay,
-    schedule,
-    submit,
+    replay_round,
+    schedule_round,
+    submit_jobs,
 )
-from tessera.service.cli.demo.picture import Pair, draw
-from tessera.service.cli.demo.stack import Stack, running
+from tessera.service.cli.demo.picture import RoundPair, draw_picture
+from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 
 ROUND_S = 300.0
-UNPROFILED = Workload(model="llama", params="7B", global_batch=256)
+UNPROFILED_WORKLOAD = Workload(model="llama", params="7B", global_batch=256)
 """The workload that one of the demo's users submits before anybody has profiled it."""
-CLOCK = 300.0  # seconds of training per second of the demo: a round's training takes 1 s
+CLOCK_FACTOR = 300.0  # seconds of training per second of the demo: a round's training takes 1 s
 
 NEXT_STEPS = (
     ("tessera up", "start a cluster of your own on this machine, and keep it running"),
@@ -58,11 +58,11 @@ out, err = Console(), Console(stderr=True)
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add ``demo`` to the command line."""
-    app.command("demo")(demo)
+    """Add ``run_demo`` to the command line."""
+    app.command("demo")(run_demo)
 
 
-def demo(
+def run_demo(
     rounds: Annotated[
         int, typer.Option(help="Number of rounds, each followed by 300 s of training.", min=1)
     ] = 8,
@@ -81,9 +81,9 @@ def demo(
     """
     types, nodes = arena_table1()
     workload = [spec for _, spec in philly_like(jobs + arrivals * (rounds - 1), seed)]
-    workload[0] = replace(workload[0], workload=UNPROFILED)
+    workload[0] = replace(workload[0], workload=UNPROFILED_WORKLOAD)
     with ExitStack() as stack:
-        system = stack.enter_context(running(report=_tell))
+        system = stack.enter_context(run_stack(report=_tell))
         _tell("sending the cluster and its estimates")
         make_cluster(system, types, nodes)
         add_estimates(system, sample_profiles())
@@ -92,26 +92,28 @@ def demo(
         _wait_for_nodes(system, len(nodes))
         pairs = []
         for k in range(rounds):
-            submit(
+            submit_jobs(
                 system,
                 workload[:jobs] if k == 0 else workload[jobs + (k - 1) * arrivals :][:arrivals],
             )
             started_s = time.monotonic()
-            ilp = schedule(system, 10.0, seed=seed)
+            ilp = schedule_round(system, 10.0, seed=seed)
             call_s = time.monotonic() - started_s
             pairs.append(
-                Pair(ilp=ilp, greedy=replay(system, ilp.name, solver="greedy"), call_s=call_s)
+                RoundPair(
+                    ilp=ilp, greedy=replay_round(system, ilp.name, solver="greedy"), call_s=call_s
+                )
             )
             _tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
             if k < rounds - 1:
-                time.sleep(ROUND_S / CLOCK)
+                time.sleep(ROUND_S / CLOCK_FACTOR)
         listed = list_jobs(system)
         last = get_round(system, pairs[-1].ilp.name)
-        draw(picture, pairs, last.decisions, [(n.name, n.gpu_type, n.gpus) for n in nodes])
+        draw_picture(picture, pairs, last.decisions, [(n.name, n.gpu_type, n.gpus) for n in nodes])
     _show(pairs, listed, picture)
 
 
-def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -> None:
+def _show(pairs: Sequence[RoundPair], found: Sequence[jobs_pb2.Job], picture: Path) -> None:
     table = Table(title="1,280 GPUs, a round every 300 s")
     for column in ("round", "ILP", "greedy", "ratio", "running", "waiting", "gap", "seconds"):
         table.add_column(column, justify="right")
@@ -138,7 +140,7 @@ def _show(pairs: Sequence[Pair], found: Sequence[jobs_pb2.Job], picture: Path) -
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
     _say(f"Jobs now: {counts}.")
     out.print("\nWhy jobs wait:", style="bold")
-    for job in telling(found):
+    for job in instructive_jobs(found):
         _say(
             f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, requests"
             f" {job.requested_gpus} GPUs): {job.reason.message}. Next step: {job.reason.next_step}."
@@ -166,7 +168,7 @@ def _gap(value: scheduler_pb2.Round) -> str:
     return f"{value.gap:.0e}" if value.gap else "0"
 
 
-def telling(jobs: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
+def instructive_jobs(jobs: Sequence[jobs_pb2.Job], count: int = 3) -> list[jobs_pb2.Job]:
     """Return the most instructive waiting jobs: each reason once, then the largest requests."""
     waiting = sorted(
         (job for job in jobs if job.reason.code), key=lambda job: (-job.requested_gpus, job.name)
@@ -223,7 +225,7 @@ def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
                         "--data-dir",
                         str(system.folder / kind),
                         "--clock-factor",
-                        str(CLOCK),
+                        str(CLOCK_FACTOR),
                         "--inspect-s",
                         "0.5",
                         "--stop-on-exit",

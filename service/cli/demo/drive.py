@@ -20,7 +20,7 @@ from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 CLUSTER = "bench"
 PARENT = f"clusters/{CLUSTER}"
 
-UNSETTLED = [
+UNSETTLED_STATES = [
     jobs_pb2.STARTING,
     jobs_pb2.STOPPING,
     jobs_pb2.HOLDING,
@@ -53,7 +53,7 @@ def add_estimates(stack: Stack, estimates: Sequence[EstimateRecord]) -> None:
     stack.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=cells))
 
 
-def submit(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
+def submit_jobs(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
     """Submit jobs in batches."""
     rest = iter(jobs)
     while some := list(islice(rest, batch)):
@@ -68,7 +68,7 @@ def submit(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
         )
 
 
-def schedule(stack: Stack, deadline_s: float, **options: object) -> scheduler_pb2.Round:
+def schedule_round(stack: Stack, deadline_s: float, **options: object) -> scheduler_pb2.Round:
     """Run one round and commit it."""
     return stack.scheduler.Schedule(
         scheduler_pb2.ScheduleRequest(
@@ -81,7 +81,7 @@ def schedule(stack: Stack, deadline_s: float, **options: object) -> scheduler_pb
     )
 
 
-def replay(stack: Stack, name: str, **options: object) -> scheduler_pb2.Round:
+def replay_round(stack: Stack, name: str, **options: object) -> scheduler_pb2.Round:
     """Solve a stored round's snapshot again with other options."""
     request = scheduler_pb2.ReplayRoundRequest(
         name=name,
@@ -105,10 +105,10 @@ def snapshot_of(stack: Stack, name: str) -> Snapshot:
     return snapshot
 
 
-def settle(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:
+def wait_until_settled(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:
     """Wait until every gang has started or stopped, and the jobs in ``ended`` have ended."""
     until, waiting = time.monotonic() + limit_s, list(ended)
-    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=UNSETTLED, page_size=1)
+    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=UNSETTLED_STATES, page_size=1)
     while time.monotonic() < until:
         waiting = [
             job

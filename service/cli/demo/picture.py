@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from tessera.formulation.tables import Floats
 from tessera.v1 import scheduler_pb2
 
-ROWS: Final = 32
+GPUS_PER_COLUMN: Final = 32
 """The number of GPUs in a column of the picture."""
-FREE: Final = 0.88
+FREE_BRIGHTNESS: Final = 0.88
 """The brightness of a free GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class RoundPair:
     """A committed round and greedy's answer to the same snapshot."""
 
     ilp: scheduler_pb2.Round
@@ -31,9 +31,9 @@ class Pair:
     call_s: float
 
 
-def draw(
+def draw_picture(
     file: Path,
-    pairs: Sequence[Pair],
+    pairs: Sequence[RoundPair],
     decisions: Sequence[scheduler_pb2.Decision],
     nodes: Sequence[tuple[str, str, int]],
 ) -> None:
@@ -51,7 +51,7 @@ def draw(
     figure.savefig(file, dpi=110)
 
 
-def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
+def _throughput(axes: Any, pairs: Sequence[RoundPair]) -> None:
     at = np.arange(len(pairs)) + 1.0
     axes.bar(at - 0.2, [p.ilp.placed_score for p in pairs], 0.4, label="ILP", color="#1f6f8b")
     axes.bar(at + 0.2, [p.greedy.placed_score for p in pairs], 0.4, label="greedy", color="#d9a441")
@@ -61,7 +61,7 @@ def _throughput(axes: Any, pairs: Sequence[Pair]) -> None:
     axes.legend(loc="upper right")
 
 
-def _counts(axes: Any, pairs: Sequence[Pair]) -> None:
+def _counts(axes: Any, pairs: Sequence[RoundPair]) -> None:
     at = np.arange(len(pairs)) + 1
     axes.stackplot(
         at,
@@ -93,9 +93,9 @@ def gpu_image(
 ) -> tuple[Floats, list[tuple[str, float]]]:
     """Return the GPUs as colours, float64[rows, columns, 3], and each type's label with its middle.
 
-    There is one cell for each GPU: nodes of a type from left to right, ``ROWS`` GPUs in a column.
+    There is one cell for each GPU: nodes of a type from left to right, ``GPUS_PER_COLUMN`` GPUs in a column.
     """
-    rows = ROWS
+    rows = GPUS_PER_COLUMN
     kinds = list(dict.fromkeys(kind for _, kind, _ in nodes))
     place: dict[str, tuple[int, int]] = {}  # node -> (strip, first GPU in it)
     total = dict.fromkeys(kinds, 0)
@@ -107,7 +107,7 @@ def gpu_image(
     # White gaps separate the strips, and free GPUs are grey until a job colours them.
     image, strips = np.ones((rows, int(starts[-1]) - 1, 3)), []
     for kind, start, width in zip(kinds, starts, widths, strict=False):
-        image[:, start : start + width] = FREE
+        image[:, start : start + width] = FREE_BRIGHTNESS
         strips.append((f"{kind}: {total[kind]} GPUs", float(start + width / 2 - 0.5)))
     for decision in decisions:
         colour = _colour(decision.job)

@@ -17,18 +17,18 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.db import embedded
-from tessera.db.engine import connect
-from tessera.db.migrate import upgrade
+from tessera.db.engine import connect_database
+from tessera.db.migrate import upgrade_schema
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
-OPTIONS = [
+CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 ]
 
 
 @dataclass(slots=True, kw_only=True)
-class Server:
+class ServerProcess:
     """A server process with its own address. It may be killed and started again."""
 
     address: str
@@ -61,7 +61,7 @@ class Server:
 
     def wait(self) -> None:
         """Wait until the server serves. Raises RuntimeError."""
-        with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
+        with grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             _wait_until_serving(channel, self.process, self.log)
 
     def kill(self) -> None:
@@ -82,7 +82,7 @@ class Server:
 class Stack:
     """A running Tessera and its stubs, which call the first of the servers."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[ServerProcess, ...]
     database_url: str
     folder: Path
     jobs: jobs_pb2_grpc.JobsStub
@@ -101,7 +101,7 @@ def _say_nothing(_step: str) -> None:
 
 
 @contextmanager
-def running(
+def run_stack(
     replicas: int = 1,
     settings: Mapping[str, str] | None = None,
     report: Callable[[str], None] = _say_nothing,
@@ -114,13 +114,13 @@ def running(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
         report("starting PostgreSQL")
-        url = embedded.start(folder / "pg")
-        stack.callback(embedded.stop, folder / "pg")
-        upgrade(connect(url))
+        url = embedded.start_server(folder / "pg")
+        stack.callback(embedded.stop_server, folder / "pg")
+        upgrade_schema(connect_database(url))
         report("starting a server; the first start on a machine compiles code for up to a minute")
         servers = []
         for k in range(replicas):
-            server = Server(
+            server = ServerProcess(
                 address=f"127.0.0.1:{free_port()}",
                 log=folder / f"server-{k}.log",
                 environment={"TESSERA_DATABASE_URL": url, **(settings or {})},
@@ -129,7 +129,9 @@ def running(
             servers.append(server)
         for server in servers:
             server.wait()
-        channel = stack.enter_context(grpc.insecure_channel(servers[0].address, options=OPTIONS))
+        channel = stack.enter_context(
+            grpc.insecure_channel(servers[0].address, options=CHANNEL_OPTIONS)
+        )
         yield Stack(
             servers=tuple(servers),
             database_url=url,

@@ -14,29 +14,34 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import parse
+from tessera.formulation.grammar import parse_objective
 from tessera.formulation.policy import NETWORK_LEVELS
 from tessera.service.cli import limits, traces
-from tessera.service.cli.options import label, seconds, with_options
-from tessera.service.cli.render import complain, line, note
+from tessera.service.cli.options import parse_label, parse_seconds, with_options
+from tessera.service.cli.render import print_error, print_line, print_note
 from tessera.service.cli.simulate import view
-from tessera.service.cli.simulate.network import DEFAULT, NOBODY, network_of, wiring_of
+from tessera.service.cli.simulate.network import (
+    DEFAULT_MECHANISM,
+    NO_MECHANISM,
+    network_of,
+    read_network_options,
+)
 from tessera.service.cli.simulate.runs import (
-    Replayed,
-    Run,
-    Told,
+    PolicyRun,
+    ReplayOutcome,
+    SimulationSettings,
     conditions_of,
     replay_log,
     run_all,
 )
-from tessera.service.cli.simulate.world import SMALL, Source, choose_scenario
+from tessera.service.cli.simulate.world import SYNTHETIC_CLUSTER, SimulationInput, choose_scenario
 from tessera.simulator.clusters import PRESETS as CLUSTERS
-from tessera.simulator.comparison.contestants import options_of
+from tessera.simulator.comparison.policies import options_of
 from tessera.simulator.hazards import Hazards
 from tessera.simulator.logfile import log_of, write_log
 from tessera.simulator.overheads import PRESETS as OVERHEADS
-from tessera.simulator.overheads import overheads as overheads_of
-from tessera.simulator.provenance import commit, json_number
+from tessera.simulator.overheads import preset_overheads as overheads_of
+from tessera.simulator.provenance import json_number, measured_commit
 from tessera.simulator.report.write import write_report
 from tessera.simulator.run import Conditions
 from tessera.simulator.traces.trace import TraceOptions
@@ -44,13 +49,13 @@ from tessera.simulator.workloads.published import NAMES
 from tessera.solvers.network import mechanisms
 from tessera.solvers.schedulers import registry
 
-POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
+DEFAULT_POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
 """The policies that run if no policy is named."""
-JOBS: Final = 60
+DEFAULT_JOBS: Final = 60
 """The default number of synthetic jobs, with which a run takes seconds."""
 EPILOG: Final = f"""\
 A policy is one of our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on
-the same statement, `greedy:OBJECTIVE`, or a published scheduler: {", ".join(registry.names())}.
+the same statement, `greedy:OBJECTIVE`, or a published scheduler: {", ".join(registry.scheduler_names())}.
 `@OPTION=VALUE` changes an option of a round, e.g. ilp:jct@max_changes=3. All policies run on the same jobs,
 see the same estimates and pay the same overheads. Jobs progress at the true speeds of their Cells, and run
 until they are completed or --horizon is reached.
@@ -66,7 +71,7 @@ Examples:
 def add_commands(app: typer.Typer) -> None:
     """Add ``simulate`` to the command line."""
     shaped = with_options(simulate, "wanted", _shaping(), EPILOG)
-    app.command("simulate")(with_options(shaped, "settings", conditions))
+    app.command("simulate")(with_options(shaped, "settings", simulation_settings))
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -103,14 +108,14 @@ def _shaping() -> Any:
     given = inspect.signature(traces.shaping_options, eval_str=True).parameters.values()
     known = [p.replace(annotation=here.get(p.name, p.annotation)) for p in given if p.name != "to"]
 
-    def asked(**options: Any) -> traces.Wanted:
+    def asked(**options: Any) -> traces.ShapingSettings:
         return traces.shaping_options(**options)
 
     asked.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
     return asked
 
 
-def conditions(
+def simulation_settings(
     *,
     round_length: Annotated[
         str, _option("Time between two rounds. Default: 300s.", "--round")
@@ -166,8 +171,9 @@ def conditions(
     network: Annotated[
         list[str] | None,
         _option(
-            f"Mechanism that decides the paths and priority levels: {', '.join(mechanisms.names())}, or"
-            f" {NOBODY}, without any contention. Repeatable. Default: {DEFAULT}.",
+            "Mechanism that decides the paths and priority levels:"
+            f" {', '.join(mechanisms.mechanism_names())}, or {NO_MECHANISM}, without any"
+            f" contention. Repeatable. Default: {DEFAULT_MECHANISM}.",
             metavar="MECHANISM",
         ),
     ] = None,
@@ -179,7 +185,7 @@ def conditions(
             max=NETWORK_LEVELS,
         ),
     ] = None,
-) -> Told:
+) -> SimulationSettings:
     """Return the conditions under which policies run. Raises InvalidInput."""
     overheads_of(overheads)  # refuses an unknown name
     hazards = None
@@ -188,14 +194,14 @@ def conditions(
             between_failures_s=_positive_s("--failures", failures),
             between_lags_s=_positive_s("--stragglers", stragglers),
         )
-    return Told(
+    return SimulationSettings(
         overheads=overheads,
         round_s=_positive_s("--round", round_length),
         on_events=on_events,
         horizon_s=_positive_s("--horizon", horizon),
         error=error,
         hazards=hazards,
-        wiring=wiring_of(topology, network or (), network_levels),
+        wiring=read_network_options(topology, network or (), network_levels),
     )
 
 
@@ -203,15 +209,15 @@ def _positive_s(option: str, text: str | None) -> float:
     """Return a duration in seconds, or inf if ``text`` is None."""
     if text is None:
         return math.inf
-    duration_s = seconds(option, text)
+    duration_s = parse_seconds(option, text)
     if not duration_s > 0:
         raise InvalidInput(option, "must be longer than 0")
     return duration_s
 
 
 def simulate(
-    wanted: traces.Wanted,
-    settings: Told,
+    wanted: traces.ShapingSettings,
+    settings: SimulationSettings,
     trace: Annotated[
         str | None,
         typer.Argument(
@@ -219,7 +225,7 @@ def simulate(
             show_default=False,
             help=f"CSV of jobs (docs/traces.md), or one of {', '.join(NAMES)}, which"
             " need the data"
-            f" sets. Default: synthetic jobs with sample profiles, on the cluster `{SMALL}`.",
+            f" sets. Default: synthetic jobs with sample profiles, on the cluster `{SYNTHETIC_CLUSTER}`.",
         ),
     ] = None,
     cluster: Annotated[
@@ -229,7 +235,7 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         _option(
-            f"Policy that decides the rounds; see above. Repeatable. Default: {', '.join(POLICIES)}.",
+            f"Policy that decides the rounds; see above. Repeatable. Default: {', '.join(DEFAULT_POLICIES)}.",
             metavar="NAME",
         ),
     ] = None,
@@ -242,7 +248,7 @@ def simulate(
     ] = None,
     jobs: Annotated[
         int | None,
-        _option(f"Number of synthetic jobs. Default: {JOBS}.", min=1, max=limits.MAX_ROWS),
+        _option(f"Number of synthetic jobs. Default: {DEFAULT_JOBS}.", min=1, max=limits.MAX_ROWS),
     ] = None,
     limit: Annotated[
         int | None,
@@ -293,19 +299,19 @@ def simulate(
     The simulator decides rounds with the same code as the service, on its own clock. Progress is written to
     stderr.
     """
-    names = list(dict.fromkeys(policy or POLICIES))
+    names = list(dict.fromkeys(policy or DEFAULT_POLICIES))
     prices = dict(_price(text) for text in price or ())
     for name in names:
-        _decidable(name, prices)
+        _require_decidable(name, prices)
     if trace is not None and jobs is not None:
         raise InvalidInput(
             "--jobs", "is only for synthetic jobs; use --limit for the first jobs of a trace"
         )
-    _writable(*(path for path in (results, log) if path is not None))
-    source = Source(
+    _require_writable(*(path for path in (results, log) if path is not None))
+    source = SimulationInput(
         trace=trace,
         cluster=cluster,
-        jobs=jobs or JOBS,
+        jobs=jobs or DEFAULT_JOBS,
         wanted=wanted,
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
         prices=prices,
@@ -314,7 +320,7 @@ def simulate(
     under = conditions_of(world, settings, seed)
     network = None if settings.wiring is None else network_of(settings.wiring, world.scenario)
     runs = run_all(names, world, under, seed, network)
-    table, warned = view.rows(runs), view.warnings(runs, world, under)
+    table, warned = view.policy_rows(runs), view.run_warnings(runs, world, under)
     warned += network.warnings() if network else []
     checks = {run.policy: replay_log(run) for run in runs} if replay else {}
     about = _about(trace or "synthetic", settings, under, seed) | (
@@ -322,26 +328,28 @@ def simulate(
     )
     document = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
-        line(json.dumps(document))
+        print_line(json.dumps(document))
     else:
-        view.show(runs, table, world, about)
+        view.show_runs(runs, table, world, about)
     for text in warned:
-        note(f"warning: {text}")
+        print_note(f"warning: {text}")
     if results is not None:
         results.write_text(json.dumps(view.with_jobs(document, runs)) + "\n", encoding="utf-8")
-        note(f"results written to {results}")
+        print_note(f"results written to {results}")
     _write_logs(log, runs)
     if report is not None:
-        page = write_report(view.report(runs, table, world, about, warned), report)
-        note(f"report written to {page}")
-    _say(checks)
+        page = write_report(view.make_report(runs, table, world, about, warned), report)
+        print_note(f"report written to {page}")
+    _report_checks(checks)
 
 
-def _about(trace: str, settings: Told, under: Conditions, seed: int) -> dict[str, Any]:
+def _about(
+    trace: str, settings: SimulationSettings, under: Conditions, seed: int
+) -> dict[str, Any]:
     """Return the facts that determined the runs."""
     return {
         "command": shlex.join(["tessera", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": measured_commit(),
         "seed": seed,
         "trace": trace,
         "rounds": _rounds(settings),
@@ -355,7 +363,7 @@ def _about(trace: str, settings: Told, under: Conditions, seed: int) -> dict[str
 
 def _price(text: str) -> tuple[str, float]:
     """Return a GPU type and its dollars per hour."""
-    name, dollars = label("--price", text)
+    name, dollars = parse_label("--price", text)
     try:
         price = float(dollars)
     except ValueError:
@@ -367,10 +375,10 @@ def _price(text: str) -> tuple[str, float]:
     return name, price
 
 
-def _decidable(policy: str, prices: Mapping[str, float]) -> None:
+def _require_decidable(policy: str, prices: Mapping[str, float]) -> None:
     """Refuse a policy that is unknown, or that minimizes a cost that is not given."""
     options = options_of(policy)
-    terms = [term.objective for stage in parse(options.objective) for term in stage.terms]
+    terms = [term.objective for stage in parse_objective(options.objective) for term in stage.terms]
     if "cost" not in terms or options.scheduler:
         return
     if options.cost_of != "dollars":
@@ -381,35 +389,37 @@ def _decidable(policy: str, prices: Mapping[str, float]) -> None:
         raise InvalidInput("--price", f"is required by {policy}, e.g. a100=3.5")
 
 
-def _rounds(settings: Told) -> str:
+def _rounds(settings: SimulationSettings) -> str:
     period = f"every {settings.round_s:g} s"
     return f"on events, at most one {period}" if settings.on_events else period
 
 
-def _writable(*files: Path) -> None:
+def _require_writable(*files: Path) -> None:
     """Refuse files in missing folders before anything runs."""
     for file in files:
         if not file.parent.is_dir():
             raise InvalidInput(str(file), "cannot be written, because its folder does not exist")
 
 
-def _write_logs(log: Path | None, runs: Sequence[Run]) -> None:
+def _write_logs(log: Path | None, runs: Sequence[PolicyRun]) -> None:
     if log is None:
         return
     for k, run in enumerate(runs, 1):
         file = log if len(runs) == 1 else log.with_stem(f"{log.stem}-{k}")
         write_log(log_of(run.result), file)
-        note(f"log of {run.policy} written to {file}")
+        print_note(f"log of {run.policy} written to {file}")
 
 
-def _say(checks: Mapping[str, Replayed]) -> None:
+def _report_checks(checks: Mapping[str, ReplayOutcome]) -> None:
     """Print the results of the executor. Raises Exit if they differ from the simulator's."""
     for policy, check in checks.items():
         if not check.wrong:
             precision = f", within {check.off:.0e}" if check.off else ""
-            note(f"{policy}: the executor confirms all {check.jobs:,} completion times{precision}")
+            print_note(
+                f"{policy}: the executor confirms all {check.jobs:,} completion times{precision}"
+            )
     wrong = {policy: check.wrong for policy, check in checks.items() if check.wrong}
     for policy, text in wrong.items():
-        complain(f"{policy}: the executor disagrees: {text}")
+        print_error(f"{policy}: the executor disagrees: {text}")
     if wrong:
         raise typer.Exit(1)

@@ -10,27 +10,27 @@ from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import NETWORK_LEVELS
-from tessera.formulation.topologies.document import assumptions, build_topology
+from tessera.formulation.topologies.document import build_topology, list_assumptions
 from tessera.formulation.topologies.topology import Topology
 from tessera.service.cli.render import count_noun
 from tessera.service.cli.topology import read_document
-from tessera.simulator.network.sending import Sending
-from tessera.simulator.network.slowdowns import Contended
+from tessera.simulator.network.slowdowns import ContentionSlowdowns
+from tessera.simulator.network.traffic_source import TrafficSource
 from tessera.simulator.scenario import Scenario
-from tessera.solvers.network.mechanisms import mechanism, names
+from tessera.solvers.network.mechanisms import make_mechanism, mechanism_names
 
-DEFAULT: Final = "crux-full"
-NOBODY: Final = "none"
+DEFAULT_MECHANISM: Final = "crux-full"
+NO_MECHANISM: Final = "none"
 """The name that stands for no mechanism: jobs share no network. It is for comparison."""
-NAMED: Final = 3
+MAX_NAMES_SHOWN: Final = 3
 """The maximum number of nodes, hosts or reasons that a message names."""
 
-_NAMELESS: Final = ("clos", "double-sided", "torus")
+_KINDS_WITHOUT_HOSTS: Final = ("clos", "double-sided", "torus")
 """Kinds of topologies whose hosts default to the cluster's nodes in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class NetworkOptions:
     """The command line's options for a network."""
 
     file: str
@@ -39,23 +39,25 @@ class Wiring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Network:
+class SharedNetwork:
     """A wiring on a simulated cluster.
 
     The traffic of jobs is computed once for all runs and kept here.
     """
 
-    wiring: Wiring
+    wiring: NetworkOptions
     topology: Topology
-    sending: Sending
+    sending: TrafficSource
     notes: tuple[str, ...]
 
-    def contended(self, name: str, seed: int, clock: Callable[[], float]) -> Contended | None:
+    def contended(
+        self, name: str, seed: int, clock: Callable[[], float]
+    ) -> ContentionSlowdowns | None:
         """Return a run's contention under the named mechanism, or None without a network."""
-        if name == NOBODY:
+        if name == NO_MECHANISM:
             return None
-        plan = partial(mechanism(name).plan, levels=self.wiring.levels, seed=seed)
-        return Contended(self.sending, plan, clock=clock)
+        plan = partial(make_mechanism(name).plan, levels=self.wiring.levels, seed=seed)
+        return ContentionSlowdowns(self.sending, plan, clock=clock)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that determined the network."""
@@ -90,26 +92,28 @@ class Network:
         return texts
 
 
-def wiring_of(topology: str | None, mechanisms: Sequence[str], levels: int | None) -> Wiring | None:
+def read_network_options(
+    topology: str | None, mechanisms: Sequence[str], levels: int | None
+) -> NetworkOptions | None:
     """Return the wiring of the options, or None without a network. Raises InvalidInput."""
     if topology is None:
         if mechanisms or levels is not None:
             option = "--network" if mechanisms else "--network-levels"
             raise InvalidInput(option, "needs --topology FILE")
         return None
-    known = (*names(), NOBODY)
+    known = (*mechanism_names(), NO_MECHANISM)
     if strange := [name for name in mechanisms if name not in known]:
         raise InvalidInput(
             "--network", f"unknown mechanism {strange[0]!r}; choose from {', '.join(known)}"
         )
-    return Wiring(
+    return NetworkOptions(
         file=topology,
-        mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT,),
+        mechanisms=tuple(dict.fromkeys(mechanisms)) or (DEFAULT_MECHANISM,),
         levels=NETWORK_LEVELS if levels is None else levels,
     )
 
 
-def network_of(wiring: Wiring, scenario: Scenario) -> Network:
+def network_of(wiring: NetworkOptions, scenario: Scenario) -> SharedNetwork:
     """Return the network of the scenario's nodes.
 
     Raises:
@@ -120,7 +124,7 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
     document, _ = read_document(wiring.file)
     if (
         isinstance(document, dict)
-        and document.get("kind") in _NAMELESS
+        and document.get("kind") in _KINDS_WITHOUT_HOSTS
         and not {"hosts", "nodes"} & document.keys()
     ):
         document = document | {"nodes": list(nodes)}
@@ -135,9 +139,9 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
             f"has no host ({_listed(list(host_gpus))}) that is a node of the cluster"
             f" ({_listed(list(nodes))}); give hosts the names of nodes, or omit the hosts, which a"
             " file of the"
-            f" kind {', '.join(_NAMELESS)} then takes from the cluster",
+            f" kind {', '.join(_KINDS_WITHOUT_HOSTS)} then takes from the cluster",
         )
-    notes = list(assumptions(document))
+    notes = list(list_assumptions(document))
     if lacking := [name for name in nodes if name not in host_gpus]:
         notes.append(
             f"{len(lacking):,} of {len(nodes):,} nodes are not in the topology, so jobs on them have no"
@@ -148,13 +152,18 @@ def network_of(wiring: Wiring, scenario: Scenario) -> Network:
             f"{len(smaller):,} of {len(nodes):,} nodes have more GPUs than in the topology, and jobs on those"
             f" GPUs have no contention: {_listed(smaller)}"
         )
-    return Network(
-        wiring=wiring, topology=topology, sending=Sending(scenario, topology), notes=tuple(notes)
+    return SharedNetwork(
+        wiring=wiring,
+        topology=topology,
+        sending=TrafficSource(scenario, topology),
+        notes=tuple(notes),
     )
 
 
 def _listed(texts: Sequence[str], separator: str = ", ") -> str:
-    return separator.join(texts[:NAMED]) + (f"{separator}..." if len(texts) > NAMED else "")
+    return separator.join(texts[:MAX_NAMES_SHOWN]) + (
+        f"{separator}..." if len(texts) > MAX_NAMES_SHOWN else ""
+    )
 
 
 def _reasons(texts: Iterable[str]) -> str:

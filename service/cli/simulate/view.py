@@ -11,35 +11,37 @@ from tessera.formulation.lifecycle import JobState
 from tessera.service.cli.render import (
     Column,
     count_noun,
-    number,
-    percent,
+    format_number,
+    format_percent,
+    format_span,
     show_facts,
     show_table,
-    span,
 )
-from tessera.service.cli.simulate.runs import Replayed, Run
-from tessera.service.cli.simulate.world import Chosen
-from tessera.simulator.comparison.comparing import row
-from tessera.simulator.comparison.plots import DRAWN, pictures
+from tessera.service.cli.simulate.runs import PolicyRun, ReplayOutcome
+from tessera.service.cli.simulate.world import ChosenScenario
+from tessera.simulator.comparison.comparisons import comparison_row
+from tessera.simulator.comparison.plots import MAX_DRAWN_POLICIES, comparison_plots
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.network.figures import contention_figures
-from tessera.simulator.network.slowdowns import Met
+from tessera.simulator.network.slowdowns import ContentionRecord
 from tessera.simulator.provenance import json_number
 from tessera.simulator.report.model import RunReport, report_of
 from tessera.simulator.run import Conditions, Result
 
-Row = dict[str, Figure | str]
+PolicyRow = dict[str, Figure | str]
 
-OVER: Final = frozenset(
+ENDED_STATES: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.REJECTED}
 )
-NAMED: Final = 10
+MAX_JOBS_NAMED: Final = 10
 """The maximum number of jobs that a warning names. The JSON output has all of them."""
-UNTOLD: Final = frozenset({"ours", "stuck", "stuck_runs", "optimum_share", "optimum_worst_share"})
+HIDDEN_FIGURES: Final = frozenset(
+    {"ours", "stuck", "stuck_runs", "optimum_share", "optimum_worst_share"}
+)
 """Figures of benchmarks that have no meaning in a single simulation."""
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
+def policy_rows(runs: Sequence[PolicyRun]) -> list[PolicyRow]:
     """Return each policy's figures.
 
     ``jct`` is over the jobs that all policies finished (``jobs_of_all``). Policies that finished no
@@ -47,20 +49,23 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     """
     able = {run.policy: [run.ran] for run in runs if run.ran.figures["completed"]}
     full = (
-        {**run.ran.figures, **row(run.policy, {**able, run.policy: [run.ran]}, "")} for run in runs
+        {**run.ran.figures, **comparison_row(run.policy, {**able, run.policy: [run.ran]}, "")}
+        for run in runs
     )
-    shown = [{key: value for key, value in entry.items() if key not in UNTOLD} for entry in full]
+    shown = [
+        {key: value for key, value in entry.items() if key not in HIDDEN_FIGURES} for entry in full
+    ]
     return [
-        {"policy": entry.pop("policy"), **_met(run), **entry}
+        {"policy": entry.pop("policy"), **_contention_row(run), **entry}
         for run, entry in zip(runs, shown, strict=True)
     ]
 
 
-def _met(run: Run) -> Row:
+def _contention_row(run: PolicyRun) -> PolicyRow:
     """Return the figures of contention, or {} without a network."""
     if not run.network:
         return {}
-    return {"network": run.network, **contention_figures(run.result, run.met or Met())}
+    return {"network": run.network, **contention_figures(run.result, run.met or ContentionRecord())}
 
 
 def unfinished_jobs(result: Result) -> list[str]:
@@ -69,11 +74,13 @@ def unfinished_jobs(result: Result) -> list[str]:
     return [
         arrival.spec.name
         for arrival, state in jobs
-        if state not in OVER and arrival.arrival_s <= result.ended_s
+        if state not in ENDED_STATES and arrival.arrival_s <= result.ended_s
     ]
 
 
-def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> list[str]:
+def run_warnings(
+    runs: Sequence[PolicyRun], chosen: ChosenScenario, conditions: Conditions
+) -> list[str]:
     """Return the caveats that a reader of the figures must know."""
     texts, horizon_s = list(chosen.notes), conditions.horizon_s
     if late := sum(arrival.arrival_s > horizon_s for arrival in chosen.scenario.arrivals):
@@ -81,21 +88,23 @@ def warnings(runs: Sequence[Run], chosen: Chosen, conditions: Conditions) -> lis
             f"{count_noun(late, 'job')} of {len(chosen.scenario.arrivals):,} arrive after the horizon"
         )
     for run in runs:
-        texts += [f"{run.policy}: {text}" for text in _warned(run.result)]
+        texts += [f"{run.policy}: {text}" for text in _run_caveats(run.result)]
     if conditions.failures or conditions.stragglers:
         drawn_s = min(horizon_s, chosen.ample_s)
         longer = [run.policy for run in runs if run.result.ended_s > drawn_s]
         if longer:
-            texts.append(f"{', '.join(longer)}: no failures were drawn after {span(drawn_s)}")
+            texts.append(
+                f"{', '.join(longer)}: no failures were drawn after {format_span(drawn_s)}"
+            )
     return texts
 
 
-def _warned(result: Result) -> Iterator[str]:
+def _run_caveats(result: Result) -> Iterator[str]:
     names = unfinished_jobs(result)
     if result.stuck:
-        yield f"stuck after {span(result.ended_s)}: nothing would ever start {_named(names)}"
+        yield f"stuck after {format_span(result.ended_s)}: nothing would ever start {_named(names)}"
     elif names:
-        yield f"not finished at the horizon of {span(result.ended_s)}: {_named(names)}"
+        yield f"not finished at the horizon of {format_span(result.ended_s)}: {_named(names)}"
     rejected = [
         arrival.spec.name
         for arrival, state in zip(result.scenario.arrivals, result.state, strict=True)
@@ -108,12 +117,17 @@ def _warned(result: Result) -> Iterator[str]:
 
 
 def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:NAMED])
-    return f"{count_noun(len(names), 'job')}: {shown}{', ...' if len(names) > NAMED else ''}"
+    shown = ", ".join(names[:MAX_JOBS_NAMED])
+    return (
+        f"{count_noun(len(names), 'job')}: {shown}{', ...' if len(names) > MAX_JOBS_NAMED else ''}"
+    )
 
 
-def show(
-    runs: Sequence[Run], table: Sequence[Row], chosen: Chosen, facts: Mapping[str, Any]
+def show_runs(
+    runs: Sequence[PolicyRun],
+    table: Sequence[PolicyRow],
+    chosen: ChosenScenario,
+    facts: Mapping[str, Any],
 ) -> None:
     """Print the simulated scenario, and a row for each policy."""
     scenario, first = chosen.scenario, runs[0].ran.figures
@@ -125,17 +139,19 @@ def show(
     show_facts(
         [
             ("cluster", f"{scenario.gpus:,} GPUs on {len(scenario.nodes):,} nodes: {kinds}"),
-            ("jobs", f"{len(scenario.arrivals):,} over {span(chosen.last_s)}{load}"),
+            ("jobs", f"{len(scenario.arrivals):,} over {format_span(chosen.last_s)}{load}"),
             ("dropped", f"{len(chosen.dropped):,}" if chosen.dropped else ""),
             ("rounds", str(facts["rounds"])),
             ("hazards", _hazards(facts)),
             ("network", _network(facts)),
-            ("throughput", f"in effective GPUs, over the first {span(first['horizon_s'])}"),
-            ("JCT", _over(runs, table)),
+            ("throughput", f"in effective GPUs, over the first {format_span(first['horizon_s'])}"),
+            ("JCT", _jct_scope(runs, table)),
         ]
     )
-    columns = COLUMNS if any("deadlines" in entry for entry in table) else COLUMNS[:-1]
-    show_table(table, (*columns, *NETWORK) if "topology" in facts else columns)
+    columns = (
+        POLICY_COLUMNS if any("deadlines" in entry for entry in table) else POLICY_COLUMNS[:-1]
+    )
+    show_table(table, (*columns, *CONTENTION_COLUMNS) if "topology" in facts else columns)
 
 
 def _hazards(facts: Mapping[str, Any]) -> str:
@@ -153,7 +169,7 @@ def _network(facts: Mapping[str, Any]) -> str:
     return f"{size}, {facts['network_levels']} levels: {mechanisms}"
 
 
-def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
+def _jct_scope(runs: Sequence[PolicyRun], table: Sequence[PolicyRow]) -> str:
     """Return the jobs that JCT covers, or "" if it covers all that each policy finished."""
     able = [entry for entry in table if entry["completed"]]
     count = max((int(float(entry["jobs_of_all"])) for entry in able), default=0)
@@ -163,25 +179,25 @@ def _over(runs: Sequence[Run], table: Sequence[Row]) -> str:
     return f"mean over the {count_noun(count, 'job')} that all policies{none} finished"
 
 
-def _time(key: str) -> Column[Row]:
-    def shown(figures: Row) -> str:
+def _time(key: str) -> Column[PolicyRow]:
+    def shown(figures: PolicyRow) -> str:
         seconds = float(figures[key])
-        return span(seconds) if math.isfinite(seconds) else "-"
+        return format_span(seconds) if math.isfinite(seconds) else "-"
 
     title = {"jct_mean_s": "JCT", "jct_p50_s": "MEDIAN", "jct_p95_s": "P95"}
     return Column(title.get(key, "QUEUE"), shown, right=True)
 
 
-def _share(title: str, part: str, whole: str) -> Column[Row]:
+def _share(title: str, part: str, whole: str) -> Column[PolicyRow]:
     return Column(title, lambda figures: f"{figures[part]:g}/{figures[whole]:g}", right=True)
 
 
-COLUMNS: Final[Sequence[Column[Row]]] = (
+POLICY_COLUMNS: Final[Sequence[Column[PolicyRow]]] = (
     Column("POLICY", lambda row: str(row["policy"])),
     _share("FINISHED", "completed", "jobs"),
     *map(_time, ("jct_mean_s", "jct_p50_s", "jct_p95_s", "queue_mean_s")),
-    Column("THROUGHPUT", lambda row: number(float(row["throughput"])), right=True),
-    Column("USED %", lambda row: percent(float(row["utilisation"]), 1.0), right=True),
+    Column("THROUGHPUT", lambda row: format_number(float(row["throughput"])), right=True),
+    Column("USED %", lambda row: format_percent(float(row["utilisation"]), 1.0), right=True),
     Column("RESTARTS", lambda row: f"{float(row['restarts']):.2f}", right=True),
     Column("ROUNDS", lambda row: f"{row['rounds']:,.0f}", right=True),
     Column(
@@ -193,8 +209,8 @@ COLUMNS: Final[Sequence[Column[Row]]] = (
 )
 """Times are means unless the title says otherwise."""
 
-NETWORK: Final[Sequence[Column[Row]]] = (
-    Column("LOST %", lambda row: percent(float(row["contention_loss"]), 1.0), right=True),
+CONTENTION_COLUMNS: Final[Sequence[Column[PolicyRow]]] = (
+    Column("LOST %", lambda row: format_percent(float(row["contention_loss"]), 1.0), right=True),
     _share("CONTENDED", "jobs_met", "jobs_trained"),
     Column("SLOWDOWN", lambda row: f"{float(row['slowdown_mean']):.3f}", right=True),
     Column(
@@ -213,11 +229,11 @@ the mean slowdown of jobs.
 
 
 def as_json(
-    runs: Sequence[Run],
-    table: Sequence[Row],
-    chosen: Chosen,
+    runs: Sequence[PolicyRun],
+    table: Sequence[PolicyRow],
+    chosen: ChosenScenario,
     facts: Mapping[str, Any],
-    checks: Mapping[str, Replayed],
+    checks: Mapping[str, ReplayOutcome],
     warned: Sequence[str],
 ) -> dict[str, Any]:
     """Return all results in a form that JSON can hold."""
@@ -244,7 +260,7 @@ def as_json(
     }
 
 
-def with_jobs(document: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
+def with_jobs(document: Mapping[str, Any], runs: Sequence[PolicyRun]) -> dict[str, Any]:
     """Return ``as_json``'s object with the outcome of each job, for a file."""
     policies = [
         {**entry, "outcomes": _outcomes(run.result)}
@@ -275,17 +291,17 @@ def _outcomes(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def report(
-    runs: Sequence[Run],
-    table: Sequence[Row],
-    chosen: Chosen,
+def make_report(
+    runs: Sequence[PolicyRun],
+    table: Sequence[PolicyRow],
+    chosen: ChosenScenario,
     facts: Mapping[str, Any],
     warned: Sequence[str],
 ) -> RunReport:
     """Return the report page: table, time series, JCT, queue, gaps and GPU assignments."""
     by_policy = {run.policy: [run.ran] for run in runs}
     best = str(min(table, key=lambda entry: float(entry["jct_mean_s"]))["policy"])
-    shown = [run.policy for run in runs][:DRAWN]
+    shown = [run.policy for run in runs][:MAX_DRAWN_POLICIES]
     first = runs[0].ran.figures
     figures: dict[str, Figure] = {
         "jobs": len(chosen.scenario.arrivals),
@@ -299,7 +315,7 @@ def report(
         title="Simulation",
         options=facts,
         notes=warned,
-        plots=pictures(by_policy, best, shown, shown),
+        plots=comparison_plots(by_policy, best, shown, shown),
         summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and"
-        f" the time series cover the first {span(first['horizon_s'])}.",
+        f" the time series cover the first {format_span(first['horizon_s'])}.",
     )

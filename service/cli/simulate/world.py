@@ -16,40 +16,40 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import GpuType
 from tessera.service.cli import traces
 from tessera.service.cli.importing import read_rows
-from tessera.simulator.clusters import Cluster, preset
-from tessera.simulator.comparison.workload import Made
+from tessera.simulator.clusters import TypesAndNodes, preset_cluster
+from tessera.simulator.comparison.workload import PreparedScenario
 from tessera.simulator.data import data_dir
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.files import profiles_of, trace_of
-from tessera.simulator.traces.screening import Dropped, bad_lines, order_lines
-from tessera.simulator.traces.speeds import gpu_seconds, load
-from tessera.simulator.traces.trace import Arrival, Asked, TraceOptions
+from tessera.simulator.traces.screening import DroppedJob, bad_lines, order_lines
+from tessera.simulator.traces.speeds import gpu_seconds, requested_load
+from tessera.simulator.traces.trace import Arrival, DurationJob, TraceOptions
 from tessera.simulator.workloads.published import NAMES, load_published
-from tessera.simulator.workloads.synthetic import Synthetic
+from tessera.simulator.workloads.synthetic import SyntheticTrace
 
-SMALL: Final = "tiny"
+SYNTHETIC_CLUSTER: Final = "tiny"
 """The cluster of synthetic jobs if no cluster is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SimulationInput:
     """The source of the jobs and the cluster. ``jobs`` is the number drawn without a ``trace``."""
 
     trace: str | None
     cluster: str | None
     jobs: int
-    wanted: traces.Wanted
+    wanted: traces.ShapingSettings
     reading: TraceOptions
     prices: Mapping[str, float] = field(default_factory=dict)
     """Maps GPU types to dollars per GPU and hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenScenario:
     """A scenario, the jobs that were dropped from it, and notes on it."""
 
     scenario: Scenario
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[DroppedJob, ...]
     notes: tuple[str, ...]
     load: float
     """The requested GPU-hours, relative to those of the cluster until the last arrival.
@@ -64,9 +64,9 @@ class Chosen:
         """Return the time at which the last job arrives."""
         return self.scenario.arrivals[-1].arrival_s
 
-    def over(self, window_s: float) -> Made:
+    def over(self, window_s: float) -> PreparedScenario:
         """Return the scenario as a benchmark's workload, measured over the first ``window_s``."""
-        return Made(
+        return PreparedScenario(
             scenario=self.scenario,
             dropped=len(self.dropped),
             said="\n".join(self.notes),
@@ -76,24 +76,24 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    jobs: Sequence[Arrival] | Sequence[Asked]
+class _TraceInput:
+    jobs: Sequence[Arrival] | Sequence[DurationJob]
     profiles: Sequence[EstimateRecord]
-    cluster: Cluster
+    cluster: TypesAndNodes
     tenants: Sequence[TenantSpec] = ()
-    dropped: Sequence[Dropped] = ()
+    dropped: Sequence[DroppedJob] = ()
 
 
-def choose_scenario(source: Source) -> Chosen:
+def choose_scenario(source: SimulationInput) -> ChosenScenario:
     """Return the scenario to simulate.
 
     Raises:
         InvalidInput: a file is wrong or missing, the cluster is unknown, or jobs are bad and must
             not be dropped.
     """
-    given = _given(source)
+    given = _read_input(source)
     gpu_types, nodes = _priced(given.cluster[0], source.prices), given.cluster[1]
-    target = traces.Target(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
+    target = traces.ShapingTarget(profiles=given.profiles, gpu_types=gpu_types, nodes=nodes)
     shaped = traces.shape_trace(source.wanted, given.jobs, target)
     if shaped.speeds is None:
         raise AssertionError("the target is known")
@@ -107,11 +107,11 @@ def choose_scenario(source: Source) -> Chosen:
     dropped = (*given.dropped, *shaped.dropped)
     work_s = float(gpu_seconds(shaped.arrivals, shaped.speeds).sum()) / scenario.gpus
     longest_s = float(shaped.speeds.requested_s(shaped.arrivals).max())
-    return Chosen(
+    return ChosenScenario(
         scenario=scenario,
         dropped=dropped,
         notes=tuple(_notes(scenario, dropped, shaped.reordered)),
-        load=load(shaped.arrivals, shaped.speeds, scenario.gpus),
+        load=requested_load(shaped.arrivals, shaped.speeds, scenario.gpus),
         ample_s=shaped.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
     )
 
@@ -129,14 +129,16 @@ def window_s(last_s: float, round_s: float, ends_s: Sequence[float], horizon_s: 
     return max(min(ends_s), round_s)
 
 
-def _given(source: Source) -> _Given:
+def _read_input(source: SimulationInput) -> _TraceInput:
     named, cluster = source.wanted.profiles, _cluster(source)
     profiles = [] if named is None else read_rows(profiles_of, named)
     if source.trace is None:
-        cluster = cluster or preset(SMALL)
+        cluster = cluster or preset_cluster(SYNTHETIC_CLUSTER)
         profiles = profiles or _samples(cluster)
-        jobs = Synthetic(jobs=source.jobs).draw(profiles, cluster[1], source.wanted.recipe.seed)
-        return _Given(jobs=jobs, profiles=profiles, cluster=cluster)
+        jobs = SyntheticTrace(jobs=source.jobs).draw(
+            profiles, cluster[1], source.wanted.recipe.seed
+        )
+        return _TraceInput(jobs=jobs, profiles=profiles, cluster=cluster)
     if source.trace in NAMES:
         return _published(source, profiles, cluster)
     jobs_in_file = read_rows(lambda path: trace_of(path, source.reading), Path(source.trace))
@@ -148,12 +150,12 @@ def _given(source: Source) -> _Given:
         raise InvalidInput(
             "--cluster, --nodes", "one is required, to say on which GPUs the jobs run"
         )
-    return _Given(jobs=jobs_in_file, profiles=profiles, cluster=cluster)
+    return _TraceInput(jobs=jobs_in_file, profiles=profiles, cluster=cluster)
 
 
 def _published(
-    source: Source, profiles: Sequence[EstimateRecord], cluster: Cluster | None
-) -> _Given:
+    source: SimulationInput, profiles: Sequence[EstimateRecord], cluster: TypesAndNodes | None
+) -> _TraceInput:
     """Return a published trace, with its own profiles and cluster unless others are named."""
     folder = data_dir()
     if folder is None:
@@ -161,7 +163,7 @@ def _published(
             "TRACE", f"{source.trace} needs the data sets; set TESSERA_DATA to their folder"
         )
     wanted = source.wanted
-    on_bad: traces.Bad = wanted.on_bad or traces.Bad.REFUSE
+    on_bad: traces.BadJobTreatment = wanted.on_bad or traces.BadJobTreatment.REFUSE
     try:
         published = load_published(source.trace or "", folder, on_bad.value, wanted.recipe.seed)
     except FileNotFoundError as error:
@@ -170,7 +172,7 @@ def _published(
             f"{error.filename} does not exist; set TESSERA_DATA to the folder of the data sets",
         ) from error
     scenario = published.scenario
-    return _Given(
+    return _TraceInput(
         jobs=scenario.arrivals[: source.reading.limit],
         profiles=profiles or scenario.profiles,
         cluster=cluster or (list(scenario.gpu_types), list(scenario.nodes)),
@@ -179,14 +181,14 @@ def _published(
     )
 
 
-def _cluster(source: Source) -> Cluster | None:
+def _cluster(source: SimulationInput) -> TypesAndNodes | None:
     """Return the cluster that either option names, or None."""
     nodes = list(source.wanted.nodes)
     if source.cluster is None:
         return (_types(nodes), nodes) if nodes else None
     if nodes:
         raise InvalidInput("--cluster", "cannot be combined with --nodes")
-    return preset(source.cluster)
+    return preset_cluster(source.cluster)
 
 
 def _types(nodes: Sequence[NodeSpec]) -> list[GpuType]:
@@ -203,7 +205,7 @@ def _priced(gpu_types: Sequence[GpuType], prices: Mapping[str, float]) -> list[G
     return [replace(kind, dollars_per_hour=prices.get(kind.name, 0.0)) for kind in gpu_types]
 
 
-def _samples(cluster: Cluster) -> list[EstimateRecord]:
+def _samples(cluster: TypesAndNodes) -> list[EstimateRecord]:
     """Return sample profiles of the cluster's types."""
     names = {kind.name for kind in cluster[0]}
     profiles = sample_profiles(kind for kind in CATALOGUE if kind.name in names)
@@ -216,7 +218,9 @@ def _samples(cluster: Cluster) -> list[EstimateRecord]:
     return profiles
 
 
-def _notes(scenario: Scenario, dropped: Sequence[Dropped], reordered: Sequence[str]) -> list[str]:
+def _notes(
+    scenario: Scenario, dropped: Sequence[DroppedJob], reordered: Sequence[str]
+) -> list[str]:
     notes = [f"dropped {line}" for line in bad_lines(dropped)]
     notes += [f"{line}; put in order" for line in order_lines(reordered)]
     profiled = {

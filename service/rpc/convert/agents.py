@@ -9,7 +9,7 @@ from typing import Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.tags import assign_tags
-from tessera.formulation.records.agents import Desired, DesiredGang, ObservedGang
+from tessera.formulation.records.agents import DesiredGang, DesiredState, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
@@ -17,7 +17,7 @@ from tessera.v1 import agents_pb2 as pb
 
 MAX_ERROR_CHARS: Final = 2000
 
-ENDED: Final = frozenset({"succeeded", "failed"})
+ENDED_PHASES: Final = frozenset({"succeeded", "failed"})
 """Phases that an agent forgets once it has reported them."""
 
 _PHASES: Final = {
@@ -29,17 +29,17 @@ _PHASES: Final = {
 
 def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
     """Return the nodes of an agent, at least one, each once."""
-    fields.batch(field, len(hello.nodes), 100_000)
+    fields.require_batch_size(field, len(hello.nodes), 100_000)
     specs = tuple(
         NodeSpec(
-            name=names.identifier(f"{field}[{i}].node", m.node),
-            gpu_type=names.gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
-            gpus=fields.whole(f"{field}[{i}].gpus", m.gpus, 1, MAX_GPUS_A_NODE),
-            rack=fields.text(f"{field}[{i}].rack", m.rack, 100),
+            name=names.require_identifier(f"{field}[{i}].node", m.node),
+            gpu_type=names.require_gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
+            gpus=fields.require_whole(f"{field}[{i}].gpus", m.gpus, 1, MAX_GPUS_A_NODE),
+            rack=fields.require_text(f"{field}[{i}].rack", m.rack, 100),
         )
         for i, m in enumerate(hello.nodes)
     )
-    fields.distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(specs))
+    fields.require_distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(specs))
     return specs
 
 
@@ -51,9 +51,9 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
     """
     return tuple(
         ObservedGang(
-            job=names.identifier(f"{field}.gangs[{i}].job", m.job),
+            job=names.require_identifier(f"{field}.gangs[{i}].job", m.job),
             generation=m.generation,
-            node=names.identifier(f"{field}.gangs[{i}].node", m.node),
+            node=names.require_identifier(f"{field}.gangs[{i}].node", m.node),
             phase=_phase(f"{field}.gangs[{i}].phase", m.phase),
             iterations_done=m.iterations_done if _known(m.iterations_done) else -1.0,
             iter_time_s=m.iter_time_s if _known(m.iter_time_s) else 0.0,
@@ -65,7 +65,7 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
     )
 
 
-def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
+def of_desired(desired: DesiredState, nodes: Collection[str]) -> pb.Desired:
     """Return the message for the agent of ``nodes``."""
     return pb.Desired(
         revision=desired.revision,
@@ -75,7 +75,7 @@ def of_desired(desired: Desired, nodes: Collection[str]) -> pb.Desired:
     )
 
 
-def _of_network(desired: Desired) -> pb.NetworkMap | None:
+def _of_network(desired: DesiredState) -> pb.NetworkMap | None:
     """Return the settings of interfaces for the tags of gangs, or None without a network plan."""
     if not desired.network_levels:
         return None

@@ -27,25 +27,25 @@ def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, .
     types = tuple(
         GpuType(
             name=_new_type(f"{field}[{i}].name", m.name),
-            memory_bytes=fields.whole(
+            memory_bytes=fields.require_whole(
                 f"{field}[{i}].memory_bytes", m.memory_bytes, 1, MAX_MEMORY_BYTES
             ),
-            dollars_per_hour=fields.real(
+            dollars_per_hour=fields.require_real(
                 f"{field}[{i}].dollars_per_hour", m.dollars_per_hour, 0.0, MAX_DOLLARS_PER_HOUR
             ),
-            watts=fields.real(f"{field}[{i}].watts", m.watts, 0.0, MAX_WATTS),
+            watts=fields.require_real(f"{field}[{i}].watts", m.watts, 0.0, MAX_WATTS),
         )
         for i, m in enumerate(messages)
     )
-    fields.batch(field, len(types), MAX_GPU_TYPES)
-    fields.distinct((f"{field}[{i}].name", t.name) for i, t in enumerate(types))
+    fields.require_batch_size(field, len(types), MAX_GPU_TYPES)
+    fields.require_distinct((f"{field}[{i}].name", t.name) for i, t in enumerate(types))
     return types
 
 
 def _new_type(field: str, name: str) -> str:
     if name == ANY_TYPE:
         raise InvalidInput(field, f"{ANY_TYPE!r} is reserved: quotas use it for GPUs of any type")
-    return names.gpu_type(field, name)
+    return names.require_gpu_type(field, name)
 
 
 def of_cluster(record: ClusterRecord) -> pb.Cluster:
@@ -76,9 +76,9 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
     """Return the node, which must belong to ``cluster``."""
     return NodeSpec(
         name=to_node_id(f"{field}.name", cluster, message.name),
-        gpu_type=names.gpu_type(f"{field}.gpu_type", message.gpu_type),
-        gpus=fields.whole(f"{field}.gpus", message.gpus, 1, MAX_GPUS_A_NODE),
-        rack=fields.text(f"{field}.rack", message.rack, 100),
+        gpu_type=names.require_gpu_type(f"{field}.gpu_type", message.gpu_type),
+        gpus=fields.require_whole(f"{field}.gpus", message.gpus, 1, MAX_GPUS_A_NODE),
+        rack=fields.require_text(f"{field}.rack", message.rack, 100),
         version=fields.version_of(message.etag),
     )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
-from tessera.formulation.values import Cell, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
@@ -22,22 +22,22 @@ the value is in per cent.
 """
 
 _SOURCES: Final = {
-    pb.EstimateSource.MEASURED: Source.MEASURED,
-    pb.EstimateSource.PROFILED: Source.PROFILED,
-    pb.EstimateSource.ANALYTIC: Source.ANALYTIC,
+    pb.EstimateSource.MEASURED: EstimateSource.MEASURED,
+    pb.EstimateSource.PROFILED: EstimateSource.PROFILED,
+    pb.EstimateSource.ANALYTIC: EstimateSource.ANALYTIC,
 }
 _SOURCE_OF: Final = {source: number for number, source in _SOURCES.items()}
 
 
 def to_workload(field: str, message: pb.Workload) -> Workload:
     """Return the workload of a message."""
-    params = fields.text(f"{field}.params", message.params, 100)
+    params = fields.require_text(f"{field}.params", message.params, 100)
     if "/" in params:
         raise InvalidInput(f"{field}.params", "must not contain '/'")
     return Workload(
-        model=fields.text(f"{field}.model", message.model, 200, required=True),
+        model=fields.require_text(f"{field}.model", message.model, 200, required=True),
         params=params,
-        global_batch=fields.whole(f"{field}.global_batch", message.global_batch, 1, 10**9),
+        global_batch=fields.require_whole(f"{field}.global_batch", message.global_batch, 1, 10**9),
     )
 
 
@@ -57,15 +57,15 @@ def to_cell_filter(request: pb.DeleteCellsRequest) -> CellFilter:
         raise InvalidInput("all", f"{problem} (workload, gpu_type, gpus)")
     return CellFilter(
         workload=to_workload("workload", request.workload) if request.workload.model else None,
-        gpu_type=request.gpu_type and names.gpu_type("gpu_type", request.gpu_type),
-        gpus=fields.whole("gpus", request.gpus, 0, MAX_GPUS),
+        gpu_type=request.gpu_type and names.require_gpu_type("gpu_type", request.gpu_type),
+        gpus=fields.require_whole("gpus", request.gpus, 0, MAX_GPUS),
     )
 
 
 def to_model_name(field: str, message: pb.ModelName) -> tuple[str, str]:
     """Return (model, params)."""
-    params = fields.text(f"{field}.params", message.params, 100)
-    return fields.text(f"{field}.model", message.model, 200, required=True), params
+    params = fields.require_text(f"{field}.params", message.params, 100)
+    return fields.require_text(f"{field}.model", message.model, 200, required=True), params
 
 
 def of_workload(workload: Workload) -> pb.Workload:
@@ -97,19 +97,21 @@ def to_estimate(
         else to_workload(f"{field}.workload", message.workload)
     )
     cell, of = message.cell, f"{field}.cell"
-    gpus = fields.whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
+    gpus = fields.require_whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
     return EstimateRecord(
         workload=workload,
         cell=Cell(
-            gpu_type=names.gpu_type(f"{of}.gpu_type", cell.gpu_type),
+            gpu_type=names.require_gpu_type(f"{of}.gpu_type", cell.gpu_type),
             gpus=gpus,
-            nodes=fields.whole(f"{field}.nodes", message.nodes, 0, gpus),
-            pipeline_degree=fields.whole(f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus),
-            plan=fields.text(f"{of}.plan", cell.plan, 200),
+            nodes=fields.require_whole(f"{field}.nodes", message.nodes, 0, gpus),
+            pipeline_degree=fields.require_whole(
+                f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus
+            ),
+            plan=fields.require_text(f"{of}.plan", cell.plan, 200),
         ),
         iter_time_s=_iter_time_s(field, message),
         source=_source(f"{field}.source", message.source),
-        provenance=fields.text(f"{field}.provenance", message.provenance, 1000),
+        provenance=fields.require_text(f"{field}.provenance", message.provenance, 1000),
         sd=_sd(f"{field}.sd", message),
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
@@ -138,7 +140,7 @@ def _iter_time_s(field: str, message: pb.CellEstimate) -> float:
         if message.iter_time_s != 0:  # also NaN
             raise InvalidInput(field, "set exactly one of iter_time_s and infeasible")
         return math.inf
-    return fields.real(
+    return fields.require_real(
         f"{field}.iter_time_s", message.iter_time_s, MIN_ITER_TIME_S, MAX_ITER_TIME_S
     )
 
@@ -148,10 +150,10 @@ def _sd(field: str, message: pb.CellEstimate) -> float | None:
         return None
     if message.infeasible:
         raise InvalidInput(field, "has no meaning for an infeasible Cell; leave it unset")
-    return fields.real(field, message.sd, 0.0, MAX_SD)
+    return fields.require_real(field, message.sd, 0.0, MAX_SD)
 
 
-def _source(field: str, source: pb.EstimateSource.ValueType) -> Source:
+def _source(field: str, source: pb.EstimateSource.ValueType) -> EstimateSource:
     if source not in _SOURCES:
         raise InvalidInput(field, "must be MEASURED, PROFILED or ANALYTIC")
     return _SOURCES[source]

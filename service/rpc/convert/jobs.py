@@ -57,21 +57,23 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
     The nodes that it avoids must belong to ``cluster``.
     """
     m = message
-    requested_type = m.requested_gpu_type and names.gpu_type(
+    requested_type = m.requested_gpu_type and names.require_gpu_type(
         f"{field}.requested_gpu_type", m.requested_gpu_type
     )
     restart_s, retries = DEFAULT_RESTART_S, DEFAULT_RETRIES
     if m.HasField("restart"):
-        restart_s = fields.seconds(f"{field}.restart", m.restart)
+        restart_s = fields.seconds_of_duration(f"{field}.restart", m.restart)
     if m.HasField("max_retries"):
-        retries = fields.whole(f"{field}.max_retries", m.max_retries, 0, MAX_RETRIES)
+        retries = fields.require_whole(f"{field}.max_retries", m.max_retries, 0, MAX_RETRIES)
     spec = JobSpec(
         name=job_id,
         workload=to_workload(f"{field}.workload", m.workload),
-        iterations=fields.whole(f"{field}.iterations", m.iterations, 1, MAX_ITERATIONS),
-        requested_gpus=fields.whole(f"{field}.requested_gpus", m.requested_gpus, 1, MAX_GPUS),
+        iterations=fields.require_whole(f"{field}.iterations", m.iterations, 1, MAX_ITERATIONS),
+        requested_gpus=fields.require_whole(
+            f"{field}.requested_gpus", m.requested_gpus, 1, MAX_GPUS
+        ),
         requested_type=requested_type,
-        tenant=fields.text(f"{field}.tenant", m.tenant, 100),
+        tenant=fields.require_text(f"{field}.tenant", m.tenant, 100),
         guaranteed=m.guaranteed,
         restart_s=restart_s,
         command=_command(f"{field}.command", list(m.command)),
@@ -111,15 +113,17 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
     if message.HasField("deadline"):
         deadline_s = fields.seconds_since_1970(f"{field}.deadline", message.deadline)
     return {
-        "weight": fields.real(f"{field}.weight", message.weight or 1.0, MIN_WEIGHT, MAX_WEIGHT),
-        "queue": fields.whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
+        "weight": fields.require_real(
+            f"{field}.weight", message.weight or 1.0, MIN_WEIGHT, MAX_WEIGHT
+        ),
+        "queue": fields.require_whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
         "movable": not message.pinned,
         "deadline_s": deadline_s,
         "labels": _labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
-        "min_gpus": fields.whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
-        "max_gpus": fields.whole(f"{field}.max_gpus", message.max_gpus, 0, MAX_GPUS),
+        "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
+        "max_gpus": fields.require_whole(f"{field}.max_gpus", message.max_gpus, 0, MAX_GPUS),
     }
 
 
@@ -239,7 +243,7 @@ def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
     if len(nodes) > MAX_AVOIDED:
         raise InvalidInput(field, f"must name at most {MAX_AVOIDED} nodes; it names {len(nodes)}")
     ids = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
-    fields.distinct((f"{field}[{i}]", node) for i, node in enumerate(ids))
+    fields.require_distinct((f"{field}[{i}]", node) for i, node in enumerate(ids))
     return ids
 
 
@@ -247,8 +251,8 @@ def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
         raise InvalidInput(field, f"must have at most {MAX_LABELS} entries; it has {len(labels)}")
     for key, value in labels.items():
-        fields.text(field, key, 63, required=True)
-        fields.text(f"{field}[{key}]", value, 255)
+        fields.require_text(field, key, 63, required=True)
+        fields.require_text(f"{field}[{key}]", value, 255)
     return dict(labels)
 
 

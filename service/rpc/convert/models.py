@@ -20,12 +20,12 @@ MAX_STATE_BYTES: Final = 1000.0
 MAX_STEP: Final = 200
 MAX_ARGUMENTS: Final = 64
 DTYPES: Final = ("f32", "bf16", "f16")
-_USUAL: Final = ModelSpec(model="", params="", architecture="")
+_DEFAULTS: Final = ModelSpec(model="", params="", architecture="")
 
 
 def to_model(field: str, message: pb.Model) -> ModelSpec:
     """Return the model. Its architecture is not parsed yet."""
-    params = fields.text(f"{field}.params", message.params, 100)
+    params = fields.require_text(f"{field}.params", message.params, 100)
     if "/" in params:
         raise InvalidInput(f"{field}.params", "must not contain '/'")
     if not 1 <= len(message.architecture) <= MAX_ARCHITECTURE:
@@ -37,19 +37,21 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
     for name in ("parameters", "published"):
         if getattr(message, name):
             raise InvalidInput(f"{field}.{name}", "is output only; leave it unset")
-    micro_batches = message.micro_batches or _USUAL.micro_batches
-    state_bytes = message.state_bytes or _USUAL.state_bytes
+    micro_batches = message.micro_batches or _DEFAULTS.micro_batches
+    state_bytes = message.state_bytes or _DEFAULTS.state_bytes
     return ModelSpec(
-        model=fields.text(f"{field}.model", message.model, 200, required=True),
+        model=fields.require_text(f"{field}.model", message.model, 200, required=True),
         params=params,
         architecture=message.architecture,
-        sequence=fields.whole(f"{field}.sequence", message.sequence, 0, MAX_SEQUENCE),
+        sequence=fields.require_whole(f"{field}.sequence", message.sequence, 0, MAX_SEQUENCE),
         dtype=message.dtype,
         flash=message.flash,
-        micro_batches=fields.whole(f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES),
-        state_bytes=fields.real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
+        micro_batches=fields.require_whole(
+            f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES
+        ),
+        state_bytes=fields.require_real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
         checkpointing=message.checkpointing,
-        zero=fields.whole(f"{field}.zero", message.zero, 0, 3),
+        zero=fields.require_whole(f"{field}.zero", message.zero, 0, 3),
         step=_step(f"{field}.step", message),
         step_arguments=tuple(message.step_arguments),
     )
@@ -77,11 +79,11 @@ def of_model(spec: ModelSpec, model: Model, *, published: bool = False) -> pb.Mo
 
 def _step(field: str, message: pb.Model) -> str:
     """Return the step that profiling measures, or "" if the model has no step."""
-    step = fields.text(field, message.step, MAX_STEP)
+    step = fields.require_text(field, message.step, MAX_STEP)
     if len(message.step_arguments) > MAX_ARGUMENTS:
         raise InvalidInput(f"{field}_arguments", f"must have at most {MAX_ARGUMENTS} entries")
     for i, text in enumerate(message.step_arguments):
-        fields.text(f"{field}_arguments[{i}]", text, MAX_STEP)
+        fields.require_text(f"{field}_arguments[{i}]", text, MAX_STEP)
     if arguments_of(f"{field}_arguments", message.step_arguments) and not step:
         raise InvalidInput(f"{field}_arguments", "has a meaning only with a step; set step, too")
     module, colon, function = step.partition(":")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.estimator.documents import read_document
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome, NetworkPlanRecord
@@ -15,13 +15,13 @@ from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.records.clusters import TopologyRecord
 from tessera.formulation.topologies import document
 from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.topologies.measures import apart
-from tessera.formulation.topologies.topology import NOWHERE
+from tessera.formulation.topologies.measures import disconnected_groups
+from tessera.formulation.topologies.topology import NO_HOST
 from tessera.service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 
-SHOWN: Final = 20
+MAX_SHOWN_NAMES: Final = 20
 """Largest number of unmatched hosts, and of unmatched nodes, in a message."""
 _KINDS: Final = ("tensor", "data", "expert_data", "expert", "handed")
 MAX_STAGES: Final = 1024
@@ -30,7 +30,9 @@ MAX_BYTES: Final = 1e18
 MAX_MESSAGES: Final = 10**12
 
 
-def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) -> DescribedTopology:
+def to_topology(
+    field: str, text: str, cancelled: Callable[[], bool] = never_cancelled
+) -> DescribedTopology:
     """Return the network that a text in JSON or YAML describes, and its canonical JSON.
 
     Raises:
@@ -46,7 +48,7 @@ def to_topology(field: str, text: str, cancelled: Callable[[], bool] = never) ->
     except InvalidInput as wrong:
         part = wrong.field.removeprefix("topology")  # the prefix stands for the whole document
         raise InvalidInput(f"{field}.{part}".rstrip("."), wrong.problem) from wrong
-    parts = apart(topology)
+    parts = disconnected_groups(topology)
     if len(parts) > 1:
         first, second = (topology.hosts[part[0]] for part in parts[:2])
         raise InvalidInput(
@@ -71,9 +73,9 @@ def of_topology(cluster: str, record: TopologyRecord, nodes: set[str]) -> pb.Top
         etag=fields.etag_of(record.version),
         hosts=len(hosts),
         links=len(topology.links),
-        switches=int((topology.vertices.host == NOWHERE).sum()),
-        unknown_hosts=sorted(hosts - nodes)[:SHOWN],
-        missing_nodes=sorted(nodes - hosts)[:SHOWN],
+        switches=int((topology.vertices.host == NO_HOST).sum()),
+        unknown_hosts=sorted(hosts - nodes)[:MAX_SHOWN_NAMES],
+        missing_nodes=sorted(nodes - hosts)[:MAX_SHOWN_NAMES],
     )
 
 
@@ -125,7 +127,7 @@ def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
 
 def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> CellTraffic:
     """Return the traffic of the execution plan of a Cell with this number of GPUs."""
-    fields.batch(f"{field}.stages", len(message.stages), MAX_STAGES)
+    fields.require_batch_size(f"{field}.stages", len(message.stages), MAX_STAGES)
     stages = [_to_stage(f"{field}.stages[{i}]", stage) for i, stage in enumerate(message.stages)]
     try:
         found = CellTraffic(
@@ -143,12 +145,14 @@ def to_traffic(field: str, message: estimates_pb2.CellTraffic, gpus: int) -> Cel
 
 def _to_stage(field: str, message: estimates_pb2.StageTraffic) -> StageTraffic:
     def degree(name: str) -> int:
-        return fields.whole(f"{field}.{name}", getattr(message, name), 1, MAX_DEGREE)
+        return fields.require_whole(f"{field}.{name}", getattr(message, name), 1, MAX_DEGREE)
 
     sent = {
         kind: (
-            fields.real(f"{field}.{kind}.bytes", getattr(message, kind).bytes, 0.0, MAX_BYTES),
-            fields.whole(
+            fields.require_real(
+                f"{field}.{kind}.bytes", getattr(message, kind).bytes, 0.0, MAX_BYTES
+            ),
+            fields.require_whole(
                 f"{field}.{kind}.messages", getattr(message, kind).messages, 0, MAX_MESSAGES
             ),
         )

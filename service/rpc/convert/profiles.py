@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tessera.estimator.profiling.records import METHODS
-from tessera.estimator.profiling.tasks import Status, TaskState, TaskStatus
+from tessera.estimator.profiling.tasks import ProfilingStatus, TaskState, TaskStatus
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ProfileRow
 from tessera.service.rpc import fields, names
@@ -28,23 +28,23 @@ def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
         InvalidInput: NaN, an invalid time, or a kind that is missing at a size; names the field.
     """
     m = message
-    fields.batch("layers", len(m.layers), MAX_RECORDS)
+    fields.require_batch_size("layers", len(m.layers), MAX_RECORDS)
     if m.dtype not in DTYPES:
         raise InvalidInput("dtype", f"must be one of {', '.join(DTYPES)}, not {m.dtype[:20]!r}")
     if len(m.versions) > MAX_VERSIONS:
         raise InvalidInput("versions", f"must have at most {MAX_VERSIONS} entries")
     versions = tuple(
         sorted(
-            (fields.text("versions", k, 100), fields.text("versions", v, 1000))
+            (fields.require_text("versions", k, 100), fields.require_text("versions", v, 1000))
             for k, v in m.versions.items()
         )
     )
     workload = to_workload("workload", m.workload)
-    gpu_type = names.gpu_type("gpu_type", m.gpu_type)
-    task = names.identifier("task", m.task)
-    source = fields.text("source", m.source, 4000, required=True)
-    device = fields.text("device", m.device, 200, required=True)
-    date = fields.text("date", m.date, 40, required=True)
+    gpu_type = names.require_gpu_type("gpu_type", m.gpu_type)
+    task = names.require_identifier("task", m.task)
+    source = fields.require_text("source", m.source, 4000, required=True)
+    device = fields.require_text("device", m.device, 200, required=True)
+    date = fields.require_text("date", m.date, 40, required=True)
     rows = [
         ProfileRow(
             workload=workload,
@@ -59,7 +59,7 @@ def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
         )
         for i, layer in enumerate(m.layers)
     ]
-    fields.distinct((f"layers[{i}]", (r.kind, r.samples, r.tp)) for i, r in enumerate(rows))
+    fields.require_distinct((f"layers[{i}]", (r.kind, r.samples, r.tp)) for i, r in enumerate(rows))
     _require_whole(rows)
     return rows
 
@@ -68,15 +68,19 @@ def _layer(field: str, layer: pb.LayerProfile) -> dict[str, Any]:
     if layer.method not in METHODS:
         raise InvalidInput(f"{field}.method", f"must be one of {', '.join(METHODS)}")
     return {
-        "kind": fields.text(f"{field}.kind", layer.kind, 1000, required=True),
-        "layers": fields.whole(f"{field}.layers", layer.layers, 1, MAX_LAYERS),
-        "samples": fields.real(f"{field}.samples", layer.samples, 1e-3, 1e9),
-        "tp": fields.whole(f"{field}.tensor_parallel", layer.tensor_parallel, 1, 4096),
-        "forward_s": fields.real(f"{field}.forward_s", layer.forward_s, MIN_LAYER_S, MAX_LAYER_S),
-        "backward_s": fields.real(f"{field}.backward_s", layer.backward_s, 0.0, MAX_LAYER_S),
+        "kind": fields.require_text(f"{field}.kind", layer.kind, 1000, required=True),
+        "layers": fields.require_whole(f"{field}.layers", layer.layers, 1, MAX_LAYERS),
+        "samples": fields.require_real(f"{field}.samples", layer.samples, 1e-3, 1e9),
+        "tp": fields.require_whole(f"{field}.tensor_parallel", layer.tensor_parallel, 1, 4096),
+        "forward_s": fields.require_real(
+            f"{field}.forward_s", layer.forward_s, MIN_LAYER_S, MAX_LAYER_S
+        ),
+        "backward_s": fields.require_real(
+            f"{field}.backward_s", layer.backward_s, 0.0, MAX_LAYER_S
+        ),
         "method": layer.method,
-        "repeats": fields.whole(f"{field}.repeats", layer.repeats, 1, 10**6),
-        "device_s": fields.real(f"{field}.device_s", layer.device_s, 0.0, MAX_DEVICE_S),
+        "repeats": fields.require_whole(f"{field}.repeats", layer.repeats, 1, 10**6),
+        "device_s": fields.require_real(f"{field}.device_s", layer.device_s, 0.0, MAX_DEVICE_S),
     }
 
 
@@ -97,7 +101,7 @@ def _require_whole(rows: list[ProfileRow]) -> None:
 _STATE: Final = {state: pb.ProfilingTask.State.Value(state.name) for state in TaskState}
 
 
-def of_status(found: Status) -> pb.Profiling:
+def of_status(found: ProfilingStatus) -> pb.Profiling:
     """Return the message of the state of a workload's profiling."""
     return pb.Profiling(
         asked=found.asked,

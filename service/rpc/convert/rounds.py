@@ -128,12 +128,14 @@ def _attribute(known: FieldDescriptor) -> str:
 
 def _value(path: str, name: str, value: Any) -> Any:
     if isinstance(value, Duration):
-        length_s = fields.seconds(path, value)
+        length_s = fields.seconds_of_duration(path, value)
         length_s = length_s if length_s < fields.MAX_DURATION_S else math.inf
-        return fields.real(path, length_s, *_SECONDS[name]) if name in _SECONDS else length_s
+        return (
+            fields.require_real(path, length_s, *_SECONDS[name]) if name in _SECONDS else length_s
+        )
     if isinstance(value, str):
-        return fields.text(path, value, MAX_TEXT)
-    return fields.whole(path, value, *_COUNTS[name]) if name in _COUNTS else value
+        return fields.require_text(path, value, MAX_TEXT)
+    return fields.require_whole(path, value, *_COUNTS[name]) if name in _COUNTS else value
 
 
 def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptions:

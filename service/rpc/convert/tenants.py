@@ -22,11 +22,11 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
     m = message
     weight, borrow_gpus = 1.0, -1
     if m.HasField("weight"):
-        weight = fields.real(f"{field}.weight", m.weight, 0.0, MAX_WEIGHT)
+        weight = fields.require_real(f"{field}.weight", m.weight, 0.0, MAX_WEIGHT)
     if m.HasField("borrow_gpus"):
-        borrow_gpus = fields.whole(f"{field}.borrow_gpus", m.borrow_gpus, 0, MAX_QUOTA)
+        borrow_gpus = fields.require_whole(f"{field}.borrow_gpus", m.borrow_gpus, 0, MAX_QUOTA)
     if m.quotas:
-        fields.batch(f"{field}.quotas", len(m.quotas), MAX_QUOTAS)
+        fields.require_batch_size(f"{field}.quotas", len(m.quotas), MAX_QUOTAS)
     return TenantSpec(
         name=to_tenant_id(f"{field}.name", cluster, m.name),
         weight=weight,
@@ -41,7 +41,7 @@ def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
     if ANY_TYPE in quotas and "" in quotas:
         raise InvalidInput(field, f'has both "" and {ANY_TYPE!r}, which mean any type; give one')
     return {
-        "" if kind in ("", ANY_TYPE) else names.gpu_type(field, kind): fields.whole(
+        "" if kind in ("", ANY_TYPE) else names.require_gpu_type(field, kind): fields.require_whole(
             f"{field}[{kind}]", gpus, 0, MAX_QUOTA
         )
         for kind, gpus in sorted(quotas.items())

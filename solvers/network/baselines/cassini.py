@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.baselines.circles import fit_circles
@@ -53,7 +53,7 @@ class Alignment:
         return text
 
 
-def align_shifts(demand: Demand) -> Alignment:
+def align_shifts(demand: LinkDemand) -> Alignment:
     """Return the shifts that follow from each link's best rotations along the affinity graph.
 
     The graph joins jobs and links. A link is left out if its jobs together cannot exceed it. Of
@@ -85,7 +85,7 @@ def align_shifts(demand: Demand) -> Alignment:
     )
 
 
-def _meetings(demand: Demand, share: Floats) -> list[tuple[int, Ints]]:
+def _meetings(demand: LinkDemand, share: Floats) -> list[tuple[int, Ints]]:
     """Return the links that may overflow, and the entries of ``demand`` on each.
 
     The links are sorted by falling offered load.

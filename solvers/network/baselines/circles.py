@@ -10,24 +10,24 @@ import numpy as np
 
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.network.kernels.circles import turns
+from tessera.solvers.network.kernels.circles import find_rotations
 
-STEPS: Final = 72
+STEPS_OF_SHORTEST: Final = 72
 """Steps of the shortest iteration: 5 degrees."""
 
-FINEST: Final = 20
+MAX_PARTS: Final = 20
 """Finest division of the shortest iteration that lengths are rounded to.
 
 A part is 5 % of the iteration, which is as much as it may drift."""
 
-LAPS: Final = 24
+MAX_LAPS: Final = 24
 """Maximum number of shortest iterations on a circle."""
 
-SWEEPS: Final = 8
-FEW: Final = 4
+MAX_SWEEPS: Final = 8
+MAX_JOBS_WITH_STARTS: Final = 4
 """Maximum number of jobs of a link for which several starts are tried."""
 
-STARTS: Final = 12
+START_COUNT: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class Circle:
     error: float  # the largest relative change of a length by rounding
 
 
-def circle(period_s: Floats) -> Circle:
+def common_grid(period_s: Floats) -> Circle:
     """Return the grid on which the iterations' lengths have a common multiple of few laps.
 
     The shortest iteration has 1 to FINEST parts. Of these grids, the one that rounds best is taken,
@@ -52,11 +52,11 @@ def circle(period_s: Floats) -> Circle:
     """
     shortest_s = float(period_s.min())
     best: Circle | None = None
-    for parts in range(1, FINEST + 1):
-        longest = LAPS * parts + 1  # longer iterations have no place, either
+    for parts in range(1, MAX_PARTS + 1):
+        longest = MAX_LAPS * parts + 1  # longer iterations have no place, either
         counts = np.clip(np.rint(period_s * parts / shortest_s), 1, longest).astype(np.int64)
         around = math.lcm(*set(counts.tolist()))
-        if around > LAPS * parts:
+        if around > MAX_LAPS * parts:
             continue
         error = float(np.abs(counts * shortest_s / (parts * period_s) - 1).max())
         if best is None or error < best.error - 1e-9:
@@ -69,7 +69,7 @@ def circle(period_s: Floats) -> Circle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fitted:
+class CircleFit:
     """The rotations of a link's jobs."""
 
     shift_s: Floats  # (n,) each in [0, the job's iteration)
@@ -77,28 +77,28 @@ class Fitted:
     error: float  # of the grid, relative
 
 
-def fit_circles(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> Fitted:
+def fit_circles(period_s: Floats, begin_s: Floats, sends_s: Floats, share: Floats) -> CircleFit:
     """Rotate the jobs of a link for the best score (CASSINI, 1 - mean excess / capacity).
 
     Job j needs ``share[j]`` of the link from ``begin_s[j]`` into its iteration on, for
     ``sends_s[j]``.
     """
-    grid = circle(period_s)
-    fine = -(-STEPS // grid.parts)
+    grid = common_grid(period_s)
+    fine = -(-STEPS_OF_SHORTEST // grid.parts)
     steps = grid.counts * fine
     begin = np.rint(begin_s / period_s * steps).astype(np.int64)
     length = np.clip(np.rint(sends_s / period_s * steps).astype(np.int64), 1, steps)
     first = np.argsort(-share * sends_s / period_s, kind="stable")
-    starts = STARTS if 2 < len(first) <= FEW else 1
-    turned, excess = turns(
+    starts = START_COUNT if 2 < len(first) <= MAX_JOBS_WITH_STARTS else 1
+    turned, excess = find_rotations(
         grid.around * fine,
         as_fixed_array(steps[first]),
         as_fixed_array(begin[first]),
         as_fixed_array(length[first]),
         as_fixed_array(share[first]),
         starts,
-        SWEEPS,
+        MAX_SWEEPS,
     )
     shift_s = np.empty(len(first))
     shift_s[first] = turned / steps[first] * period_s[first]
-    return Fitted(shift_s=shift_s, score=1.0 - excess, error=grid.error)
+    return CircleFit(shift_s=shift_s, score=1.0 - excess, error=grid.error)

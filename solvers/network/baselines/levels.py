@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Bools, Ints
 
 
-def contended_first(demand: Demand, order: Ints) -> tuple[Ints, int]:
+def contended_first(demand: LinkDemand, order: Ints) -> tuple[Ints, int]:
     """Return the order with jobs that share no link at its end, and the number of the others."""
     meets = demand.contended()[order]
     return np.concatenate([order[meets], order[~meets]]), int(meets.sum())
@@ -29,7 +29,7 @@ def alone_then_rest(order: Ints, ranked: int, levels: int) -> Ints:
     return _by_job(order, np.maximum(levels - 1 - np.arange(ranked), 0))
 
 
-def blocks(order: Ints, ranked: int, levels: int, tied: Bools | None = None) -> Ints:
+def equal_blocks(order: Ints, ranked: int, levels: int, tied: Bools | None = None) -> Ints:
     """Return levels that divide the first ``ranked`` jobs of the order equally, (J,).
 
     This is Varys as read in Crux, figure 13. If ``tied[i]``, the i-th job of the order is as urgent

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.baselines.ecmp import hash_bundles
@@ -20,7 +20,7 @@ _LEAST_S: Final = float(np.finfo(np.float64).tiny)
 """The least load of a link with unplaced jobs, so that it is busier than one without."""
 
 
-def bssi(demand: Demand, weight: Floats | None = None) -> Ints:
+def bssi_order(demand: LinkDemand, weight: Floats | None = None) -> Ints:
     """Return the jobs in the order of BSSI, the first to be served first, (J,).
 
     Places are filled from the last to the first. The job with the least weight for its time on the
@@ -64,7 +64,7 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """
     chosen = hash_bundles(contention, seed)
     demand = demand_of(contention, chosen)
-    order, ranked = contended_first(demand, bssi(demand))
+    order, ranked = contended_first(demand, bssi_order(demand))
     priority = np.empty(len(order))
     priority[order] = np.arange(len(order), 0, -1)
     return NetworkPlan(

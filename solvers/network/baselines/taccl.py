@@ -10,11 +10,11 @@ import numpy as np
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.network.baselines.levels import blocks, contended_first
-from tessera.solvers.network.paths import select
+from tessera.solvers.network.baselines.levels import contended_first, equal_blocks
+from tessera.solvers.network.paths import select_paths
 
 
-def distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:
+def bundle_distances(contention: Contention, chosen: Ints) -> tuple[Floats, Floats]:
     """Return the largest and the mean number of links that a job's bundles cross, (J,) each.
 
     Links that all candidates of a bundle share are not counted; a job without a choice has 0.
@@ -36,8 +36,8 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     Levels are equal blocks of the order; jobs at equal distances share one.
     """
     jobs = len(contention.jobs)
-    chosen = select(contention, np.arange(jobs, dtype=np.int64))
-    most, mean = distances(contention, chosen)
+    chosen = select_paths(contention, np.arange(jobs, dtype=np.int64))
+    most, mean = bundle_distances(contention, chosen)
     by_distance = np.lexsort((-mean, -most))
     order, ranked = contended_first(demand_of(contention, chosen), by_distance)
     tied = np.zeros(jobs, dtype=np.bool_)
@@ -46,6 +46,6 @@ def plan(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
         chosen=chosen,
         priority=most + mean / (most.max(initial=0) + 1),
         order=order,
-        level=blocks(order, ranked, levels, tied),
+        level=equal_blocks(order, ranked, levels, tied),
         levels=levels,
     )

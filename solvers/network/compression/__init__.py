@@ -1,6 +1,6 @@
 """Compression of priorities to the few priority levels that NICs and switches have (Crux 4.3).
 
-The steps are ``dag`` (the contention graph), ``orders`` (topological orders of it), ``cuts`` (the
+The steps are ``dag`` (the contention graph), ``topological_orders`` (topological orders of it), ``cuts`` (the
 best cuts of each order) and ``mincut`` (from there to the proven best levels). The tests compare
 the result with that of CP-SAT.
 """
@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.compression.cuts import Cut, cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
-from tessera.solvers.network.compression.orders import orders
+from tessera.solvers.network.compression.orders import topological_orders
 
 __all__ = ["MOST_EDGES", "Compression", "compress_levels", "compression_of"]
 
@@ -44,7 +44,13 @@ class Compression:
 
 
 def compress_levels(
-    demand: Demand, priority: Floats, order: Ints, levels: int, *, samples: int = 10, seed: int = 0
+    demand: LinkDemand,
+    priority: Floats,
+    order: Ints,
+    levels: int,
+    *,
+    samples: int = 10,
+    seed: int = 0,
 ) -> Ints:
     """Return each job's priority level, 0 to ``levels`` - 1, int64[jobs].
 
@@ -63,7 +69,7 @@ def compress_levels(
 
 
 def compression_of(
-    demand: Demand,
+    demand: LinkDemand,
     order: Ints,
     levels: int,
     *,
@@ -103,7 +109,8 @@ def sample_orders(dag: Dag, levels: int, samples: int, seed: int) -> Cut:
         part = dag.part(at)
         settled = levels == 1 or int(highest[at]) == len(part.job) - 1
         cuts = (
-            cut_of(part, order, levels) for order in orders(part, 1 if settled else samples, seed)
+            cut_of(part, order, levels)
+            for order in topological_orders(part, 1 if settled else samples, seed)
         )
         best = min(cuts, key=lambda cut: cut.lost)
         level[slice(*dag.part_start[at : at + 2])] = best.level

@@ -9,7 +9,7 @@ import numpy as np
 from tessera.formulation.tables import Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.compression.dag import Dag
-from tessera.solvers.network.kernels.compression import cut, cut_plainly, place_edges
+from tessera.solvers.network.kernels.compression import cut_order, cut_order_plainly, place_edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,9 +33,9 @@ def cut_of(dag: Dag, order: Ints, levels: int, *, plainly: bool = False) -> Cut:
     place_edges(dag.start, dag.target, order, enter_start, enter, leave_start, leave)
     weight, ends = as_fixed_array(dag.weight[order]), np.empty(levels + 1, np.int64)
     if plainly:
-        lost = cut_plainly(levels, weight, enter_start, enter, ends)
+        lost = cut_order_plainly(levels, weight, enter_start, enter, ends)
     else:
-        lost = cut(levels, weight, enter_start, enter, leave_start, leave, ends)
+        lost = cut_order(levels, weight, enter_start, enter, leave_start, leave, ends)
     level = np.empty(count, np.int64)
     level[order] = np.repeat(np.arange(levels - 1, -1, -1), np.diff(ends))
     return Cut(level=level, lost=int(lost), proven=False)

@@ -9,13 +9,18 @@ import numpy as np
 from scipy import sparse
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
-from tessera.formulation.tables import Floats, Ints, starts
+from tessera.formulation.network.contention import LinkDemand
+from tessera.formulation.tables import Floats, Ints, run_starts
 from tessera.solvers.kernels.jit import as_fixed_array
-from tessera.solvers.network.kernels.compression import Narrow, heights, insides, meetings
+from tessera.solvers.network.kernels.compression import (
+    Narrow,
+    edges_inside_levels,
+    list_edges,
+    vertex_heights,
+)
 from tessera.solvers.sums import dot
 
-TOTAL: Final = 2**53
+MAX_TOTAL_WEIGHT: Final = 2**53
 """All weights add up to at most this, so sums are exact as integers and as floats."""
 
 
@@ -65,18 +70,18 @@ class Dag:
 
     def height(self) -> Ints:
         """Return the number of edges of the longest path from each vertex, (V,)."""
-        return heights(self.start, self.target)
+        return vertex_heights(self.start, self.target)
 
     def inside(self, level: Ints) -> Ints:
         """Return the number of edges from each vertex that end on its own level, (V,)."""
-        return insides(self.start, self.target, as_fixed_array(level))
+        return edges_inside_levels(self.start, self.target, as_fixed_array(level))
 
     def lost(self, level: Ints) -> float:
         """Return the intensity of the edges inside levels, flop/s, which compression minimizes."""
         return float(self.inside(level) @ self.intensity)
 
 
-def dag_of(demand: Demand, order: Ints) -> Dag:
+def dag_of(demand: LinkDemand, order: Ints) -> Dag:
     """Return the contention DAG of jobs in this order, the most urgent first.
 
     Raises:
@@ -106,7 +111,7 @@ def dag_of(demand: Demand, order: Ints) -> Dag:
     )
 
 
-def _shared(demand: Demand) -> tuple[Ints, Ints, int]:
+def _shared(demand: LinkDemand) -> tuple[Ints, Ints, int]:
     """Return the job and link of each entry of a link that several jobs load.
 
     Such links are numbered again from 0.
@@ -140,28 +145,31 @@ def _edges(vertex: Ints, link: Ints, links: int, count: int) -> tuple[Ints, Narr
     """Return the edges between vertices that share a link, as CSR."""
     by_vertex = np.argsort(vertex, kind="stable")
     vertex, link = vertex[by_vertex], link[by_vertex]
-    of_vertices = as_fixed_array(starts(np.bincount(vertex, minlength=count))), as_fixed_array(link)
+    of_vertices = (
+        as_fixed_array(run_starts(np.bincount(vertex, minlength=count))),
+        as_fixed_array(link),
+    )
     by_link = np.argsort(link, kind="stable")
     of_links = (
-        as_fixed_array(starts(np.bincount(link, minlength=links))),
+        as_fixed_array(run_starts(np.bincount(link, minlength=links))),
         as_fixed_array(vertex[by_link]),
     )
     start, none = np.zeros(count + 1, np.int64), np.empty(0, np.int32)
-    target = np.empty(meetings(*of_vertices, *of_links, start, none), np.int32)
-    meetings(*of_vertices, *of_links, start, target)
+    target = np.empty(list_edges(*of_vertices, *of_links, start, none), np.int32)
+    list_edges(*of_vertices, *of_links, start, target)
     return start, target
 
 
 def _integers(intensity: Floats, edges: Ints) -> Ints:
     """Return weights in the same ratios, rounded up.
 
-    Over all edges they sum to at most ``TOTAL``.
+    Over all edges they sum to at most ``MAX_TOTAL_WEIGHT``.
     """
     counts = edges > 0  # a vertex without edges has no weight, however high its intensity is
     top = float(intensity.max(initial=0.0, where=counts))
     if top == 0:
         return np.zeros(len(intensity), np.int64)
     share = np.where(counts, intensity, 0.0) / top
-    room = TOTAL - edges.sum()  # less what rounding up may add
+    room = MAX_TOTAL_WEIGHT - edges.sum()  # less what rounding up may add
     weight: Ints = np.ceil(share * (room / max(dot(share, edges), 1.0))).astype(np.int64)
     return weight

@@ -22,9 +22,9 @@ from ortools.graph.python import max_flow
 from tessera.formulation.tables import Ints
 from tessera.solvers.base import SolverFailed
 from tessera.solvers.network.compression.cuts import Cut
-from tessera.solvers.network.compression.dag import TOTAL, Dag
+from tessera.solvers.network.compression.dag import MAX_TOTAL_WEIGHT, Dag
 
-NEVER: Final = 4 * TOTAL
+UNCUTTABLE_CAPACITY: Final = 4 * MAX_TOTAL_WEIGHT
 """Capacity of an arc that no minimum cut contains."""
 
 
@@ -64,10 +64,10 @@ def _moves(dag: Dag, source: Ints, level: Ints, levels: int, up: bool) -> Ints:
         np.concatenate(
             [
                 gain[gains],
-                np.full(flat.sum(), NEVER),
+                np.full(flat.sum(), UNCUTTABLE_CAPACITY),
                 weight[steep],
                 -gain[costs],
-                np.full(len(stuck), NEVER),
+                np.full(len(stuck), UNCUTTABLE_CAPACITY),
             ]
         ).astype(np.int64),
     )

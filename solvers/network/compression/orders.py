@@ -11,7 +11,7 @@ from tessera.solvers.network.compression.dag import Dag
 from tessera.solvers.network.kernels.compression import pick_order
 
 
-def orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
+def topological_orders(dag: Dag, samples: int, seed: int) -> Iterator[Ints]:
     """Yield ``samples`` topological orders of the vertices: by urgency first, then random ones.
 
     At each place, a random order takes any of the vertices whose predecessors all have theirs, each

@@ -8,10 +8,10 @@ from enum import IntEnum
 import numpy as np
 
 from tessera.formulation.tables import Ints
-from tessera.formulation.topologies.topology import NOWHERE, Tier, Topology
+from tessera.formulation.topologies.topology import NO_HOST, Tier, Topology
 
 
-class Level(IntEnum):
+class CellLevel(IntEnum):
     """The kinds of HiveD's cells, from small to large."""
 
     GPU = 0
@@ -22,7 +22,7 @@ class Level(IntEnum):
     CLUSTER = 5
 
 
-def cells(topology: Topology) -> Ints:
+def cell_hierarchy(topology: Topology) -> Ints:
     """Return the cell of each GPU on each level, int64[levels, GPUs]; GPUs by host, then by index.
 
     The cells of a level are numbered from 0 in the order of their first GPUs. GPUs at the same PCIe
@@ -60,10 +60,10 @@ def _neighbors(topology: Topology) -> tuple[_Reached, _Reached, _Reached]:
     above: _Reached = {}
     tier, host = v.tier.tolist(), v.host.tolist()
     for a, b in zip(e.source.tolist(), e.target.tolist(), strict=True):
-        if host[a] == NOWHERE:
-            if host[b] == NOWHERE and tier[b] > tier[a]:
+        if host[a] == NO_HOST:
+            if host[b] == NO_HOST and tier[b] > tier[a]:
                 above.setdefault(a, set()).add(b)
-        elif host[b] == NOWHERE:
+        elif host[b] == NO_HOST:
             uplinks.setdefault(host[a], set()).add(b)
         elif tier[a] == Tier.GPU and tier[b] == Tier.PCIE:
             pcie.setdefault(a, set()).add(b)

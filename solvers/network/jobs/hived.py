@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.placement import Gang
-from tessera.formulation.tables import Bools, Ints, starts
+from tessera.formulation.tables import Bools, Ints, run_starts
 from tessera.formulation.topologies.topology import Topology
-from tessera.solvers.network.jobs.cells import Level, cells
-from tessera.solvers.network.jobs.placers import Free, positive
+from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
+from tessera.solvers.network.jobs.placers import Free, require_positive
 
-ABOVE_HOSTS = (Level.RACK, Level.POD, Level.CLUSTER)
+LEVELS_ABOVE_HOSTS = (CellLevel.RACK, CellLevel.POD, CellLevel.CLUSTER)
 
 
 class HiveD:
@@ -28,17 +28,17 @@ class HiveD:
     """
 
     def __init__(self, topology: Topology, *, waits: bool = False) -> None:
-        self._cell = cells(topology)
+        self._cell = cell_hierarchy(topology)
         self._waits = waits
         sizes = np.array([len(topology.gpus_of(h)) for h in range(len(topology.hosts))])
-        self._begin = starts(sizes)  # of each host
+        self._begin = run_starts(sizes)  # of each host
         # the first GPU of each cell
         self._gpu = [np.unique(cell, return_index=True)[1] for cell in self._cell]
-        self._size = np.bincount(self._cell[Level.HOST])
+        self._size = np.bincount(self._cell[CellLevel.HOST])
 
     def __call__(self, free: Free, gpus: int) -> Gang | None:
         """Return the GPUs of the gang, or None if it must wait."""
-        positive(gpus)
+        require_positive(gpus)
         mask = np.zeros(self._cell.shape[1], dtype=np.bool_)
         for host, indices in enumerate(free):
             mask[self._begin[host] + np.array(indices, dtype=np.int64)] = True
@@ -46,15 +46,15 @@ class HiveD:
             np.bincount(cell[mask], minlength=len(self._gpu[at]))
             for at, cell in enumerate(self._cell)
         ]
-        taken = self._in_one(tuple(Level)[: Level.RACK], mask, left, gpus)
+        taken = self._in_one(tuple(CellLevel)[: CellLevel.RACK], mask, left, gpus)
         if taken is None:
             taken = self._of_hosts(mask, left, gpus)
         if taken is None and not self._waits:
-            taken = self._in_one(ABOVE_HOSTS, mask, left, gpus)
+            taken = self._in_one(LEVELS_ABOVE_HOSTS, mask, left, gpus)
         return None if taken is None else self._gang(taken)
 
     def _in_one(
-        self, levels: tuple[Level, ...], mask: Bools, left: list[Ints], gpus: int
+        self, levels: tuple[CellLevel, ...], mask: Bools, left: list[Ints], gpus: int
     ) -> Ints | None:
         """Return free GPUs of one cell of the lowest level that has enough, or None."""
         for level in levels:
@@ -70,11 +70,11 @@ class HiveD:
         count, rest = divmod(gpus, largest)
         if count == 0:
             return None
-        free = left[Level.HOST]
+        free = left[CellLevel.HOST]
         whole = np.flatnonzero(free == largest)
         part = np.flatnonzero((free >= max(rest, 1)) & (free < largest))
-        for level in ABOVE_HOSTS:
-            above = self._cell[level][self._gpu[Level.HOST]]
+        for level in LEVELS_ABOVE_HOSTS:
+            above = self._cell[level][self._gpu[CellLevel.HOST]]
             idle = np.bincount(above[whole], minlength=len(self._gpu[level]))
             broken = np.bincount(above[part], minlength=len(self._gpu[level])) > 0
             spare = (idle > count) | ((idle == count) & broken)
@@ -82,26 +82,26 @@ class HiveD:
             if len(holding) == 0:
                 continue
             cell = self._most_used(level, holding, left)
-            units = self._gpu[Level.HOST][whole[above[whole] == cell]]
-            hosts = self._cell[Level.HOST][self._close(units, level, count, left)]
-            taken = np.flatnonzero(np.isin(self._cell[Level.HOST], hosts))
+            units = self._gpu[CellLevel.HOST][whole[above[whole] == cell]]
+            hosts = self._cell[CellLevel.HOST][self._close(units, level, count, left)]
+            taken = np.flatnonzero(np.isin(self._cell[CellLevel.HOST], hosts))
             if rest == 0:
                 return taken
             others = np.setdiff1d(np.flatnonzero((free >= rest) & (above == cell)), hosts)
-            rack = self._cell[Level.RACK]
-            far = ~np.isin(rack[self._gpu[Level.HOST][others]], rack[taken])
+            rack = self._cell[CellLevel.RACK]
+            far = ~np.isin(rack[self._gpu[CellLevel.HOST][others]], rack[taken])
             last = others[np.lexsort((others, free[others], far))[0]]
-            inside = np.flatnonzero(mask & (self._cell[Level.HOST] == last))
-            return np.concatenate([taken, self._close(inside, Level.HOST, rest, left)])
+            inside = np.flatnonzero(mask & (self._cell[CellLevel.HOST] == last))
+            return np.concatenate([taken, self._close(inside, CellLevel.HOST, rest, left)])
         return None
 
-    def _most_used(self, level: Level, among: Ints, left: list[Ints]) -> int:
+    def _most_used(self, level: CellLevel, among: Ints, left: list[Ints]) -> int:
         """Return the cell with the fewest free GPUs.
 
         Among equal cells, it is the one in the most used cell above, and so on.
         """
         gpu = self._gpu[level][among]
-        above = [left[up][self._cell[up][gpu]] for up in range(Level.CLUSTER, level - 1, -1)]
+        above = [left[up][self._cell[up][gpu]] for up in range(CellLevel.CLUSTER, level - 1, -1)]
         return int(among[np.lexsort((among, *above))[0]])
 
     def _close(self, units: Ints, level: int, wanted: int, left: list[Ints]) -> Ints:

@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import SolverFailed
 
-ROUNDS: Final = 100
+MAX_ROUNDS: Final = 100
 _WHOLE: Final = 1e-6
 
 
@@ -50,7 +50,7 @@ def _solved(count: Ints, first: Ints, second: Ints, value: Floats) -> Ints:
     uses = coo_array((np.ones(2 * len(first)), ends), shape=(len(count), len(first)))
     rows: Any = csr_array(uses)  # the stubs know dense matrices only
     most = count.astype(np.float64)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         result = linprog(-value, A_ub=rows, b_ub=most, method="highs")
         if result.x is None or not result.success:
             raise SolverFailed("highs", f"no matching: {result.message}")

@@ -15,16 +15,16 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.jobs.matching import match_pairs
 
-IN_TURN: Final = 0.5
+EFFICIENCY_THRESHOLD: Final = 0.5
 """Share of a perfect interleaving (efficiency p / R) that a group must exceed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SharingGroup:
     """Jobs that hold the same GPUs; a single job is a group, too."""
 
     jobs: tuple[int, ...]  # the most urgent job first
@@ -33,17 +33,17 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sharing:
+class SharingGroups:
     """The groups, the one with the most urgent job first.
 
     Jobs that are in no group had to be left out.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[SharingGroup, ...]
     multiplier: Floats  # (J,) iteration time in the group over that alone; 1 without a group
 
 
-def stages_s(demand: Demand) -> Floats:
+def stages_s(demand: LinkDemand) -> Floats:
     """Return the stages that matter to networks: seconds on the GPU and on the network, (J, 2)."""
     return np.stack([demand.compute_s, demand.comm_s], axis=1)
 
@@ -66,7 +66,7 @@ def interleaved_s(stage_s: Floats) -> Floats:
     return best
 
 
-def efficiency(stage_s: Floats) -> Floats:
+def group_efficiency(stage_s: Floats) -> Floats:
     """Return the mean share of time in which a group's resources are used, (N,).
 
     ``stage_s`` is as in ``interleaved_s``.
@@ -82,8 +82,8 @@ def group_jobs(
     capacity_gpus: int,
     *,
     alone_s: Floats | None = None,
-    threshold: float = IN_TURN,
-) -> Sharing:
+    threshold: float = EFFICIENCY_THRESHOLD,
+) -> SharingGroups:
     """Return the groups that share GPUs.
 
     They fit ``capacity_gpus`` if pairing can achieve that. Jobs enter by ``urgency`` (J,), the
@@ -130,8 +130,10 @@ def group_jobs(
         if len(group) > 1:
             iteration_s = float(interleaved_s(_padded([group], stage_s))[0])
             multiplier[members] = iteration_s / alone_s[members]
-        members_of.append(Group(jobs=group, gpus=int(gpus[group[0]]), iteration_s=iteration_s))
-    return Sharing(groups=tuple(members_of), multiplier=multiplier)
+        members_of.append(
+            SharingGroup(jobs=group, gpus=int(gpus[group[0]]), iteration_s=iteration_s)
+        )
+    return SharingGroups(groups=tuple(members_of), multiplier=multiplier)
 
 
 def _padded(groups: list[tuple[int, ...]], stage_s: Floats) -> Floats:
@@ -178,7 +180,7 @@ def _pair_values(groups: list[tuple[int, ...]], stage_s: Floats, threshold: floa
     own = row < size[a][:, None]
     other = np.maximum(row - size[a][:, None], 0)
     merged = np.where(own[:, :, None], padded[a], padded[b[:, None], other])
-    value_of_pair = efficiency(merged)
+    value_of_pair = group_efficiency(merged)
     value_of_pair[value_of_pair <= threshold * together / resources * (1 + 1e-9)] = 0.0
     value = np.zeros((len(groups), len(groups)))
     value[a, b] = value[b, a] = value_of_pair

@@ -50,7 +50,7 @@ def _most(free: Free) -> int:
 
 def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
     """Return GPUs of the first of ``hosts`` that holds the gang, else free GPUs in their order."""
-    positive(gpus)
+    require_positive(gpus)
     hosts = list(hosts)
     for host in hosts:
         if len(free[host]) >= gpus:
@@ -65,7 +65,7 @@ def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
     return Gang(members=tuple(sorted(members)))
 
 
-def positive(gpus: int) -> None:
+def require_positive(gpus: int) -> None:
     """Refuse a gang without GPUs.
 
     Raises:

@@ -12,7 +12,7 @@ SLACK = 1e-12
 
 
 @compile_lazily
-def turn(load: Floats, period: int, begin: int, length: int, share: float, sign: float) -> None:
+def turn_job(load: Floats, period: int, begin: int, length: int, share: float, sign: float) -> None:
     """Add (``sign`` 1) or remove (-1) a job that sends at ``share`` for ``length`` steps."""
     for lap in range(len(load) // period):
         for step in range(length):
@@ -20,7 +20,7 @@ def turn(load: Floats, period: int, begin: int, length: int, share: float, sign:
 
 
 @compile_lazily
-def excess(load: Floats) -> float:
+def total_excess(load: Floats) -> float:
     """Return the overload of the circle, summed over its steps."""
     total = 0.0
     for step in range(len(load)):
@@ -54,7 +54,7 @@ def best_turn(
 
 
 @compile_lazily
-def turns(
+def find_rotations(
     around: int, period: Ints, begin: Ints, length: Ints, share: Floats, starts: int, sweeps: int
 ) -> tuple[Ints, float]:
     """Return a rotation of each job of a link, int64[n] in steps, and the circle's mean excess.
@@ -75,15 +75,15 @@ def turns(
                 turned[j] = start * period[j] // starts
             elif j > 0:
                 turned[j] = best_turn(load, period[j], begin[j], length[j], share[j], more)
-            turn(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
-        now = excess(load)
+            turn_job(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
+        now = total_excess(load)
         for _ in range(sweeps):
             before = now
             for j in range(jobs):
-                turn(load, period[j], begin[j] + turned[j], length[j], share[j], -1.0)
+                turn_job(load, period[j], begin[j] + turned[j], length[j], share[j], -1.0)
                 turned[j] = best_turn(load, period[j], begin[j], length[j], share[j], more)
-                turn(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
-            now = excess(load)
+                turn_job(load, period[j], begin[j] + turned[j], length[j], share[j], 1.0)
+            now = total_excess(load)
             if now >= before - SLACK * around:
                 break
         if now < least - SLACK * around:

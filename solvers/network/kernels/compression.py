@@ -21,7 +21,7 @@ A dense graph has millions of edges; half the memory takes half the time."""
 
 
 @compile_lazily
-def meetings(
+def list_edges(
     vertex_start: Ints, link: Ints, link_start: Ints, user: Ints, start: Ints, target: Narrow
 ) -> int:
     """Fill in the later vertices that share a link with each vertex; return the number of edges.
@@ -52,7 +52,7 @@ def meetings(
 
 
 @compile_lazily
-def heights(start: Ints, target: Narrow) -> Ints:
+def vertex_heights(start: Ints, target: Narrow) -> Ints:
     """Return the number of edges of the longest path from each vertex, int64[V]."""
     count = len(start) - 1
     height = np.zeros(count, np.int64)
@@ -63,7 +63,7 @@ def heights(start: Ints, target: Narrow) -> Ints:
 
 
 @compile_lazily
-def insides(start: Ints, target: Narrow, level: Ints) -> Ints:
+def edges_inside_levels(start: Ints, target: Narrow, level: Ints) -> Ints:
     """Return the number of edges from each vertex that end on its own level, int64[V]."""
     count = np.zeros(len(level), np.int64)
     for v in range(len(level)):
@@ -140,7 +140,7 @@ def place_edges(
 
 
 @compile_lazily
-def before(places: Narrow, low: int, high: int, end: int) -> int:
+def count_below(places: Narrow, low: int, high: int, end: int) -> int:
     """Return the number of ``places[low:high]`` (rising) that are below ``end``."""
     first = low
     while low < high:
@@ -164,7 +164,7 @@ def best_of(
     """
     inside, best, begin = 0, least[high], high
     for j in range(high - 1, low - 1, -1):
-        inside += weight[j] * before(leave, leave_start[j], leave_start[j + 1], end)
+        inside += weight[j] * count_below(leave, leave_start[j], leave_start[j + 1], end)
         if inside + least[low] > best:
             break
         if least[j] + inside <= best:
@@ -173,7 +173,7 @@ def best_of(
 
 
 @compile_lazily
-def cut(
+def cut_order(
     levels: int,
     weight: Ints,
     enter_start: Ints,
@@ -223,7 +223,7 @@ def cut(
                     break
                 inside += weight[enter[at]]
             while first < begin[k, i]:
-                inside -= weight[first] * before(
+                inside -= weight[first] * count_below(
                     leave, leave_start[first], leave_start[first + 1], i
                 )
                 first += 1
@@ -242,8 +242,10 @@ def cut(
 
 
 @compile_lazily
-def cut_plainly(levels: int, weight: Ints, enter_start: Ints, enter: Narrow, ends: Ints) -> int:
-    """Do the same as ``cut`` by the dynamic program that Crux prints, with its errata corrected.
+def cut_order_plainly(
+    levels: int, weight: Ints, enter_start: Ints, enter: Narrow, ends: Ints
+) -> int:
+    """Do the same as ``cut_order`` by the dynamic program that Crux prints, with its errata corrected.
 
     It keeps all weights between places in a square of prefix sums, and tries all beginnings for
     each number of places. It is only for comparison.

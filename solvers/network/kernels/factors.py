@@ -20,7 +20,7 @@ Up to this number, floats count precisely enough."""
 
 
 @compile_lazily
-def meetings(
+def pair_speeds(
     first: Ints,
     second: Ints,
     link_start: Ints,
@@ -56,7 +56,7 @@ def meetings(
 
 
 @compile_lazily
-def busiest_neighbours(
+def busiest_neighbors(
     link_start: Ints, link: Ints, user_start: Ints, user: Ints, traffic: Floats, found: Ints
 ) -> None:
     """Fill row j of ``found`` (J, R) with the jobs of most traffic on the links of job j.

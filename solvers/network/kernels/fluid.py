@@ -20,7 +20,7 @@ WAITING, SENDING, DONE = 0, 1, 2
 
 WAITING: it has not begun, or its delay runs. SENDING: data moves. DONE: it is over."""
 
-REMEMBERED = 12
+MAX_CACHED_BITS = 12
 """The speeds of up to 2^12 sets of senders are kept while a group is played."""
 
 MOST_NAMED = 62
@@ -45,7 +45,7 @@ Groups: TypeAlias = tuple[Ints, Ints, Ints]
 """group_start (groups + 1,), member (jobs,) and first_link (groups + 1,): the jobs and links of
 each group."""
 
-Window: TypeAlias = tuple[float, float, float]
+CountWindow: TypeAlias = tuple[float, float, float]
 """The beginning and end of counting, and the largest distance of events at one moment; seconds."""
 
 Noise: TypeAlias = tuple[float, int]
@@ -53,13 +53,13 @@ Noise: TypeAlias = tuple[float, int]
 
 
 @compile_lazily
-def rates(
+def add_rates(
     times: Times,
     uses: Uses,
     groups: Groups,
     level: Ints,
     begin_s: Floats,
-    window: Window,
+    window: CountWindow,
     noise: Noise,
     iterations: Floats,
     comm: Floats,
@@ -73,7 +73,7 @@ def rates(
     for g in range(len(group_start) - 1):
         first, end = group_start[g], group_start[g + 1]
         if end - first == 1 and noise[0] == 0.0:
-            alone(times, member[first], begin_s[member[first]], window, iterations, comm)
+            play_alone(times, member[first], begin_s[member[first]], window, iterations, comm)
         else:
             ordered = by_level(member[first:end], level)
             events += play_events(
@@ -93,14 +93,14 @@ def rates(
 
 
 @compile_lazily
-def patterns(
+def play_rows(
     times: Times,
     uses: Uses,
     groups: Groups,
     group: int,
     levels: Ints,
     work_flop: Floats,
-    window: Window,
+    window: CountWindow,
     work: Floats,
 ) -> int:
     """Fill ``work`` with the flop of a group in the window under each row of ``levels``.
@@ -115,7 +115,7 @@ def patterns(
         for j in jobs:
             iterations[j] = 0.0
         if len(jobs) == 1:
-            alone(times, jobs[0], 0.0, window, iterations, comm)
+            play_alone(times, jobs[0], 0.0, window, iterations, comm)
         else:
             ordered = by_level(jobs, levels[r])
             events += play_events(
@@ -151,8 +151,8 @@ def by_level(jobs: Ints, level: Ints) -> Ints:
 
 
 @compile_lazily
-def alone(
-    times: Times, job: int, begin_s: float, window: Window, iterations: Floats, comm: Floats
+def play_alone(
+    times: Times, job: int, begin_s: float, window: CountWindow, iterations: Floats, comm: Floats
 ) -> None:
     """Add the work in the window of a job that contends with no other."""
     compute_s, start_s = times[0][job], times[1][job]
@@ -167,13 +167,13 @@ def alone(
 
 
 @compile_lazily
-def overlap(from_s: float, to_s: float, window: Window) -> float:
+def overlap_s(from_s: float, to_s: float, window: CountWindow) -> float:
     """Return the part of the time from ``from_s`` to ``to_s`` that lies in the window."""
     return max(0.0, min(to_s, window[1]) - max(from_s, window[0]))
 
 
 @compile_lazily
-def factor(noise: Noise, job: int, iteration: int) -> float:
+def compute_factor(noise: Noise, job: int, iteration: int) -> float:
     """Return the factor of compute: log-normal with mean 1.
 
     The factors of a seed are the same whatever else happens.
@@ -205,7 +205,7 @@ def play_events(
     first_link: int,
     end_link: int,
     begin_s: Floats,
-    window: Window,
+    window: CountWindow,
     noise: Noise,
     iterations: Floats,
     comm: Floats,
@@ -222,15 +222,15 @@ def play_events(
     state, stretch = np.zeros(n, np.int64), np.ones(n)
     began, event, since = np.empty(n), np.empty(n), np.zeros(n)
     left, speed = np.zeros(n), np.zeros(n)
-    users, links = met_by(uses, who, first_link, end_link), end_link - first_link
+    users, links = users_of_links(uses, who, first_link, end_link), end_link - first_link
     room, spare, weight, fills = np.empty(links), np.empty(links), np.zeros(links), np.empty(links)
     scratch = room, spare, weight, fills, np.empty(links, np.int64)
-    slots = 1 << min(n, REMEMBERED) if n <= MOST_NAMED else 1
+    slots = 1 << min(n, MAX_CACHED_BITS) if n <= MOST_NAMED else 1
     known, kept = np.full(slots, -1, np.int64), np.empty((slots, n))
     senders = 0  # bit i: place i sends
     for i in range(n):
         j = who[i]
-        stretch[i] = factor(noise, j, 0)
+        stretch[i] = compute_factor(noise, j, 0)
         began[i] = begin_s[j]
         event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
     # Go from event to event.
@@ -248,22 +248,22 @@ def play_events(
             j, at = who[i], event[i]
             # The job has sent all of its data.
             if state[i] == SENDING:
-                comm[j] += speed[i] * overlap(since[i], at, window)
+                comm[j] += speed[i] * overlap_s(since[i], at, window)
                 state[i], speed[i], top = DONE, 0.0, min(top, i)
                 senders ^= 1 << i if n <= MOST_NAMED else 0
                 event[i] = began[i] + compute_s[j] * stretch[i]
             # The iteration ends, and the next one begins.
             if state[i] == DONE and event[i] <= limit:
                 ended = began[i] + compute_s[j] * stretch[i]
-                spent = overlap(began[i], ended, window)
+                spent = overlap_s(began[i], ended, window)
                 iterations[j] += spent / (compute_s[j] * stretch[i])
                 iteration[i] += 1
-                stretch[i] = factor(noise, j, iteration[i])
+                stretch[i] = compute_factor(noise, j, iteration[i])
                 state[i], began[i] = WAITING, max(at, ended)
                 event[i] = began[i] + start_s[j] * stretch[i] + delay_s[j]
             # The delay is over, and the job begins to send.
             if state[i] == WAITING and event[i] <= limit:
-                comm[j] += overlap(event[i] - delay_s[j], event[i], window)
+                comm[j] += overlap_s(event[i] - delay_s[j], event[i], window)
                 if send_s[j] > 0.0:
                     state[i], left[i], since[i] = SENDING, send_s[j], event[i]
                     event[i], top = np.inf, min(top, i)
@@ -274,18 +274,16 @@ def play_events(
         if top < n:
             at = 0
             if n <= MOST_NAMED:
-                at = senders if n <= REMEMBERED else scatter_bits(senders) & (slots - 1)
+                at = senders if n <= MAX_CACHED_BITS else scatter_bits(senders) & (slots - 1)
                 top = 0
             if n > MOST_NAMED or known[at] != senders:
                 known[at] = senders
-                shared_out(
-                    uses, users, who, level, first_link, top, state, speed, kept[at], scratch
-                )
+                share_out(uses, users, who, level, first_link, top, state, speed, kept[at], scratch)
             fresh = kept[at]
             for i in range(n):
                 if state[i] == SENDING and (fresh[i] != speed[i] or event[i] == np.inf):
                     j, from_s = who[i], since[i]
-                    comm[j] += speed[i] * overlap(from_s, now, window)
+                    comm[j] += speed[i] * overlap_s(from_s, now, window)
                     left[i] = max(0.0, left[i] - speed[i] * max(0.0, now - from_s))
                     since[i], speed[i] = max(now, from_s), fresh[i]
                     event[i] = np.inf
@@ -294,11 +292,11 @@ def play_events(
     # Count the parts of iterations and communication until the window ends.
     for i in range(n):
         j, ended = who[i], began[i] + compute_s[who[i]] * stretch[i]
-        iterations[j] += overlap(began[i], ended, window) / (compute_s[j] * stretch[i])
+        iterations[j] += overlap_s(began[i], ended, window) / (compute_s[j] * stretch[i])
         if state[i] == SENDING:
-            comm[j] += speed[i] * overlap(since[i], window[1], window)
+            comm[j] += speed[i] * overlap_s(since[i], window[1], window)
         elif state[i] == WAITING:
-            comm[j] += overlap(event[i] - delay_s[j], event[i], window)
+            comm[j] += overlap_s(event[i] - delay_s[j], event[i], window)
     return events
 
 
@@ -309,7 +307,7 @@ def scatter_bits(senders: int) -> int:
 
 
 @compile_lazily
-def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
+def users_of_links(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
     """Return the places that use each of the group's links."""
     use_start, link, _ = uses
     user_start = np.zeros(end_link - first_link + 1, np.int64)
@@ -328,7 +326,7 @@ def met_by(uses: Uses, who: Ints, first_link: int, end_link: int) -> Users:
 
 
 @compile_lazily
-def shared_out(
+def share_out(
     uses: Uses,
     users: Users,
     who: Ints,
@@ -351,7 +349,7 @@ def shared_out(
     room[:] = 1.0
     for i in range(top):
         fresh[i] = speed[i]
-        take(uses, who[i], first_link, state[i], speed[i], room)
+        take_load(uses, who[i], first_link, state[i], speed[i], room)
     first = top
     # Share out the links level by level, the highest first.
     while first < n:
@@ -366,15 +364,17 @@ def shared_out(
                 free = min(free, room[link[u] - first_link] / share[u])
             fresh[last] = free if free > ROUNDING else 0.0
         elif senders > 1:
-            fill(uses, users, who, first_link, first, end, state, fresh, scratch)
+            fill_links(uses, users, who, first_link, first, end, state, fresh, scratch)
         if end < n:
             for i in range(first, end):
-                take(uses, who[i], first_link, state[i], fresh[i], room)
+                take_load(uses, who[i], first_link, state[i], fresh[i], room)
         first = end
 
 
 @compile_lazily
-def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: Floats) -> None:
+def take_load(
+    uses: Uses, job: int, first_link: int, state: int, speed: float, room: Floats
+) -> None:
     """Take from ``room`` the load of the job at ``speed``, if it sends."""
     use_start, link, share = uses
     if state == SENDING:
@@ -383,7 +383,7 @@ def take(uses: Uses, job: int, first_link: int, state: int, speed: float, room: 
 
 
 @compile_lazily
-def fill(
+def fill_links(
     uses: Uses,
     users: Users,
     who: Ints,
@@ -444,7 +444,7 @@ def fill(
         for k in range(tight):
             if weight[seen[k]] > ROUNDING and fills[seen[k]] <= height + ROUNDING:
                 at = users[0][seen[k]], users[0][seen[k] + 1]
-                rising -= stop(
+                rising -= stop_senders(
                     uses,
                     users[1][at[0] : at[1]],
                     who,
@@ -462,7 +462,7 @@ def fill(
 
 
 @compile_lazily
-def stop(
+def stop_senders(
     uses: Uses,
     on_link: Ints,
     who: Ints,

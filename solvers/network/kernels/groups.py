@@ -17,7 +17,7 @@ Uses: TypeAlias = tuple[Ints, Ints, Floats]
 
 
 @compile_lazily
-def tight(uses: Uses, links: int) -> Bools:
+def uses_that_matter(uses: Uses, links: int) -> Bools:
     """Return whether each use matters, bool[uses].
 
     The uses of links that can fill before another link limits their users matter. A link cannot

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from scipy import optimize, sparse
 
-from tessera.formulation.lookahead import NEED
+from tessera.formulation.lookahead import WORK_UNITS
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.base import SolverFailed
-from tessera.solvers.lookahead.integers import Whole
+from tessera.solvers.lookahead.integers import IntegerAdmission
 
 Entry = tuple[int, float]
 """A variable and its factor."""
 
 
-def most_weight(whole: Whole, promised: Bools) -> int:
+def most_weight(whole: IntegerAdmission, promised: Bools) -> int:
     """Return the greatest integer weight that a schedule admits if it admits all ``promised``.
 
     The result is -1 if the promises do not fit together. The model is written in matrices, with a
@@ -46,9 +46,9 @@ def most_weight(whole: Whole, promised: Bools) -> int:
         mine = [key for key in keys if owner[key[0]] == job]
         for slot in range(slots):
             rows.append(([(x[key], 1.0) for key in mine if key[1] == slot], -np.inf, 1.0))
-        work = [(x[key], float(whole.gain[key]) / NEED) for key in mine]
-        work += [(s[key], -float(whole.cost[key[0]]) / NEED) for key in mine]
-        rows.append(([*work, (job, -float(whole.need[job]) / NEED)], 0.0, np.inf))
+        work = [(x[key], float(whole.gain[key]) / WORK_UNITS) for key in mine]
+        work += [(s[key], -float(whole.cost[key[0]]) / WORK_UNITS) for key in mine]
+        rows.append(([*work, (job, -float(whole.need[job]) / WORK_UNITS)], 0.0, np.inf))
     for option, slot in keys:
         before = [(x[option, slot - 1], 1.0)] if (option, slot - 1) in x else []
         starts = [(s[option, slot], 1.0), (x[option, slot], -1.0), *before]

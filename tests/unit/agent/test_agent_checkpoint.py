@@ -15,24 +15,24 @@ from tessera.service.agent import checkpoint
 def test_a_checkpoint_is_read_back_by_the_next_generation(tmp_path: Path) -> None:
     store = str(tmp_path / "job")
     assert checkpoint.open_generation(store, 1) == 0
-    checkpoint.save(store, 1, 40)
+    checkpoint.save_checkpoint(store, 1, 40)
     assert checkpoint.open_generation(store, 2) == 40
 
 
 def test_a_generation_may_open_its_checkpoint_again(tmp_path: Path) -> None:
     store = str(tmp_path / "job")
     checkpoint.open_generation(store, 3)
-    checkpoint.save(store, 3, 7)
+    checkpoint.save_checkpoint(store, 3, 7)
     assert checkpoint.open_generation(store, 3) == 7
 
 
 def test_an_older_generation_cannot_write_after_a_newer_one_opened(tmp_path: Path) -> None:
     store = str(tmp_path / "job")
     checkpoint.open_generation(store, 1)
-    checkpoint.save(store, 1, 10)
+    checkpoint.save_checkpoint(store, 1, 10)
     checkpoint.open_generation(store, 2)
     with pytest.raises(checkpoint.StaleGeneration, match="generation 2 has taken it over"):
-        checkpoint.save(store, 1, 99)
+        checkpoint.save_checkpoint(store, 1, 99)
     assert checkpoint.open_generation(store, 2) == 10
 
 
@@ -41,7 +41,7 @@ def test_an_older_generation_cannot_open_again(tmp_path: Path) -> None:
     checkpoint.open_generation(store, 2)
     with pytest.raises(checkpoint.StaleGeneration):
         checkpoint.open_generation(store, 1)
-    checkpoint.save(store, 2, 1)
+    checkpoint.save_checkpoint(store, 2, 1)
 
 
 def test_a_foreign_file_is_named_not_guessed_at(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_pat
         assert old.stdout is not None
         assert [old.stdout.readline() for _ in range(2)] == ["open\n", "writing\n"]
         seen = checkpoint.open_generation(store, 2)
-        checkpoint.save(store, 2, 1_000_000)
+        checkpoint.save_checkpoint(store, 2, 1_000_000)
         last_written = int(old.stdout.readline())
     assert old.returncode == 0
     assert seen == last_written >= 5
@@ -93,11 +93,11 @@ def test_a_later_job_of_the_same_name_begins_anew_and_shuts_the_earlier_one_out(
 ) -> None:
     store = str(tmp_path)
     checkpoint.open_generation(store, 3, job=7)
-    checkpoint.save(store, 3, 40, job=7)
+    checkpoint.save_checkpoint(store, 3, 40, job=7)
     assert checkpoint.open_generation(store, 1, job=9) == 0
-    checkpoint.save(store, 1, 5, job=9)
+    checkpoint.save_checkpoint(store, 1, 5, job=9)
     with pytest.raises(checkpoint.StaleGeneration):
-        checkpoint.save(store, 3, 41, job=7)
+        checkpoint.save_checkpoint(store, 3, 41, job=7)
     with pytest.raises(checkpoint.StaleGeneration):
         checkpoint.open_generation(store, 4, job=7)
     assert checkpoint.open_generation(store, 2, job=9) == 5
@@ -106,10 +106,10 @@ def test_a_later_job_of_the_same_name_begins_anew_and_shuts_the_earlier_one_out(
 def test_a_checkpoint_of_a_release_without_job_numbers_is_the_jobs_own(tmp_path: Path) -> None:
     store = str(tmp_path)
     checkpoint.open_generation(store, 3)
-    checkpoint.save(store, 3, 40)
+    checkpoint.save_checkpoint(store, 3, 40)
     with pytest.raises(checkpoint.StaleGeneration):
         checkpoint.open_generation(store, 2, job=7)
     assert checkpoint.open_generation(store, 4, job=7) == 40
-    checkpoint.save(store, 4, 50)  # the number is not known to an older server either
+    checkpoint.save_checkpoint(store, 4, 50)  # the number is not known to an older server either
     assert checkpoint.open_generation(store, 5) == 50
     assert checkpoint.open_generation(store, 1, job=8) == 0

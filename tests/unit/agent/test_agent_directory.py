@@ -20,9 +20,9 @@ from tessera.service.agent.files import read_json, write_json
 from tessera.service.agent.main import main
 from tessera.service.agent.process import Process, identity_of
 from tessera.service.agent.replay import ReplayHandle
-from tessera.service.agent.runtime import Outcome, Progress
+from tessera.service.agent.runtime import ExitOutcome, Progress
 from tessera.service.agent.state import StateDir
-from tessera.service.agent.stream import Lease
+from tessera.service.agent.stream import AgentLease
 from tests.support.agents import a_gang
 from tests.support.patience import PATIENCE_S
 
@@ -131,7 +131,7 @@ def test_a_broken_lease_is_one_that_is_over_until_a_server_is_heard(
     if found is None:  # of another boot
         assert text == '{"boot": 3}'
         return
-    lease = Lease(state, lambda: 100.0)
+    lease = AgentLease(state, lambda: 100.0)
     assert lease.left_s() == -math.inf
     lease.lease_s = 30.0
     lease.renew(95.0)
@@ -143,7 +143,7 @@ def test_a_data_directory_that_vanishes_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = a_state(tmp_path / "d")
-    lease = Lease(state, lambda: 100.0, 30.0)
+    lease = AgentLease(state, lambda: 100.0, 30.0)
     (tmp_path / "d").rename(tmp_path / "lost")
     for said_s in (101.0, 103.0, 105.0):
         lease.renew(said_s)
@@ -209,7 +209,7 @@ async def test_what_is_no_regular_file_is_not_read_and_holds_nobody_up(
         make(tmp_path / name)
     handle = a_handle(tmp_path)
     assert handle.progress() is None
-    assert (await handle.ended()).outcome is Outcome.FAILED
+    assert (await handle.ended()).outcome is ExitOutcome.FAILED
     with pytest.raises((ValueError, OSError)):
         read_json(str(tmp_path / "exit.json"))
 
@@ -219,7 +219,7 @@ async def test_what_is_no_regular_file_is_not_read_and_holds_nobody_up(
 )
 async def test_an_end_that_means_nothing_is_a_failure(tmp_path: Path, text: str) -> None:
     (tmp_path / "exit.json").write_text(text)
-    assert (await a_handle(tmp_path).ended()).outcome is Outcome.FAILED
+    assert (await a_handle(tmp_path).ended()).outcome is ExitOutcome.FAILED
 
 
 async def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:

@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 import pytest
 
 from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
-from tessera.service.agent.network.backend import Advice, Change, differences, stages
-from tessera.service.agent.network.commands import run
-from tessera.service.agent.network.dcb import Dcb, parse_scheduling
-from tessera.service.agent.network.dcb import parse as parse_dcb
-from tessera.service.agent.network.mlnx import MlnxQos
-from tessera.service.agent.network.mlnx import parse as parse_mlnx
-from tessera.service.agent.network.scheduling import Scheduling, shortcomings
-from tessera.service.agent.network.tc import Tc, parse_filters
+from tessera.service.agent.network.backend import (
+    AdviceBackend,
+    MapChange,
+    find_differences,
+    split_stages,
+)
+from tessera.service.agent.network.commands import run_command
+from tessera.service.agent.network.dcb import DcbBackend, parse_scheduling
+from tessera.service.agent.network.dcb import parse_priorities as parse_dcb
+from tessera.service.agent.network.mlnx import MlnxQosBackend
+from tessera.service.agent.network.mlnx import parse_state as parse_mlnx
+from tessera.service.agent.network.scheduling import TransmissionSelection, find_shortcomings
+from tessera.service.agent.network.tc import TcBackend, parse_filters
 
 TRUSTED = """\
 DCBX mode: OS controlled
@@ -60,13 +65,13 @@ class FakeDcb:
         return ""
 
 
-def change(tag: int, before: int | None, after: int) -> Change:
-    return Change(interface="eth1", tag=tag, before=before, after=after)
+def change(tag: int, before: int | None, after: int) -> MapChange:
+    return MapChange(interface="eth1", tag=tag, before=before, after=after)
 
 
 def test_only_what_differs_is_written_and_a_second_time_nothing() -> None:
     driver = FakeDcb({10: 3, 11: 4, 50: 5})
-    table = Dcb("eth1", run=driver, dry_run=False)
+    table = DcbBackend("eth1", run=driver, dry_run=False)
     assert table.apply({10: 3, 11: 5, 12: 0}) == (change(11, 4, 5), change(12, None, 0))
     assert ["dcb", "app", "replace", "dev", "eth1", "dscp-prio", "11:5", "12:0"] in driver.ran
     assert driver.table == {10: 3, 11: 5, 12: 0, 50: 5}
@@ -77,14 +82,14 @@ def test_only_what_differs_is_written_and_a_second_time_nothing() -> None:
 
 def test_a_dry_run_is_the_default_and_writes_nothing() -> None:
     driver = FakeDcb()
-    assert Dcb("eth1", run=driver).apply({10: 3}) == (change(10, None, 3),)
+    assert DcbBackend("eth1", run=driver).apply({10: 3}) == (change(10, None, 3),)
     assert driver.table == {}
 
 
 def test_what_does_not_read_back_is_an_error_that_says_what_is_in_force() -> None:
     driver = FakeDcb({10: 1}, obeys=False)
     with pytest.raises(Unavailable, match="tag 10 is 1, not 3, tag 11 is not mapped, not 2"):
-        Dcb("eth1", run=driver, dry_run=False).apply({10: 3, 11: 2})
+        DcbBackend("eth1", run=driver, dry_run=False).apply({10: 3, 11: 2})
 
 
 def test_a_tag_with_two_priorities_counts_as_not_mapped_so_that_it_is_replaced() -> None:
@@ -104,14 +109,14 @@ def test_what_dcb_never_prints_is_refused(text: str) -> None:
 
 def test_maps_with_tags_or_priorities_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InvalidInput, match="0 to 63"):
-        differences("eth1", {}, {64: 0})
+        find_differences("eth1", {}, {64: 0})
     with pytest.raises(InvalidInput, match="0 to 7"):
-        differences("eth1", {}, {1: 8})
+        find_differences("eth1", {}, {1: 8})
 
 
 def test_what_moves_up_comes_after_new_entries_and_what_moves_down() -> None:
     new, down, up = change(1, None, 7), change(2, 5, 3), change(3, 3, 5)
-    assert stages([up, new, down]) == ((new, down), (up,))
+    assert split_stages([up, new, down]) == ((new, down), (up,))
 
 
 def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_priorities_in_a_class() -> (
@@ -121,7 +126,7 @@ def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_prioritie
     assert state.trust == "dscp"
     assert (state.priorities[26], state.priorities[48], state.priorities[7]) == (6, 6, 0)
     assert len(state.priorities) == 24
-    assert state.scheduling == Scheduling(
+    assert state.scheduling == TransmissionSelection(
         class_of={1: 0, 0: 0, 3: 3, 6: 3},
         algorithm={0: "vendor", 3: "ets"},
         lossless=frozenset({3}),
@@ -129,7 +134,7 @@ def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_prioritie
 
 
 def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that_mends_it() -> None:
-    said = MlnxQos("eth1", run=lambda _: TRUSTED).findings()
+    said = MlnxQosBackend("eth1", run=lambda _: TRUSTED).findings()
     assert said[:3] == (
         "eth1: priorities [0, 3, 6] are scheduled by ets, vendor, not strictly",
         "eth1: priorities 3 and 6 share traffic class 3",
@@ -139,8 +144,8 @@ def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that
 
 
 def test_priorities_whose_classes_are_the_other_way_round_are_reported() -> None:
-    swapped = Scheduling(class_of={0: 1, 1: 0}, algorithm={0: "strict", 1: "strict"})
-    assert shortcomings([1, 0, 1], swapped) == [
+    swapped = TransmissionSelection(class_of={0: 1, 1: 0}, algorithm={0: "strict", 1: "strict"})
+    assert find_shortcomings([1, 0, 1], swapped) == [
         "priority 0 is in traffic class 1, which is served before class 0 of priority 1"
     ]
 
@@ -151,9 +156,9 @@ def test_a_strict_ordered_lossless_nic_has_no_shortcomings() -> None:
     pfc = '{"pfc_cap": 8, "prio_pfc": [false, false, true, true, false, false, false, false]}'
     scheduling = parse_scheduling(ets, pfc)
     assert scheduling.lossless == {2, 3}
-    assert shortcomings([2, 3], scheduling) == []
+    assert find_shortcomings([2, 3], scheduling) == []
     answers = {"app": '{"dscp_prio": [[10, 2], [11, 5]]}', "ets": ets, "pfc": pfc}
-    said = Dcb("eth1", run=lambda argv: answers[argv[2]]).findings()
+    said = DcbBackend("eth1", run=lambda argv: answers[argv[2]]).findings()
     assert said[0] == "eth1: priorities [5] have no flow control: RoCE there must tolerate loss"
     assert len(said) == 2
     with pytest.raises(Unavailable, match="dcb -j ets show"):
@@ -161,7 +166,7 @@ def test_a_strict_ordered_lossless_nic_has_no_shortcomings() -> None:
 
 
 def test_an_interface_that_trusts_pcp_maps_nothing_and_is_told_to_trust_the_dscp_first() -> None:
-    table = MlnxQos("eth1", run=lambda _: PCP)
+    table = MlnxQosBackend("eth1", run=lambda _: PCP)
     assert table.read() == {}
     assert table.findings() == ("eth1: trusts pcp, so DSCP tags have no effect yet",)
     base = ["mlnx_qos", "-i", "eth1"]
@@ -172,7 +177,7 @@ def test_an_interface_that_trusts_pcp_maps_nothing_and_is_told_to_trust_the_dscp
 
 
 def test_an_interface_that_trusts_the_dscp_only_gets_the_entries() -> None:
-    table = MlnxQos("eth1", run=lambda _: TRUSTED)
+    table = MlnxQosBackend("eth1", run=lambda _: TRUSTED)
     assert table.commands(table.apply({26: 3, 27: 3})) == [
         ["mlnx_qos", "-i", "eth1", "--dscp2prio", "set,26,3"]
     ]
@@ -201,7 +206,7 @@ def test_filters_count_where_both_ip_versions_agree() -> None:
 
 
 def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
-    table = Tc("eth1", discipline="prio", unmarked=0, run=lambda _: "[]")
+    table = TcBackend("eth1", discipline="prio", unmarked=0, run=lambda _: "[]")
     made, four, six = table.commands([change(26, None, 6)])
     assert (
         made
@@ -214,18 +219,18 @@ def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
 def test_another_discipline_and_output_that_is_no_json_are_refused() -> None:
     foreign = json.dumps([{"kind": "cake", "handle": "1:", "root": True}])
     with pytest.raises(NotAllowed, match="cake that Tessera did not make"):
-        Tc("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
+        TcBackend("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
     with pytest.raises(Unavailable, match="no JSON"):
-        Tc("eth1", discipline="prio", run=lambda _: "qdisc").read()
+        TcBackend("eth1", discipline="prio", run=lambda _: "qdisc").read()
 
 
 def test_htb_without_the_links_rate_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the link's rate"):
-        Tc("eth1")
+        TcBackend("eth1")
 
 
 def test_the_back_end_none_says_once_what_it_was_asked_for() -> None:
-    none = Advice("eth1")
+    none = AdviceBackend("eth1")
     assert none.apply({10: 3}) == (change(10, None, 3),)
     assert none.apply({10: 3}) == ()
     assert none.commands([change(10, None, 3)]) == []
@@ -234,8 +239,8 @@ def test_the_back_end_none_says_once_what_it_was_asked_for() -> None:
 
 def test_a_missing_tool_and_a_failed_command_are_named_with_what_to_do() -> None:
     with pytest.raises(Unavailable, match="no-such-tool is not installed"):
-        run(["no-such-tool", "x"])
+        run_command(["no-such-tool", "x"])
     with pytest.raises(
         Unavailable, match=r"`sh -c .* ended with 3: not permitted; run the agent as root"
     ):
-        run(["sh", "-c", "echo not permitted >&2; exit 3"])
+        run_command(["sh", "-c", "echo not permitted >&2; exit 3"])

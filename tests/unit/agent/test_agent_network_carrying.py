@@ -14,22 +14,26 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import Unavailable
-from tessera.formulation.network.tags import CONTROL_TAG, Settings
+from tessera.formulation.network.tags import CONTROL_TAG, TagSettings
 from tessera.service.agent.gangs import (
     Gang,
-    Part,
-    Phase,
+    GangPhase,
+    NetworkPart,
     gang_from_json,
     gang_from_message,
     gang_to_json,
 )
 from tessera.service.agent.main import main
-from tessera.service.agent.network.backend import Advice, Change, differences
-from tessera.service.agent.network.carrying import AGAIN_S, Carrying, settings_from_message
+from tessera.service.agent.network.backend import AdviceBackend, MapChange, find_differences
+from tessera.service.agent.network.map_worker import (
+    RECHECK_S,
+    NetworkMapWorker,
+    settings_from_message,
+)
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.runtime import NOTHING, Exit, Handle, Progress
+from tessera.service.agent.runtime import EMPTY_ENVIRONMENT, GangExit, GangHandle, Progress
 from tessera.service.agent.state import StateDir
-from tessera.service.agent.supervisor import PART, Supervisor
+from tessera.service.agent.supervisor import PART_VARIABLE, Supervisor
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, until
 from tests.support.patience import PATIENCE_S
@@ -46,7 +50,7 @@ class Lives:
     async def begun(self) -> None:
         return
 
-    async def ended(self) -> Exit:
+    async def ended(self) -> GangExit:
         await self.stopped.wait()
         raise AssertionError("nobody stops it here")
 
@@ -71,13 +75,13 @@ class Runtime:
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         self.starts += 1
         self.started[gang.job] = dict(environment)
         return Lives()
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         return None
 
 
@@ -101,12 +105,12 @@ class Nic:
             raise Unavailable(self.refuses)
         return dict(self.table)
 
-    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
-        changes = differences(self.interface, self.table, wanted)
+    def apply(self, wanted: Mapping[int, int]) -> tuple[MapChange, ...]:
+        changes = find_differences(self.interface, self.table, wanted)
         self.table |= wanted
         return changes
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         return []
 
     def findings(self) -> tuple[str, ...]:
@@ -121,7 +125,7 @@ class Agent:
         self.runtime, self.state = Runtime(), StateDir(folder, folder / "checkpoints")
         self.state.claim()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.carrying = Carrying(
+        self.carrying = NetworkMapWorker(
             [NodeNetwork([nic], clock=lambda: self.now_s, drain_s=0.0) for nic in nics],
             clock=lambda: self.now_s,
             spawn=self._spawn,
@@ -153,22 +157,22 @@ class Agent:
         self._revision += 1
         told = {int(tag[1:]): p for tag, p in priorities.items()}
         tags = {g.job: g.network.dscp for g in gangs if g.network is not None}
-        settings = Settings(tags=tags, priorities=told | {CONTROL_TAG: 7})
+        settings = TagSettings(tags=tags, priorities=told | {CONTROL_TAG: 7})
         self.supervisor.apply(self._revision, gangs, settings if priorities else None)
 
     def part(self, job: str) -> dict[str, Any]:
         """Return what a job's processes can read of their part."""
         found: dict[str, Any] = json.loads(
-            Path(self.runtime.started[job][PART]).read_text(encoding="utf-8")
+            Path(self.runtime.started[job][PART_VARIABLE]).read_text(encoding="utf-8")
         )
         return found
 
-    def phases(self) -> dict[str, Phase]:
+    def phases(self) -> dict[str, GangPhase]:
         return {report.job: report.phase for report in self.supervisor.reports()}
 
 
 def a_tagged(job: str = "a", level: int = 1, dscp: int = 10, **rest: Any) -> Gang:
-    part = Part(level=level, levels=8, dscp=dscp, routes=(PATH,))
+    part = NetworkPart(level=level, levels=8, dscp=dscp, routes=(PATH,))
     return a_gang(job, network=part, **rest)
 
 
@@ -202,7 +206,7 @@ async def test_another_level_is_carried_out_and_told_without_a_restart(tmp_path:
     await until(lambda: nic.table[10] == 6)
     await until(lambda: agent.carrying.settled)
     assert agent.part("a")["level"] == 6
-    assert (agent.runtime.starts, agent.phases()) == (1, {"a": Phase.RUNNING})
+    assert (agent.runtime.starts, agent.phases()) == (1, {"a": GangPhase.RUNNING})
 
 
 async def test_an_interface_that_refuses_stops_no_job_and_no_other_interface(
@@ -270,7 +274,7 @@ async def test_an_unchanged_map_is_looked_at_again_only_after_a_while(tmp_path: 
     agent.hears(a_tagged(), t10=1)
     assert agent.carrying.settled
     nic.table[10] = 5  # by another program
-    agent.now_s = AGAIN_S
+    agent.now_s = RECHECK_S
     agent.hears(a_tagged(), t10=1)
     assert agent.carrying.settled  # nothing waits for a second look
     await until(lambda: nic.table[10] == 1)
@@ -278,7 +282,7 @@ async def test_an_unchanged_map_is_looked_at_again_only_after_a_while(tmp_path: 
 
 
 async def test_advice_alone_is_told_as_such(tmp_path: Path) -> None:
-    agent = Agent(tmp_path, Advice(), Advice("eth1"))
+    agent = Agent(tmp_path, AdviceBackend(), AdviceBackend("eth1"))
     agent.hears(a_tagged(), t10=1)
     await until(lambda: agent.runtime.started)
     (remark,) = agent.supervisor.network_remarks
@@ -297,10 +301,10 @@ def a_message(tag: int, **priorities: int) -> pb.Desired:
 
 def test_what_servers_say_of_a_network_is_read_and_what_they_do_not_say_is_none() -> None:
     assert settings_from_message(pb.Desired()) is None
-    assert settings_from_message(a_message(10, t10=2, t40=7)) == Settings(
+    assert settings_from_message(a_message(10, t10=2, t40=7)) == TagSettings(
         tags={"a": 10}, priorities={10: 2, 40: 7}, control_tag=40
     )
-    assert settings_from_message(a_message(-1, t40=7)) == Settings(
+    assert settings_from_message(a_message(-1, t40=7)) == TagSettings(
         tags={}, priorities={40: 7}, control_tag=40
     )
 
@@ -319,7 +323,7 @@ def test_a_gangs_part_comes_from_its_message_is_not_its_identity_and_not_on_disk
     message = a_message(10).gangs[0]
     message.network.routes.add(source="gpu-0", target="gpu-1", via=PATH[2])
     gang = gang_from_message(message)
-    assert gang.network == Part(level=2, levels=8, dscp=10, routes=(PATH,))
+    assert gang.network == NetworkPart(level=2, levels=8, dscp=10, routes=(PATH,))
     message.ClearField("network")
     assert gang_from_message(message) == gang
     assert gang_from_message(message).network is None

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.network.tags import Settings
+from tessera.formulation.network.tags import TagSettings
 from tessera.service.agent.main import main
-from tessera.service.agent.network.backend import Advice, Change, differences
-from tessera.service.agent.network.devices import forced_traffic_classes, rdma_devices, steering
-from tessera.service.agent.network.launch import Launch
+from tessera.service.agent.network.backend import AdviceBackend, MapChange, find_differences
+from tessera.service.agent.network.devices import (
+    find_steering,
+    forced_traffic_classes,
+    rdma_devices,
+)
+from tessera.service.agent.network.launch import LaunchSettings
 from tessera.service.agent.network.node import NodeNetwork
 
 
@@ -29,15 +33,15 @@ class Table:
     def read(self) -> dict[int, int]:
         return dict(self.table)
 
-    def apply(self, wanted: Mapping[int, int]) -> tuple[Change, ...]:
+    def apply(self, wanted: Mapping[int, int]) -> tuple[MapChange, ...]:
         if self.broken:
             raise Unavailable("the driver refused")
-        changes = differences(self.interface, self.table, wanted)
+        changes = find_differences(self.interface, self.table, wanted)
         self.table |= wanted
         self.writes.append(dict(wanted))
         return changes
 
-    def commands(self, changes: Sequence[Change]) -> list[list[str]]:
+    def commands(self, changes: Sequence[MapChange]) -> list[list[str]]:
         return []
 
     def findings(self) -> tuple[str, ...]:
@@ -51,8 +55,8 @@ class Clock:
         return self.now_s
 
 
-def settings(**priorities: int) -> Settings:
-    return Settings(tags={}, priorities={int(tag[1:]): p for tag, p in priorities.items()})
+def settings(**priorities: int) -> TagSettings:
+    return TagSettings(tags={}, priorities={int(tag[1:]): p for tag, p in priorities.items()})
 
 
 def node_of(table: Table, clock: Clock) -> NodeNetwork:
@@ -119,7 +123,7 @@ def test_a_refusal_reaches_the_caller_and_is_tried_again_after_a_drain() -> None
 
 def test_advice_is_logged_once_and_nothing_waits(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    node = NodeNetwork([Advice("eth1")], clock=Clock())
+    node = NodeNetwork([AdviceBackend("eth1")], clock=Clock())
     node.desired(settings(t1=3))
     node.desired(settings(t1=3))
     assert node.advance() is None
@@ -167,7 +171,7 @@ def test_a_forced_traffic_class_is_found(tmp_path: Path, text: str, value: int |
 def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -> None:
     table = Table()
     node = NodeNetwork([table], clock=Clock(), sys=rdma(tmp_path, tclass="Global tclass=106"))
-    node.desired(Settings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
+    node.desired(TagSettings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
     said, hidden = node.findings()
     assert said == "said"
     assert "mlx5_0 forces traffic class 106, so the traffic of job a" in hidden
@@ -176,20 +180,22 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
 
 
 def test_jobs_go_unmarked_where_nothing_maps_marks() -> None:
-    node = NodeNetwork([], clock=Clock(), launch=Launch(marks=False))
-    node.desired(Settings(tags={"a": 12}, priorities={12: 3}))
+    node = NodeNetwork([], clock=Clock(), launch=LaunchSettings(marks=False))
+    node.desired(TagSettings(tags={"a": 12}, priorities={12: 3}))
     assert node.environment("a") == {}
 
 
 def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_path: Path) -> None:
     sys = rdma(tmp_path)
-    good = steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    good = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert (good.steerable, good.reason) == (True, "mlx5dv_modify_qp_udp_sport")
     for adaptive, moves, why in (
         (True, True, "adaptive routing"),
         (False, False, "transport does not"),
     ):
-        found = steering("mlx5_0", adaptive_routing=adaptive, transport_moves_ports=moves, sys=sys)
+        found = find_steering(
+            "mlx5_0", adaptive_routing=adaptive, transport_moves_ports=moves, sys=sys
+        )
         assert not found.steerable
         assert found.reason.startswith("not steerable: ")
         assert why in found.reason
@@ -203,10 +209,10 @@ def test_other_nics_and_infiniband_cannot_be_steered(
     tmp_path: Path, driver: str, layer: str, why: str
 ) -> None:
     sys = rdma(tmp_path, driver=driver, layer=layer)
-    found = steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    found = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert not found.steerable
     assert why in found.reason
-    gone = steering("mlx5_9", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    gone = find_steering("mlx5_9", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert "no such RDMA device" in gone.reason
 
 

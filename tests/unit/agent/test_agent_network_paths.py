@@ -8,19 +8,19 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.tables import Floats
-from tessera.service.agent.network.counters import counters, sample
+from tessera.service.agent.network.counters import find_counters, sample_counter
 from tessera.service.agent.network.paths import (
     FIRST_PORT,
-    PORTS,
-    candidates,
+    PORT_COUNT,
+    candidate_ports,
     flow_label_for,
     flow_label_of,
     port_for,
     ports_by_path,
     source_port,
 )
-from tessera.service.agent.network.period import iteration
-from tessera.service.agent.network.turns import Turns, prepare
+from tessera.service.agent.network.period import find_period
+from tessera.service.agent.network.turns import LinkTurns, make_turn_directory
 
 
 def test_ports_follow_the_kernels_rule() -> None:
@@ -39,19 +39,19 @@ def test_both_ends_derive_the_same_port() -> None:
     for local, remote in numbers.tolist():
         port = source_port(0, local, remote)
         assert port == source_port(0, remote, local)
-        assert FIRST_PORT <= port < FIRST_PORT + PORTS
+        assert FIRST_PORT <= port < FIRST_PORT + PORT_COUNT
 
 
 def test_each_port_has_a_flow_label_that_leads_to_it() -> None:
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS, 7):
+    for port in range(FIRST_PORT, FIRST_PORT + PORT_COUNT, 7):
         assert flow_label_for(port) != 0
         assert source_port(flow_label_for(port)) == port
 
 
 def test_candidates_are_different_ports() -> None:
-    assert sorted(candidates(PORTS)) == list(range(FIRST_PORT, FIRST_PORT + PORTS))
+    assert sorted(candidate_ports(PORT_COUNT)) == list(range(FIRST_PORT, FIRST_PORT + PORT_COUNT))
     with pytest.raises(InvalidInput, match="count"):
-        candidates(PORTS + 1)
+        candidate_ports(PORT_COUNT + 1)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_port_is_found_that_hashes_onto_the_wanted_path() -> None:
     def probe(port: int) -> str | None:
         return None if port % 3 == 0 else f"spine{port % 5}"
 
-    ports = candidates(60)
+    ports = candidate_ports(60)
     found = ports_by_path(probe, ports)
     assert sum(map(len, found.values())) == sum(port % 3 != 0 for port in ports)
     for path, of_it in found.items():
@@ -98,8 +98,8 @@ class Time:
         self.now_s += seconds
 
 
-def turns(directory: Path, level: int, time: Time) -> Turns:
-    return Turns(
+def turns(directory: Path, level: int, time: Time) -> LinkTurns:
+    return LinkTurns(
         directory=directory,
         level=level,
         levels=3,
@@ -111,7 +111,7 @@ def turns(directory: Path, level: int, time: Time) -> Turns:
 
 def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path: Path) -> None:
     time = Time()
-    directory = prepare(tmp_path / "pcie")
+    directory = make_turn_directory(tmp_path / "pcie")
     low, middle, high = (turns(directory, level, time) for level in range(3))
     with high.hold("0000:17:00.0"):
         with middle.hold("0000:17:00.0") as waited_s:
@@ -128,7 +128,7 @@ def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path:
 
 def test_a_lower_level_goes_on_as_soon_as_the_higher_one_is_done(tmp_path: Path) -> None:
     time = Time()
-    directory = prepare(tmp_path / "pcie")
+    directory = make_turn_directory(tmp_path / "pcie")
     held = ExitStack()
     held.enter_context(turns(directory, 2, time).hold("x"))
 
@@ -137,7 +137,7 @@ def test_a_lower_level_goes_on_as_soon_as_the_higher_one_is_done(tmp_path: Path)
         if time.now_s > 0.003:
             held.close()
 
-    low = Turns(
+    low = LinkTurns(
         directory=directory, level=0, levels=3, clock=time.clock, sleep=sleep, patience_s=1.0
     )
     with low.hold("x") as waited_s:
@@ -187,7 +187,7 @@ def trace_of(
 def test_the_period_and_bytes_of_an_iteration_are_found(
     period_s: float, bursts: tuple[float, ...], jitter: float, noise: float
 ) -> None:
-    found = iteration(*trace_of(period_s, bursts=bursts, jitter=jitter, noise=noise))
+    found = find_period(*trace_of(period_s, bursts=bursts, jitter=jitter, noise=noise))
     assert found is not None
     whole = 0.25 if bursts == (0.0, 0.5) else period_s
     assert found.period_s == pytest.approx(whole, rel=0.01)
@@ -198,7 +198,7 @@ def test_the_period_and_bytes_of_an_iteration_are_found(
 def test_unequal_halves_are_not_taken_for_the_period() -> None:
     times, one = trace_of(0.5, bursts=(0.0,))
     _, two = trace_of(0.5, bursts=(0.5,))
-    found = iteration(times, one + 0.4 * two)
+    found = find_period(times, one + 0.4 * two)
     assert found is not None
     assert found.period_s == pytest.approx(0.5, rel=0.01)
 
@@ -207,30 +207,30 @@ def test_unequal_halves_are_not_taken_for_the_period() -> None:
 def test_noise_alone_has_no_period(seed: int) -> None:
     draw = np.random.default_rng(seed)
     times = 0.01 * np.arange(600.0)
-    assert iteration(times, np.cumsum(draw.exponential(1e4, 600))) is None
+    assert find_period(times, np.cumsum(draw.exponential(1e4, 600))) is None
 
 
 def test_steady_traffic_and_none_have_no_period() -> None:
     times = 0.01 * np.arange(600.0)
-    assert iteration(times, 1e4 * np.arange(600.0)) is None
-    assert iteration(times, np.zeros(600)) is None
+    assert find_period(times, 1e4 * np.arange(600.0)) is None
+    assert find_period(times, np.zeros(600)) is None
 
 
 def test_a_counter_that_is_reset_does_not_hide_the_period() -> None:
     times, counts = trace_of(0.5)
     counts = np.where(times > 15, counts - counts[times > 15][0], counts)
-    found = iteration(times, counts)
+    found = find_period(times, counts)
     assert found is not None
     assert found.period_s == pytest.approx(0.5, rel=0.01)
 
 
 def test_too_few_samples_and_times_that_do_not_rise_are_refused() -> None:
     with pytest.raises(InvalidInput, match="at least 32"):
-        iteration(np.arange(5.0), np.arange(5.0))
+        find_period(np.arange(5.0), np.arange(5.0))
     with pytest.raises(InvalidInput, match="rise"):
-        iteration(np.zeros(40), np.arange(40.0))
+        find_period(np.zeros(40), np.arange(40.0))
     with pytest.raises(InvalidInput, match="finite"):
-        iteration(np.arange(40.0), np.full(40, np.nan))
+        find_period(np.arange(40.0), np.full(40, np.nan))
 
 
 def test_counters_of_interfaces_and_rdma_ports_are_read_in_bytes(tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_counters_of_interfaces_and_rdma_ports_are_read_in_bytes(tmp_path: Path)
     ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    assert {c.name: c.read() for c in counters(tmp_path)} == {"eth1": 7, "mlx5_0/1": 20}
-    received = counters(tmp_path, received=True)
+    assert {c.name: c.read() for c in find_counters(tmp_path)} == {"eth1": 7, "mlx5_0/1": 20}
+    received = find_counters(tmp_path, received=True)
     assert {c.name: c.read() for c in received} == {"eth1": 9, "mlx5_0/1": 24}
     (net / "rx_bytes").unlink()
     with pytest.raises(Unavailable, match="rx_bytes"):
@@ -259,6 +259,8 @@ def test_samples_keep_their_pace_when_one_is_late() -> None:
         time.now_s += 0.025 if 0.09 < time.now_s < 0.11 else 0.001
         return 1
 
-    times_s, values = sample(read, step_s=0.01, count=20, clock=time.clock, sleep=time.sleep)
+    times_s, values = sample_counter(
+        read, step_s=0.01, count=20, clock=time.clock, sleep=time.sleep
+    )
     assert len(values) == 20
     assert times_s[-1] == pytest.approx(0.19)

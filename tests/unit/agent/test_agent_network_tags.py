@@ -3,8 +3,19 @@ from __future__ import annotations
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import CONTROL_TAG, RESERVED, Fabric, Settings, assign_tags
-from tessera.service.agent.network.launch import Launch, environment, overridden, traffic_class
+from tessera.formulation.network.tags import (
+    CONTROL_TAG,
+    RESERVED_TAGS,
+    FabricCapabilities,
+    TagSettings,
+    assign_tags,
+)
+from tessera.service.agent.network.launch import (
+    LaunchSettings,
+    find_overridden_marks,
+    marking_environment,
+    traffic_class,
+)
 
 
 def many(count: int, level: int = 0) -> dict[str, int]:
@@ -14,7 +25,7 @@ def many(count: int, level: int = 0) -> dict[str, int]:
 def test_jobs_get_different_tags_none_of_them_reserved_and_priorities_by_level() -> None:
     found = assign_tags({"a": 2, "b": 0, "c": 1}, 3)
     assert len(set(found.tags.values())) == 3
-    assert not set(found.tags.values()) & {*RESERVED, CONTROL_TAG}
+    assert not set(found.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
     assert {job: found.priorities[tag] for job, tag in found.tags.items()} == {
         "a": 2,
         "b": 0,
@@ -39,7 +50,7 @@ def test_a_tag_that_was_just_given_up_is_the_last_to_be_given_again() -> None:
 
 
 def test_more_jobs_than_tags_share_those_of_the_lowest_level_and_it_is_said() -> None:
-    free = len(Fabric().free_tags)
+    free = len(FabricCapabilities().free_tags)
     jobs = many(100) | {f"u{n}": 1 for n in range(8)}
     found = assign_tags(jobs, 2)
     urgent = [found.tags[f"u{n}"] for n in range(8)]
@@ -70,7 +81,7 @@ def test_a_running_job_keeps_a_reserved_tag_and_it_is_said() -> None:
 
 
 def test_fewer_levels_than_priorities_leave_the_last_to_control_messages() -> None:
-    found = assign_tags({"a": 1, "b": 0}, 2, fabric=Fabric(priorities=(1, 3, 6)))
+    found = assign_tags({"a": 1, "b": 0}, 2, fabric=FabricCapabilities(priorities=(1, 3, 6)))
     assert found.priorities == {found.tags["a"]: 3, found.tags["b"]: 1, CONTROL_TAG: 6}
 
 
@@ -86,14 +97,16 @@ def test_levels_and_tags_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidInput, match="0 to 63, not 64"):
         assign_tags({"a": 0}, 1, {"a": 64})
     with pytest.raises(InvalidInput, match="reserve fewer"):
-        assign_tags({"a": 0}, 1, fabric=Fabric(reserved=dict.fromkeys(range(64), "all")))
+        assign_tags(
+            {"a": 0}, 1, fabric=FabricCapabilities(reserved=dict.fromkeys(range(64), "all"))
+        )
     with pytest.raises(InvalidInput, match="different numbers"):
-        Fabric(priorities=(1, 1))
+        FabricCapabilities(priorities=(1, 1))
 
 
 def test_the_environment_marks_a_job_by_its_tag_and_control_messages_by_theirs() -> None:
-    settings = Settings(tags={"a": 26}, priorities={26: 3, CONTROL_TAG: 7})
-    assert environment("a", settings) == {
+    settings = TagSettings(tags={"a": 26}, priorities={26: 3, CONTROL_TAG: 7})
+    assert marking_environment("a", settings) == {
         "NCCL_IB_TC": "106",  # the value that NVIDIA's guides give for DSCP 26
         "NCCL_IB_SL": "3",
         "NCCL_IB_FIFO_TC": str(CONTROL_TAG * 4 + 2),
@@ -101,12 +114,12 @@ def test_the_environment_marks_a_job_by_its_tag_and_control_messages_by_theirs()
 
 
 def test_a_job_without_a_tag_has_no_environment() -> None:
-    assert environment("b", Settings(tags={"a": 1}, priorities={1: 0})) == {}
+    assert marking_environment("b", TagSettings(tags={"a": 1}, priorities={1: 0})) == {}
 
 
 def test_other_libraries_are_told_when_asked_and_hccl_without_ecn_bits() -> None:
-    settings = Settings(tags={"a": 10}, priorities={10: 2})
-    found = environment("a", settings, Launch(queue_pairs=4, ucx=True, hccl=True))
+    settings = TagSettings(tags={"a": 10}, priorities={10: 2})
+    found = marking_environment("a", settings, LaunchSettings(queue_pairs=4, ucx=True, hccl=True))
     assert found["NCCL_IB_QPS_PER_CONNECTION"] == "4"
     assert found["UCX_IB_TRAFFIC_CLASS"] == found["NCCL_IB_TC"] == "42"
     assert found["HCCL_RDMA_TC"] == "40"
@@ -115,16 +128,16 @@ def test_other_libraries_are_told_when_asked_and_hccl_without_ecn_bits() -> None
 
 def test_impossible_launch_options_are_refused() -> None:
     with pytest.raises(InvalidInput, match="ecn"):
-        Launch(ecn=4)
+        LaunchSettings(ecn=4)
     with pytest.raises(InvalidInput, match="queue_pairs"):
-        Launch(queue_pairs=129)
+        LaunchSettings(queue_pairs=129)
     with pytest.raises(InvalidInput, match="0 to 63"):
         traffic_class(64, 0)
 
 
 def test_a_forced_traffic_class_is_reported_unless_it_is_the_jobs_own() -> None:
-    settings = Settings(tags={"a": 26}, priorities={26: 3})
-    assert overridden("a", settings, {"mlx5_0": 106}) == ()
-    (said,) = overridden("a", settings, {"mlx5_0": 236})
+    settings = TagSettings(tags={"a": 26}, priorities={26: 3})
+    assert find_overridden_marks("a", settings, {"mlx5_0": 106}) == ()
+    (said,) = find_overridden_marks("a", settings, {"mlx5_0": 236})
     assert "mlx5_0 forces traffic class 236" in said
-    assert overridden("b", settings, {"mlx5_0": 236}) == ()
+    assert find_overridden_marks("b", settings, {"mlx5_0": 236}) == ()

@@ -19,7 +19,7 @@ from tessera.service.agent.gangs import Gang
 from tessera.service.agent.process import Process, python_argv
 from tessera.service.agent.replay import ReplayRuntime
 from tessera.service.agent.replay_job import elapsed_s_at, iterations_at
-from tessera.service.agent.runtime import Exit, Handle, Outcome, Progress
+from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle, Progress
 from tests.support.agents import a_gang, is_running, process_of, until
 from tests.support.patience import PATIENCE_S
 
@@ -35,7 +35,7 @@ class Bench:
     def directory(self, gang: Gang) -> Path:
         return self.root / "gangs" / f"{gang.job}@{gang.generation}"
 
-    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> Handle:
+    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> GangHandle:
         self.directory(gang).mkdir(parents=True)
         runtime = ReplayRuntime(clock_factor=clock_factor, checkpoint_s=checkpoint_s)
         handle = runtime.start(gang, self.directory(gang), self.store)
@@ -53,7 +53,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             os.waitpid(pid, 0)
 
 
-async def end_of(handle: Handle) -> Exit:
+async def end_of(handle: GangHandle) -> GangExit:
     async with asyncio.timeout(PATIENCE_S):
         await handle.begun()
         return await handle.ended()
@@ -61,7 +61,7 @@ async def end_of(handle: Handle) -> Exit:
 
 async def test_a_job_runs_to_its_end(bench: Bench) -> None:
     handle = bench.start(a_gang(iterations_total=1000), clock_factor=10_000)
-    assert await end_of(handle) == Exit(outcome=Outcome.SUCCEEDED)
+    assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
     assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0)
     assert checkpoint.open_generation(str(bench.store), 1) == 1000
 
@@ -70,7 +70,7 @@ async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: Bench) -> No
     first = bench.start(a_gang(iterations_total=1e12), clock_factor=1e6)
     await first.begun()
     first.stop()
-    assert await first.ended() == Exit(outcome=Outcome.STOPPED)
+    assert await first.ended() == GangExit(outcome=ExitOutcome.STOPPED)
     stopped_at = first.progress()
     assert stopped_at is not None
     assert stopped_at.iterations > 0
@@ -95,20 +95,20 @@ async def test_the_restart_passes_before_a_job_advances(bench: Bench) -> None:
     assert not begun.done()
     handle.stop()
     await begun
-    assert await handle.ended() == Exit(outcome=Outcome.STOPPED)
+    assert await handle.ended() == GangExit(outcome=ExitOutcome.STOPPED)
 
 
 async def test_a_job_that_is_told_to_fail_fails_there(bench: Bench) -> None:
     handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
     end = await end_of(handle)
-    assert end == Exit(outcome=Outcome.FAILED, error="failed at iteration 30, as requested")
+    assert end == GangExit(outcome=ExitOutcome.FAILED, error="failed at iteration 30, as requested")
     assert handle.progress() == Progress(iterations=30, iter_time_s=1.0)
 
 
 async def test_an_older_generation_ends_with_the_reason(bench: Bench) -> None:
     checkpoint.open_generation(str(bench.store), 5)
     end = await end_of(bench.start(a_gang(generation=4), clock_factor=1.0))
-    assert end.outcome is Outcome.FAILED
+    assert end.outcome is ExitOutcome.FAILED
     assert "generation 5 has taken it over" in end.error
 
 
@@ -125,7 +125,7 @@ async def test_a_killed_job_is_told_by_its_signal(bench: Bench) -> None:
     await handle.begun()
     handle.kill()
     end = await handle.ended()
-    assert end == Exit(outcome=Outcome.FAILED, error="the process was killed by SIGKILL")
+    assert end == GangExit(outcome=ExitOutcome.FAILED, error="the process was killed by SIGKILL")
     handle.stop()  # harmless
 
 
@@ -134,8 +134,8 @@ async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
     bench.directory(gang).mkdir(parents=True)
     handle = ReplayRuntime().start(gang, bench.directory(gang), bench.store)
     end = await end_of(handle)
-    assert end == Exit(
-        outcome=Outcome.FAILED,
+    assert end == GangExit(
+        outcome=ExitOutcome.FAILED,
         error="the process exited with status 1: OverflowError: cannot convert float infinity to integer",
     )
 
@@ -160,7 +160,7 @@ async def test_an_adopted_process_is_watched_and_its_end_known(bench: Bench) -> 
     assert adopted is not None
     assert adopted.progress() is not None
     adopted.stop()
-    assert await end_of(adopted) == Exit(outcome=Outcome.STOPPED)
+    assert await end_of(adopted) == GangExit(outcome=ExitOutcome.STOPPED)
 
 
 async def test_a_process_that_has_the_id_of_a_dead_one_is_not_adopted(bench: Bench) -> None:

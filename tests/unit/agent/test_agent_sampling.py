@@ -12,20 +12,26 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.service.agent.gangs import Gang, Phase, Report, observed_message
+from tessera.service.agent.gangs import Gang, GangPhase, GangReport, observed_message
 from tessera.service.agent.main import main
-from tessera.service.agent.network.period import iteration
+from tessera.service.agent.network.period import find_period
 from tessera.service.agent.network.sampling import (
-    LEAST_CONFIDENCE,
-    TRIES,
+    MAX_IRREGULAR_WINDOWS,
+    MIN_CONFIDENCE,
     Analyse,
-    Found,
-    Samples,
-    Sampling,
+    CounterSamples,
+    TrafficMeasurement,
+    TrafficSampler,
     analysed_apart,
     sent_bytes_reader,
 )
-from tessera.service.agent.runtime import NOTHING, Exit, Handle, Outcome, Progress
+from tessera.service.agent.runtime import (
+    EMPTY_ENVIRONMENT,
+    ExitOutcome,
+    GangExit,
+    GangHandle,
+    Progress,
+)
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.service.rpc.convert.agents import to_observed
@@ -59,17 +65,21 @@ class Wire:
         return int(BYTES * (whole + max(0.0, 3 * part - 2)) + self._other)
 
 
-async def here_and_now(samples: Samples) -> Found | None:
+async def here_and_now(samples: CounterSamples) -> TrafficMeasurement | None:
     """Analyse without a process, as ``period`` does."""
     times_s, counts = samples
-    found = iteration(np.array(times_s), np.array(counts, np.float64))
+    found = find_period(np.array(times_s), np.array(counts, np.float64))
     if found is None:
         return None
-    return Found(period_s=found.period_s, sent_bytes=found.bytes, confidence=found.confidence)
+    return TrafficMeasurement(
+        period_s=found.period_s, sent_bytes=found.bytes, confidence=found.confidence
+    )
 
 
-def a_sampling(wire: Wire, window_s: float = 30.0, analyse: Analyse = here_and_now) -> Sampling:
-    return Sampling(
+def a_sampling(
+    wire: Wire, window_s: float = 30.0, analyse: Analyse = here_and_now
+) -> TrafficSampler:
+    return TrafficSampler(
         wire.read, window_s=window_s, clock=wire.clock, sleep=wire.sleep, analyse=analyse
     )
 
@@ -79,10 +89,10 @@ def wide(job: str = "a", generation: int = 1) -> Gang:
     return a_gang(job, generation, members=("n0", "n1"))
 
 
-def told(sampling: Sampling, gang: Gang) -> tuple[float, float]:
+def told(sampling: TrafficSampler, gang: Gang) -> tuple[float, float]:
     job, generation = gang.key
     report = sampling.add_measurement(
-        Report(job=job, generation=generation, node="n0", phase=Phase.RUNNING)
+        GangReport(job=job, generation=generation, node="n0", phase=GangPhase.RUNNING)
     )
     return report.period_s, report.sent_bytes
 
@@ -148,16 +158,16 @@ async def test_a_gang_without_a_rhythm_is_tried_again_and_then_left(
     wire = Wire()
     tried = 0
 
-    async def nothing(_: Samples) -> Found | None:
+    async def nothing(_: CounterSamples) -> TrafficMeasurement | None:
         nonlocal tried
         tried += 1
-        weak = Found(period_s=1.0, sent_bytes=1.0, confidence=0.9 * LEAST_CONFIDENCE)
+        weak = TrafficMeasurement(period_s=1.0, sent_bytes=1.0, confidence=0.9 * MIN_CONFIDENCE)
         return weak if tried % 2 else None
 
     sampling = a_sampling(wire, 1.0, nothing)
-    for _ in range(TRIES + 3):
+    for _ in range(MAX_IRREGULAR_WINDOWS + 3):
         assert not await sampling.step(lambda: [(wide(), True)])
-    assert tried == TRIES
+    assert tried == MAX_IRREGULAR_WINDOWS
     (record,) = caplog.records
     assert record.getMessage().startswith("cannot measure the traffic of a generation 1")
 
@@ -194,7 +204,7 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
             wire.failing = ""
         return wire.read()
 
-    sampling = Sampling(
+    sampling = TrafficSampler(
         read, window_s=5.0, clock=wire.clock, sleep=wire.sleep, analyse=here_and_now, step_s=0.01
     )
     changed = asyncio.Event()
@@ -209,7 +219,7 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
 
 
 async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    async def mistaken(_: Samples) -> Found | None:
+    async def mistaken(_: CounterSamples) -> TrafficMeasurement | None:
         raise ZeroDivisionError
 
     sampling = a_sampling(Wire(), 1.0, mistaken)
@@ -221,7 +231,7 @@ async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptu
 
 async def test_a_process_of_its_own_finds_the_same() -> None:
     wire = Wire()
-    samples: Samples = ([], [])
+    samples: CounterSamples = ([], [])
     while wire.now_s < 10:
         samples[0].append(wire.now_s)
         samples[1].append(wire.read())
@@ -242,9 +252,9 @@ class Lives:
     async def begun(self) -> None:
         return
 
-    async def ended(self) -> Exit:
+    async def ended(self) -> GangExit:
         await self.stopped.wait()
-        return Exit(outcome=Outcome.STOPPED)
+        return GangExit(outcome=ExitOutcome.STOPPED)
 
     def progress(self) -> Progress | None:
         return Progress(iterations=1.0, iter_time_s=1.0)
@@ -261,11 +271,11 @@ class Runtime:
         gang: Gang,
         directory: Path,
         checkpoints: Path,
-        environment: Mapping[str, str] = NOTHING,
-    ) -> Handle:
+        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
+    ) -> GangHandle:
         return Lives()
 
-    def adopt(self, directory: Path) -> Handle | None:
+    def adopt(self, directory: Path) -> GangHandle | None:
         return None
 
 
@@ -302,7 +312,9 @@ async def test_a_supervisor_tells_what_was_measured_of_leaders_and_of_others(
 
 def test_a_server_takes_measured_numbers_in_and_those_that_mean_nothing_as_unknown() -> None:
     reports = [
-        Report(job="a", generation=1, node="n0", phase=Phase.RUNNING, period_s=p, sent_bytes=b)
+        GangReport(
+            job="a", generation=1, node="n0", phase=GangPhase.RUNNING, period_s=p, sent_bytes=b
+        )
         for p, b in ((0.5, 3e8), (math.nan, -1.0), (math.inf, math.nan))
     ]
     found = to_observed("observed", observed_message(reports, 1).observed)

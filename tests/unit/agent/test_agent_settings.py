@@ -11,7 +11,7 @@ from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.main import main, parse_node, read_nodes
 from tessera.service.agent.process import boot_id
 from tessera.service.agent.state import StateDir
-from tessera.service.agent.stream import Lease, backoff_s
+from tessera.service.agent.stream import AgentLease, backoff_s
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 
@@ -71,7 +71,7 @@ def test_the_back_off_doubles_to_a_limit_and_is_repeatable() -> None:
 
 def test_a_lease_runs_out_unless_it_is_renewed(tmp_path: Path) -> None:
     now = [100.0]
-    lease = Lease(a_state(tmp_path), lambda: now[0], 10.0)
+    lease = AgentLease(a_state(tmp_path), lambda: now[0], 10.0)
     now[0] = 106.0
     assert lease.left_s() == 4.0
     lease.renew(105.0)
@@ -81,14 +81,14 @@ def test_a_lease_runs_out_unless_it_is_renewed(tmp_path: Path) -> None:
 
 
 def test_before_the_first_welcome_there_is_no_lease(tmp_path: Path) -> None:
-    assert Lease(a_state(tmp_path), lambda: 0.0).left_s() == math.inf
+    assert AgentLease(a_state(tmp_path), lambda: 0.0).left_s() == math.inf
 
 
 def test_a_restart_does_not_lengthen_the_lease(tmp_path: Path) -> None:
     state, now = a_state(tmp_path), [100.0]
-    Lease(state, lambda: now[0], 10.0).renew(100.0)
+    AgentLease(state, lambda: now[0], 10.0).renew(100.0)
     now[0] = 107.0
-    assert Lease(state, lambda: now[0]).left_s() == 3.0
+    assert AgentLease(state, lambda: now[0]).left_s() == 3.0
 
 
 def test_a_lease_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_lease_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
     state.save_lease(100.0, 10.0)
     path = tmp_path / "lease.json"
     path.write_text(path.read_text().replace(boot_id(), "earlier"))
-    assert Lease(state, lambda: 5.0).left_s() == math.inf
+    assert AgentLease(state, lambda: 5.0).left_s() == math.inf
 
 
 def test_a_data_directory_has_one_agent(tmp_path: Path) -> None:

@@ -8,28 +8,33 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tessera.benchmarks.schedulers.ablations import Plan, Row
+from tessera.benchmarks.schedulers.ablations import AblationPlan, AblationRow
 from tessera.benchmarks.schedulers.bench_ablation import (
     _figures,
     _plots,
     first_queue_s,
-    ratios,
-    reference,
+    reference_runs,
+    relative_results,
     unfinished_share,
 )
-from tessera.benchmarks.schedulers.bench_load import Found, common_jct_s, figures
-from tessera.benchmarks.schedulers.variants import Shape, Variant, check_variants, queue_of
-from tessera.simulator.comparison.runs import Asked, Ran
-from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.benchmarks.schedulers.bench_load import RunsByPoint, common_jct_s, sweep_figures
+from tessera.benchmarks.schedulers.variants import (
+    Variant,
+    WorkloadChanges,
+    check_variants,
+    queue_of,
+)
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 
 NEVER = math.inf
-WORK = Work(trace=SYNTHETIC)
+WORK = WorkloadSpec(trace=SYNTHETIC)
 
 
-def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> Ran:
+def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> FinishedRun:
     """Return a run whose jobs all arrive at 100 s."""
     arrival_s = np.full(len(jct_s), 100.0)
-    return Ran(
+    return FinishedRun(
         figures={"throughput": throughput, "horizon_s": 1000.0},
         said="",
         arrival_s=arrival_s,
@@ -43,14 +48,14 @@ def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> Ran:
     )
 
 
-def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) -> Row:
-    run = Variant(asked=Asked(work=WORK, policy=policy))
-    return Row(part=part, policy=policy, variant=variant, against=against, x=x, run=run)
+def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) -> AblationRow:
+    run = Variant(asked=RunRequest(work=WORK, policy=policy))
+    return AblationRow(part=part, policy=policy, variant=variant, against=against, x=x, run=run)
 
 
-def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> Plan:
-    return Plan(
-        base=Asked(work=WORK, policy="arena"),
+def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> AblationPlan:
+    return AblationPlan(
+        base=RunRequest(work=WORK, policy="arena"),
         ours="ilp:jct",
         others=("fcfs", "sia"),
         heavy=4.0,
@@ -66,7 +71,7 @@ def test_a_loss_is_against_the_full_policy_and_nothing_is_said_of_that() -> None
     full = a_row("components", "arena", "full", "arena, full")
     rigid = a_row("components", "arena", "no elasticity", "arena, full")
     ran = {full: [a_run([100, 300], 2.0)], rigid: [a_run([200, 300], 1.5)]}
-    assert ratios(rigid, ran)[0].value == pytest.approx(250 / 200)
+    assert relative_results(rigid, ran)[0].value == pytest.approx(250 / 200)
     assert _figures(ran) == {
         "jct_loss_arena_no_elasticity": pytest.approx(0.25),
         "throughput_loss_arena_no_elasticity": pytest.approx(0.25),
@@ -95,10 +100,10 @@ def test_a_sweep_of_one_policy_is_against_its_first_point_and_types_against_aren
         for x in (1.0, 2.0)
     ]
     ran = {row: [a_run([10.0 * (k + 1)])] for k, row in enumerate([*deep, *types])}
-    assert reference(deep[0], ran) is ran[deep[1]]
-    assert reference(types[2], ran) is ran[types[0]]
-    assert reference(types[3], ran) is ran[types[1]]
-    assert reference(a_row("alone", "sia", "all", "arena, all"), ran) is None
+    assert reference_runs(deep[0], ran) is ran[deep[1]]
+    assert reference_runs(types[2], ran) is ran[types[0]]
+    assert reference_runs(types[3], ran) is ran[types[1]]
+    assert reference_runs(a_row("alone", "sia", "all", "arena, all"), ran) is None
     assert {name for name in _figures(ran) if "jct" in name} == {
         "jct_loss_arena_depth_3",
         "jct_loss_sia_types_1",
@@ -112,18 +117,20 @@ def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
     assert len(set(rows)) == len(rows)
     assert plan.left_out(("components", "alone")) == 0
     ran = {row: [a_run([1.0])] for row in rows}
-    assert all(reference(row, ran) is not None for row in rows)
+    assert all(reference_runs(row, ran) is not None for row in rows)
     check_variants([row.run for row in rows], seeds=1)
 
 
 def test_one_thing_differs_from_the_full_policy() -> None:
     rows = {row.name: row.run for row in a_plan().rows() if row.part == "components"}
-    full = Variant(asked=Asked(work=WORK, policy="ilp:jct"))
+    full = Variant(asked=RunRequest(work=WORK, policy="ilp:jct"))
     assert rows["ilp:jct, full"] == full
     assert rows["ilp:jct, no elasticity"] == Variant(
-        asked=full.asked, shape=Shape(at_requested=True)
+        asked=full.asked, shape=WorkloadChanges(at_requested=True)
     )
-    assert rows["ilp:jct, no heterogeneity"] == Variant(asked=full.asked, shape=Shape(pinned=True))
+    assert rows["ilp:jct, no heterogeneity"] == Variant(
+        asked=full.asked, shape=WorkloadChanges(pinned=True)
+    )
     assert rows["arena, no elasticity"].asked.policy == "arena-no-elasticity"
     assert rows["arena, no pruning"].asked.overheads == "full-search"
     assert rows["arena, no planner"].asked.information == "data-parallel"
@@ -145,13 +152,13 @@ def test_what_needs_data_that_is_absent_is_left_out_and_counted(
 
 def test_the_first_queue_is_told_apart() -> None:
     jobs, row = 6, a_row("queues", "arena", "all", "arena, all", 2.0)
-    two = Row(
+    two = AblationRow(
         part=row.part,
         policy=row.policy,
         variant=row.variant,
         against=row.against,
         x=2.0,
-        run=Variant(asked=row.run.asked, shape=Shape(queues=2)),
+        run=Variant(asked=row.run.asked, shape=WorkloadChanges(queues=2)),
     )
     queue = queue_of(jobs, 2, 0)
     assert 0 < (queue == 1).sum() < jobs
@@ -160,7 +167,7 @@ def test_the_first_queue_is_told_apart() -> None:
 
 
 def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
-    found: Found = {
+    found: RunsByPoint = {
         "load": {
             1.0: {
                 "arena": [a_run([100, 100])],
@@ -174,13 +181,13 @@ def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
             },
         }
     }
-    assert figures(found) == {
+    assert sweep_figures(found) == {
         "load_jct_gain_vs_arena": pytest.approx(0.5),
         "load_throughput_gain_vs_arena": pytest.approx(0.5),
         "load_worst_jct_margin": pytest.approx(80 / 90 - 1),
         "load_worst_throughput_margin": pytest.approx(0.0),
     }
-    assert figures({"load": {1.0: {"fcfs": [a_run([1.0])]}}}) == {}
+    assert sweep_figures({"load": {1.0: {"fcfs": [a_run([1.0])]}}}) == {}
 
 
 def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:

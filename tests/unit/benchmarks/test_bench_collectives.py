@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tessera.benchmarks.estimator.collectives import artifact_s, section
-from tessera.benchmarks.estimator.section import Section
+from tessera.benchmarks.estimator.collectives import artifact_s, run_collective_section
+from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.collectives import (
     CommRecord,
     Curve,
@@ -57,7 +57,7 @@ def _fields(row: CommRecord) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Section:
+def found(tmp_path_factory: pytest.TempPathFactory) -> EstimatorSection:
     """Judge predictions of two types that are slower than their data sheets."""
     folder = tmp_path_factory.mktemp("tables")
     kinds = ((A10, 3.0), (A40, 2.5))
@@ -69,10 +69,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Section:
         for row in a_table(kind, primitive, size, nodes, slower)
     ]
     write_records(folder / "comm.csv", rows)
-    return section(folder, [0, 1])
+    return run_collective_section(folder, [0, 1])
 
 
-def test_tables_that_links_made_are_predicted_where_held_back(found: Section) -> None:
+def test_tables_that_links_made_are_predicted_where_held_back(found: EstimatorSection) -> None:
     figures = found.figures
     assert 1e-6 < figures["collectives_sizes_error"] < 0.1  # 0: what is predicted was known
     assert 1e-6 < figures["collectives_layouts_error"] < 0.2
@@ -83,7 +83,7 @@ def test_tables_that_links_made_are_predicted_where_held_back(found: Section) ->
 
 
 def test_every_table_is_held_back_once_as_a_whole_and_a_share_of_its_sizes_a_seed(
-    found: Section,
+    found: EstimatorSection,
 ) -> None:
     assert found.figures["collectives_layouts_rows"] == 24 * len(SIZES)
     assert found.figures["collectives_sizes_rows"] == 2 * 24 * int(0.3 * len(SIZES))
@@ -108,7 +108,7 @@ def test_held_back_collectives_of_the_published_tables_are_within_a_tenth() -> N
     folder = data_dir()
     if folder is None:
         pytest.skip("no published data: set TESSERA_DATA")
-    figures = section(folder / "arena", [0]).figures
+    figures = run_collective_section(folder / "arena", [0]).figures
     assert figures["collectives_median_error"] <= 0.1
     assert figures["collectives_layouts_error"] <= 0.1
     assert figures["collectives_sizes_error"] <= figures["collectives_small_sizes_error"] <= 0.1

@@ -19,7 +19,7 @@ from tessera.benchmarks.service.hostile.attacks import (
     hostile_options,
     many_goals,
 )
-from tessera.benchmarks.service.hostile.caller import Attack, Caller, call_from_threads
+from tessera.benchmarks.service.hostile.caller import AttackOrders, Caller, call_from_threads
 from tessera.benchmarks.service.hostile.documents import (
     hostile_architectures,
     hostile_texts,
@@ -27,39 +27,43 @@ from tessera.benchmarks.service.hostile.documents import (
     nest_aliases,
 )
 from tessera.benchmarks.service.hostile.lab import find_raised
-from tessera.benchmarks.service.hostile.monitor import Seen, busy_threads, wait_until_quiet
-from tessera.benchmarks.service.hostile.neighbour import Sample
+from tessera.benchmarks.service.hostile.monitor import (
+    MonitorReadings,
+    busy_threads,
+    wait_until_quiet,
+)
+from tessera.benchmarks.service.hostile.neighbour import CallSample
 from tessera.benchmarks.service.hostile.requests import (
-    CROWDED,
+    CROWDED_CLUSTER,
     every_method,
     path_of,
     sample_requests,
 )
-from tessera.benchmarks.service.hostile.siege import TOGETHER
-from tessera.benchmarks.service.hostile.tally import EXAMPLES, Tally, merge_tallies
-from tessera.benchmarks.service.hostile.verdicts import Phase, sum_up, waived_figures
+from tessera.benchmarks.service.hostile.siege import COMBINED_PHASE
+from tessera.benchmarks.service.hostile.tally import MAX_EXAMPLES, CallTally, merge_tallies
+from tessera.benchmarks.service.hostile.verdicts import AttackPhase, sum_up, waived_figures
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import parse
+from tessera.formulation.grammar import parse_objective
 from tessera.service.cli.demo import drive
 from tessera.service.cli.demo.stack import free_port
 
 
-def an_attack(**overrides: Any) -> Attack:
+def an_attack(**overrides: Any) -> AttackOrders:
     fields: dict[str, Any] = {
         "address": f"127.0.0.1:{free_port()}",
         "load": 0.01,
         "seed": 1,
         "until_s": time.monotonic() + 60.0,
     }
-    return Attack(**fields | overrides)
+    return AttackOrders(**fields | overrides)
 
 
-def a_sample(kind: str, seconds: float, failure: str = "") -> Sample:
-    return Sample(kind=kind, began_s=0.0, seconds=seconds, failure=failure)
+def a_sample(kind: str, seconds: float, failure: str = "") -> CallSample:
+    return CallSample(kind=kind, began_s=0.0, seconds=seconds, failure=failure)
 
 
 def test_a_tally_counts_answers_and_keeps_the_slowest_and_the_first_internal_errors() -> None:
-    tally = Tally()
+    tally = CallTally()
     tally.record("GetJob", "OK", 0.1)
     tally.record("GetJob", "INTERNAL", 0.5, "boom")
     tally.record("Schedule", "DEADLINE_EXCEEDED", 3.0)
@@ -69,16 +73,18 @@ def test_a_tally_counts_answers_and_keeps_the_slowest_and_the_first_internal_err
 
 
 def test_tallies_of_several_attackers_add_up_also_after_they_were_sent_as_json() -> None:
-    first, second = Tally(), Tally()
-    for _ in range(EXAMPLES):
+    first, second = CallTally(), CallTally()
+    for _ in range(MAX_EXAMPLES):
         first.record("a", "UNKNOWN", 1.0)
     second.record("a", "UNKNOWN", 2.0)
     second.record("b", "OK", 0.1)
-    merged = merge_tallies([Tally.from_json(first.to_json()), Tally.from_json(second.to_json())])
-    assert merged.codes == {"UNKNOWN": EXAMPLES + 1, "OK": 1}
+    merged = merge_tallies(
+        [CallTally.from_json(first.to_json()), CallTally.from_json(second.to_json())]
+    )
+    assert merged.codes == {"UNKNOWN": MAX_EXAMPLES + 1, "OK": 1}
     assert merged.slowest_s == {"a": 2.0, "b": 0.1}
-    assert len(merged.examples) == EXAMPLES
-    assert Tally().slowest == ("", 0.0)
+    assert len(merged.examples) == MAX_EXAMPLES
+    assert CallTally().slowest == ("", 0.0)
 
 
 def test_frames_are_split_as_they_were_packed_wherever_the_stream_was_cut() -> None:
@@ -175,15 +181,15 @@ def test_there_is_a_valid_request_for_each_method_without_streams() -> None:
 
 
 def test_the_crowded_cluster_is_that_of_the_driver() -> None:
-    assert CROWDED == drive.CLUSTER
+    assert CROWDED_CLUSTER == drive.CLUSTER
 
 
 def test_hostile_objectives_are_valid_and_have_many_goals() -> None:
     text = many_goals(1000)
     assert len(text) <= 1000
-    assert len(parse(text)) > 30
+    assert len(parse_objective(text)) > 30
     for options in hostile_options():
-        parse(options.objective)
+        parse_objective(options.objective)
 
 
 def test_an_attack_is_scaled_by_its_load_and_never_to_nothing() -> None:
@@ -238,18 +244,18 @@ def test_a_thread_that_computes_is_seen_from_outside_until_it_ends() -> None:
 
 
 def test_the_monitor_keeps_the_worst_of_each_agent_and_of_memory() -> None:
-    seen = Seen()
+    seen = MonitorReadings()
     seen.take_in(100.0, {"a": 1.0, "b": 5.0})
     seen.take_in(50.0, {"a": 2.0})
     assert (seen.rss_mib, seen.silence_s) == (100.0, {"a": 2.0, "b": 5.0})
 
 
 def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
-    alone = Phase(name="alone", samples=[a_sample("round", 0.4), a_sample("health", 0.01)])
-    tally = Tally()
+    alone = AttackPhase(name="alone", samples=[a_sample("round", 0.4), a_sample("health", 0.01)])
+    tally = CallTally()
     tally.record("x", "INTERNAL", 1.0)
     phases = [
-        Phase(
+        AttackPhase(
             name="documents",
             samples=[a_sample("round", 1.7), a_sample("health", 0.2), a_sample("list", 0.7)],
             tally=tally,
@@ -257,7 +263,7 @@ def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
             rss_after_mib=150.0,
             logged=["a", "b"],
         ),
-        Phase(
+        AttackPhase(
             name="rounds",
             samples=[a_sample("round", 3.0, "round: ABORTED"), a_sample("control", 0.3)],
             rss_before_mib=150.0,
@@ -285,8 +291,8 @@ def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
 
 
 def test_a_round_within_twice_its_time_alone_and_a_second_is_no_excess() -> None:
-    alone = Phase(name="alone", samples=[a_sample("round", 0.5)])
-    phase = Phase(name="rounds", samples=[a_sample("round", 2.0)])
+    alone = AttackPhase(name="alone", samples=[a_sample("round", 0.5)])
+    phase = AttackPhase(name="rounds", samples=[a_sample("round", 2.0)])
     assert sum_up(alone, [phase], sigterm_s=1.0, grace_s=3.0)["other_round_excess_s"] == 0.0
 
 
@@ -296,7 +302,7 @@ def test_bounds_of_times_are_waived_where_a_server_without_work_is_slow_too() ->
 
 
 def test_phases_are_chosen_by_name_and_all_of_them_without_a_choice() -> None:
-    assert chosen_phases("") == [*KINDS, TOGETHER]
+    assert chosen_phases("") == [*KINDS, COMBINED_PHASE]
     assert chosen_phases("rounds, together") == ["rounds", "together"]
     with pytest.raises(InvalidInput, match="'nothing' is unknown"):
         chosen_phases("rounds,nothing")

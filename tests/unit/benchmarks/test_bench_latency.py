@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.benchmarks.estimator.latency import Recorded, section
+from tessera.benchmarks.estimator.latency import RecordedPlan, run_latency_section
 from tessera.formulation.tables import Floats
 from tessera.simulator.data import data_dir
 from tests.support.estimates import FlatNetwork
@@ -13,7 +13,7 @@ from tests.support.estimates import FlatNetwork
 NETWORK = FlatNetwork(across_bytes_per_s=1.0)
 
 
-def recorded(data: list[int], tensor: list[int], **given: Floats) -> Recorded:
+def recorded(data: list[int], tensor: list[int], **given: Floats) -> RecordedPlan:
     """Return a plan whose stages hand on 8 bytes each."""
     stages = len(data)
     nothing = np.zeros(stages)
@@ -24,7 +24,7 @@ def recorded(data: list[int], tensor: list[int], **given: Floats) -> Recorded:
         "update_s": nothing,
         "handed_bytes": np.array([8.0] * (stages - 1) + [0.0]),
     }
-    return Recorded(
+    return RecordedPlan(
         group="g",
         model="bert",
         params="1.3B",
@@ -73,7 +73,7 @@ def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
 
 @pytest.mark.slow
 def test_recorded_plans_are_rebuilt_within_five_percent() -> None:
-    found = section(arena(), range(1)).figures
+    found = run_latency_section(arena(), range(1)).figures
     assert found["latency_plans"] == 615
     assert found["latency_median_error"] <= 0.05
     assert found["latency_median_error_without_transfer"] > found["latency_median_error"]

@@ -6,7 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.benchmarks.estimator.memory import DEFAULT, Run, fit_copies, section
+from tessera.benchmarks.estimator.memory import (
+    DEFAULT_COPIES,
+    TriedPlan,
+    fit_copies,
+    run_memory_section,
+)
 from tessera.estimator.hardware import A40
 from tessera.formulation.tables import Floats
 from tessera.simulator.data import data_dir
@@ -18,7 +23,7 @@ SEARCH = (
 )
 
 
-def a_run(parts: Floats | None = None, **given: object) -> Run:
+def a_run(parts: Floats | None = None, **given: object) -> TriedPlan:
     """Return a run of one stage that needs 4 GiB and 2, 1 and 3 GiB for a copy of each."""
     of_stages = (
         np.array([[[4.0, 2.0, 1.0, 3.0]], [[1.0, 2.0, 1.0, 0.0]]]) if parts is None else parts
@@ -33,7 +38,7 @@ def a_run(parts: Floats | None = None, **given: object) -> Run:
         "parameters_gib": 1.0,
         "measured_gib": 10.0,
     }
-    return Run(parts=of_stages, **(fields | given))  # type: ignore[arg-type]
+    return TriedPlan(parts=of_stages, **(fields | given))  # type: ignore[arg-type]
 
 
 def test_the_fullest_stage_is_predicted() -> None:
@@ -64,7 +69,7 @@ def test_copies_are_found_again_in_what_they_predict() -> None:
 def test_copies_are_not_negative() -> None:
     runs = [a_run(np.full((2, 1, 4), x), measured_gib=x / 2) for x in (1.0, 2.0, 3.0)]
     assert (fit_copies(runs) >= 0).all()
-    assert fit_copies(runs).sum() < DEFAULT.sum()
+    assert fit_copies(runs).sum() < DEFAULT_COPIES.sum()
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_rows_that_say_nothing_about_memory_are_left_out_and_counted(small: Path) -> None:
-    found = section(small, [0]).figures
+    found = run_memory_section(small, [0]).figures
     assert found["left_out_above_a_fit"] == 1
     assert found["left_out_ran_elsewhere"] == 1
     assert found["left_out_untried"] == 1
@@ -100,7 +105,7 @@ def test_rows_that_say_nothing_about_memory_are_left_out_and_counted(small: Path
 
 
 def test_jobs_that_calibrate_do_not_judge(small: Path) -> None:
-    found = section(small, range(4))
+    found = run_memory_section(small, range(4))
     judged = found.figures["oom_judged_rows"]
     assert isinstance(judged, float)
     assert 0 < judged < 7
@@ -111,7 +116,7 @@ def test_measured_memory_is_predicted_within_fifteen_percent() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "history").is_dir():
         pytest.skip("the Arena data set is not there (TESSERA_DATA)")
-    found = section(folder / "arena", range(1)).figures
+    found = run_memory_section(folder / "arena", range(1)).figures
     assert found["memory_rows"] == 278
     assert found["memory_mape"] <= 0.15
     assert found["memory_mape"] < found["memory_mape_parameters"]

@@ -10,24 +10,26 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.papers.bench_morphling import (
-    KNOWN,
+    KNOWN_RESULTS,
     TRACES,
     mean_jct_h,
-    morphling,
+    run_morphling_traces,
     short_part,
     taken_off,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.runs import Ran
+from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.data import MissingData
 from tessera.solvers.schedulers import registry
 
 Stretch = tuple[str, float, float]
 
 
-def a_ran(*jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()) -> Ran:
+def a_ran(
+    *jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()
+) -> FinishedRun:
     """Return a run of jobs that arrived at 0; inf: it never ended."""
-    return Ran(
+    return FinishedRun(
         figures={},
         said="",
         arrival_s=np.zeros(len(jct_s)),
@@ -78,14 +80,14 @@ def test_guaranteed_jobs_that_were_suspended_are_counted_once_and_moves_are_not(
 
 
 def test_what_was_published_is_of_traces_and_policies_that_there_are() -> None:
-    assert {one.trace for one in KNOWN} == set(TRACES)
-    assert {one.policy for one in KNOWN} <= set(registry.names())
-    assert all(one.jct_h < one.p99_h < one.makespan_h for one in KNOWN)
+    assert {one.trace for one in KNOWN_RESULTS} == set(TRACES)
+    assert {one.policy for one in KNOWN_RESULTS} <= set(registry.scheduler_names())
+    assert all(one.jct_h < one.p99_h < one.makespan_h for one in KNOWN_RESULTS)
 
 
 def test_figures_are_of_a_policy_of_ours() -> None:
     with pytest.raises(InvalidInput, match="not ours"):
-        morphling(ours="fcfs")
+        run_morphling_traces(ours="fcfs")
 
 
 def test_without_data_the_case_is_skipped_and_says_so(
@@ -94,4 +96,4 @@ def test_without_data_the_case_is_skipped_and_says_so(
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
 
     with pytest.raises(MissingData, match="morphling-base"):
-        morphling(policies="synergy")
+        run_morphling_traces(policies="synergy")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.harness.registry import run_case
 from tessera.benchmarks.network import bench_network as network
 from tessera.benchmarks.network import micro, small
 from tessera.benchmarks.network.optimum import (
-    Space,
-    Span,
-    dense,
+    JudgedSpan,
+    PlanSpace,
+    dense_levels,
     space_of,
     weak_orders,
     without_inversion,
@@ -22,7 +22,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Ints
-from tessera.solvers.network.fluid import works
+from tessera.solvers.network.fluid import flop_under_levels
 
 
 def two_ways(*jobs: tuple[float, float, float, float]) -> Contention:
@@ -95,7 +95,9 @@ def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> No
     rng = np.random.default_rng(0)
     for path in rng.choice(len(space.chosen), 6, replace=False).tolist():
         demand = demand_of(c, space.chosen[path])
-        whole = works(demand, space.level, horizon_s=space.span.horizon_s, warm_s=space.span.warm_s)
+        whole = flop_under_levels(
+            demand, space.level, horizon_s=space.span.horizon_s, warm_s=space.span.warm_s
+        )
         assert np.allclose(space.work[path], whole, rtol=1e-9)
 
 
@@ -109,7 +111,9 @@ def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
         plan = plan_of(rng.integers(2, size=5), rng.integers(3, size=5))
         demand = demand_of(c, plan.chosen)
         span = space.span
-        played = works(demand, plan.level[None], horizon_s=span.horizon_s, warm_s=span.warm_s)
+        played = flop_under_levels(
+            demand, plan.level[None], horizon_s=span.horizon_s, warm_s=span.warm_s
+        )
         assert space.of(plan) == pytest.approx(float(played[0]), rel=1e-9)
         found.append(space.of(plan) / most)
     assert max(found) <= 1.0
@@ -118,7 +122,7 @@ def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
 
 def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
     c = small.on_clos(small.draw_case(7, 3))
-    judge = micro.Judge(space_of(c), 3)
+    judge = micro.CaseJudge(space_of(c), 3)
     space = judge.space
     best = plan_of(space.chosen[judge.path], space.level[judge.assignment])
     mirrored = plan_of(1 - best.chosen, 2 * best.level + 1)  # the switches change places
@@ -133,7 +137,7 @@ def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
 
 
 def test_with_one_level_there_is_nothing_to_choose_but_paths() -> None:
-    judge = micro.Judge(space_of(small.on_clos(small.draw_case(7, 3))), 1)
+    judge = micro.CaseJudge(space_of(small.on_clos(small.draw_case(7, 3))), 1)
     for shares in (judge.priorities(), judge.compression(), judge.compression_on(0)):
         assert set(shares.values()) == {1.0}
 
@@ -151,10 +155,10 @@ def test_all_541_ways_to_order_five_jobs_are_tried_once() -> None:
     assert len(rows) == len(np.unique(rows, axis=0)) == 541
     assert {tuple(row) for row in permutations(range(5))} <= {tuple(row) for row in rows.tolist()}
     every = np.array(list(product(range(3), repeat=5)))
-    assert {tuple(row) for row in dense(every).tolist()} == {
+    assert {tuple(row) for row in dense_levels(every).tolist()} == {
         tuple(row) for row in rows[rows.max(axis=1) < 3].tolist()
     }
-    assert dense(np.array([[7, -2, 7, 30]])).tolist() == [[1, 0, 1, 2]]
+    assert dense_levels(np.array([[7, -2, 7, 30]])).tolist() == [[1, 0, 1, 2]]
 
 
 def test_levels_may_only_invert_an_order_where_jobs_share_no_link() -> None:
@@ -166,7 +170,7 @@ def test_levels_may_only_invert_an_order_where_jobs_share_no_link() -> None:
 
 def test_the_best_order_can_become_the_best_levels() -> None:
     for number in range(4):
-        judge = micro.Judge(space_of(small.on_clos(small.draw_case(8, number))), 3)
+        judge = micro.CaseJudge(space_of(small.on_clos(small.draw_case(8, number))), 3)
         order = judge.best_order(judge.path)
         allowed = judge.few & without_inversion(judge.demand, order, judge.space.level)
         work = judge.space.work[judge.path]
@@ -180,15 +184,15 @@ def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job
     work[0, (level == [1, 0, 0]).all(axis=1)] = 5.0  # with two levels
     work[0, (level == [0, 1, 2]).all(axis=1)] = 9.0
     work[0, (level == [2, 0, 1]).all(axis=1)] = 4.0
-    space = Space(
+    space = PlanSpace(
         contention=c,
         chosen=np.zeros((1, 3), np.int64),
         level=level,
         work=work,
-        span=Span(horizon_s=1.0, warm_s=0.0),
+        span=JudgedSpan(horizon_s=1.0, warm_s=0.0),
         drift=0.0,
     )
-    assert micro.Judge(space, 2).best_order(0).tolist() == [0, 2, 1]
+    assert micro.CaseJudge(space, 2).best_order(0).tolist() == [0, 2, 1]
 
 
 def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_found() -> None:
@@ -197,7 +201,7 @@ def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_fou
     assert space.drift <= 2e-3
     for path in (0, 5, 11):
         demand = demand_of(c, space.chosen[path])
-        twice = Span(horizon_s=2 * space.span.horizon_s, warm_s=2 * space.span.warm_s)
+        twice = JudgedSpan(horizon_s=2 * space.span.horizon_s, warm_s=2 * space.span.warm_s)
         changed = np.abs(works_of(demand, twice) / space.work[path] - 1)
         assert np.quantile(changed, 0.95) < 5e-3
 
@@ -217,7 +221,7 @@ def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -
         assert demand_of(c, np.zeros(5, np.int64)).offered.max() >= 1.0
         again = small.on_clos(small.draw_case(3, number))
         assert np.array_equal(c.bundle_bytes, again.bundle_bytes)
-    busy = small.on_clos(small.draw_case(3, 0, ranges=small.Ranges(least_load=2.2)))
+    busy = small.on_clos(small.draw_case(3, 0, ranges=small.CaseRanges(least_load=2.2)))
     assert demand_of(busy, np.zeros(5, np.int64)).offered.max() >= 2.2
     assert small.draw_case(3, 0).jobs[0].comm_s != small.draw_case(4, 0).jobs[0].comm_s
 
@@ -228,7 +232,7 @@ def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their
         assert [len(hosts) for hosts in placed] == [job.hosts for job in case.jobs]
         used = [host for hosts in placed for host in hosts]
         assert len(set(used)) == len(used)
-    assert len(set(case.placements)) == small.PLACEMENTS
+    assert len(set(case.placements)) == small.PLACEMENT_COUNT
     torus = small.on_torus(case)
     assert np.array_equal(torus.work_flop, small.on_clos(case).work_flop)
     assert (np.diff(torus.candidate_start) > 1).any()
@@ -251,8 +255,8 @@ def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
 
 def test_the_small_run_keeps_its_bounds_and_tells_of_all_parts() -> None:
     found = find_cases()["network"]
-    assert found.run is network.network
-    result = execute(found, found.smoke | {"cases": 1}, ["bench"])
+    assert found.run is network.judge_network
+    result = run_case(found, found.smoke | {"cases": 1}, ["bench"])
     assert result["ok"]
     assert {"violations", "above_optimum"} == result["bounds"].keys()
     figures = result["figures"]

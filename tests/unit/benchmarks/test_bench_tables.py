@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.benchmarks.harness.command import blocks
+from tessera.benchmarks.harness.command import table_blocks
 
 
 def test_columns_that_do_not_fit_go_into_a_table_of_their_own_with_the_first() -> None:
@@ -11,13 +11,13 @@ def test_columns_that_do_not_fit_go_into_a_table_of_their_own_with_the_first() -
         {"policy": "arena", "a": 12345.678, "c": 2},
     ]
     # policy needs 8 characters, a 10 (1.23e+04), b 12, c 3
-    assert blocks(rows, 100) == [["policy", "a", "b", "c"]]
-    assert blocks(rows, 30) == [["policy", "a", "b"], ["policy", "c"]]
-    assert blocks(rows, 29) == [["policy", "a"], ["policy", "b", "c"]]
+    assert table_blocks(rows, 100) == [["policy", "a", "b", "c"]]
+    assert table_blocks(rows, 30) == [["policy", "a", "b"], ["policy", "c"]]
+    assert table_blocks(rows, 29) == [["policy", "a"], ["policy", "b", "c"]]
 
 
 def test_a_column_that_is_wider_than_the_screen_is_printed_all_the_same() -> None:
-    assert blocks([{"policy": "x" * 50, "a": "y" * 50, "b": 1}], 20) == [
+    assert table_blocks([{"policy": "x" * 50, "a": "y" * 50, "b": 1}], 20) == [
         ["policy", "a"],
         ["policy", "b"],
     ]

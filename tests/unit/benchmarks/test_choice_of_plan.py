@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.estimator import choice_of_plan, tuning
-from tessera.benchmarks.estimator.recorded_cells import Cell, read_cells
+from tessera.benchmarks.estimator.recorded_cells import RecordedCell, read_cells
 from tessera.estimator.planning.tuning import whole_space
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
@@ -24,7 +24,7 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def cells(folder: Path) -> list[Cell]:
+def cells(folder: Path) -> list[RecordedCell]:
     return read_cells(folder)
 
 
@@ -33,29 +33,29 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_cells(tmp_path)
 
 
-def test_groups_of_one_cell_are_one_cell(cells: list[Cell]) -> None:
+def test_groups_of_one_cell_are_one_cell(cells: list[RecordedCell]) -> None:
     assert len(cells) == 9
     assert sum(len(cell.ends) for cell in cells) == 647
     assert {cell.groups for cell in cells} >= {("8d", "8d_2"), ("16d_moe",)}
 
 
-def test_plans_are_rows_of_the_candidates(cells: list[Cell]) -> None:
+def test_plans_are_rows_of_the_candidates(cells: list[RecordedCell]) -> None:
     for cell in cells:
         space = whole_space(cell.candidates, cell.gpus, cell.stages)
         assert tuning.kept_plans(space, cell).all()
         assert (cell.candidates.dp[cell.rows] == np.where(cell.data_parallel, 2, 1)).all()
 
 
-def test_layers_kernels_add_up_to_those_of_stages(cells: list[Cell]) -> None:
+def test_layers_kernels_add_up_to_those_of_stages(cells: list[RecordedCell]) -> None:
     for cell in cells:
         layers = np.concatenate([[0.0], cell.kernels_of_layers(True).cumsum()])
         stages = (layers[cell.ends] - layers[cell.starts])[cell.data_parallel]
         assert stages == pytest.approx(cell.kernels_s[cell.data_parallel], rel=0.03)
 
 
-@pytest.mark.parametrize("load", [choice_of_plan.learned_compute, choice_of_plan.roofline])
+@pytest.mark.parametrize("load", [choice_of_plan.learned_compute, choice_of_plan.recorded_roofline])
 def test_no_choice_depends_on_times_of_the_judged_cell(
-    cells: list[Cell], load: choice_of_plan.Load
+    cells: list[RecordedCell], load: choice_of_plan.Load
 ) -> None:
     for k, cell in enumerate(cells):
         nothing = np.full_like(cell.kernels_s, np.nan)
@@ -68,7 +68,7 @@ def test_no_choice_depends_on_times_of_the_judged_cell(
         )
         others = [*cells[:k], blind, *cells[k + 1 :]]
         assert (load(blind, others) == load(cell, cells)).all()
-        assert choice_of_plan.proxy(blind, load(blind, others)) == choice_of_plan.proxy(
+        assert choice_of_plan.proxy_plan(blind, load(blind, others)) == choice_of_plan.proxy_plan(
             cell, load(cell, cells)
         )
         latency = choice_of_plan.latency_of_candidates(blind, others)
@@ -76,14 +76,14 @@ def test_no_choice_depends_on_times_of_the_judged_cell(
 
 
 def test_proxies_reach_most_of_the_best_plans(folder: Path) -> None:
-    figures = choice_of_plan.section(folder, [0]).figures
+    figures = choice_of_plan.run_plan_section(folder, [0]).figures
     assert figures["proxy_share"] >= 0.95
     assert figures["proxy_share_any"] < figures["proxy_share_even"] < figures["proxy_share"]
     assert figures["proxy_share_searched"] >= figures["proxy_share"]
 
 
 def test_pruned_spaces_keep_good_plans_and_are_small(folder: Path) -> None:
-    figures = tuning.section(folder, [0]).figures
+    figures = tuning.run_tuning_section(folder, [0]).figures
     assert figures["tuning_quality"] >= 0.97
     assert figures["tuning_reduction"] >= 5
     wider = [figures[f"tuning_reduction_slack_{x}"] for x in ("1.1", "1.2", "1.3")]

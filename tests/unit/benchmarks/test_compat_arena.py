@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.benchmarks.papers.arena.arena import ArenaWorld, CompatResult, run
-from tessera.benchmarks.papers.arena.oddities import ARENA, LaunchCost, Oddities, of_policy, without
+from tessera.benchmarks.papers.arena.arena import ArenaWorld, CompatResult, run_artifact
+from tessera.benchmarks.papers.arena.oddities import (
+    ALL_ODDITIES,
+    LaunchCost,
+    Oddities,
+    of_policy,
+    switch_off,
+)
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
@@ -18,7 +24,7 @@ from tessera.formulation.values import Workload
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import Scenario
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.worlds import (
     FCFS,
     POLICIES,
@@ -67,7 +73,7 @@ def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
 def compared(
     scenario: Scenario, policy: str = "fcfs", rounds: int = 300, **on: bool
 ) -> CompatResult:
-    return run(
+    return run_artifact(
         scenario, Decider(POLICIES[policy]), rounds=rounds, launch=FREE, oddities=Oddities(**on)
     )
 
@@ -79,7 +85,9 @@ def test_with_every_oddity_off_the_world_is_the_honest_one(policy: str, seed: in
     overheads = Overheads(save_s=0.0, load_s=cost_s, search_s={1: 0.0})
     launch = LaunchCost(per_gpu_s=cost_s, cap_s=cost_s)
     honest = simulated(scenario, POLICIES[policy], overheads=overheads, horizon_s=200 * 300.0)
-    mine = run(scenario, Decider(POLICIES[policy]), rounds=200, launch=launch, oddities=Oddities())
+    mine = run_artifact(
+        scenario, Decider(POLICIES[policy]), rounds=200, launch=launch, oddities=Oddities()
+    )
     assert mine.ended_s == pytest.approx(honest.end_s, rel=1e-9)
     assert np.isfinite(mine.ended_s).any()
     trained = sum(
@@ -290,23 +298,25 @@ def test_waiting_jobs_are_tried_again_only_when_one_ended() -> None:
     for on, expected in ((True, [2, 0, 0, 1]), (False, [2, 1, 1, 1])):
         tried: list[int] = []
 
-        def watched(snapshot: Snapshot, tried: list[int] = tried) -> Outcome:
+        def watched(snapshot: Snapshot, tried: list[int] = tried) -> RoundOutcome:
             tried.append(int(np.count_nonzero(snapshot.jobs.state == queued)))
             return decide(snapshot)
 
-        run(scenario, watched, rounds=4, launch=FREE, oddities=Oddities(retries_after_ends=on))
+        run_artifact(
+            scenario, watched, rounds=4, launch=FREE, oddities=Oddities(retries_after_ends=on)
+        )
         assert tried == expected
 
 
 def test_arena_has_every_oddity_but_those_of_other_policies() -> None:
-    assert of_policy("fcfs") == without(
-        ARENA, ["head_of_line", "retries_after_ends", "suspended_twice"]
+    assert of_policy("fcfs") == switch_off(
+        ALL_ODDITIES, ["head_of_line", "retries_after_ends", "suspended_twice"]
     )
-    assert of_policy("gavel") == without(ARENA, ["scattered_starts", "suspended_twice"])
+    assert of_policy("gavel") == switch_off(ALL_ODDITIES, ["scattered_starts", "suspended_twice"])
     assert of_policy("fcfs", Oddities()) == Oddities()
 
 
 def test_switching_off_all_is_the_default_and_unknown_names_are_refused() -> None:
-    assert without(ARENA, ["all"]) == Oddities()
+    assert switch_off(ALL_ODDITIES, ["all"]) == Oddities()
     with pytest.raises(InvalidInput, match="repriced_past"):
-        without(ARENA, ["no_such"])
+        switch_off(ALL_ODDITIES, ["no_such"])

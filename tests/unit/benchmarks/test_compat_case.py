@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.papers.arena.arena import CompatResult
-from tessera.benchmarks.papers.arena.oddities import OF_LOOPS
-from tessera.benchmarks.papers.arena.rigid import Rigid
+from tessera.benchmarks.papers.arena.oddities import LOOP_POLICIES
+from tessera.benchmarks.papers.arena.rigid import RigidScheduler
 from tessera.benchmarks.papers.bench_arena_compat import (
-    CONTESTANTS,
+    ARTIFACT_POLICIES,
     PADDED_JOBS,
     PADDED_S,
     arena_compat,
-    row,
+    result_row,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
@@ -36,20 +36,22 @@ def a_result(jct_s: list[float], samples_s: list[float]) -> CompatResult:
 
 
 def test_the_mean_throughput_leaves_out_quiet_rounds() -> None:
-    line = row("fcfs", a_result([300.0], [0.0, 100.0, 101.0, 301.0]), (1, 0.0), same_work=False)
+    line = result_row(
+        "fcfs", a_result([300.0], [0.0, 100.0, 101.0, 301.0]), (1, 0.0), same_work=False
+    )
     assert line["mean_throughput"] == 201.0
     assert line["peak_throughput"] == 301.0
 
 
 def test_padding_counts_missing_jobs_as_the_longest_and_no_job_twice() -> None:
     result = a_result([300.0, 900.0, np.inf], [1.0])
-    assert row("fcfs", result, (4, 1200.0), same_work=False)["padded_jct_s"] == 900.0
-    assert row("fcfs", result, (1, 1200.0), same_work=False)["padded_jct_s"] == 600.0
-    assert row("fcfs", result, (1, 1200.0), same_work=False)["mean_jct_s"] == 600.0
+    assert result_row("fcfs", result, (4, 1200.0), same_work=False)["padded_jct_s"] == 900.0
+    assert result_row("fcfs", result, (1, 1200.0), same_work=False)["padded_jct_s"] == 600.0
+    assert result_row("fcfs", result, (1, 1200.0), same_work=False)["mean_jct_s"] == 600.0
 
 
 def test_stored_padded_times_are_what_padding_makes_of_the_other_stored_figures() -> None:
-    for one in CONTESTANTS.values():
+    for one in ARTIFACT_POLICIES.values():
         s = one.stored
         missing = PADDED_JOBS - s.finished
         padded_s = (s.finished * s.mean_jct_s + missing * PADDED_S) / PADDED_JOBS
@@ -72,14 +74,14 @@ def test_the_figures_are_those_of_the_first_policy() -> None:
 
 
 def test_every_contestant_is_known_to_the_oddities_by_its_name() -> None:
-    known = set().union(*OF_LOOPS.values())
-    for name, one in CONTESTANTS.items():
+    known = set().union(*LOOP_POLICIES.values())
+    for name, one in ARTIFACT_POLICIES.items():
         assert one.policy().name == name
         assert name in known
         assert one.rigid is None or one.rigid.name in known
 
 
-def chosen(policy: Rigid) -> list[tuple[int, int] | None]:
+def chosen(policy: RigidScheduler) -> list[tuple[int, int] | None]:
     """Return (type, GPUs) for a job that runs on one GPU of type 0 and one that requested 2 of type 0."""
     estimates = [
         an_estimate(0, kind, gpus, iter_time_s=(2.0 - kind) / gpus)
@@ -102,6 +104,6 @@ def chosen(policy: Rigid) -> list[tuple[int, int] | None]:
 
 
 def test_rigid_loops_give_each_job_in_turn_the_fastest_that_is_allowed() -> None:
-    assert chosen(Rigid(name="r")) == [(0, 1), (0, 2)]
-    assert chosen(Rigid(name="r", any_type=True)) == [(1, 1), (1, 2)]
-    assert chosen(Rigid(name="r", any_type=True, any_count=True)) == [(1, 4), (0, 4)]
+    assert chosen(RigidScheduler(name="r")) == [(0, 1), (0, 2)]
+    assert chosen(RigidScheduler(name="r", any_type=True)) == [(1, 1), (1, 2)]
+    assert chosen(RigidScheduler(name="r", any_type=True, any_count=True)) == [(1, 4), (0, 4)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tessera.benchmarks.papers.arena.arena import price_profiles
-from tessera.benchmarks.papers.arena.oddities import ARENA
-from tessera.benchmarks.papers.arena.pricing import parameters, sizes_inferred, slow_left_out
-from tessera.benchmarks.papers.bench_arena_compat import philly
+from tessera.benchmarks.papers.arena.oddities import ALL_ODDITIES
+from tessera.benchmarks.papers.arena.pricing import parameter_count, sizes_inferred, slow_left_out
+from tessera.benchmarks.papers.bench_arena_compat import artifact_workload
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Workload
@@ -76,9 +76,9 @@ def test_slow_iterations_are_left_out_and_infer_nothing() -> None:
 
 
 def test_sizes_are_read_in_millions_and_billions() -> None:
-    assert parameters("760M") < parameters("1.3B") < parameters("10B")
+    assert parameter_count("760M") < parameter_count("1.3B") < parameter_count("10B")
     with pytest.raises(InvalidInput, match="large"):
-        parameters("large")
+        parameter_count("large")
 
 
 def data(name: str) -> Path:
@@ -104,7 +104,7 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
 
 def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() -> None:
     scenario = price_profiles(
-        philly(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ARENA
+        artifact_workload(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ALL_ODDITIES
     )
     size = {n.gpu_type: n.gpus for n in scenario.nodes}
     at = {

@@ -9,21 +9,21 @@ import pytest
 from tessera.benchmarks.deadlines.bench_deadline import (
     ELASTICFLOW,
     LOOK_AHEAD,
-    PAPER,
+    PAPER_ELASTICFLOW,
     PLANNED,
     figures_of,
 )
-from tessera.benchmarks.deadlines.bench_deadline import _asked as asked_of
-from tessera.benchmarks.deadlines.bench_deadline import _swept as swept_of
-from tessera.simulator.comparison.runs import Asked
-from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.benchmarks.deadlines.bench_deadline import _run_sweep as swept_of
+from tessera.benchmarks.deadlines.bench_deadline import _sweep_tasks as asked_of
+from tessera.simulator.comparison.runs import RunRequest
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.run import Conditions, Decider, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.solvers.lookahead import exact
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_specs
 
-SMALL = Work(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)
+SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)
 
 
 def searched(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
@@ -32,7 +32,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
     def never(*_: object) -> NoReturn:
         raise LookupError
 
-    monkeypatch.setattr(exact, "solve", never)
+    monkeypatch.setattr(exact, "solve_admission", never)
     jobs = [an_arrival(f"j{k}", deadline_s=1100.0) for k in range(2)]
     decide = Decider(RoundOptions(objective="deadline"), search=search)
     scenario = a_scenario(*jobs, nodes=some_specs(("a100", 1, 1)))
@@ -49,16 +49,16 @@ def test_without_search_first_fits_alone_promise(monkeypatch: pytest.MonkeyPatch
 
 
 def test_elasticflow_as_in_the_paper_takes_part_where_its_data_is_known() -> None:
-    costs = Asked(work=SMALL, policy="")
+    costs = RunRequest(work=SMALL, policy="")
     asked = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
     assert list(asked) == [PLANNED, ELASTICFLOW]
     assert asked[PLANNED].policy == PLANNED
-    assert PAPER not in asked
+    assert PAPER_ELASTICFLOW not in asked
 
 
 def test_the_margin_of_planned_is_a_figure_beside_that_of_look_ahead() -> None:
     asked = asked_of(
-        Asked(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
+        RunRequest(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
     )
     figures = figures_of(swept_of(asked, (1.5,), range(1), Sweep(workers=0)))
     assert figures["planned_worst_margin_tightness"] == 1.5

@@ -10,15 +10,15 @@ import pytest
 
 from tessera.benchmarks.estimator import choice, iteration
 from tessera.benchmarks.estimator.alpa import (
-    MOST_POINTS,
-    Cell,
-    Remembered,
-    Row,
+    MAX_POINTS,
+    AlpaCell,
+    CachedTimes,
+    MeasuredRow,
     rows_of,
-    split,
+    split_rows,
     times_of,
 )
-from tessera.benchmarks.estimator.iteration import Judged, anchors_of, contradictions
+from tessera.benchmarks.estimator.iteration import RowPrediction, anchors_of, contradicted_rows
 from tessera.estimator.calibration import Parameter, Subject, TimeModel
 from tessera.formulation.tables import Floats
 from tessera.simulator.data import data_dir
@@ -26,8 +26,8 @@ from tessera.simulator.data import data_dir
 
 def a_row(
     seconds: float, *, gpu: str = "a40", nodes: int = 1, per_node: int = 2, batch: int = 256
-) -> Row:
-    cell = Cell(
+) -> MeasuredRow:
+    cell = AlpaCell(
         family="bert",
         params="1.3B",
         gpu_type=gpu,
@@ -36,7 +36,7 @@ def a_row(
         global_batch=batch,
         parameters=1.4e9,
     )
-    return Row(cell=cell, seconds=seconds)
+    return MeasuredRow(cell=cell, seconds=seconds)
 
 
 class Work:
@@ -54,19 +54,19 @@ class Work:
 
 
 def test_errors_are_relative_to_the_measurement() -> None:
-    assert Judged(row=a_row(2.0), seconds=3.0).error == pytest.approx(0.5)
-    assert Judged(row=a_row(2.0), seconds=1.0).error == pytest.approx(0.5)
+    assert RowPrediction(row=a_row(2.0), seconds=3.0).error == pytest.approx(0.5)
+    assert RowPrediction(row=a_row(2.0), seconds=1.0).error == pytest.approx(0.5)
 
 
 def test_more_gpus_that_are_slower_contradict_fewer_ones() -> None:
     few, many = a_row(10.0, nodes=2), a_row(10.5, nodes=4)
-    assert contradictions([few, many]) == [many]
-    assert contradictions([few, a_row(5.0, nodes=4)]) == []
+    assert contradicted_rows([few, many]) == [many]
+    assert contradicted_rows([few, a_row(5.0, nodes=4)]) == []
 
 
 def test_fewer_gpus_are_contradicted_by_more_than_their_share() -> None:
     few, many = a_row(10.0, nodes=2), a_row(4.0, nodes=4)
-    assert contradictions([few, many]) == [few]
+    assert contradicted_rows([few, many]) == [few]
 
 
 def test_other_machines_and_batches_contradict_nothing() -> None:
@@ -76,7 +76,7 @@ def test_other_machines_and_batches_contradict_nothing() -> None:
         a_row(11.0, nodes=4, gpu="a10"),
         a_row(11.0, nodes=4, batch=512),
     ):
-        assert contradictions([few, other]) == []
+        assert contradicted_rows([few, other]) == []
 
 
 def test_scaling_starts_from_the_fewest_gpus() -> None:
@@ -86,20 +86,20 @@ def test_scaling_starts_from_the_fewest_gpus() -> None:
 
 def test_a_choice_loses_the_share_of_the_best_speed() -> None:
     choices = [a_row(2.0, gpu="a40"), a_row(1.0, gpu="a100"), a_row(4.0, gpu="a10")]
-    assert choice.losses(choices) == pytest.approx([0.5, 0.0, 0.75])
-    assert choice.regret(choices, lambda cell: {"a40": 1.0}.get(cell.gpu_type, 2.0)) == 0.5
+    assert choice.speed_losses(choices) == pytest.approx([0.5, 0.0, 0.75])
+    assert choice.choice_regret(choices, lambda cell: {"a40": 1.0}.get(cell.gpu_type, 2.0)) == 0.5
 
 
 def test_cases_have_two_types_each_on_its_fewest_nodes() -> None:
     near, far = a_row(2.0, nodes=1, per_node=4), a_row(3.0, nodes=2)
     other, alone = a_row(1.0, nodes=2, gpu="a10"), a_row(1.0, nodes=4)
-    (found,) = choice.cases([far, near, other, alone]).values()
+    (found,) = choice.choice_cases([far, near, other, alone]).values()
     assert found == [near, other]
 
 
 def test_nothing_is_computed_twice() -> None:
     work = Work()
-    model, cells = Remembered(work), [a_row(1.0).cell, a_row(1.0, batch=512).cell]
+    model, cells = CachedTimes(work), [a_row(1.0).cell, a_row(1.0, batch=512).cell]
     first = model.log_times(cells, np.zeros((2, 1)))
     second = model.log_times(cells[::-1], np.zeros((2, 1)))
     assert work.asked == 2
@@ -118,9 +118,9 @@ def arena() -> Path:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_judged_workload_was_measured_and_no_pair_more_than_thrice(seed: int) -> None:
     rows = rows_of(arena())
-    parts = split(rows, Work(), seed)
+    parts = split_rows(rows, Work(), seed)
     pairs = [(row.cell.family, row.cell.gpu_type) for row in parts.calibration]
-    assert max(pairs.count(pair) for pair in pairs) <= MOST_POINTS
+    assert max(pairs.count(pair) for pair in pairs) <= MAX_POINTS
     used = {row.cell.workload for row in parts.calibration}
     assert parts.test
     assert not used & {row.cell.workload for row in parts.test}
@@ -130,7 +130,7 @@ def test_no_judged_workload_was_measured_and_no_pair_more_than_thrice(seed: int)
 def test_a_little_calibration_beats_none() -> None:
     data = arena()
     model: TimeModel = times_of(data)
-    parts = split(rows_of(data), model, 0)
+    parts = split_rows(rows_of(data), model, 0)
     ours, none = (
         np.mean([one.error for one in iteration.predict_rows(model, some, parts.test)])
         for some in (parts.calibration, [])

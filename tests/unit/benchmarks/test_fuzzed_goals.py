@@ -23,9 +23,9 @@ from tessera.formulation.placement import current_gangs
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.statement import Statement
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import Solved, solve_goals
-from tessera.solvers.goals.calls import CALLS
-from tessera.solvers.registry import solver
+from tessera.solvers.goals import SolvedGoals, solve_goals
+from tessera.solvers.goals.calls import CALLS_KEY
+from tessera.solvers.registry import make_solver
 from tests.support import goals as support
 from tests.support.problems import a_problem
 
@@ -41,11 +41,13 @@ def two_jobs() -> Statement:
     )
 
 
-def solved(statement: Statement) -> Solved:
-    return solve_goals(statement, solver("portfolio"), EXACT, support.greedy_of(statement, EXACT))
+def solved(statement: Statement) -> SolvedGoals:
+    return solve_goals(
+        statement, make_solver("portfolio"), EXACT, support.greedy_of(statement, EXACT)
+    )
 
 
-def faults(statement: Statement, found: Solved) -> list[str]:
+def faults(statement: Statement, found: SolvedGoals) -> list[str]:
     greedy = support.greedy_of(statement, EXACT)
     return goal_faults(statement, found, greedy, every_answer(statement.problem))
 
@@ -117,8 +119,8 @@ def test_gaps_and_records_of_work_of_every_kind_are_drawn() -> None:
     assert SMALLEST_GAP <= min(filter(None, gaps)) < 1e-8
     assert 1e-3 < max(gaps) <= 1e-2
     assert {} in records
-    assert any(CALLS in work for work in records)
-    assert any(work and CALLS not in work for work in records)
+    assert any(CALLS_KEY in work for work in records)
+    assert any(work and CALLS_KEY not in work for work in records)
     amounts = {amount for work in records for amount in work.values()}
     assert {0.0, 1e-9, 400.0} <= amounts
     assert any("cp-sat" in work and "pricing" not in work for work in records)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.instances import FAMILIES, MOST_WORKLOADS, churn_round, instance
-from tessera.formulation.check import held_twice
+from tessera.benchmarks.rounds.instances import FAMILIES, MAX_WORKLOADS, churn_round, make_instance
+from tessera.formulation.check import find_doubly_held
 from tessera.formulation.codec import digest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import current_gangs
@@ -30,10 +30,10 @@ def decided(snapshot: Snapshot) -> tuple[Problem, Ints]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_seed_names_one_round(family: str) -> None:
-    first, again = (instance(40, 70, 3, 5, family=family, running=0.5) for _ in range(2))
+    first, again = (make_instance(40, 70, 3, 5, family=family, running=0.5) for _ in range(2))
 
     assert digest(first) == digest(again)
-    assert digest(first) != digest(instance(40, 70, 3, 6, family=family, running=0.5))
+    assert digest(first) != digest(make_instance(40, 70, 3, 6, family=family, running=0.5))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -41,7 +41,7 @@ def test_a_seed_names_one_round(family: str) -> None:
 def test_a_cluster_has_as_many_gpus_as_asked_spread_evenly(
     family: str, gpus: int, types: int
 ) -> None:
-    capacity = instance(20, gpus, types, family=family).schedulable_gpus()
+    capacity = make_instance(20, gpus, types, family=family).schedulable_gpus()
 
     assert capacity.sum() == gpus
     assert capacity.max() - capacity.min() <= 1
@@ -50,11 +50,11 @@ def test_a_cluster_has_as_many_gpus_as_asked_spread_evenly(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("running", [0.5, 1.0])
 def test_running_jobs_hold_gpus_of_their_cell_and_nobody_elses(family: str, running: float) -> None:
-    snapshot = instance(200, 128, 4, 1, family=family, running=running)
+    snapshot = make_instance(200, 128, 4, 1, family=family, running=running)
     problem = build_problem(snapshot, Policy())
     gangs = current_gangs(snapshot)
 
-    assert not held_twice(snapshot)
+    assert not find_doubly_held(snapshot)
     assert len(gangs) == (problem.current >= 0).sum() > 0
     assert is_answer(problem, problem.current)
     for job, gang in gangs.items():
@@ -64,7 +64,7 @@ def test_running_jobs_hold_gpus_of_their_cell_and_nobody_elses(family: str, runn
 
 
 def test_every_request_has_half_as_many_and_twice_and_every_degree() -> None:
-    snapshot = instance(400, 4000, 2, 3)
+    snapshot = make_instance(400, 4000, 2, 3)
     e = snapshot.estimates
     assert snapshot.jobs.requested_gpus.max() == 64
     for job in range(400):
@@ -76,32 +76,32 @@ def test_every_request_has_half_as_many_and_twice_and_every_degree() -> None:
 
 
 def test_of_equal_ratios_no_column_is_worth_more_a_gpu() -> None:
-    problem = build_problem(instance(60, 256, 4, family="equal-ratios"), Policy())
+    problem = build_problem(make_instance(60, 256, 4, family="equal-ratios"), Policy())
 
     assert len(np.unique(problem.value / problem.amount)) == 1
 
 
 def test_a_tight_cluster_holds_few_jobs() -> None:
-    _, choice = decided(instance(400, 400, 4, family="tight"))
+    _, choice = decided(make_instance(400, 400, 4, family="tight"))
 
     assert 4 <= (choice >= 0).sum() < 100
 
 
 def test_alike_jobs_have_the_same_columns() -> None:
-    problem = build_problem(instance(30, 64, 4, family="alike"), Policy())
+    problem = build_problem(make_instance(30, 64, 4, family="alike"), Policy())
 
     assert len(np.unique(problem.value.reshape(30, -1), axis=0)) == 1
 
 
 def test_a_million_jobs_would_share_a_thousand_workloads() -> None:
-    snapshot = instance(20_000, 100, 2)
+    snapshot = make_instance(20_000, 100, 2)
 
-    assert len(snapshot.workloads) == MOST_WORKLOADS
+    assert len(snapshot.workloads) == MAX_WORKLOADS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -> None:
-    snapshot = instance(100, 100, 4, 2, family=family, running=0.5)
+    snapshot = make_instance(100, 100, 4, 2, family=family, running=0.5)
     problem, choice = decided(snapshot)
 
     later = churn_round(snapshot, problem, choice, 0.1, 7, family)
@@ -117,14 +117,14 @@ def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -
         assert after[position] == before[job]
         assert int(later.jobs.current_gpus[position]) == gpus
         assert later.jobs.iterations_left[position] <= snapshot.jobs.iterations_left[job]
-    assert not held_twice(later)
+    assert not find_doubly_held(later)
     following = build_problem(later, Policy())
     assert is_answer(following, following.current)
     assert (following.current >= 0).sum() == (choice[kept] >= 0).sum()
 
 
 def test_churn_can_go_on() -> None:
-    snapshot = instance(50, 60, 3, 2)
+    snapshot = make_instance(50, 60, 3, 2)
     for step in range(4):
         problem, choice = decided(snapshot)
         snapshot = churn_round(snapshot, problem, choice, 0.2, step)
@@ -141,4 +141,4 @@ def test_rounds_without_a_meaning_are_refused(
     jobs: int, gpus: int, types: int, family: str
 ) -> None:
     with pytest.raises(InvalidInput):
-        instance(jobs, gpus, types, family=family)
+        make_instance(jobs, gpus, types, family=family)

@@ -10,32 +10,32 @@ import pytest
 
 from tessera.benchmarks.harness.cases import find_cases
 from tessera.benchmarks.papers.bench_motivation import (
-    NORMALISED,
-    RAW,
-    gain,
-    inversion,
+    NORMALISED_POLICY,
+    RAW_POLICY,
+    decide_opening_cases,
     judge_openings,
-    motivation,
-    short,
+    plan_gain,
+    plan_ratio,
+    short_policy,
 )
-from tessera.benchmarks.papers.openings import (
-    NONE,
-    OPENINGS,
-    Opening,
-    Scene,
+from tessera.benchmarks.papers.opening_cases import (
+    NO_CELL,
+    OPENING_CASES,
+    OpeningCase,
+    OpeningScene,
     decide_openings,
     seen_rates,
 )
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source
+from tessera.formulation.values import EstimateSource
 from tests.support.worlds import a_profile
 
 GIB = 2**30
-BY_NAME = {opening.name: opening for opening in OPENINGS}
+BY_NAME = {opening.name: opening for opening in OPENING_CASES}
 SWAPPED = BY_NAME["swapped"]
 
 
-def some_profiles(opening: Opening, *rows: tuple[int, str, int, float]) -> list[EstimateRecord]:
+def some_profiles(opening: OpeningCase, *rows: tuple[int, str, int, float]) -> list[EstimateRecord]:
     """Return profiles of an opening's jobs: (job, type, GPUs, samples/s)."""
     return [
         a_profile(
@@ -43,16 +43,16 @@ def some_profiles(opening: Opening, *rows: tuple[int, str, int, float]) -> list[
             opening.jobs[job].workload.global_batch / rate,
             gpu_type=kind,
             workload=opening.jobs[job].workload,
-            source=Source.MEASURED,
+            source=EstimateSource.MEASURED,
         )
         for job, kind, gpus, rate in rows
     ]
 
 
-def a_swap() -> Scene:
+def a_swap() -> OpeningScene:
     """Return two jobs; the first, a BERT, has 30 samples/s on A100 and 10 on V100, the other 14 and 7."""
     rows = ((0, "a100", 4, 30.0), (0, "v100", 4, 10.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0))
-    return Scene.of(SWAPPED, some_profiles(SWAPPED, *rows))
+    return OpeningScene.of(SWAPPED, some_profiles(SWAPPED, *rows))
 
 
 def test_totals_are_sums_of_rates() -> None:
@@ -61,7 +61,7 @@ def test_totals_are_sums_of_rates() -> None:
     assert scene.total(as_requested) == pytest.approx(24)
     assert scene.total(exchanged) == pytest.approx(37)
     assert scene.normalised(exchanged) == pytest.approx(30 / 7.5 + 7 / 3.5)  # effective GPUs
-    assert scene.total((NONE, NONE)) == 0.0
+    assert scene.total((NO_CELL, NO_CELL)) == 0.0
     assert len(list(scene.plans())) == 3 * 3 - 2  # all but both on the same type
 
 
@@ -69,13 +69,13 @@ def test_first_come_runs_as_requested_and_ours_exchanges() -> None:
     scene = a_swap()
     as_requested, exchanged = SWAPPED.plans
     assert decide_openings(scene, "fcfs", "estimates", None, 0) == as_requested
-    assert decide_openings(scene, RAW, "estimates", None, 0) == exchanged
-    assert decide_openings(scene, NORMALISED, "estimates", None, 0) == exchanged
+    assert decide_openings(scene, RAW_POLICY, "estimates", None, 0) == exchanged
+    assert decide_openings(scene, NORMALISED_POLICY, "estimates", None, 0) == exchanged
 
 
 def test_what_exchanging_gains_is_read_from_the_papers_plans() -> None:
     rows = judge_openings(a_swap(), SWAPPED, ["estimates"], None, 0)
-    assert gain(rows) == pytest.approx(37 / 24 - 1)
+    assert plan_gain(rows) == pytest.approx(37 / 24 - 1)
     best = [row for row in rows if row.policy.startswith("best")]
     assert [row.plan for row in best] == [SWAPPED.plans[1]] * 2
     assert [row.running for row in best] == [2, 2]
@@ -101,9 +101,9 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
         "bert,1.3B,256,2,23.9,ok\nbert,1.3B,256,4,15.7,ok\n"
         "moe,1.3B,256,2,14.4,ok\nmoe,1.3B,256,4,11,ok\nwide_resnet,2B,256,4,,infeasible\n"
     )
-    scene = Scene.of(opening, records)
+    scene = OpeningScene.of(opening, records)
     rows = judge_openings(scene, opening, ["estimates", "data-parallel"], memory, 0)
-    assert inversion(rows) == {
+    assert plan_ratio(rows) == {
         "inverted_seen_ratio": pytest.approx((0 + 100) / (24 + 65)),  # two and MoE-2.4B run out
         "inverted_true_ratio": pytest.approx((12 + 100) / (53 + 24 + 65)),
     }
@@ -113,8 +113,8 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
 
 
 def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
-    opening = replace(SWAPPED, plans=((("v100", 4), NONE),))
-    scene = Scene.of(
+    opening = replace(SWAPPED, plans=((("v100", 4), NO_CELL),))
+    scene = OpeningScene.of(
         opening,
         some_profiles(opening, (0, "a100", 4, 30.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0)),
     )
@@ -126,7 +126,7 @@ def test_it_runs_and_its_laws_hold_without_data_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
-    found = motivation(report=tmp_path / "report")
+    found = decide_opening_cases(report=tmp_path / "report")
     bounds = find_cases()["motivation"].bounds
     assert set(bounds) == {"raw_share_of_best", "normalised_share_of_best"}
     assert all(bound.holds(found.figures[name]) for name, bound in bounds.items())
@@ -135,7 +135,7 @@ def test_it_runs_and_its_laws_hold_without_data_sets(
 
 
 def test_names_are_short() -> None:
-    assert [short(name) for name in ("fcfs", RAW, NORMALISED)] == [
+    assert [short_policy(name) for name in ("fcfs", RAW_POLICY, NORMALISED_POLICY)] == [
         "fcfs",
         "ilp:throughput, raw",
         "ilp:throughput",

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import execute
+from tessera.benchmarks.harness.registry import run_case
 from tessera.benchmarks.network import bench_network_scale as network_scale
-from tessera.benchmarks.network import crowds
+from tessera.benchmarks.network import clos_jobs
 from tessera.formulation.network.contention import demand_of
 from tessera.solvers.network.compression.dag import dag_of
 
@@ -13,7 +13,7 @@ from tessera.solvers.network.compression.dag import dag_of
 def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> None:
     found = find_cases()["network-scale"]
     assert found.run is network_scale.network_scale
-    result = execute(found, found.smoke | {"jobs": 60}, ["bench"])
+    result = run_case(found, found.smoke | {"jobs": 60}, ["bench"])
     assert result["ok"]
     assert {"unproven", "differ", "violations"} <= result["bounds"].keys()
     rows = {row["graph"]: row for row in result["table"]}
@@ -24,7 +24,7 @@ def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> No
 
 def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
     edges = []
-    for crowd in (crowds.pack_jobs, crowds.scatter_jobs):
+    for crowd in (clos_jobs.pack_jobs, clos_jobs.scatter_jobs):
         contention = crowd(80, 3)
         demand = demand_of(contention, np.zeros(len(contention.bundle_bytes), np.int64))
         edges.append(dag_of(demand, np.arange(80)).edges)
@@ -32,5 +32,5 @@ def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
 
 
 def test_half_of_all_pairs_meet() -> None:
-    dag = dag_of(crowds.half(400, 0), np.arange(400))
+    dag = dag_of(clos_jobs.half_shared(400, 0), np.arange(400))
     assert abs(dag.edges / (400 * 399 / 2) - 0.5) < 0.03

@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import execute
-from tessera.benchmarks.network.bench_network_trace import figures, rows
+from tessera.benchmarks.harness.registry import run_case
+from tessera.benchmarks.network.bench_network_trace import run_rows, trace_figures
 from tessera.benchmarks.network.fabrics import three_layer, two_layer
 from tessera.benchmarks.network.scenarios import SCENARIOS
 from tessera.benchmarks.network.traces import (
-    Network,
-    Played,
+    ContentionNetwork,
+    SimulatedTrace,
     mismeasure_times,
     play_trace,
-    ran,
-    summary,
+    simulate_trace,
+    summarize_run,
 )
-from tessera.benchmarks.network.workload import DAY_S, PEAK_FLOP_PER_S, Workload, jobs_of, models_of
+from tessera.benchmarks.network.workload import (
+    DAY_S,
+    PEAK_FLOP_PER_S,
+    TraceWorkload,
+    jobs_of,
+    models_of,
+)
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
 from tessera.formulation.placement import Gang
@@ -47,14 +53,17 @@ def a_job(
     )
 
 
-def on_a_host(scheduler: str = "first-fit", days: float = 1.0) -> Played:
-    return Played(
-        fabric="clos", mechanism="ecmp", scheduler=scheduler, workload=Workload(days=days, gpus=8)
+def on_a_host(scheduler: str = "first-fit", days: float = 1.0) -> SimulatedTrace:
+    return SimulatedTrace(
+        fabric="clos",
+        mechanism="ecmp",
+        scheduler=scheduler,
+        workload=TraceWorkload(days=days, gpus=8),
     )
 
 
 def test_two_weeks_have_the_papers_numbers_of_jobs_and_sizes() -> None:
-    jobs = jobs_of(Workload(seed=3))
+    jobs = jobs_of(TraceWorkload(seed=3))
     gpus = np.array([job.gpus for job in jobs])
     assert len(jobs) > 4_800  # more than 5,000 in the paper; 5,040 are expected here
     assert 0.1 < (gpus >= 128).mean() < 0.13
@@ -70,14 +79,14 @@ def test_two_weeks_have_the_papers_numbers_of_jobs_and_sizes() -> None:
 
 def test_jobs_want_the_share_of_gpus_that_is_asked_for() -> None:
     """Lengths are heavy-tailed: the mean of one draw of 5,000 lies within a tenth."""
-    w = Workload(demand=0.4, seed=1)
+    w = TraceWorkload(demand=0.4, seed=1)
     jobs = jobs_of(w)
     wanted = sum(job.gpus * job.iterations * job.traffic.compute_s for job in jobs)
     assert wanted / (w.gpus * w.days * DAY_S) == pytest.approx(0.4, rel=0.12)
 
 
 def test_equal_seeds_draw_equal_jobs_and_others_do_not() -> None:
-    w = Workload(days=0.2)
+    w = TraceWorkload(days=0.2)
     names = [job.name for job in jobs_of(w)]
     assert names == [job.name for job in jobs_of(w)]
     assert names != [job.name for job in jobs_of(replace(w, seed=1))]
@@ -102,7 +111,7 @@ def test_networks_have_the_papers_switches() -> None:
 def test_a_job_alone_is_accounted_as_by_hand() -> None:
     """100 iterations of 1 s of compute and 1 s of sending, on all 8 GPUs of a day's 86,400 s."""
     asked, jobs = on_a_host(), [a_job("a", at_s=50.0)]
-    found = summary(asked.workload, jobs, *ran(asked, jobs))
+    found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
     assert found["flop"] == pytest.approx(1_000)
     assert found["jct_s"] == [pytest.approx(200)]
     assert found["of_held"] == pytest.approx(1_000 / (8 * 200 * PEAK_FLOP_PER_S))
@@ -114,7 +123,7 @@ def test_a_job_alone_is_accounted_as_by_hand() -> None:
 
 def test_what_is_not_over_when_the_days_are_has_no_jct() -> None:
     asked, jobs = on_a_host(days=100 / DAY_S), [a_job("a")]
-    found = summary(asked.workload, jobs, *ran(asked, jobs))
+    found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
     assert found["jct_s"] == [None]
     assert found["flop"] == pytest.approx(500)
 
@@ -122,13 +131,13 @@ def test_what_is_not_over_when_the_days_are_has_no_jct() -> None:
 def test_under_muri_a_second_job_runs_in_the_gaps_of_the_first_and_gpus_count_once() -> None:
     """Each computes while the other sends: two iterations in 2 s. In turn the second ends after 400 s."""
     jobs = [a_job("a"), a_job("b")]
-    in_turn, _ = ran(on_a_host(), jobs)
+    in_turn, _ = simulate_trace(on_a_host(), jobs)
     assert in_turn.jct_s == pytest.approx([200, 400])
     asked = on_a_host("muri")
-    result, owner = ran(asked, jobs)
+    result, owner = simulate_trace(asked, jobs)
     assert owner == {"a": "a", "b": "a"}
     assert result.jct_s == pytest.approx([200, 200], rel=0.05)
-    found = summary(asked.workload, jobs, result, owner)
+    found = summarize_run(asked.workload, jobs, result, owner)
     assert found["computing_of_held"] == pytest.approx(1.0, rel=0.05)
     assert found["shared"] == 1
 
@@ -136,7 +145,7 @@ def test_under_muri_a_second_job_runs_in_the_gaps_of_the_first_and_gpus_count_on
 def test_under_muri_who_is_left_goes_on_as_alone_and_keeps_the_gpus() -> None:
     """A sends for 4 s, b for 0.2 s: max(1, 0.2) + max(4, 1) = 5 s an iteration together, b alone 1.2 s."""
     jobs = [a_job("a", iterations=20, comm_s=4.0), a_job("b", comm_s=0.2)]
-    result, owner = ran(on_a_host("muri"), jobs)
+    result, owner = simulate_trace(on_a_host("muri"), jobs)
     assert result.end_s[0] == pytest.approx(100, rel=0.05)
     assert result.end_s[1] == pytest.approx(100 + (100 - 20) * 1.2, rel=0.05)
     assert owner["b"] == "a"
@@ -144,13 +153,13 @@ def test_under_muri_who_is_left_goes_on_as_alone_and_keeps_the_gpus() -> None:
 
 def test_muri_does_not_pair_jobs_that_would_only_take_turns_or_differ_in_gpus() -> None:
     jobs = [a_job("a", comm_s=0.0), a_job("b", comm_s=0.0), a_job("small", gpus=4)]
-    result, owner = ran(on_a_host("muri"), jobs)
+    result, owner = simulate_trace(on_a_host("muri"), jobs)
     assert result.start_s[1] == pytest.approx(100)
     assert owner == {"a": "a", "b": "b", "small": "small"}
 
 
 def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> None:
-    network = Network(two_layer(4))
+    network = ContentionNetwork(two_layer(4))
     gang = Gang(members=((0, tuple(range(8))), (2, tuple(range(8)))))
     traffic = a_job("a", gpus=16).traffic
     part = network.part("a", traffic, gang)
@@ -173,7 +182,8 @@ def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> N
 
 def test_storage_takes_its_share_of_links_beyond_hosts_alone() -> None:
     whole, less = (
-        Network(two_layer(4), share).part("a", a_job("a").traffic, EIGHT) for share in (0.0, 0.25)
+        ContentionNetwork(two_layer(4), share).part("a", a_job("a").traffic, EIGHT)
+        for share in (0.0, 0.25)
     )
     ratio = less.link_bytes_per_s / whole.link_bytes_per_s
     assert set(np.round(ratio, 9).tolist()) == {0.75, 1.0}
@@ -204,7 +214,7 @@ def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
         return played_like | {"flop": flop, "of_held": flop / 1e3, "jct_s": jct_s}
 
     asked, jobs = on_a_host(), [a_job("a")]
-    played_like = summary(asked.workload, jobs, *ran(asked, jobs))
+    played_like = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
     runs = {
         replace(asked, mechanism="ecmp"): a_run(100.0, [5.0, 9.0, None]),
         replace(asked, mechanism="taccl*"): a_run(110.0, [5.0, 6.0, 7.0]),
@@ -212,7 +222,7 @@ def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
         replace(asked, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0])
         | {"beside_flop": {"ecmp": 96.0, "taccl*": 100.0, "crux-ps-pa": 125.0, "noise 0.1": 114.0}},
     }
-    found = figures(runs)
+    found = trace_figures(runs)
     assert found["clos_crux_gain"] == pytest.approx(0.2)
     assert found["clos_crux_gain_over_best_other"] == pytest.approx(120 / 110 - 1)
     assert found["clos_crux_points"] == pytest.approx(2.0)
@@ -220,18 +230,18 @@ def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
     assert found["clos_beside_ecmp_gain"] == pytest.approx(0.25)
     assert found["clos_beside_taccl_gain"] == pytest.approx(0.2)
     assert found["noise_0.1_loss"] == pytest.approx(0.05)
-    table = rows(runs)
+    table = run_rows(runs)
     assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0]  # of the first alone
     assert table[1]["gain"] == pytest.approx(0.1)
 
 
 def test_workloads_and_schedulers_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InvalidInput, match="workload"):
-        Workload(days=0)
+        TraceWorkload(days=0)
     with pytest.raises(InvalidInput, match="swing"):
-        Workload(swing=2)
+        TraceWorkload(swing=2)
     with pytest.raises(InvalidInput, match="scheduler"):
-        ran(on_a_host("yarn"), [a_job("a")])
+        simulate_trace(on_a_host("yarn"), [a_job("a")])
 
 
 def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
@@ -246,6 +256,6 @@ def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
 
 def test_small_runs_of_both_benchmarks_keep_their_bounds() -> None:
     for name in ("network-trace", "network-testbed"):
-        result = execute(find_cases()[name], find_cases()[name].smoke, ["bench"])
+        result = run_case(find_cases()[name], find_cases()[name].smoke, ["bench"])
         assert result["ok"]
         assert result["table"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tessera.benchmarks.estimator.profiled import section, summary
-from tessera.estimator.profiling.records import load
+from tessera.benchmarks.estimator.profiled import run_profiled_section, summarize_report
+from tessera.estimator.profiling.records import read_profile_records
 from tessera.formulation.errors import Unavailable
 
 STEPS = "tessera.estimator.tracing.models.steps:"
@@ -30,7 +30,7 @@ def a_comparison(**changed: Any) -> dict[str, Any]:
 
 def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds() -> None:
     found = [a_comparison(), a_comparison(summed_s=0.7, profile_device_s=3.0)]
-    figures = summary({"device": "d", "comparisons": found}).figures
+    figures = summarize_report({"device": "d", "comparisons": found}).figures
     assert figures["profiled_error"] == pytest.approx((0.1 + 0.3) / 2)
     assert figures["profiled_step_error"] == pytest.approx((0.3 + 0.1) / 2)
     assert figures["profiled_worst_error"] == pytest.approx(0.3)
@@ -40,13 +40,15 @@ def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds
 def test_a_model_is_profiled_and_measured_on_the_device_that_is_there(tmp_path: Path) -> None:
     kept = tmp_path / "records.jsonl"
     source = {"target": f"{STEPS}perceptron", "arguments": {"layers": 3}}
-    found = section(tmp_path, (), models=[["tiny", source, [2]]], date="2026-11-21", records=kept)
+    found = run_profiled_section(
+        tmp_path, (), models=[["tiny", source, [2]]], date="2026-11-21", records=kept
+    )
     (row,) = found.rows
     assert (row["model"], row["layers"], row["kinds"]) == ("tiny", 3, 3)
     assert found.figures["profiled_saving"] > 0
-    assert {r.date for r in load(kept)} == {"2026-11-21"}
+    assert {r.date for r in read_profile_records(kept)} == {"2026-11-21"}
 
 
 def test_a_model_that_cannot_be_traced_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="has no function nothing"):
-        section(tmp_path, (), models=[["none", {"target": f"{STEPS}nothing"}, [2]]])
+        run_profiled_section(tmp_path, (), models=[["none", {"target": f"{STEPS}nothing"}, [2]]])

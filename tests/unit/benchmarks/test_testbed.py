@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tessera.benchmarks.papers.bench_fidelity import (
-    Inputs,
+    FidelityInputs,
     compare_campaign,
-    fidelity,
+    compare_with_testbed,
     read_requests,
 )
 from tessera.benchmarks.papers.testbed.records import (
-    Recorded,
-    Run,
+    RecordedJob,
+    RunSegment,
     fit_overheads,
     read_runs,
     start_of,
@@ -26,16 +26,16 @@ from tessera.benchmarks.papers.testbed.replay import (
     Campaign,
     as_recorded,
     campaign_of,
-    compare,
+    compare_replay,
     each_searched,
     jobs_with_speeds,
     refine_profiles,
-    speeds,
+    simulator_speeds,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import BEST_FOUND, Cell, Source, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 from tessera.simulator.data import MissingData
 from tessera.simulator.overheads import Overheads
 
@@ -66,7 +66,7 @@ def a_row(**overrides: Any) -> dict[str, Any]:
     return fields | overrides
 
 
-def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> list[Recorded]:
+def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> list[RecordedJob]:
     """Return what is read of these rows."""
     path = folder / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -76,7 +76,7 @@ def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> li
     return read_runs(path, {"job_001": submitted_s})
 
 
-def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run:
+def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> RunSegment:
     """Return a run on two A40 that spent 50 s on its launch, 100 s on search and 10 s an iteration."""
     fields: dict[str, Any] = {
         "start_s": start_s,
@@ -89,10 +89,10 @@ def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run
         "search_s": 100.0,
         "last": True,
     }
-    return Run(**fields | overrides)
+    return RunSegment(**fields | overrides)
 
 
-def a_recorded(*runs: Run, left: int = 0, **overrides: Any) -> Recorded:
+def a_recorded(*runs: RunSegment, left: int = 0, **overrides: Any) -> RecordedJob:
     """Return a job of these runs, by default one that ended."""
     fields: dict[str, Any] = {
         "campaign": "c",
@@ -102,7 +102,7 @@ def a_recorded(*runs: Run, left: int = 0, **overrides: Any) -> Recorded:
         "origin_s": 0.0,
         "consistent": True,
     }
-    return Recorded(runs=runs or (a_run(),), left=left, **fields | overrides)
+    return RecordedJob(runs=runs or (a_run(),), left=left, **fields | overrides)
 
 
 def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
@@ -111,18 +111,18 @@ def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
         workload=MOE,
         cell=Cell(gpu_type="a40", gpus=gpus, pipeline_degree=BEST_FOUND, nodes=nodes),
         iter_time_s=iter_time_s,
-        source=Source.MEASURED,
+        source=EstimateSource.MEASURED,
     )
 
 
 def a_campaign(
-    jobs: Sequence[Recorded], profiles: Sequence[EstimateRecord] = (a_time(10.0),)
+    jobs: Sequence[RecordedJob], profiles: Sequence[EstimateRecord] = (a_time(10.0),)
 ) -> Campaign:
     """Return the jobs, all of which came at 100 s."""
     return campaign_of(jobs, {job.name: (100.0, _request(job)) for job in jobs}, profiles)
 
 
-def _request(job: Recorded) -> JobSpec:
+def _request(job: RecordedJob) -> JobSpec:
     return JobSpec(name=job.name, workload=job.workload, iterations=1, requested_gpus=2)
 
 
@@ -211,7 +211,7 @@ def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
 
 
 def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
-    errors, replayed = compare(a_campaign([a_recorded()]), COSTS)
+    errors, replayed = compare_replay(a_campaign([a_recorded()]), COSTS)
 
     assert replayed.end_s.tolist() == [550.0]
     assert errors.jct_recorded_s == errors.jct_replayed_s == 450.0
@@ -223,25 +223,25 @@ def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
 def test_profiles_that_are_too_fast_shorten_the_replay_by_what_they_say() -> None:
     base = a_campaign([a_recorded()], [a_time(8.0)])
 
-    errors, _ = compare(base, COSTS)
+    errors, _ = compare_replay(base, COSTS)
 
     assert errors.jct_error == pytest.approx(-20.0 / 450.0)
     assert errors.active_error == pytest.approx(-20.0 / 250.0)
     assert errors.speed_bias == pytest.approx(-0.2)
     # 8 s an iteration while it held its GPUs, over 230 s and not over 250 s
     assert errors.throughput_error == pytest.approx((230.0 / 8.0) / (250.0 / 10.0) - 1.0)
-    assert compare(as_recorded(base), COSTS)[0].jct_error == 0.0
+    assert compare_replay(as_recorded(base), COSTS)[0].jct_error == 0.0
 
 
 def test_a_search_at_each_start_is_paid_also_on_the_same_cell() -> None:
     job = a_recorded(a_run(300.0, 15, last=False, end_s=600.0), a_run(900.0, 10))
     base = a_campaign([job])
 
-    kept, searched = compare(base, COSTS)[1], compare(each_searched(base), COSTS)[1]
+    kept, searched = compare_replay(base, COSTS)[1], compare_replay(each_searched(base), COSTS)[1]
 
     assert kept.end_s.tolist() == [1050.0]
     assert searched.end_s.tolist() == [1150.0]
-    assert compare(as_recorded(base, searched=True), COSTS)[0].jct_error == 0.0
+    assert compare_replay(as_recorded(base, searched=True), COSTS)[0].jct_error == 0.0
 
 
 def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
@@ -259,7 +259,7 @@ def test_jobs_that_the_profiles_cannot_price_are_left_out() -> None:
     wide = a_recorded(a_run(nodes=4), name="job_002")
     base = a_campaign([a_recorded(), wide])
 
-    assert speeds(base) == [[0.1], [0.0]]
+    assert simulator_speeds(base) == [[0.1], [0.0]]
     assert [job.name for job in jobs_with_speeds(base)] == ["job_001"]
 
 
@@ -280,7 +280,7 @@ def test_nothing_is_fitted_on_what_is_scored() -> None:
     other = a_recorded(policy="gavel")
     requests = {"job_001": (100.0, _request(mine))}
 
-    inputs = Inputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])
+    inputs = FidelityInputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])
 
     found = compare_campaign(inputs, "c", "fcfs", decide=False)
 
@@ -292,7 +292,7 @@ def test_the_case_names_a_missing_file(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
 
     with pytest.raises(MissingData, match=r"testbed_runs\.csv does not exist"):
-        fidelity()
+        compare_with_testbed()
 
 
 def test_job_k_is_row_k_of_the_trace(tmp_path: Path) -> None:

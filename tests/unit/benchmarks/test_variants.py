@@ -10,32 +10,37 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.schedulers.ablations import with_options
-from tessera.benchmarks.schedulers.bench_ablation import whole
-from tessera.benchmarks.schedulers.bench_load import one_of, points_of, shape_at
+from tessera.benchmarks.schedulers.bench_ablation import parse_whole_numbers
+from tessera.benchmarks.schedulers.bench_load import choose_one, points_of, shape_at
 from tessera.benchmarks.schedulers.variants import (
-    Shape,
     Variant,
+    WorkloadChanges,
     check_variants,
     on_fewer_types,
     only_as_requested,
     queue_jobs,
     queue_of,
-    run,
+    run_variant,
     seed_run,
     shape_world,
     types_by_use,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.values import Workload
-from tessera.simulator.comparison.runs import Asked, Ran
-from tessera.simulator.comparison.workload import SYNTHETIC, Made, Work, make_scenario
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.workload import (
+    SYNTHETIC,
+    PreparedScenario,
+    WorkloadSpec,
+    make_scenario,
+)
 from tessera.simulator.data import MissingData
 from tessera.simulator.metrics import alone_seconds, reference_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.sweeps.tasks import answer
-from tessera.simulator.traces.redraw import LARGE_FROM, parameters
-from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds
+from tessera.simulator.sweeps.tasks import answer_call
+from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
 from tests.support.worlds import (
     BERT,
     a_profile,
@@ -45,11 +50,11 @@ from tests.support.worlds import (
     some_specs,
 )
 
-SMALL = Work(trace=SYNTHETIC, gpus_share=0.05, jobs=30, load=2.0)
+SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.05, jobs=30, load=2.0)
 MOE = Workload(model="moe", params="7B", global_batch=10)
 
 
-def a_world(scenario: Scenario | None = None) -> Made:
+def a_world(scenario: Scenario | None = None) -> PreparedScenario:
     found = make_scenario(SMALL)
     return found if scenario is None else replace(found, scenario=scenario)
 
@@ -72,14 +77,14 @@ def two_types() -> Scenario:
 
 def test_the_default_shape_changes_nothing_that_matters() -> None:
     world = a_world()
-    found, told = shape_world(world, Shape(), seed=3)
+    found, told = shape_world(world, WorkloadChanges(), seed=3)
     assert told is None
     assert found == world
 
 
 def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
     world = a_world()
-    found, _ = shape_world(world, Shape(arrival_factor=4.0), seed=0)
+    found, _ = shape_world(world, WorkloadChanges(arrival_factor=4.0), seed=0)
     assert found.load == pytest.approx(4 * world.load)
     assert world.horizon_s / 4 <= found.horizon_s < world.horizon_s / 4 + 300
     assert found.horizon_s >= found.scenario.arrivals[-1].arrival_s
@@ -87,10 +92,10 @@ def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
 
 def test_large_models_come_at_equal_gpu_hours() -> None:
     world = a_world()
-    speeds = Speeds(world.scenario.profiles, Room.of(world.scenario.nodes))
-    found, _ = shape_world(world, Shape(large_share=0.5), seed=1)
+    speeds = Speeds(world.scenario.profiles, ClusterRoom.of(world.scenario.nodes))
+    found, _ = shape_world(world, WorkloadChanges(large_share=0.5), seed=1)
     before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
-    large = [parameters(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
+    large = [parameter_count(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
     assert sum(large) == round(0.5 * len(large))
     assert after == pytest.approx(before, rel=0.05)  # iterations are whole
 
@@ -102,8 +107,8 @@ def test_pinned_jobs_run_on_their_type_alone() -> None:
             an_arrival("a", requested_gpus=2, requested_type="v100"),
         ],
     )
-    free, _ = shape_world(a_world(scenario), Shape(), 0)
-    pinned, _ = shape_world(a_world(scenario), Shape(pinned=True), 0)
+    free, _ = shape_world(a_world(scenario), WorkloadChanges(), 0)
+    pinned, _ = shape_world(a_world(scenario), WorkloadChanges(pinned=True), 0)
     ends = [simulated(w.scenario).end_s[0] for w in (free, pinned)]
     assert ends == [pytest.approx(250), pytest.approx(500)]  # 4 GPUs, A100 or V100
 
@@ -130,10 +135,12 @@ def test_jobs_told_so_are_measured_as_before() -> None:
 
 
 def test_no_job_is_resized_when_only_requested_counts_are_told() -> None:
-    asked = Asked(work=SMALL, policy="greedy:throughput", mapped=True)
+    asked = RunRequest(work=SMALL, policy="greedy:throughput", mapped=True)
     held = {}
     for fixed in (False, True):
-        ran = Ran.read(run(Variant(asked=asked, shape=Shape(at_requested=fixed))))
+        ran = FinishedRun.read(
+            run_variant(Variant(asked=asked, shape=WorkloadChanges(at_requested=fixed)))
+        )
         gpus = {a.spec.name: a.spec.requested_gpus for a in make_scenario(SMALL).scenario.arrivals}
         names = list(gpus)
         held[fixed] = [
@@ -192,15 +199,17 @@ def test_queues_are_drawn_evenly_and_few_are_like_many() -> None:
 
 
 def test_depth_is_arenas_alone_and_tells() -> None:
-    assert Variant(asked=Asked(work=SMALL, policy="fcfs")).policy is None
-    deep = Variant(asked=Asked(work=SMALL, policy="arena"), depth=5).policy
+    assert Variant(asked=RunRequest(work=SMALL, policy="fcfs")).policy is None
+    deep = Variant(asked=RunRequest(work=SMALL, policy="arena"), depth=5).policy
     assert deep is not None
     assert deep.depth == 5
     with pytest.raises(InvalidInput, match="depth"):
-        check_variants([Variant(asked=Asked(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
-    dense = Shape(arrival_factor=20.0)
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
+    dense = WorkloadChanges(arrival_factor=20.0)
     ends = [
-        Ran.read(run(Variant(asked=Asked(work=SMALL, policy="arena"), shape=dense, depth=k))).end_s
+        FinishedRun.read(
+            run_variant(Variant(asked=RunRequest(work=SMALL, policy="arena"), shape=dense, depth=k))
+        ).end_s
         for k in (1, 4)
     ]
     assert not np.array_equal(ends[0], ends[1])
@@ -210,49 +219,49 @@ def test_seeds_that_draw_nothing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    fixed = Variant(asked=Asked(work=Work(trace="arena-philly"), policy="fcfs"))
+    fixed = Variant(asked=RunRequest(work=WorkloadSpec(trace="arena-philly"), policy="fcfs"))
     with pytest.raises(MissingData, match="trace_philly"):  # seeds are sound; the trace is absent
         check_variants([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
         check_variants([fixed], seeds=2)
     with pytest.raises(InvalidInput, match="unknown"):
-        check_variants([Variant(asked=Asked(work=SMALL, policy="nobody"))], seeds=1)
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="nobody"))], seeds=1)
 
 
 def test_a_variant_is_the_same_as_a_task() -> None:
     variant = seed_run(
         Variant(
-            asked=Asked(work=SMALL, policy="arena"),
-            shape=Shape(queues=3, arrival_factor=2.0),
+            asked=RunRequest(work=SMALL, policy="arena"),
+            shape=WorkloadChanges(queues=3, arrival_factor=2.0),
             depth=2,
         ),
         4,
     )
     assert (variant.asked.work.seed, variant.asked.error_seed) == (4, 4)
-    here, there = run(variant), json.loads(answer(variant.task("x").call))
+    here, there = run_variant(variant), json.loads(answer_call(variant.task("x").call))
     assert here["end_s"] == there["end_s"]
     assert here["figures"]["jct_mean_s"] == there["figures"]["jct_mean_s"]
 
 
 def test_lists_of_options_are_read_or_refused() -> None:
-    assert whole("4,1,2,2") == (1, 2, 4)
+    assert parse_whole_numbers("4,1,2,2") == (1, 2, 4)
     assert points_of("loads", "2,0.5") == (0.5, 2.0)
     assert points_of("larges", "0,1") == (0.0, 1.0)
     for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
         with pytest.raises(InvalidInput, match=where):
             points_of(where, text)
-    assert one_of("information", "b", ("a", "b")) == "b"
+    assert choose_one("information", "b", ("a", "b")) == "b"
     with pytest.raises(InvalidInput, match="information"):
-        one_of("information", "a,b", ("a", "b"))
+        choose_one("information", "a,b", ("a", "b"))
     for text in ("0,1", "x", "1.5"):
         with pytest.raises(InvalidInput, match="whole"):
-            whole(text)
+            parse_whole_numbers(text)
     assert with_options("ilp:jct", "queue_order=true") == "ilp:jct@queue_order=true"
     with pytest.raises(InvalidInput, match="ours"):
         with_options("fcfs", "queue_order=true")
 
 
 def test_each_sweep_changes_one_thing() -> None:
-    assert shape_at("load", 2.0) == Shape(arrival_factor=2.0)
-    assert shape_at("life", 2.0) == Shape(life_factor=2.0)
-    assert shape_at("large", 0.5) == Shape(large_share=0.5)
+    assert shape_at("load", 2.0) == WorkloadChanges(arrival_factor=2.0)
+    assert shape_at("life", 2.0) == WorkloadChanges(life_factor=2.0)
+    assert shape_at("large", 0.5) == WorkloadChanges(large_share=0.5)

@@ -238,7 +238,7 @@ def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPa
 def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
     monkeypatch: pytest.MonkeyPatch, server: Scripted
 ) -> None:
-    broken = EntryPoint("broken", "tests.unit.no_such_module:add", main.PLUGINS)
+    broken = EntryPoint("broken", "tests.unit.no_such_module:add", main.PLUGIN_GROUP)
     monkeypatch.setattr(main, "entry_points", lambda group: [broken])
     helped = CliRunner().invoke(main.app, ["--help"])
     assert helped.exit_code == 0
@@ -265,7 +265,7 @@ def test_the_help_shows_the_first_line_of_a_plugins_docstring(
 
 
 def test_a_plugin_adds_its_command_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("wave", f"{__name__}:add_wave", main.PLUGINS)
+    point = EntryPoint("wave", f"{__name__}:add_wave", main.PLUGIN_GROUP)
     monkeypatch.setattr(main, "entry_points", lambda group: [point])
     assert CliRunner().invoke(main.app, ["wave", "--help"]).exit_code == 0
     assert CliRunner().invoke(main.app, ["wave"]).stdout == "wave\n"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from tessera.estimator.cells import degrees_of
 from tessera.estimator.plans import Stage
 from tessera.service.cli import main, modelling
-from tessera.service.cli.estimateview import layers, short
+from tessera.service.cli.estimateview import short_plan, stage_layers
 from tessera.simulator.traces.files import profiles_of
 
 BERT = ["--model", "bert/1.3B", "--batch", "256"]
@@ -254,8 +254,8 @@ def test_plans_are_abbreviated() -> None:
         Stage(start=6, end=9, dp=1, tp=1),
         Stage(start=9, end=10, dp=8, tp=1, ep=4, sp=True),
     ]
-    assert short(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp8 ep4 sp"
-    assert layers(stages) == "3+2+1+3+1"
+    assert short_plan(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp8 ep4 sp"
+    assert stage_layers(stages) == "3+2+1+3+1"
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_cluster_file_counts_out_nodes_and_racks() -> None:
 
 
 def test_the_default_cluster_is_a_valid_cluster_file() -> None:
-    found = clusterfile.read_cluster(clusterfile.DEFAULT, "default")
+    found = clusterfile.read_cluster(clusterfile.EXAMPLE_CLUSTER, "default")
     assert sum(node.gpus for node in found.nodes) == 32
 
 
@@ -176,17 +176,17 @@ def test_an_unknown_key_without_a_similar_one_gets_no_suggestion() -> None:
     ("text", "expected_s"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86400)]
 )
 def test_durations_are_read_with_their_units(text: str, expected_s: float) -> None:
-    assert options.seconds("x", text) == expected_s
+    assert options.parse_seconds("x", text) == expected_s
 
 
 @pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "1e3", "s", "5M"])
 def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a duration"):
-        options.seconds("x", text)
+        options.parse_seconds("x", text)
 
 
 def test_a_deadline_may_count_from_now() -> None:
-    assert options.moment("x", "2h", NOW).seconds == NOW.seconds + 7200
-    assert options.moment("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
+    assert options.parse_time("x", "2h", NOW).seconds == NOW.seconds + 7200
+    assert options.parse_time("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
         "2027-01-15T09:00:00Z"
     )

@@ -127,20 +127,20 @@ def test_submit_needs_the_required_options_or_a_file() -> None:
 
 
 def test_half_a_second_is_written_in_milliseconds() -> None:
-    assert options.seconds("x", "500ms") == 0.5
+    assert options.parse_seconds("x", "500ms") == 0.5
 
 
 def test_the_limits_are_the_servers() -> None:
     assert limits.MAX_ITERATIONS == jobs.MAX_ITERATIONS
     assert limits.MAX_GPUS == estimates.MAX_GPUS
-    assert limits.MAX_GPUS_A_NODE == clusters.MAX_GPUS_A_NODE
+    assert limits.MAX_GPUS_PER_NODE == clusters.MAX_GPUS_A_NODE
     assert limits.MAX_MEMORY_BYTES == clusters.MAX_MEMORY_BYTES
     assert limits.MAX_PRIORITY == jobs.MAX_PRIORITY
     assert (limits.MIN_WEIGHT, limits.MAX_WEIGHT) == (jobs.MIN_WEIGHT, jobs.MAX_WEIGHT)
     assert limits.MAX_RETRIES == jobs.MAX_RETRIES
     assert limits.MAX_SEED == rounds.MAX_SEED
     assert limits.MAX_DURATION_S == fields.MAX_DURATION_S
-    assert limits.HOSTS_NAMED == networks.SHOWN
+    assert limits.MAX_NAMED_HOSTS == networks.MAX_SHOWN_NAMES
 
 
 @pytest.mark.parametrize(("beyond", "refused"), [(0, False), (1, True)])

@@ -9,7 +9,7 @@ import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.service.cli import render
-from tessera.service.cli.jobview import job_columns, show_job, warn
+from tessera.service.cli.jobview import job_columns, print_warnings, show_job
 from tessera.service.cli.options import Output
 from tessera.service.cli.roundview import show_round
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
@@ -230,20 +230,20 @@ def test_a_round_hides_decisions_that_change_nothing_by_default(
     ],
 )
 def test_spans_have_at_most_two_units(seconds: float, text: str) -> None:
-    assert render.span(seconds) == text
+    assert render.format_span(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("values", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")]
 )
 def test_gpu_indices_are_shown_as_ranges(values: list[int], text: str) -> None:
-    assert render.indices(values) == text
+    assert render.format_indices(values) == text
 
 
 def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
-    assert render.percent(999.9, 1000) == "99.9"
-    assert render.percent(1000, 1000) == "100.0"
-    assert render.percent(1, 0) == ""
+    assert render.format_percent(999.9, 1000) == "99.9"
+    assert render.format_percent(1000, 1000) == "100.0"
+    assert render.format_percent(1, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_warnings_are_on_stderr_each_once(capsys: pytest.CaptureFixture[str]) ->
         a_job("a", warnings=["mind the deadline"]),
         a_job("b", warnings=["mind the deadline"]),
     )
-    warn([one])
+    print_warnings([one])
     assert capsys.readouterr() == ("", "warning: mind the deadline\n")
-    warn([one, other, a_job("c")])
+    print_warnings([one, other, a_job("c")])
     assert capsys.readouterr() == ("", "warning: 2 jobs: mind the deadline\n")

@@ -13,7 +13,12 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.service.cli import limits, main
 from tessera.service.cli.jobview import show_job
-from tessera.service.cli.roundoptions import CostOf, Deadlines, asked, over
+from tessera.service.cli.roundoptions import (
+    CostOf,
+    DeadlineTreatment,
+    override_options,
+    round_options,
+)
 from tessera.service.cli.roundview import show_round
 from tessera.service.cli.watch import changed_jobs
 from tessera.service.rpc.convert import clusters, jobs, rounds, tenants
@@ -32,7 +37,7 @@ EVERYTHING = {
     "rate_floor": 0.25,
     "fairness_levels": 2,
     "caution": 1.5,
-    "deadlines": Deadlines.MYOPIC,
+    "deadlines": DeadlineTreatment.MYOPIC,
     "round_length": "60s",
     "queue_order": True,
     "promote_after": "1h",
@@ -53,7 +58,7 @@ EVERYTHING = {
 
 
 def test_every_option_reaches_the_call() -> None:
-    found = rounds.to_options("options", asked(**EVERYTHING))
+    found = rounds.to_options("options", round_options(**EVERYTHING))
     assert found == RoundOptions(
         objective="deadline then jct",
         scheduler="fcfs",
@@ -86,28 +91,28 @@ def test_every_option_reaches_the_call() -> None:
 
 
 def test_every_field_of_the_api_has_an_option() -> None:
-    set_by_options = {known.name for known, _ in asked(**EVERYTHING).ListFields()}
+    set_by_options = {known.name for known, _ in round_options(**EVERYTHING).ListFields()}
     assert set_by_options == set(scheduler_pb2.RoundOptions.DESCRIPTOR.fields_by_name)
 
 
 def test_options_not_given_are_not_sent() -> None:
-    assert asked() == scheduler_pb2.RoundOptions()
+    assert round_options() == scheduler_pb2.RoundOptions()
 
 
 def test_an_option_may_contradict_the_standing_policy() -> None:
     standing = RoundOptions(
         queue_order=True, promote_after_s=60.0, deadlines="myopic", max_changes=2
     )
-    named = asked(
-        queue_order=False, promote_after="never", deadlines=Deadlines.AUTO, max_changes=-1
+    named = round_options(
+        queue_order=False, promote_after="never", deadlines=DeadlineTreatment.AUTO, max_changes=-1
     )
     assert rounds.to_options("options", named, standing) == RoundOptions()
 
 
 def test_given_options_replace_recorded_ones() -> None:
-    before = asked(min_run="1500ms", objective="jct", queue_order=True)
-    over(before, asked(min_run="2s", queue_order=False))
-    assert before == asked(min_run="2s", objective="jct", queue_order=False)
+    before = round_options(min_run="1500ms", objective="jct", queue_order=True)
+    override_options(before, round_options(min_run="2s", queue_order=False))
+    assert before == round_options(min_run="2s", objective="jct", queue_order=False)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_a_snapshot_is_solved_by_the_policy_that_is_named(tmp_path: Path) -> Non
 
 
 def test_the_limits_of_what_was_added_are_the_servers() -> None:
-    assert limits.MAX_AVOIDED == jobs.MAX_AVOIDED
+    assert limits.MAX_AVOIDED_NODES == jobs.MAX_AVOIDED
     assert limits.MAX_QUOTA == tenants.MAX_QUOTA
     assert limits.MAX_TENANT_WEIGHT == tenants.MAX_WEIGHT
     assert limits.MAX_DOLLARS_PER_HOUR == clusters.MAX_DOLLARS_PER_HOUR
@@ -276,7 +281,9 @@ def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
             job="clusters/c/jobs/w", kind="wait", reason=jobs_pb2.Reason(code="DEADLINE_REFUSED")
         ),
     ]
-    options = asked(objective="max-min then throughput", queue_order=True, promote_after="2h")
+    options = round_options(
+        objective="max-min then throughput", queue_order=True, promote_after="2h"
+    )
     show_round(
         a_round(goals=goals, decisions=decisions, options=options), everything=False, wide=False
     )
@@ -300,7 +307,7 @@ def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
 def test_a_round_of_a_published_scheduler_has_no_bound_and_shows_its_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    endless = a_round(options=asked(scheduler="fcfs"), bound=float("inf"), gap=float("inf"))
+    endless = a_round(options=round_options(scheduler="fcfs"), bound=float("inf"), gap=float("inf"))
     show_round(endless, everything=False, wide=False)
     shown = capsys.readouterr().out
     assert "fcfs (published)" in shown

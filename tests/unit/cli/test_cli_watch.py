@@ -54,7 +54,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     sent = io.StringIO()
     console = Console(file=sent, force_terminal=True, width=80, height=30, color_system=None)
     monkeypatch.setattr(watch, "console_for", lambda fold: console)
-    monkeypatch.setattr(watch, "now", Time())
+    monkeypatch.setattr(watch, "current_timestamp", Time())
     return sent
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tessera.service.cli.demo import command as demo
-from tessera.service.cli.demo.picture import FREE, Pair, draw, gpu_image
+from tessera.service.cli.demo.picture import FREE_BRIGHTNESS, RoundPair, draw_picture, gpu_image
 from tessera.v1 import jobs_pb2, scheduler_pb2
 
 NODES = [("a", "a100", 4), ("b", "v100", 2)]
@@ -31,7 +31,7 @@ def test_each_gpu_has_the_colour_of_its_job_in_the_last_round() -> None:
         a_decision("three", kind="wait"),
     ]
     image, strips = gpu_image(decisions, NODES)
-    free = np.full(3, FREE)
+    free = np.full(3, FREE_BRIGHTNESS)
 
     assert [label for label, _ in strips] == ["a100: 4 GPUs", "v100: 2 GPUs"]
     assert np.array_equal(image[0, 0], image[1, 0])
@@ -46,7 +46,9 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     value = scheduler_pb2.Round(placed_score=2.0, running=1, waiting=1)
     file = tmp_path / "demo.png"
 
-    draw(file, [Pair(ilp=value, greedy=value, call_s=0.1)], [a_decision("one", "a", 0)], NODES)
+    draw_picture(
+        file, [RoundPair(ilp=value, greedy=value, call_s=0.1)], [a_decision("one", "a", 0)], NODES
+    )
 
     assert file.read_bytes().startswith(b"\x89PNG")
 
@@ -85,7 +87,7 @@ def test_the_demo_ends_with_commands_to_try_next(
     greedy = scheduler_pb2.Round(placed_score=2.0, gap=0.6, bound_is_trivial=True)
     exact = scheduler_pb2.Round(name="clusters/c/rounds/1", placed_score=2.5, gap=1e-5)
 
-    demo._show([Pair(ilp=exact, greedy=greedy, call_s=0.1)], [], tmp_path / "p.png")
+    demo._show([RoundPair(ilp=exact, greedy=greedy, call_s=0.1)], [], tmp_path / "p.png")
 
     lines = shown.getvalue().splitlines()
     after = lines[lines.index("Next steps:") + 1 :]

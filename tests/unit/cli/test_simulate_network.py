@@ -25,19 +25,25 @@ from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import BEST_FOUND, CellKey, Workload
 from tessera.service.cli.main import app
-from tessera.service.cli.simulate.network import NOBODY, Network, Wiring, network_of, wiring_of
-from tessera.simulator.executor import replay
+from tessera.service.cli.simulate.network import (
+    NO_MECHANISM,
+    NetworkOptions,
+    SharedNetwork,
+    network_of,
+    read_network_options,
+)
+from tessera.simulator.executor import replay_lines
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.network.figures import contention_figures
-from tessera.simulator.network.rates import Rates, Window
-from tessera.simulator.network.sending import Sending
-from tessera.simulator.network.slowdowns import Contended, Met
+from tessera.simulator.network.rates import GroupRates, RateWindow
+from tessera.simulator.network.slowdowns import ContentionRecord, ContentionSlowdowns
+from tessera.simulator.network.traffic_source import TrafficSource
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import Change
+from tessera.simulator.store import AllocationChange
 from tessera.simulator.world import Straggler
-from tessera.solvers.network.fluid import simulate as played
-from tessera.solvers.network.mechanisms import mechanism
+from tessera.solvers.network.fluid import simulate_fluid as played
+from tessera.solvers.network.mechanisms import make_mechanism
 from tessera.solvers.network.paths import least_comm_s
 from tests.support.laws import examples
 from tests.support.worlds import (
@@ -52,7 +58,7 @@ from tests.support.worlds import (
 
 FOUR = tuple(some_specs(("a100", 4, 4)))
 KNOWN = Workload(model="bert", params="1.3B", global_batch=256)
-LONG = Window(of_few=600)
+LONG = RateWindow(of_few=600)
 BETWEEN = """
 hosts: [{hosts}]
 host: {{like: a100, gpus: 4, nics: 1}}
@@ -93,26 +99,26 @@ def a_topology(tmp_path: Path, text: str = BETWEEN) -> str:
 
 def a_network(
     tmp_path: Path, scenario: Scenario, text: str = BETWEEN, names: Sequence[str] = ("crux-full",)
-) -> Network:
-    wiring = Wiring(file=a_topology(tmp_path, text), mechanisms=tuple(names), levels=8)
+) -> SharedNetwork:
+    wiring = NetworkOptions(file=a_topology(tmp_path, text), mechanisms=tuple(names), levels=8)
     return network_of(wiring, scenario)
 
 
-def contended(network: Network, name: str = "crux-full") -> Contended:
+def contended(network: SharedNetwork, name: str = "crux-full") -> ContentionSlowdowns:
     def plan(contention: Contention) -> NetworkPlan:
-        return mechanism(name).plan(contention, levels=8)
+        return make_mechanism(name).plan(contention, levels=8)
 
-    return Contended(network.sending, plan, Rates(LONG))
+    return ContentionSlowdowns(network.sending, plan, GroupRates(LONG))
 
 
 def replays(result: Result) -> bool:
     """Return whether the executor comes to the same completion times."""
     jct_s = (result.end_s - result.arrival_s).tolist()
-    return list(replay(lines_of(log_of(result))).values()) == pytest.approx(jct_s, rel=1e-9)
+    return list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(jct_s, rel=1e-9)
 
 
-def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> Change:
-    return Change(
+def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> AllocationChange:
+    return AllocationChange(
         job=0,
         kind=DecisionKind.START,
         cell=CellKey(gpu_type=0, gpus=gang.gpus, pipeline_degree=degree, plan=plan),
@@ -163,12 +169,12 @@ def test_slowdowns_are_the_engines_rates(tmp_path: Path) -> None:
     network, seen = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
 
     def plan(contention: Contention) -> NetworkPlan:
-        found = mechanism("ecmp").plan(contention, levels=8)
+        found = make_mechanism("ecmp").plan(contention, levels=8)
         seen.append((contention, found))
         return found
 
     runs = {job: replace(a_start(across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
-    found = Contended(network.sending, plan, Rates(LONG))(runs)
+    found = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs)
     contention, made = seen[0]
     demand = demand_of(contention, made.chosen)
     apart_s = np.array([0.0, 1.3])  # in step they would take longer still
@@ -222,8 +228,8 @@ def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) ->
     ]
     scenario = replace(scenario, profiles=profiles)
     topology = clos_of(scenario)
-    slowdowns = Contended(
-        Sending(scenario, topology), lambda c: mechanism("crux-pa").plan(c, levels=8)
+    slowdowns = ContentionSlowdowns(
+        TrafficSource(scenario, topology), lambda c: make_mechanism("crux-pa").plan(c, levels=8)
     )
     assert replays(simulated(scenario, FCFS, slowdowns=slowdowns))
 
@@ -276,7 +282,7 @@ def test_without_a_recorded_degree_the_best_plan_is_assumed() -> None:
 def derived(profile: EstimateRecord, pipeline_degree: int) -> Contention:
     job = an_arrival("a", workload=KNOWN, requested_gpus=8)
     scenario = a_scenario(job, nodes=FOUR, profiles=[profile])
-    sending = Sending(scenario, clos_of(scenario))
+    sending = TrafficSource(scenario, clos_of(scenario))
     found = sending(a_start(across(0, 1), degree=pipeline_degree), across(0, 1))
     assert found is not None
     assert not sending.unknown
@@ -328,15 +334,15 @@ def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> 
 
 
 def test_options_without_a_topology_or_a_meaning_are_refused() -> None:
-    assert wiring_of(None, [], None) is None
+    assert read_network_options(None, [], None) is None
     for mechanisms, levels in ((["ecmp"], None), ([], 4)):
         with pytest.raises(InvalidInput, match="--topology FILE"):
-            wiring_of(None, mechanisms, levels)
+            read_network_options(None, mechanisms, levels)
     with pytest.raises(InvalidInput, match="unknown mechanism 'best'; choose from ecmp"):
-        wiring_of("net.yaml", ["best"], None)
-    found = wiring_of("net.yaml", ["ecmp", "ecmp", NOBODY], None)
+        read_network_options("net.yaml", ["best"], None)
+    found = read_network_options("net.yaml", ["ecmp", "ecmp", NO_MECHANISM], None)
     assert found is not None
-    assert found.mechanisms == ("ecmp", NOBODY)
+    assert found.mechanisms == ("ecmp", NO_MECHANISM)
 
 
 def test_a_topology_of_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -355,7 +361,7 @@ def test_unnamed_hosts_are_the_clusters_nodes(tmp_path: Path) -> None:
 def test_a_profile_with_the_traffic_of_other_gpus_is_refused() -> None:
     scenario = two_jobs(sent(4, 1e9))
     with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
-        Sending(scenario, clos_of(scenario))
+        TrafficSource(scenario, clos_of(scenario))
 
 
 def test_a_file_that_describes_no_network_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -367,7 +373,7 @@ def test_a_run_in_which_nothing_trained_has_figures() -> None:
     scenario = two_jobs()
     result = simulated(scenario, FCFS, horizon_s=1.0)
     empty = replace(result, segments=())
-    found = contention_figures(empty, Met())
+    found = contention_figures(empty, ContentionRecord())
     assert (found["contention_loss"], found["slowdown_mean"], found["jobs_trained"]) == (0, 1, 0)
 
 
@@ -415,7 +421,7 @@ def test_without_a_topology_no_network_is_reported(tmp_path: Path) -> None:
 
 
 def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: Path) -> None:
-    file, options = a_topology(tmp_path, CLOS), ("--network", NOBODY, "--network", "ecmp")
+    file, options = a_topology(tmp_path, CLOS), ("--network", NO_MECHANISM, "--network", "ecmp")
     found = simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
     alone, met = found["policies"]
     assert (alone["policy"], met["policy"]) == ("fcfs, none", "fcfs, ecmp")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
-from tessera.estimator.architectures.published import find, published_models
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture_graph
+from tessera.estimator.architectures.published import find_published, published_models
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
-from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.graph import Graph, layer_of, merge_layers
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
@@ -92,31 +92,37 @@ def a_mixture(**changes: Any) -> MixtureOfExperts:
 
 COUNTS = {  # as the models' authors and libraries give them
     "GPT-2 XL": (
-        transformer(a_decoder(layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_257)),
+        transformer_graph(
+            a_decoder(layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_257)
+        ),
         1_557_611_200,
     ),
     "LLaMA-2-7B": (
-        transformer(a_llama(layers=32, hidden=4096, heads=32, intermediate=11_008)),
+        transformer_graph(a_llama(layers=32, hidden=4096, heads=32, intermediate=11_008)),
         6_738_415_616,
     ),
     "LLaMA-2-70B": (
-        transformer(a_llama(layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=28_672)),
+        transformer_graph(
+            a_llama(layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=28_672)
+        ),
         68_976_648_192,
     ),
     "LLaMA-30B": (
-        transformer(a_llama(layers=60, hidden=6656, heads=52, intermediate=17_920)),
+        transformer_graph(a_llama(layers=60, hidden=6656, heads=52, intermediate=17_920)),
         32_528_943_616,
     ),
     "BERT-large, both heads": (
-        transformer(an_encoder(vocabulary=30_522, token_types=2, head="pretraining")),
+        transformer_graph(an_encoder(vocabulary=30_522, token_types=2, head="pretraining")),
         336_226_108,
     ),
     "RoBERTa-large": (
-        transformer(an_encoder(vocabulary=50_265, token_types=1, max_positions=514, head="mlm")),
+        transformer_graph(
+            an_encoder(vocabulary=50_265, token_types=1, max_positions=514, head="mlm")
+        ),
         355_412_057,
     ),
     "ViT-B/16": (
-        transformer(
+        transformer_graph(
             an_encoder(
                 layers=12,
                 hidden=768,
@@ -131,15 +137,15 @@ COUNTS = {  # as the models' authors and libraries give them
         ),
         86_567_656,
     ),
-    "T5-large": (transformer(a_t5(layers=24, decoder_layers=24, heads=16)), 737_668_096),
+    "T5-large": (transformer_graph(a_t5(layers=24, decoder_layers=24, heads=16)), 737_668_096),
     "T5-3B": (
-        transformer(
+        transformer_graph(
             a_t5(layers=24, decoder_layers=24, heads=32, head_dim=128, intermediate=16_384)
         ),
         2_851_598_336,
     ),
     "Mixtral-8x7B": (
-        mixture(
+        mixture_graph(
             a_mixture(
                 layers=32,
                 hidden=4096,
@@ -185,7 +191,7 @@ def test_a_model_of_arena_has_about_as_many_parameters_as_its_name_says(
 ) -> None:
     """Alpa's names count a tied embedding; the models have two, which is most in the smallest."""
     size = float(params[:-1]) * {"M": 1e6, "B": 1e9}[params[-1]]
-    assert find(model, params).graph.parameters == pytest.approx(size, rel=0.11)
+    assert find_published(model, params).graph.parameters == pytest.approx(size, rel=0.11)
 
 
 def test_morphlings_models_have_the_parameters_of_its_artifact() -> None:
@@ -193,7 +199,7 @@ def test_morphlings_models_have_the_parameters_of_its_artifact() -> None:
     with path.open(encoding="utf-8") as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
     off = {
-        name: find(name, row["paper_size"]).graph.parameters / int(row["param_count"]) - 1
+        name: find_published(name, row["paper_size"]).graph.parameters / int(row["param_count"]) - 1
         for name, row in rows.items()
     }
     assert {name for name, share in off.items() if share == 0} == {
@@ -211,7 +217,7 @@ def test_every_batch_of_the_measured_optima_is_published() -> None:
     path = a_table("arena", "alpa_optimal.csv")
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            assert int(row["global_batch"]) in find(row["model"], row["params"]).batches
+            assert int(row["global_batch"]) in find_published(row["model"], row["params"]).batches
 
 
 @examples(30)
@@ -224,7 +230,7 @@ def test_a_block_keeps_the_activations_of_korthikanti_et_al(
     heads: int, hidden: int, sequence: int
 ) -> None:
     """Equations (1) and (2): 34 s h + 5 a s^2 bytes, of which 10 s h are not divided."""
-    graph = transformer(
+    graph = transformer_graph(
         a_decoder(hidden=hidden, heads=heads, sequence=sequence, dropout=True, dtype="f16")
     )
     block = layer_of(graph, 1)
@@ -235,7 +241,7 @@ def test_a_block_keeps_the_activations_of_korthikanti_et_al(
 
 def test_without_dropout_and_with_a_fused_kernel_less_is_kept() -> None:
     def kept(**changes: Any) -> float:
-        return float(transformer(a_decoder(sequence=1024, **changes)).kept[1])
+        return float(transformer_graph(a_decoder(sequence=1024, **changes)).kept[1])
 
     scores = 4 * 1024**2
     assert kept(dropout=True) - kept() == 1024 * 64 + 1.5 * scores  # two masks of a byte; scores
@@ -244,17 +250,17 @@ def test_without_dropout_and_with_a_fused_kernel_less_is_kept() -> None:
 
 def test_a_block_computes_what_alpas_formula_says() -> None:
     """24 s h^2 (1 + s / 6 h) forward, scores in full, and 2 s h V for the output."""
-    graph = transformer(a_decoder(hidden=256, sequence=128))
+    graph = transformer_graph(a_decoder(hidden=256, sequence=128))
     assert graph.flops[1] == 24 * 128 * 256**2 * (1 + 128 / (6 * 256))
     assert graph.flops[-1] == 2 * 128 * 256 * 1000
     assert graph.flops[0] == 0
 
 
 def test_only_a_fused_causal_kernel_skips_half_of_the_scores() -> None:
-    full = transformer(a_decoder()).flops[1]
+    full = transformer_graph(a_decoder()).flops[1]
     products = 4 * 32**2 * 64
-    assert full - transformer(a_decoder(flash=True)).flops[1] == products / 2
-    assert full == transformer(a_decoder(flash=True, causal=False)).flops[1]
+    assert full - transformer_graph(a_decoder(flash=True)).flops[1] == products / 2
+    assert full == transformer_graph(a_decoder(flash=True, causal=False)).flops[1]
 
 
 def test_known_networks_compute_their_published_multiply_adds() -> None:
@@ -266,7 +272,7 @@ def test_known_networks_compute_their_published_multiply_adds() -> None:
 def test_a_gshard_block_computes_what_alpas_formula_says() -> None:
     """Attention, experts of two slots a token, gate, dispatch and combination in groups of 2,048."""
     h, s, group, experts = 64, 1024, 2048, 8
-    graph = mixture(
+    graph = mixture_graph(
         a_mixture(
             hidden=h, sequence=s, intermediate=8 * h, every=2, capacity_factor=1.0, group=group
         )
@@ -279,14 +285,14 @@ def test_a_gshard_block_computes_what_alpas_formula_says() -> None:
 
 
 def test_experts_alternate_with_dense_blocks_and_are_counted_apart() -> None:
-    graph = mixture(a_mixture(every=2, capacity_factor=1.0, intermediate=512))
+    graph = mixture_graph(a_mixture(every=2, capacity_factor=1.0, intermediate=512))
     assert graph.experts.tolist() == [1, 8, 1, 8, 1, 1]
     assert graph.expert_weights.tolist() == [0, 8 * 2 * 64 * 512, 0, 8 * 2 * 64 * 512, 0, 0]
     assert graph.exchanged.tolist() == [0, 4 * 32 * 64, 0, 4 * 32 * 64, 0, 0]
 
 
 def test_more_slots_cost_more_of_everything_that_experts_do() -> None:
-    tight, loose = (mixture(a_mixture(capacity_factor=factor)) for factor in (1.0, 1.25))
+    tight, loose = (mixture_graph(a_mixture(capacity_factor=factor)) for factor in (1.0, 1.25))
     for amount in ("flops", "touched", "kept", "exchanged"):
         assert getattr(loose, amount)[1] > getattr(tight, amount)[1]
     assert loose.parameters == tight.parameters
@@ -295,14 +301,14 @@ def test_more_slots_cost_more_of_everything_that_experts_do() -> None:
 def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> None:
     """The embedding's all-reduce has none in the backward pass, the output's none in the forward pass."""
     size = 32 * 64
-    assert transformer(a_decoder(layers=2)).reduced.tolist() == [
+    assert transformer_graph(a_decoder(layers=2)).reduced.tolist() == [
         size / 2,
         2 * size,
         2 * size,
         size / 2,
     ]
-    assert mixture(a_mixture(layers=1)).reduced.tolist() == [size / 2, 2 * size, size / 2]
-    t5 = transformer(a_t5(layers=1, decoder_layers=1, heads=16, decoder_sequence=128))
+    assert mixture_graph(a_mixture(layers=1)).reduced.tolist() == [size / 2, 2 * size, size / 2]
+    t5 = transformer_graph(a_t5(layers=1, decoder_layers=1, heads=16, decoder_sequence=128))
     source, target = 512 * 1024, 128 * 1024
     assert t5.reduced.tolist() == [
         source / 2,
@@ -314,8 +320,8 @@ def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> No
 
 
 def test_a_tensor_group_is_no_larger_than_the_heads_of_keys_or_the_channels() -> None:
-    assert transformer(a_decoder(kv_heads=2)).tensor_limit[1] == 2
-    assert transformer(a_decoder()).tensor_limit[1] == 4
+    assert transformer_graph(a_decoder(kv_heads=2)).tensor_limit[1] == 2
+    assert transformer_graph(a_decoder()).tensor_limit[1] == 4
     assert wide_resnet(WideResNet(name="w", channels=64)).tensor_limit[[1, -2]].tolist() == [
         64,
         512,
@@ -328,7 +334,7 @@ def test_activations_keep_what_their_gradients_need() -> None:
     inner = 32 * 4 * 64
 
     def kept(**changes: Any) -> float:
-        return float(transformer(a_decoder(**changes)).kept[1])
+        return float(transformer_graph(a_decoder(**changes)).kept[1])
 
     assert kept() - kept(activation="relu") == inner
     assert kept(activation="silu", gated=True) - kept() == 2 * inner
@@ -347,7 +353,7 @@ def test_a_bottleneck_keeps_outputs_of_convolutions_and_activations_and_reduces_
 
 
 def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
-    kinds = Counter(transformer(a_decoder()).kind)
+    kinds = Counter(transformer_graph(a_decoder()).kind)
     assert sorted(kinds.values()) == [1, 1, 4]
     changes: list[dict[str, Any]] = [
         {"hidden": 128},
@@ -365,33 +371,33 @@ def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
         {"activation": "relu"},
         {"head_dim": 8},
     ]
-    blocks = {transformer(a_decoder(**change)).kind[1] for change in changes}
+    blocks = {transformer_graph(a_decoder(**change)).kind[1] for change in changes}
     assert len(blocks | set(kinds)) == len(changes) + 3
 
 
 @pytest.mark.parametrize("key", published_models())
 def test_layers_of_one_kind_have_the_same_amounts(key: tuple[str, str]) -> None:
-    graph = find(*key).graph
+    graph = find_published(*key).graph
     first: dict[str, int] = {}
     for index, kind in enumerate(graph.kind):
         assert layer_of(graph, index) == layer_of(graph, first.setdefault(kind, index))
 
 
 def test_a_tied_embedding_is_counted_once_and_in_the_head() -> None:
-    tied, free = transformer(a_decoder()), transformer(a_decoder(tied=False))
+    tied, free = transformer_graph(a_decoder()), transformer_graph(a_decoder(tied=False))
     assert free.parameters - tied.parameters == 64 * 1000
     assert (tied.weights[0], tied.weights[-1]) == (0, 64 * 1000)
 
 
 def test_a_decoder_behind_an_encoder_hands_both_outputs_on() -> None:
-    graph = transformer(a_t5(layers=2, decoder_layers=3, heads=16, decoder_sequence=128))
+    graph = transformer_graph(a_t5(layers=2, decoder_layers=3, heads=16, decoder_sequence=128))
     size, target = 512 * 1024, 128 * 1024
     assert graph.boundary.tolist() == [size] * 3 + [size + target] * 4 + [0]
 
 
 def test_the_second_stack_attends_to_the_first() -> None:
     """4 s k (heads x width) FLOPs of scores and the projections of keys and values, beside its own."""
-    graph = transformer(a_t5(layers=1, decoder_layers=1, heads=16))
+    graph = transformer_graph(a_t5(layers=1, decoder_layers=1, heads=16))
     encoder, decoder = graph.flops[1], graph.flops[3]
     assert decoder - encoder == 2 * 512 * 4 * 1024**2 + 4 * 512**2 * 1024
 
@@ -433,7 +439,7 @@ def test_amounts_are_consistent_in_every_published_model(graph: Graph) -> None:
 def test_the_training_of_arenas_models_is_that_of_its_trainers() -> None:
     state = {"wide_resnet": 12, "bert": 16, "moe": 8}
     for model, params in ARENA:
-        one = find(model, params)
+        one = find_published(model, params)
         assert one.training.checkpointing
         assert one.zero == 1
         assert one.training.state_bytes == state[model]
@@ -453,19 +459,19 @@ def test_states_on_one_gpu_are_what_alpas_runs_leave_beside_their_activations() 
     lines = {key: np.polyfit(list(v), list(v.values()), 1) for key, v in runs.items() if len(v) > 1}
     assert set(lines) == {("bert", "760M"), ("moe", "690M"), ("moe", "1.3B")}
     for key, (_, states_gib) in lines.items():
-        one = find(*key)
+        one = find_published(*key)
         states = one.graph.parameters * one.training.state_bytes / 2**30
         assert states == pytest.approx(states_gib, rel=0.002)
 
 
 def test_a_batch_smaller_than_its_micro_batches_has_fewer() -> None:
-    assert find("bert", "1.3B").at(8).micro_batches == 8
-    assert find("bert", "1.3B").at(512).micro_batch == 32
+    assert find_published("bert", "1.3B").at(8).micro_batches == 8
+    assert find_published("bert", "1.3B").at(512).micro_batch == 32
 
 
 def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
     with pytest.raises(InvalidInput, match=r"bert 2B; use one of .*bert 1\.3B.*llama30 30B"):
-        find("bert", "2B")
+        find_published("bert", "2B")
 
 
 @pytest.mark.parametrize(

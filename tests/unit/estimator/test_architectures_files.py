@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera.estimator.architectures.files import graph, load, parse
+from tessera.estimator.architectures.files import architecture_graph, load_graph, parse_architecture
 from tessera.estimator.architectures.huggingface import SUPPORTED
 from tessera.formulation.errors import InvalidInput
 
@@ -211,7 +211,7 @@ def test_a_hugging_face_file_gives_the_published_number_of_parameters(
     name: str, tmp_path: Path
 ) -> None:
     values, count = KNOWN[name]
-    assert load(a_file(tmp_path, values)).parameters == count
+    assert load_graph(a_file(tmp_path, values)).parameters == count
 
 
 def test_every_supported_type_is_tested_here() -> None:
@@ -222,19 +222,19 @@ def test_every_supported_type_is_tested_here() -> None:
 
 def test_the_callers_sequence_and_type_replace_the_files(tmp_path: Path) -> None:
     path = a_file(tmp_path, LLAMA)
-    usual, short = load(path), load(path, sequence=512, dtype="f32")
+    usual, short = load_graph(path), load_graph(path, sequence=512, dtype="f32")
     assert (usual.dtype, short.dtype) == ("f16", "f32")
     assert (usual.boundary[0], short.boundary[0]) == (4096 * 4096, 512 * 4096)
 
 
 def test_a_width_of_heads_of_its_own_is_read(tmp_path: Path) -> None:
-    usual, narrow = (load(a_file(tmp_path, v)) for v in (LLAMA, {**LLAMA, "head_dim": 64}))
+    usual, narrow = (load_graph(a_file(tmp_path, v)) for v in (LLAMA, {**LLAMA, "head_dim": 64}))
     assert usual.parameters - narrow.parameters == 32 * 4 * 4096 * 32 * 64
 
 
 def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
     (tmp_path / "my-llama").mkdir()
-    assert load(a_file(tmp_path / "my-llama", LLAMA)).name == "my-llama"
+    assert load_graph(a_file(tmp_path / "my-llama", LLAMA)).name == "my-llama"
 
 
 def without(values: dict[str, Any], field: str) -> dict[str, Any]:
@@ -271,15 +271,15 @@ def test_a_wrong_field_of_a_configuration_is_named(
     values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        load(a_file(tmp_path, values))
+        load_graph(a_file(tmp_path, values))
 
 
 def test_a_sequence_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> None:
     roberta = {**BERT, "model_type": "roberta", "max_position_embeddings": 514}
-    assert load(a_file(tmp_path, roberta)).boundary[0] == 512 * 1024
+    assert load_graph(a_file(tmp_path, roberta)).boundary[0] == 512 * 1024
     for values, sequence in ((BERT, 513), (roberta, 513)):
         with pytest.raises(InvalidInput, match="sequence: must be at most"):
-            load(a_file(tmp_path, values), sequence=sequence)
+            load_graph(a_file(tmp_path, values), sequence=sequence)
 
 
 OURS = """
@@ -301,8 +301,8 @@ dtype: f16
 
 
 def test_our_own_file_gives_the_same_graph_as_the_same_models_configuration(tmp_path: Path) -> None:
-    ours = load(a_file(tmp_path, OURS, "llama.yaml"))
-    theirs = load(a_file(tmp_path, LLAMA))
+    ours = load_graph(a_file(tmp_path, OURS, "llama.yaml"))
+    theirs = load_graph(a_file(tmp_path, LLAMA))
     assert ours.name == "llama"
     assert ours.kind == theirs.kind
     assert ours.flops.tolist() == theirs.flops.tolist()
@@ -318,7 +318,7 @@ def test_our_own_file_may_be_json_and_leave_the_sequence_to_the_caller() -> None
         "vocabulary": 100,
         "experts": 4,
     }
-    found = graph(parse(values, name="small", sequence=16, flash=True))
+    found = architecture_graph(parse_architecture(values, name="small", sequence=16, flash=True))
     assert found.boundary[0] == 16 * 64
     assert found.experts.max() == 4
     assert "flash" in found.kind[1]
@@ -326,7 +326,7 @@ def test_our_own_file_may_be_json_and_leave_the_sequence_to_the_caller() -> None
 
 def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
     text = "architecture: wide_resnet\nname: wide\nchannels: 224\nwidth: 2\nclasses: 1024\n"
-    found = load(a_file(tmp_path, text, "any.yaml"), sequence=128)
+    found = load_graph(a_file(tmp_path, text, "any.yaml"), sequence=128)
     assert found.name == "wide"
     assert found.parameters == pytest.approx(500e6, rel=0.02)
 
@@ -356,12 +356,12 @@ def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_of_our_own_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=message):
-        load(a_file(tmp_path, text, "broken.yaml"))
+        load_graph(a_file(tmp_path, text, "broken.yaml"))
 
 
 def test_a_file_that_is_not_there_or_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
-        load(tmp_path / "none.yaml")
+        load_graph(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="cannot be read"):
-        load(tmp_path / "binary.yaml")
+        load_graph(tmp_path / "binary.yaml")

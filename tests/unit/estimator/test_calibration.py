@@ -15,7 +15,7 @@ from tessera.estimator.calibration import (
     Parameter,
     Residual,
     Subject,
-    most_telling,
+    select_measurements,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats
@@ -156,7 +156,7 @@ def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
 
 
 def test_the_cells_to_measure_first_are_unlike_and_few_for_each_pair() -> None:
-    chosen = most_telling(TwoParts(), GRID, GRID, most=2)
+    chosen = select_measurements(TwoParts(), GRID, GRID, most=2)
     pairs = [(GRID[i].family, GRID[i].gpu_type) for i in chosen]
     assert len(chosen) == len(set(chosen)) == 8
     assert all(pairs.count(p) == 2 for p in pairs)
@@ -165,7 +165,7 @@ def test_the_cells_to_measure_first_are_unlike_and_few_for_each_pair() -> None:
 
 def test_measuring_the_telling_cells_beats_measuring_as_many_alike() -> None:
     rng = np.random.default_rng(0)
-    telling = most_telling(TwoParts(), GRID, GRID, most=2)
+    telling = select_measurements(TwoParts(), GRID, GRID, most=2)
     alike = [i for i, s in enumerate(GRID) if s.nodes * s.gpus_per_node == 1]
     found = {"telling": 0.0, "alike": 0.0}
     for _ in range(10):

@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 
 from tessera.estimator.architectures.published import published_models
-from tessera.estimator.cells import Setting, cells, on_sheets
+from tessera.estimator.cells import Setting, data_sheet_setting, plan_cells
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Plan, Shape, Stage
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.traffic import CellTraffic, Pattern, StageTraffic, cell_traffic
+from tessera.formulation.network.traffic import (
+    CellTraffic,
+    Pattern,
+    StageTraffic,
+    parse_cell_traffic,
+)
 
 A100 = next(kind for kind in CATALOGUE if kind.name == "a100")
 BERT = published_models()["bert", "1.3B"]
@@ -25,7 +30,9 @@ BATCH = 256
 
 def a_setting(zero: int = 0) -> Setting:
     training = BERT.training.at(BATCH)
-    return on_sheets(BERT.graph, training, A100, Shape(nodes=2, gpus_per_node=4), States(zero=zero))
+    return data_sheet_setting(
+        BERT.graph, training, A100, Shape(nodes=2, gpus_per_node=4), States(zero=zero)
+    )
 
 
 def one_stage(setting: Setting, *, dp: int, tp: int) -> Plan:
@@ -60,7 +67,7 @@ def test_zero_three_gathers_weights_before_each_pass_and_reduces_after() -> None
 
 def test_work_does_not_depend_on_the_plan_and_communication_begins_within_compute() -> None:
     setting = a_setting()
-    plans = cells(setting, [1, 2, 4])
+    plans = plan_cells(setting, [1, 2, 4])
     found = [traffic_of(setting, plan) for plan in plans.values()]
     assert len({round(each.work_flop) for each in found}) == 1
     assert found[0].work_flop == pytest.approx(
@@ -82,7 +89,7 @@ def test_only_gradients_wait_for_the_last_backward_pass() -> None:
 
 def test_plans_that_were_made_beside_deeper_ones_send_as_much() -> None:
     setting = a_setting()
-    (usual,), (finer, *_) = (cells(setting, asked).values() for asked in ([1], [1, 20]))
+    (usual,), (finer, *_) = (plan_cells(setting, asked).values() for asked in ([1], [1, 20]))
     assert finer.stages[-1].end == 20  # coarse layers, where 16 are usual
     work = [traffic_of(setting, plan).work_flop for plan in (usual, finer)]
     assert work[0] == pytest.approx(work[1])
@@ -112,9 +119,9 @@ def test_ranks_lie_in_stages_replicas_and_parts() -> None:
 
 def test_what_was_written_reads_back() -> None:
     setting = a_setting()
-    for plan in cells(setting, [1, 2, 4]).values():
+    for plan in plan_cells(setting, [1, 2, 4]).values():
         found = traffic_of(setting, plan)
-        assert cell_traffic(found.to_json()) == found
+        assert parse_cell_traffic(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,7 @@ def test_what_was_written_reads_back() -> None:
 )
 def test_what_is_no_traffic_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
-        cell_traffic(text)
+        parse_cell_traffic(text)
 
 
 def test_a_smaller_stage_sends_the_same_to_several_partners_in_parts() -> None:
@@ -163,8 +170,8 @@ def test_traffic_of_all_the_gpus_of_a_job_is_finite_for_every_model() -> None:
     for key, model in published_models().items():
         training = model.training.at(max(64, model.training.micro_batches))
         shape = Shape(nodes=4, gpus_per_node=8)
-        setting = on_sheets(model.graph, training, A100, shape, States(zero=model.zero))
-        for plan in cells(setting, [1, 4]).values():
+        setting = data_sheet_setting(model.graph, training, A100, shape, States(zero=model.zero))
+        for plan in plan_cells(setting, [1, 4]).values():
             cell = traffic_of(setting, plan)
             sent = [each.sent_bytes for each in cell.traffic().exchanges]
             assert np.isfinite(sent).all(), key

@@ -24,10 +24,10 @@ from tessera.estimator.collectives import (
 )
 from tessera.estimator.collectives.fitting import fit_kinds, groups_of
 from tessera.estimator.collectives.kriging import (
-    Likeness,
-    differences,
-    krige,
-    similarity,
+    SimilarityWeights,
+    fit_kriging,
+    layout_covariance,
+    layout_differences,
     tune_weights,
 )
 from tessera.estimator.collectives.links import link_seconds
@@ -303,19 +303,19 @@ def test_kriging_meets_known_values_and_leaving_one_out_agrees_with_doing_so() -
     layouts = [c.layout for c in curves]
     rng = np.random.default_rng(0)
     values = rng.normal(size=(len(curves), 3))
-    sure = replace(Likeness(), noise=1e-9)
-    assert krige(layouts, values, sure).predict(layouts)[0] == pytest.approx(values, abs=1e-5)
-    model = krige(layouts, values, Likeness())
+    sure = replace(SimilarityWeights(), noise=1e-9)
+    assert fit_kriging(layouts, values, sure).predict(layouts)[0] == pytest.approx(values, abs=1e-5)
+    model = fit_kriging(layouts, values, SimilarityWeights())
     closed = values[0] - model.dual[0] / model.inverse[0, 0]
-    left_out, _ = krige(layouts[1:], values[1:], Likeness()).predict(layouts[:1])
+    left_out, _ = fit_kriging(layouts[1:], values[1:], SimilarityWeights()).predict(layouts[:1])
     assert left_out[0] == pytest.approx(closed)
 
 
 def test_gathers_are_like_scatters_and_sends_like_nothing_else() -> None:
     layouts = [a_curve(p).layout for p in Primitive]
     for common in (0.0, 100.0):
-        likeness = replace(Likeness(), common=common)
-        alike = similarity(differences(layouts, layouts), likeness) / (1 + common)
+        likeness = replace(SimilarityWeights(), common=common)
+        alike = layout_covariance(layout_differences(layouts, layouts), likeness) / (1 + common)
         by = {
             (a.primitive, b.primitive): alike[i, j]
             for i, a in enumerate(layouts)
@@ -337,7 +337,7 @@ def test_tuning_tells_apart_what_differs() -> None:
         for s in (2, 4, 8)
     ]
     by_size = np.array([[math.log2(x.size)] for x in layouts])
-    start = replace(Likeness(), primitive=1.0, size=1.0)
+    start = replace(SimilarityWeights(), primitive=1.0, size=1.0)
     found = tune_weights(layouts, by_size, start)
     assert found.primitive < start.primitive
 

@@ -12,12 +12,12 @@ import pytest
 
 from tessera.estimator.compiling import cache
 from tessera.estimator.compiling.collectives import collectives_of
-from tessera.estimator.compiling.compile import Request, compile_step
-from tessera.estimator.compiling.compiled import Compiled, Memory, Uncompilable
+from tessera.estimator.compiling.compile import CompileRequest, compile_step
+from tessera.estimator.compiling.compiled import CompiledStep, Memory, Uncompilable
 from tessera.estimator.compiling.hlo import groups_of, read_module
 from tessera.estimator.plans import Primitive
 from tessera.estimator.tracing.models import steps
-from tessera.estimator.tracing.trace import trace
+from tessera.estimator.tracing.trace import graph_of_step
 
 MODELS = "tessera.estimator.tracing.models.steps:"
 TP_PAIRS, DP_PAIRS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(
     folder: Path, target: str, *, dp: int = 2, tp: int = 2, zero: bool = False, **arguments: Any
-) -> Compiled:
-    request = Request(target=target, arguments=arguments, dp=dp, tp=tp, zero=zero)
+) -> CompiledStep:
+    request = CompileRequest(target=target, arguments=arguments, dp=dp, tp=tp, zero=zero)
     return compile_step(request, folder)
 
 
-def moved(step: Compiled) -> Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]]:
+def moved(step: CompiledStep) -> Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]]:
     counts: Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]] = Counter()
     for c in step.collectives:
         counts[c.primitive, c.payload_bytes, c.groups] += c.times
@@ -111,7 +111,7 @@ def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: P
     inside = sum(c.payload_bytes * c.times for c in step.collectives if c.groups == TP_PAIRS)
     inputs = 1 + 2 * (1 + 3)  # of the head, the feed-forward nets; of query, key and value each
     backward = inputs * activation
-    graph = trace(steps.decoder(**arguments))
+    graph = graph_of_step(steps.decoder(**arguments))
     forward = graph.reduced.sum() * 2 * F32
     assert inside == pytest.approx(forward + backward, rel=0.01)
     assert step.flops == pytest.approx(3 * graph.flops.sum() * 4 / 4, rel=0.15)
@@ -139,19 +139,23 @@ def test_a_loop_counts_by_its_turns(folder: Path) -> None:
     ("request_", "says"),
     [
         (
-            Request(target=MODELS + "perceptron", arguments={"samples": 3}, dp=2),
+            CompileRequest(target=MODELS + "perceptron", arguments={"samples": 3}, dp=2),
             "cannot be shared by 2",
         ),
-        pytest.param(Request(target=MODELS + "nothing"), "has no function", marks=pytest.mark.full),
-        (Request(target=MODELS + "perceptron", dp=0), "at least 1"),
         pytest.param(
-            Request(target=MODELS + "perceptron", arguments={"depth": 1}),
+            CompileRequest(target=MODELS + "nothing"), "has no function", marks=pytest.mark.full
+        ),
+        (CompileRequest(target=MODELS + "perceptron", dp=0), "at least 1"),
+        pytest.param(
+            CompileRequest(target=MODELS + "perceptron", arguments={"depth": 1}),
             "cannot be called",
             marks=pytest.mark.full,
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(folder: Path, request_: Request, says: str) -> None:
+def test_what_cannot_be_compiled_is_refused(
+    folder: Path, request_: CompileRequest, says: str
+) -> None:
     with pytest.raises(Uncompilable, match=says):
         compile_step(request_, folder)
 
@@ -231,7 +235,7 @@ def test_text_in_another_form_is_refused() -> None:
 
 def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:
     memory = Memory(arguments=1, outputs=2, aliased=1, temporaries=3)
-    step = Compiled(
+    step = CompiledStep(
         name="m",
         dp=1,
         tp=1,
@@ -241,15 +245,15 @@ def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:
         memory=memory,
         versions={"jax": "1"},
     )
-    cache.store(tmp_path, "k", step)
-    found = cache.look_up(tmp_path, "k")
+    cache.store_step(tmp_path, "k", step)
+    found = cache.look_up_step(tmp_path, "k")
     assert found is not None
     assert found.memory == memory
     (tmp_path / "k.json").write_text((tmp_path / "k.json").read_text()[:40])
-    assert cache.look_up(tmp_path, "k") is None
+    assert cache.look_up_step(tmp_path, "k") is None
     (tmp_path / "k.json").write_text('{"name": 1}')
-    assert cache.look_up(tmp_path, "k") is None
-    assert cache.look_up(tmp_path, "other") is None
+    assert cache.look_up_step(tmp_path, "k") is None
+    assert cache.look_up_step(tmp_path, "other") is None
 
 
 def test_another_mesh_or_version_is_another_key() -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tessera.estimator.architectures.files import load, read_values
+from tessera.estimator.architectures.files import load_graph, read_values
 from tessera.estimator.documents import read_document, read_yaml
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling import records
 from tessera.estimator.workloads import Estimator, catalogue_of, read_model
 from tessera.formulation import codec
-from tessera.formulation.cancelling import never
-from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, Limits, read_json
+from tessera.formulation.cancellation import never_cancelled
+from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, DocumentLimits, read_json
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput
-from tessera.formulation.network.traffic import cell_traffic
+from tessera.formulation.network.traffic import parse_cell_traffic
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.topologies import document
 from tessera.formulation.values import Workload
@@ -30,7 +30,7 @@ from tessera.service.rpc.convert.networks import to_topology
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.simulator.logfile import read_log
 
-SMALL = Limits(size_bytes=1000, depth=3, nodes=10, text=20)
+SMALL = DocumentLimits(size_bytes=1000, depth=3, nodes=10, text=20)
 
 LEVELS = 9
 """Of lists of nine in the bomb: 9^9 values from 500 bytes."""
@@ -56,7 +56,7 @@ def a_model(text: str) -> object:
 
 YAML_READERS: dict[str, Callable[[Path, str], object]] = {
     "a model's architecture": lambda _, text: a_model(text),
-    "an architecture file": lambda folder, text: load(a_file(folder, text)),
+    "an architecture file": lambda folder, text: load_graph(a_file(folder, text)),
     "a hardware file": lambda folder, text: read_hardware(a_file(folder, text)),
     "a topology": lambda _, text: to_topology("topology.document", text),
     "a topology file": lambda folder, text: topology.read_topology(str(a_file(folder, text))),
@@ -69,9 +69,9 @@ YAML_READERS: dict[str, Callable[[Path, str], object]] = {
 JSON_READERS: dict[str, Callable[[Path, str], object]] = {
     **YAML_READERS,
     "a snapshot": lambda _, text: codec.decode(text.encode()),
-    "a Cell's traffic": lambda _, text: cell_traffic(text),
+    "a Cell's traffic": lambda _, text: parse_cell_traffic(text),
     "a list of nodes": lambda folder, text: read_nodes(a_file(folder, text)),
-    "measured layers": lambda folder, text: records.load(a_file(folder, text)),
+    "measured layers": lambda folder, text: records.read_profile_records(a_file(folder, text)),
     "an allocation log": lambda folder, text: read_log(a_file(folder, text)),
 }
 
@@ -213,7 +213,7 @@ def test_the_documented_model_is_an_architecture_file(tmp_path: Path) -> None:
     page = Path(__file__).parents[3] / "docs" / "getting-started.md"
     after = page.read_text(encoding="utf-8").partition("cat owl.yaml\n")[2]
     (tmp_path / "owl.yaml").write_text(after.splitlines()[0].strip() + "\n", encoding="utf-8")
-    graph = load(tmp_path / "owl.yaml")
+    graph = load_graph(tmp_path / "owl.yaml")
     assert (graph.name, round(graph.parameters)) == ("owl", 2_651_673_600)
 
 
@@ -224,7 +224,7 @@ def counting(most: int) -> Callable[[], bool]:
 
 
 CLOS = "{kind: clos, hosts: 100, host: a100, tors: 10, aggregations: 4, tor_bytes_per_s: 25e9}"
-COLUMNS = document.write(document.build_topology(read_document("doc", CLOS, TOPOLOGY)))
+COLUMNS = document.write_columns(document.build_topology(read_document("doc", CLOS, TOPOLOGY)))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ COLUMNS = document.write(document.build_topology(read_document("doc", CLOS, TOPO
 def test_reading_ends_when_nobody_waits_for_it(
     work: Callable[[Callable[[], bool]], object],
 ) -> None:
-    work(never)
+    work(never_cancelled)
     for passes in (0, 2):
         with pytest.raises(DeadlineTooShort):
             work(counting(passes))
@@ -257,7 +257,7 @@ def test_a_search_for_plans_ends_when_nobody_waits_for_it(layers: int, passes: i
 
 async def test_work_learns_that_its_caller_has_left_and_the_server_that_it_ended() -> None:
     began, ended = threading.Event(), threading.Event()
-    calls = lanes.FairCalls(lanes.Lane(1, "test", lanes.Limits(client=1, cluster=1, share=1)))
+    calls = lanes.FairCalls(lanes.Lane(1, "test", lanes.LaneLimits(client=1, cluster=1, share=1)))
 
     def work(request: str, cancelled: Callable[[], bool]) -> str:
         began.set()

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tessera.estimator.calibration import Subject
-from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.cells import Runtime, Setting, plan_cells
 from tessera.estimator.equal_stages import EqualStages
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40
 from tessera.estimator.pipeline import Overlap, Transfers
 from tessera.estimator.plans import Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.times import PARAMETERS, BestPlan, CellTimes, Chooser, Parts
+from tessera.estimator.times import PARAMETERS, BestPlan, CellTimes, PlanChooser, TimeParts
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])
@@ -49,13 +49,13 @@ def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_0
     )
 
 
-def times(planner: Chooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
+def times(planner: PlanChooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
     return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, chooser=planner)
 
 
 def plans(
     planner: EqualStages, memory: int = 48_000_000_000
-) -> list[tuple[float, Sequence[int], Parts]]:
+) -> list[tuple[float, Sequence[int], TimeParts]]:
     parts = times(planner, memory).parts(a_subject())
     return [(share, rows.tolist(), parts) for share, rows in planner.plans(parts, ONES, DEGREES)]
 
@@ -97,7 +97,7 @@ def test_a_dear_exchange_of_gradients_favours_pipelines() -> None:
 def test_sharp_choices_take_the_degree_that_looks_best() -> None:
     ((share, rows, parts),) = plans(EqualStages(softness=1e-6, sync_weight=0.0))
     assert share == 1.0
-    cut = {d: p.iter_time_s for d, p in cells(a_setting(a_subject()), DEGREES).items()}
+    cut = {d: p.iter_time_s for d, p in plan_cells(a_setting(a_subject()), DEGREES).items()}
     assert len(rows) == min(cut, key=cut.__getitem__) == 1
     assert len(parts.depth) > 0
 
@@ -120,12 +120,12 @@ def test_without_room_there_is_no_time() -> None:
 
 def test_by_default_the_time_is_that_of_the_best_plan() -> None:
     values, _ = times().log_times([a_subject()], np.zeros((1, len(PARAMETERS))))
-    best = min(p.iter_time_s for p in cells(a_setting(a_subject()), DEGREES).values())
+    best = min(p.iter_time_s for p in plan_cells(a_setting(a_subject()), DEGREES).values())
     assert math.exp(values[0]) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("planner", [BestPlan(), EqualStages(softness=1e-6)])
-def test_gradients_are_those_of_the_times(planner: Chooser) -> None:
+def test_gradients_are_those_of_the_times(planner: PlanChooser) -> None:
     model, at = times(planner), np.zeros((1, len(PARAMETERS)))
     (value,), (gradient,) = model.log_times([a_subject()], at)
     assert 0.9 < gradient.sum() < 1.01  # the optimizer's update has no factor

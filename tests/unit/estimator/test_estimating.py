@@ -16,8 +16,8 @@ from tessera.estimator.plans import shape_of
 from tessera.estimator.workloads import (
     Estimator,
     catalogue_of,
-    counts_of,
-    fingerprint,
+    estimates_fingerprint,
+    gpu_counts_of,
     hardware_of,
     known_models,
     measured_cells,
@@ -26,8 +26,8 @@ from tessera.estimator.workloads import (
     read_model,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import Kind, MeasurementRecord, ModelSpec
-from tessera.formulation.values import GpuType, Source, Workload
+from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
+from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.config import Config
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import to_model
@@ -41,7 +41,7 @@ MINE = ModelSpec(
     architecture="{architecture: transformer, layers: 4, hidden: 256,"
     " heads: 4, sequence: 128, vocabulary: 1000}",
 )
-A100 = Kind(gpu_type=GpuType(name="a100", memory_bytes=40 * GIB), node_gpus=4, gpus=16)
+A100 = ClusterGpuType(gpu_type=GpuType(name="a100", memory_bytes=40 * GIB), node_gpus=4, gpus=16)
 
 
 def an_estimator(*measurements: MeasurementRecord) -> Estimator:
@@ -63,7 +63,7 @@ def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() ->
         assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
         assert cell.record.sd is not None
         assert 0.1 < cell.record.sd < 1.0
-        assert (cell.record.source, cell.record.cell.nodes) == (Source.ANALYTIC, 1)
+        assert (cell.record.source, cell.record.cell.nodes) == (EstimateSource.ANALYTIC, 1)
 
 
 def test_what_fits_nowhere_is_infeasible_and_no_error() -> None:
@@ -112,7 +112,7 @@ def test_runs_of_one_cell_count_as_one_by_their_median() -> None:
     runs = [a_measurement(s) for s in (2.0, 9.0, 3.0)] + [a_measurement(7.0, gpus=8, nodes=2)]
     assert [(r.cell.gpus, r.iter_time_s) for r in measured_cells(runs)] == [(4, 3.0), (8, 7.0)]
     first, second = measured_estimates(runs)
-    assert (first.source, first.provenance) == (Source.MEASURED, "median of 3 runs here")
+    assert (first.source, first.provenance) == (EstimateSource.MEASURED, "median of 3 runs here")
     assert first.sd is not None
     assert second.sd is not None
     assert first.sd < second.sd
@@ -196,8 +196,8 @@ def test_a_shape_has_equal_parts_that_fit_a_node(gpus: int, node_gpus: int) -> N
 
 
 def test_counts_are_whole_multiples_of_what_is_requested() -> None:
-    assert counts_of([4], (0.5, 1.0, 2.0)) == [2, 4, 8]
-    assert counts_of([1, 3], (0.5, 1.0, 2.0)) == [1, 2, 3, 6]
+    assert gpu_counts_of([4], (0.5, 1.0, 2.0)) == [2, 4, 8]
+    assert gpu_counts_of([1, 3], (0.5, 1.0, 2.0)) == [1, 2, 3, 6]
 
 
 @pytest.mark.parametrize("text", ["", "a", "0", "1,", "-1", "inf", "nan", "2000"])
@@ -209,14 +209,14 @@ def test_multiples_that_mean_nothing_are_refused(text: str) -> None:
 def test_a_fingerprint_changes_with_all_that_estimates_depend_on() -> None:
     types = {"a100": hardware_of("t", A100, catalogue_of())}
     more = {"a100": hardware_of("t", replace(A100, node_gpus=8), catalogue_of())}
-    base = fingerprint(BERT, None, {"a100": [1]}, types, [])
-    assert base == fingerprint(BERT, None, {"a100": [1]}, dict(types), [])
+    base = estimates_fingerprint(BERT, None, {"a100": [1]}, types, [])
+    assert base == estimates_fingerprint(BERT, None, {"a100": [1]}, dict(types), [])
     others = [
-        fingerprint(replace(BERT, global_batch=8), None, {"a100": [1]}, types, []),
-        fingerprint(BERT, MINE, {"a100": [1]}, types, []),
-        fingerprint(BERT, None, {"a100": [1, 2]}, types, []),
-        fingerprint(BERT, None, {"a100": [1]}, more, []),
-        fingerprint(BERT, None, {"a100": [1]}, types, [a_measurement(1.0)]),
+        estimates_fingerprint(replace(BERT, global_batch=8), None, {"a100": [1]}, types, []),
+        estimates_fingerprint(BERT, MINE, {"a100": [1]}, types, []),
+        estimates_fingerprint(BERT, None, {"a100": [1, 2]}, types, []),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, more, []),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, types, [a_measurement(1.0)]),
     ]
     assert len({base, *others}) == 6
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tessera.estimator.exporting.graphs import alone, between, export
-from tessera.estimator.exporting.nodes import Exported, Node, Ref
+from tessera.estimator.exporting.graphs import export_graph, graph_of_difference, graph_of_samples
+from tessera.estimator.exporting.nodes import ExportedProgram, Node, ValueRef
 from tessera.estimator.exporting.translate import program_of
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.estimator.programs.program import Operator, Program, Value
@@ -30,35 +30,37 @@ class Sketch:
     inputs: list[int] = field(default_factory=list)
     path: str = ""
 
-    def value(self, *shape: int, dtype: str = "float32") -> Ref:
+    def value(self, *shape: int, dtype: str = "float32") -> ValueRef:
         floating = dtype in ("float32", "bfloat16")
         self.values.append(Value(shape, dtype, _BYTES[dtype], floating))
-        return Ref(len(self.values) - 1)
+        return ValueRef(len(self.values) - 1)
 
-    def weight(self, *shape: int) -> Ref:
+    def weight(self, *shape: int) -> ValueRef:
         ref = self.value(*shape)
         self.parameters.append(ref.value)
         return ref
 
-    def input(self, *shape: int, dtype: str = "float32") -> Ref:
+    def input(self, *shape: int, dtype: str = "float32") -> ValueRef:
         ref = self.value(*shape, dtype=dtype)
         self.inputs.append(ref.value)
         return ref
 
-    def call(self, target: str, /, *shape: int, dtype: str = "float32", **arguments: Any) -> Ref:
+    def call(
+        self, target: str, /, *shape: int, dtype: str = "float32", **arguments: Any
+    ) -> ValueRef:
         out = self.value(*shape, dtype=dtype)
         self.nodes.append(
             Node(target=target, arguments=arguments, writes=(out.value,), path=self.path)
         )
         return out
 
-    def linear(self, x: Ref, width: int) -> Ref:
+    def linear(self, x: ValueRef, width: int) -> ValueRef:
         shape = self.values[x.value].shape
         weight, bias = self.weight(width, shape[-1]), self.weight(width)
         return self.call("linear", *shape[:-1], width, input=x, weight=weight, bias=bias)
 
-    def exported(self, *results: Ref) -> Exported:
-        return Exported(
+    def exported(self, *results: ValueRef) -> ExportedProgram:
+        return ExportedProgram(
             values=tuple(self.values),
             nodes=tuple(self.nodes),
             parameters=tuple(self.parameters),
@@ -66,17 +68,17 @@ class Sketch:
             results=tuple(r.value for r in results),
         )
 
-    def program(self, *results: Ref) -> Program:
+    def program(self, *results: ValueRef) -> Program:
         return program_of("sketch", self.exported(*results), self.inputs)
 
-    def operators(self, *results: Ref) -> dict[str, Operator]:
+    def operators(self, *results: ValueRef) -> dict[str, Operator]:
         return {op.name: op for op in self.program(*results).operators}
 
-    def saved(self, *results: Ref) -> set[int]:
+    def saved(self, *results: ValueRef) -> set[int]:
         return set(self.program(*results).residuals)
 
 
-def a_perceptron(samples: int, layers: int = 2, constant: int = 0) -> Exported:
+def a_perceptron(samples: int, layers: int = 2, constant: int = 0) -> ExportedProgram:
     """Linear layers; ``constant`` elements are computed from the batch whatever its size."""
     sketch = Sketch()
     x = sketch.input(samples, 8)
@@ -91,7 +93,7 @@ def a_perceptron(samples: int, layers: int = 2, constant: int = 0) -> Exported:
     return sketch.exported(sketch.call("mean", self=x))
 
 
-def a_block(samples: int, heads: int, *, packed: bool) -> Exported:
+def a_block(samples: int, heads: int, *, packed: bool) -> ExportedProgram:
     """Attention between two products, around it a residual.
 
     Heads are cut as by hand, or (``packed``) as ``nn.MultiheadAttention`` does it.
@@ -138,8 +140,8 @@ def a_block(samples: int, heads: int, *, packed: bool) -> Exported:
     return s.exported(s.linear(added, 1))
 
 
-def one(exported: Exported) -> Graph:
-    return alone("sketch", exported, {exported.values[exported.inputs[0]].shape[0]})
+def one(exported: ExportedProgram) -> Graph:
+    return graph_of_samples("sketch", exported, {exported.values[exported.inputs[0]].shape[0]})
 
 
 @pytest.mark.parametrize(
@@ -348,23 +350,28 @@ def test_blocks_of_a_list_are_of_one_kind_named_after_their_module() -> None:
 
 
 def test_a_sample_is_what_two_numbers_of_samples_differ_by() -> None:
-    plain = between("p", a_perceptron(2), a_perceptron(4), (2, 4))
+    plain = graph_of_difference("p", a_perceptron(2), a_perceptron(4), (2, 4))
     assert plain.flops.sum() == pytest.approx(2 * (2 * 64 + 8) + 8)
     assert plain.parameters == 2 * 72
-    extra = between("p", a_perceptron(2, constant=99), a_perceptron(4, constant=99), (2, 4))
+    extra = graph_of_difference(
+        "p", a_perceptron(2, constant=99), a_perceptron(4, constant=99), (2, 4)
+    )
     assert extra.flops.sum() == pytest.approx(plain.flops.sum())
     whole = one(a_perceptron(2, constant=99))
     assert whole.flops.sum() > extra.flops.sum() + 99 / 2
 
 
 def test_amounts_are_the_same_divided_or_differed() -> None:
-    divided, differed = one(a_perceptron(4)), between("p", a_perceptron(2), a_perceptron(4), (2, 4))
+    divided, differed = (
+        one(a_perceptron(4)),
+        graph_of_difference("p", a_perceptron(2), a_perceptron(4), (2, 4)),
+    )
     for name in ("flops", "touched", "kept", "boundary", "working"):
         assert getattr(differed, name)[:-1] == pytest.approx(getattr(divided, name)[:-1])
 
 
 def test_an_input_that_does_not_grow_is_no_batch() -> None:
-    def a_masked(samples: int, rows: int) -> Exported:
+    def a_masked(samples: int, rows: int) -> ExportedProgram:
         s = Sketch()
         x, given = s.input(samples, 8), s.input(rows, 8)
         mask = s.call("exp", rows, 8, self=given)
@@ -372,9 +379,9 @@ def test_an_input_that_does_not_grow_is_no_batch() -> None:
             x = s.call("mul", samples, 8, self=s.linear(x, 8), other=mask)
         return s.exported(s.call("mean", self=x))
 
-    fixed = between("m", a_masked(2, 1), a_masked(4, 1), (2, 4))
+    fixed = graph_of_difference("m", a_masked(2, 1), a_masked(4, 1), (2, 4))
     assert len(fixed) == 3  # the mask, which all three use, is alive but no activation
-    assert len(between("m", a_masked(2, 2), a_masked(4, 4), (2, 4))) == 1
+    assert len(graph_of_difference("m", a_masked(2, 2), a_masked(4, 4), (2, 4))) == 1
 
 
 def test_an_activation_stays_in_the_layer_it_ends() -> None:
@@ -399,15 +406,15 @@ def test_heads_that_attention_wrote_are_joined_without_a_copy() -> None:
 
 def test_exports_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(Untraceable, match="no argument grows"):
-        between("p", a_perceptron(2), a_perceptron(2), (2, 4))
+        graph_of_difference("p", a_perceptron(2), a_perceptron(2), (2, 4))
     with pytest.raises(Untraceable, match="2 layers with 2 samples and 3 with 4"):
-        between("p", a_perceptron(2), a_perceptron(4, layers=3), (2, 4))
+        graph_of_difference("p", a_perceptron(2), a_perceptron(4, layers=3), (2, 4))
 
 
 @pytest.mark.parametrize("leading", [{2, 3}, {None}, {2, None}, set()])
 def test_inputs_that_do_not_begin_with_the_samples_are_refused(leading: set[int | None]) -> None:
     with pytest.raises(Untraceable, match="must take `samples`"):
-        alone("p", a_perceptron(2), leading)
+        graph_of_samples("p", a_perceptron(2), leading)
 
 
 @pytest.mark.parametrize(
@@ -435,4 +442,4 @@ def test_the_command_refuses_what_it_cannot_export(
 def test_without_pytorch_exporting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"tessera-scheduler\[torch\]"):
-        export("some.module:function")
+        export_graph("some.module:function")

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.estimator.architectures.published import find
-from tessera.estimator.cells import MicroBatches, Setting, cells, degrees_of, micro_batches_of
+from tessera.estimator.architectures.published import find_published
+from tessera.estimator.cells import MicroBatches, Setting, degrees_of, micro_batches_of, plan_cells
 from tessera.estimator.collectives import LinkNetwork
 from tessera.estimator.hardware import A10, A100, Hardware
-from tessera.estimator.memory import Room, States
-from tessera.estimator.misses import misses
+from tessera.estimator.memory import States, UsableMemory
+from tessera.estimator.missing_plans import explain_missing_degrees
 from tessera.estimator.plans import Schedule, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tests.support.estimates import a_graph, a_layer
 
 
 def a_setting(model: str, params: str, hardware: Hardware, nodes: int) -> Setting:
-    known, shape = find(model, params), Shape(nodes=nodes, gpus_per_node=2)
+    known, shape = find_published(model, params), Shape(nodes=nodes, gpus_per_node=2)
     setting = Setting(
         graph=known.graph,
         training=known.training,
@@ -31,7 +31,7 @@ def a_setting(model: str, params: str, hardware: Hardware, nodes: int) -> Settin
 
 
 def with_memory(setting: Setting, usable_bytes: float) -> Setting:
-    memory = round(usable_bytes / Room().usable)
+    memory = round(usable_bytes / UsableMemory().usable)
     return replace(setting, hardware=replace(setting.hardware, memory_bytes=memory))
 
 
@@ -47,13 +47,13 @@ def test_with_what_it_needs_a_degree_fits_and_with_a_thousandth_less_it_does_not
     training = replace(setting.training, checkpointing=checkpointing, schedule=schedule)
     setting = with_memory(replace(setting, training=training), 10 * 2**30)
     degrees = degrees_of(2 * nodes)
-    found = misses(setting, degrees, cells(setting, degrees))
+    found = explain_missing_degrees(setting, degrees, plan_cells(setting, degrees))
     assert found
     for degree, miss in found.items():
         assert miss is not None
         assert miss.needed_bytes > miss.limit_bytes
-        assert degree in cells(with_memory(setting, 1.0001 * miss.needed_bytes), degrees)
-        assert degree not in cells(with_memory(setting, 0.999 * miss.needed_bytes), degrees)
+        assert degree in plan_cells(with_memory(setting, 1.0001 * miss.needed_bytes), degrees)
+        assert degree not in plan_cells(with_memory(setting, 0.999 * miss.needed_bytes), degrees)
 
 
 def test_where_micro_batches_are_searched_the_number_that_needs_least_counts() -> None:
@@ -67,7 +67,7 @@ def test_where_micro_batches_are_searched_the_number_that_needs_least_counts() -
         network=LinkNetwork(hardware=A10, shape=shape),
     )
     tight = with_memory(setting, 2**30)
-    found = misses(tight, [1, 2, 4], cells(tight, [1, 2, 4], rule), rule)
+    found = explain_missing_degrees(tight, [1, 2, 4], plan_cells(tight, [1, 2, 4], rule), rule)
     assert list(found) == [1, 2, 4]
     for (
         degree,
@@ -75,21 +75,21 @@ def test_where_micro_batches_are_searched_the_number_that_needs_least_counts() -
     ) in found.items():  # of one stage eight micro-batches leave replicas without samples
         assert miss is not None
         enough = with_memory(setting, 1.0001 * miss.needed_bytes)
-        assert degree in cells(enough, [degree], rule)
+        assert degree in plan_cells(enough, [degree], rule)
         less = with_memory(setting, 0.999 * miss.needed_bytes)
-        assert degree not in cells(less, [degree], rule)
+        assert degree not in plan_cells(less, [degree], rule)
 
 
 def test_what_fits_is_not_missed() -> None:
     setting = a_setting("bert", "1.3B", A100, 1)
-    known = cells(setting)
+    known = plan_cells(setting)
     assert list(known) == [1, 2]
-    assert misses(setting, [1, 2], known) == {}
+    assert explain_missing_degrees(setting, [1, 2], known) == {}
 
 
 def test_more_stages_than_layers_are_not_a_matter_of_memory() -> None:
     setting = a_setting("moe", "690M", A100, 8)
-    assert misses(setting, degrees_of(16), cells(setting)) == {16: None}
+    assert explain_missing_degrees(setting, degrees_of(16), plan_cells(setting)) == {16: None}
 
 
 def test_micro_batches_follow_the_rule() -> None:

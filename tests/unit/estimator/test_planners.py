@@ -12,19 +12,19 @@ from typer.testing import CliRunner, Result
 
 from tessera.benchmarks.estimator import planners
 from tessera.benchmarks.estimator.speed import setting_of
-from tessera.estimator.architectures.published import find
+from tessera.estimator.architectures.published import find_published
 from tessera.estimator.cells import (
     COARSE_LAYERS,
     MicroBatches,
     Planner,
     Setting,
-    cells,
     coarsen_graph,
+    plan_cells,
 )
 from tessera.estimator.collectives import LinkNetwork
 from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
 from tessera.estimator.memory import limit_bytes
-from tessera.estimator.planning.assembly import two_ways
+from tessera.estimator.planning.assembly import pure_candidates
 from tessera.estimator.planning.stages import Stages
 from tessera.estimator.plans import Candidates, Plan, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
@@ -37,7 +37,7 @@ KINDS = {kind.name: kind for kind in (A10, A40, A100, V100)}
 
 
 def published_on(model: str, params: str, batch: int, kind: str, gpus: int) -> Setting:
-    return setting_of(find(model, params), batch, KINDS[kind], gpus)
+    return setting_of(find_published(model, params), batch, KINDS[kind], gpus)
 
 
 def on_8(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
@@ -81,7 +81,7 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
     gpus: int,
 ) -> None:
     setting = published_on(model, params, batch, kind, gpus)
-    exact, found = cells(setting, None, rule), cells(setting, None, rule, planner)
+    exact, found = plan_cells(setting, None, rule), plan_cells(setting, None, rule, planner)
     layers = len(coarsen_graph(setting.graph, COARSE_LAYERS))
     assert found
     assert found.keys() <= exact.keys()
@@ -98,18 +98,18 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
 @pytest.mark.parametrize("planner", Planner)
 def test_the_same_question_has_the_same_plans(planner: Planner) -> None:
     first, second = (
-        cells(published_on("moe", "2.4B", 256, "a40", 16), planner=planner) for _ in range(2)
+        plan_cells(published_on("moe", "2.4B", 256, "a40", 16), planner=planner) for _ in range(2)
     )
     assert first == second
 
 
 def test_the_exact_search_is_what_plans_unless_another_is_asked_for() -> None:
     setting = published_on("wide_resnet", "2B", 256, "a100", 16)
-    assert cells(setting) == cells(setting, planner=Planner.EXACT)
+    assert plan_cells(setting) == plan_cells(setting, planner=Planner.EXACT)
     for planner in PAPERS:
-        other = cells(setting, planner=planner)
+        other = plan_cells(setting, planner=planner)
         assert sum(plan.iter_time_s for plan in other.values()) > 1.1 * sum(
-            plan.iter_time_s for plan in cells(setting).values()
+            plan.iter_time_s for plan in plan_cells(setting).values()
         )
 
 
@@ -118,11 +118,11 @@ def test_crius_cuts_where_least_is_handed_on() -> None:
     after_4_and_6 = on_8(much, much, much, little, much, little, much, 0.0)
     after_2_and_6 = on_8(much, little, much, much, much, little, much, 0.0)
     for setting, cuts in ((after_4_and_6, [4, 6, 8]), (after_2_and_6, [2, 6, 8])):
-        assert ends(cells(setting, [3], planner=Planner.CRIUS)[3]) == cuts
+        assert ends(plan_cells(setting, [3], planner=Planner.CRIUS)[3]) == cuts
 
 
 def test_crius_stages_are_data_or_tensor_parallel_alone() -> None:
-    found = cells(published_on("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
+    found = plan_cells(published_on("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
     every = [stage for plan in found.values() for stage in plan.stages]
     assert all(1 in (stage.dp, stage.tp) for stage in every)
     assert any(stage.dp > 1 for stage in every)
@@ -133,23 +133,23 @@ def test_arena_balances_load_whatever_is_handed_on() -> None:
     much = 1e7
     flops = (5e12, *[1e12] * 3, *[2e12] * 4)  # 16e12: half of it up to the fourth layer
     setting = on_8(much, 1e4, much, much, much, much, much, 0.0, flops=flops)
-    plan = cells(setting, [2], planner=Planner.ARENA)[2]
+    plan = plan_cells(setting, [2], planner=Planner.ARENA)[2]
     assert ends(plan) == [4, 8]
     assert [stage.gpus for stage in plan.stages] == [4, 4]
 
 
 def test_crius_cuts_before_it_looks_at_memory_and_arena_within_it() -> None:
     setting = published_on("moe", "2.4B", 1024, "v100", 2)
-    assert 2 in cells(setting)
-    assert 2 in cells(setting, planner=Planner.ARENA)
-    assert 2 not in cells(setting, planner=Planner.CRIUS)
+    assert 2 in plan_cells(setting)
+    assert 2 in plan_cells(setting, planner=Planner.ARENA)
+    assert 2 not in plan_cells(setting, planner=Planner.CRIUS)
     roomy = replace(setting, hardware=replace(setting.hardware, memory_bytes=80 * 2**30))
-    assert 2 in cells(roomy, planner=Planner.CRIUS)
+    assert 2 in plan_cells(roomy, planner=Planner.CRIUS)
 
 
 @pytest.mark.parametrize("planner", PAPERS)
 def test_experts_are_divided_where_they_would_not_fit_otherwise(planner: Planner) -> None:
-    found = cells(published_on("moe", "27B", 512, "a40", 16), planner=planner)
+    found = plan_cells(published_on("moe", "27B", 512, "a40", 16), planner=planner)
     assert any(stage.ep > 1 for plan in found.values() for stage in plan.stages)
 
 
@@ -160,15 +160,15 @@ def test_of_expert_degrees_the_one_of_least_cost_is_taken() -> None:
         start=0 * same, end=same, dp=4 * same, tp=same, ep=degrees, sp=np.zeros(3, dtype=np.bool_)
     )
     one = Stages(ends=(1,), gpus=(4,), bias=0.0)
-    assert two_ways(every, one).tolist() == [[0, -1]]
-    assert two_ways(every, one, np.array([[3.0, 1.0, 2.0]])).tolist() == [[1, -1]]
-    assert two_ways(every, one, np.array([[3.0, np.inf, 2.0]])).tolist() == [[2, -1]]
-    assert two_ways(every, one, np.full((1, 3), np.inf)).tolist() == [[-1, -1]]
+    assert pure_candidates(every, one).tolist() == [[0, -1]]
+    assert pure_candidates(every, one, np.array([[3.0, 1.0, 2.0]])).tolist() == [[1, -1]]
+    assert pure_candidates(every, one, np.array([[3.0, np.inf, 2.0]])).tolist() == [[2, -1]]
+    assert pure_candidates(every, one, np.full((1, 3), np.inf)).tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("planner", Planner)
 def test_more_stages_than_layers_or_gpus_have_no_plan(planner: Planner) -> None:
-    assert list(cells(on_8(*[1e6] * 8), [2, 9], planner=planner)) == [2]
+    assert list(plan_cells(on_8(*[1e6] * 8), [2, 9], planner=planner)) == [2]
 
 
 def test_a_share_is_the_exact_time_by_the_planners() -> None:
@@ -182,18 +182,18 @@ def test_a_share_is_the_exact_time_by_the_planners() -> None:
 
 
 def test_settings_are_drawn_by_the_seeds_and_each_once() -> None:
-    first = planners.draw([0, 1])
+    first = planners.draw_settings([0, 1])
     assert (
         len({(m.model, m.params, batch, kind.name, gpus) for m, batch, kind, gpus in first}) == 100
     )
-    assert planners.draw([0, 1]) == first
-    assert planners.draw([2]) != first
+    assert planners.draw_settings([0, 1]) == first
+    assert planners.draw_settings([2]) != first
 
 
 def test_the_benchmark_judges_both_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = [d for d in planners.draw([0]) if d[3] <= 8][:4]
-    monkeypatch.setattr(planners, "draw", lambda seeds: drawn)
-    found = planners.section(None, range(1))
+    drawn = [d for d in planners.draw_settings([0]) if d[3] <= 8][:4]
+    monkeypatch.setattr(planners, "draw_settings", lambda seeds: drawn)
+    found = planners.run_planner_section(None, range(1))
     assert found.figures["planner_settings"] == len(found.rows) == 4
     for name in ("arena", "crius"):
         worst, mean = (found.figures[f"planner_share_{name}{x}"] for x in ("_worst", ""))

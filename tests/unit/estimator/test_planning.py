@@ -10,21 +10,27 @@ import pytest
 from tessera.estimator.planning.assembly import (
     DATA,
     TENSOR,
-    Profiled,
+    ProfiledStages,
     assemble_plan,
     assembled_plan,
-    joints,
-    two_ways,
+    joint_seconds,
+    pure_candidates,
 )
-from tessera.estimator.planning.options import NoPlan, depths, options_of
-from tessera.estimator.planning.pareto import frontier, proxy_of, thin_plans
-from tessera.estimator.planning.search import Found, best_plan, best_plans, latency_of, plan_of
+from tessera.estimator.planning.options import NoPlan, options_of, stage_depths
+from tessera.estimator.planning.pareto import find_frontier, proxy_of, thin_plans
+from tessera.estimator.planning.search import (
+    PlanSearchResult,
+    best_plan,
+    best_plans,
+    latency_of,
+    plan_of,
+)
 from tessera.estimator.planning.stages import (
     Stages,
     balance_stages,
+    layer_shares,
     least_cut,
     nearest_powers,
-    shares,
 )
 from tessera.estimator.planning.tuning import (
     Mismatch,
@@ -64,7 +70,7 @@ def a_space(layers: int = 4, gpus: int = 8, stages: int = 2) -> SearchSpace:
 
 
 def test_layers_get_gpus_by_their_part_of_the_load() -> None:
-    assert shares(FIGURE_7, 8).tolist() == [0.5, 1.5, 2.0, 1.0, 1.0, 2.0]
+    assert layer_shares(FIGURE_7, 8).tolist() == [0.5, 1.5, 2.0, 1.0, 1.0, 2.0]
 
 
 def test_a_model_is_cut_where_least_is_sent() -> None:
@@ -134,8 +140,8 @@ def test_a_long_frontier_is_cut_to_the_limit_and_keeps_its_proxy() -> None:
     rng = np.random.default_rng(5)
     candidates = every_candidate(8, 8)
     comm, load = rng.uniform(0, 1, len(candidates)), rng.uniform(0.5, 2, 8)
-    whole = frontier(options_of(candidates), load, comm, 8, 4, 16, limit=1000)
-    few = frontier(options_of(candidates), load, comm, 8, 4, 16, limit=3)
+    whole = find_frontier(options_of(candidates), load, comm, 8, 4, 16, limit=1000)
+    few = find_frontier(options_of(candidates), load, comm, 8, 4, 16, limit=3)
     assert len(few.plans) == 3 < whole.found == few.found
     assert few.proxy == whole.proxy == few.plans[0]
     assert set(few.plans) < set(whole.plans)
@@ -145,12 +151,12 @@ def test_a_shape_with_more_communication_is_taken_only_where_the_least_does_not_
     candidates = every_candidate(1, 2)  # 1x1, then 1x2 and 2x1
     comm = np.where(candidates.dp == 2, 5.0, 1.0)
     fits = np.full(len(candidates), 9, dtype=np.int64)
-    free = frontier(options_of(candidates, fits), np.ones(1), comm, 2, 1, 16)
+    free = find_frontier(options_of(candidates, fits), np.ones(1), comm, 2, 1, 16)
     assert candidates.tp[free.proxy.rows[0]] == 2
     tight = np.where(candidates.tp == 2, 0, fits)
     assert (
         candidates.dp[
-            frontier(options_of(candidates, tight), np.ones(1), comm, 2, 1, 16).proxy.rows[0]
+            find_frontier(options_of(candidates, tight), np.ones(1), comm, 2, 1, 16).proxy.rows[0]
         ]
         == 2
     )
@@ -179,8 +185,8 @@ def test_a_plan_names_its_stages_time_and_memory() -> None:
 
 def test_1f1b_lets_stages_near_the_end_hold_what_gpipe_cannot() -> None:
     costs = random_costs(every_candidate(2, 2), np.random.default_rng(1))
-    one_by_one = depths(costs, 14e9, 8, Schedule.ONE_F_ONE_B)
-    at_once = depths(costs, 14e9, 8, Schedule.GPIPE)
+    one_by_one = stage_depths(costs, 14e9, 8, Schedule.ONE_F_ONE_B)
+    at_once = stage_depths(costs, 14e9, 8, Schedule.GPIPE)
     assert ((one_by_one > 0) & (at_once == 0)).any()
     assert (one_by_one >= at_once).all()
 
@@ -188,7 +194,7 @@ def test_1f1b_lets_stages_near_the_end_hold_what_gpipe_cannot() -> None:
 def joined(first: Sequence[int], second: Sequence[int]) -> float:
     degrees = np.array([[first, first], [second, second]])
     network = FlatNetwork(inside_bytes_per_s=1e9, across_bytes_per_s=1e9)
-    return float(joints(np.array([8e9]), degrees, network, gpus_per_node=16)[0, 0, 0])
+    return float(joint_seconds(np.array([8e9]), degrees, network, gpus_per_node=16)[0, 0, 0])
 
 
 def test_data_parallel_stages_are_joined_by_sends_and_tensor_parallel_ones_gather_too() -> None:
@@ -203,11 +209,11 @@ def test_assembly_gives_up_a_faster_stage_where_joining_it_costs_more() -> None:
     join = np.zeros((1, 2, 2))
     join[0, DATA, TENSOR] = join[0, TENSOR, DATA] = 10.0
     busy = np.array([[1.0, 5.0], [2.0, 1.9]])
-    profiled = Profiled(busy_s=busy, join_s=join, once_s=np.zeros((2, 2)))
+    profiled = ProfiledStages(busy_s=busy, join_s=join, once_s=np.zeros((2, 2)))
     found = assemble_plan(profiled, micro_batches=4)
     assert found.ways == (DATA, DATA)
     assert found.latency_s == pytest.approx(3.0 + 3 * 2.0)
-    free = Profiled(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
+    free = ProfiledStages(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
     assert assemble_plan(free, micro_batches=4).ways == (DATA, TENSOR)
 
 
@@ -217,10 +223,10 @@ def test_crius_estimate_mixes_data_and_tensor_parallel_stages_that_fit() -> None
     fits = np.full(len(costs.candidates), 9, dtype=np.int64)
     network = FlatNetwork(inside_bytes_per_s=1e9)
 
-    def estimated(depth: Ints) -> Found:
+    def estimated(depth: Ints) -> PlanSearchResult:
         return assembled_plan(costs, depth, stages, np.full(4, 1e8), network, 8, 16)
 
-    rows = two_ways(costs.candidates, stages)
+    rows = pure_candidates(costs.candidates, stages)
     assert costs.candidates.dp[rows].tolist() == [[4, 1], [4, 1]]
     free = estimated(fits)
     assert [r in rows[s] for s, r in enumerate(free.rows)] == [True, True]

@@ -16,26 +16,31 @@ from jax.profiler import ProfileData
 from tessera.estimator.graph import Graph, Layer, Untraceable, graph_of, merge_layers
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.compute import ProfiledCompute
-from tessera.estimator.profiling.pieces import examples, piece_of
-from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, load, save
+from tessera.estimator.profiling.pieces import example_inputs, piece_of
+from tessera.estimator.profiling.records import (
+    ProfileMismatch,
+    ProfileRecord,
+    append_records,
+    read_profile_records,
+)
 from tessera.estimator.profiling.stages import (
-    Source,
+    StepMaker,
     kinds_of,
     measure_step,
     measure_update,
     profile_stage,
     total_s,
 )
-from tessera.estimator.profiling.timing import Effort, kernel_seconds
+from tessera.estimator.profiling.timing import TimingEffort, kernel_seconds
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.trace import trace_program
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 
-PERCEPTRON = Source(
+PERCEPTRON = StepMaker(
     target="tessera.estimator.tracing.models.steps:perceptron", arguments={"layers": 3}
 )
-QUICK = Effort(warmups=1, repeats=2, host_s=0.0)
+QUICK = TimingEffort(warmups=1, repeats=2, host_s=0.0)
 TRAINING = Training(global_batch=16)
 
 
@@ -84,10 +89,12 @@ def seconds(compute: ProfiledCompute, graph: Graph, samples: float, tp: int = 1)
 
 def test_records_come_back_as_they_were_saved(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "profile.jsonl"
-    save([a_record()], path)
-    save([a_record(tp=2)], path)
-    assert load(path) == [a_record(), a_record(tp=2)]
-    assert load(path, versions={"jax": "0.10.2"}, device="NVIDIA A40") == load(path)
+    append_records([a_record()], path)
+    append_records([a_record(tp=2)], path)
+    assert read_profile_records(path) == [a_record(), a_record(tp=2)]
+    assert read_profile_records(
+        path, versions={"jax": "0.10.2"}, device="NVIDIA A40"
+    ) == read_profile_records(path)
 
 
 @pytest.mark.parametrize(
@@ -109,25 +116,25 @@ def test_a_measurement_that_is_none_is_refused(changed: dict[str, Any]) -> None:
 
 def test_a_file_with_nan_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    save([a_record()], path)
+    append_records([a_record()], path)
     path.write_text(path.read_text() + path.read_text().replace("1.0", "NaN"))
     with pytest.raises(InvalidInput, match="line 2: forward_s: must be a finite number, not nan"):
-        load(path)
+        read_profile_records(path)
     path.write_text("{}\n")
     with pytest.raises(InvalidInput, match="line 1"):
-        load(path)
+        read_profile_records(path)
     path.write_text("forward\n")
     with pytest.raises(InvalidInput, match="is not JSON"):
-        load(path)
+        read_profile_records(path)
 
 
 def test_a_profile_of_other_versions_or_another_device_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    save([a_record()], path)
+    append_records([a_record()], path)
     with pytest.raises(ProfileMismatch, match=r"jax 0.10.2, not 0.11"):
-        load(path, versions={"jax": "0.11"})
+        read_profile_records(path, versions={"jax": "0.11"})
     with pytest.raises(ProfileMismatch, match="not on NVIDIA H100"):
-        load(path, device="NVIDIA H100")
+        read_profile_records(path, device="NVIDIA H100")
     mixed = [a_record(), a_record(tp=2, versions={"jax": "0.11", "driver": "cuda 12"})]
     with pytest.raises(ProfileMismatch):
         ProfiledCompute(records=mixed, fallback=Linear())
@@ -219,7 +226,7 @@ def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
 def test_a_layer_alone_computes_what_it_computes_in_the_step() -> None:
     step = trace_program(steps.perceptron(samples=4))
     piece = piece_of(step, 0)
-    (into, out), (x,) = examples(piece.floats, 2), examples(piece.others, 2, seed=3)
+    (into, out), (x,) = example_inputs(piece.floats, 2), example_inputs(piece.others, 2, seed=3)
     (result,) = piece.run([into, out], [x])
     assert jnp.allclose(result, jnp.maximum(x @ into, 0) @ out, atol=1e-5)
     _, (gradients,) = piece.with_backward([into, out], [x])
@@ -231,8 +238,8 @@ def test_every_layer_of_every_model_runs_alone_with_its_masks() -> None:
     step = trace_program(steps.decoder(samples=2, experts=2, dtype="f32", **sizes))
     for layer in range(len(step.graph)):
         piece = piece_of(step, layer)
-        floats = examples(piece.floats, piece.largest_index)
-        others = examples(piece.others, piece.largest_index)
+        floats = example_inputs(piece.floats, piece.largest_index)
+        others = example_inputs(piece.others, piece.largest_index)
         results = jax.jit(piece.run)(floats, others)
         assert all(bool(jnp.isfinite(r).all()) for r in results)
         if layer:

@@ -23,12 +23,14 @@ import itertools, sys
 from pathlib import Path
 from tessera.estimator.collectives import write_records
 from tessera.estimator.plans import Primitive, Shape
-from tessera.estimator.profiling.collectives import Bench, measure
+from tessera.estimator.profiling.collectives import MeasurementConditions, time_collectives
 
 clock = itertools.count(step=0.5)
-bench = Bench(gpu_type="cpu", network="host", date="2026-01-31", repeats=2, clock=lambda: next(clock))
+bench = MeasurementConditions(
+    gpu_type="cpu", network="host", date="2026-01-31", repeats=2, clock=lambda: next(clock)
+)
 groups = [Shape(nodes=1, gpus_per_node=2), Shape(nodes=1, gpus_per_node=4)]
-write_records(Path(sys.argv[1]), measure(list(Primitive), [6, 1024], groups, bench))
+write_records(Path(sys.argv[1]), time_collectives(list(Primitive), [6, 1024], groups, bench))
 """
 
 RESULTS = """
@@ -36,16 +38,16 @@ import json
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from tessera.estimator.plans import Primitive, Shape
-from tessera.estimator.profiling.collectives import machine, mesh, program
+from tessera.estimator.profiling.collectives import available_shape, group_mesh, collective_program
 
-over = mesh(Shape(nodes=1, gpus_per_node=2), machine())
+over = group_mesh(Shape(nodes=1, gpus_per_node=2), available_shape())
 cut = NamedSharding(over, PartitionSpec(over.axis_names))
 found = {}
 for primitive in Primitive:
     x = jax.device_put(jnp.arange(8.0), cut)
-    run = jax.jit(program(primitive, over, 3))
+    run = jax.jit(collective_program(primitive, over, 3))
     text = run.lower(x).compile().as_text()
-    once = jax.jit(program(primitive, over, 1))(x)
+    once = jax.jit(collective_program(primitive, over, 1))(x)
     found[primitive.value] = [once.tolist(), text]
 print(json.dumps(found))
 """
@@ -54,9 +56,9 @@ REFUSED = """
 import sys
 from tessera.formulation.errors import InvalidInput
 from tessera.estimator.plans import Primitive, Shape
-from tessera.estimator.profiling.collectives import Bench, measure
+from tessera.estimator.profiling.collectives import MeasurementConditions, time_collectives
 
-bench = Bench(gpu_type="cpu", network="host", date="2026-01-31", repeats=1, clock=lambda: 1.0)
+bench = MeasurementConditions(gpu_type="cpu", network="host", date="2026-01-31", repeats=1, clock=lambda: 1.0)
 pair = Shape(nodes=1, gpus_per_node=2)
 for sizes, group in (
     ([8], Shape(nodes=1, gpus_per_node=3)),
@@ -66,7 +68,7 @@ for sizes, group in (
     ([8], pair),
 ):
     try:
-        measure([Primitive.ALL_REDUCE], sizes, [group], bench)
+        time_collectives([Primitive.ALL_REDUCE], sizes, [group], bench)
     except InvalidInput as error:
         print(error)
 """

@@ -12,39 +12,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.architectures.published import find, jax_step, published_models
+from tessera.estimator.architectures.published import find_published, jax_step, published_models
 from tessera.estimator.calibration import Residual
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.plans import Training
-from tessera.estimator.profiling.stages import Source as StepSource
+from tessera.estimator.profiling.stages import StepMaker as StepSource
 from tessera.estimator.profiling.stages import kinds_of
 from tessera.estimator.profiling.tasks import (
-    Options,
-    Step,
+    ProfilingOptions,
+    StepTarget,
     TaskState,
     arguments_of,
     missing_tasks,
     profiles_of,
-    status,
+    profiling_status,
     step_of,
     task_name,
     task_of,
 )
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.workloads import Estimator, catalogue_of, fingerprint, known_models
+from tessera.estimator.workloads import Estimator, catalogue_of, estimates_fingerprint, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import (
-    Estimation,
-    Kind,
+    ClusterGpuType,
+    EstimationInputs,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
     ProfilingJob,
-    Wanted,
+    UnestimatedWorkload,
 )
-from tessera.formulation.values import PROFILING, Cell, GpuType, Source, Workload
+from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cli.jobview import profiling_facts
 from tessera.service.config import Config
 from tessera.service.rpc.convert.models import to_model
@@ -58,7 +58,7 @@ OWL = Workload(model="owl", params="3B", global_batch=2)
 SPEC = ModelSpec(
     model="owl", params="3B", architecture="{}", step="my.module:step", step_arguments=("layers=2",)
 )
-OWL_STEP = Step(target="my.module:step", arguments=(("layers", 2),))
+OWL_STEP = StepTarget(target="my.module:step", arguments=(("layers", 2),))
 HARDWARE = {kind.name: kind for kind in CATALOGUE}
 TRAINING = Training(global_batch=16)
 
@@ -89,16 +89,19 @@ def a_row(**changed: Any) -> ProfileRow:
 
 
 def a_cluster(
-    *wanted: Wanted, types: tuple[str, ...] = ("a100", "v100"), **rest: Any
-) -> Estimation:
+    *wanted: UnestimatedWorkload, types: tuple[str, ...] = ("a100", "v100"), **rest: Any
+) -> EstimationInputs:
     kinds = tuple(
-        Kind(gpu_type=GpuType(name=t, memory_bytes=40 * 2**30), node_gpus=8, gpus=16) for t in types
+        ClusterGpuType(gpu_type=GpuType(name=t, memory_bytes=40 * 2**30), node_gpus=8, gpus=16)
+        for t in types
     )
-    return Estimation(kinds=kinds, models=(SPEC,), measurements=(), wanted=wanted, **rest)
+    return EstimationInputs(kinds=kinds, models=(SPEC,), measurements=(), wanted=wanted, **rest)
 
 
-def wants(workload: Workload, *, profile: bool = True) -> Wanted:
-    return Wanted(workload=workload, requests=(8,), counts=(), derived_from="", profile=profile)
+def wants(workload: Workload, *, profile: bool = True) -> UnestimatedWorkload:
+    return UnestimatedWorkload(
+        workload=workload, requests=(8,), counts=(), derived_from="", profile=profile
+    )
 
 
 def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") -> ProfilingJob:
@@ -111,7 +114,7 @@ def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") 
 
 
 def test_a_task_is_one_gpu_of_one_type_and_worth_next_to_nothing() -> None:
-    found = missing_tasks(a_cluster(wants(BERT)), HARDWARE, Options())
+    found = missing_tasks(a_cluster(wants(BERT)), HARDWARE, ProfilingOptions())
     assert {spec.requested_type for spec in found.values()} == {"a100", "v100"}
     for name, spec in found.items():
         assert (spec.name, spec.requested_gpus, spec.pinned_type) == (name, 1, True)
@@ -122,37 +125,39 @@ def test_a_task_is_one_gpu_of_one_type_and_worth_next_to_nothing() -> None:
 
 def test_nothing_is_profiled_unless_a_job_or_the_server_asks() -> None:
     known = a_cluster(wants(BERT, profile=False))
-    assert not missing_tasks(known, HARDWARE, Options())
-    assert len(missing_tasks(known, HARDWARE, Options(always=True))) == 2
-    assert not status(known, HARDWARE, Options(), BERT).asked
+    assert not missing_tasks(known, HARDWARE, ProfilingOptions())
+    assert len(missing_tasks(known, HARDWARE, ProfilingOptions(always=True))) == 2
+    assert not profiling_status(known, HARDWARE, ProfilingOptions(), BERT).asked
 
 
 def test_types_without_nodes_or_outside_the_catalogue_are_left_out() -> None:
     known = a_cluster(wants(BERT), types=("a100", "mystery"))
     gone = replace(known, kinds=(*known.kinds, replace(known.kinds[0], gpus=0)))
-    assert [s.requested_type for s in missing_tasks(gone, HARDWARE, Options()).values()] == ["a100"]
+    assert [
+        s.requested_type for s in missing_tasks(gone, HARDWARE, ProfilingOptions()).values()
+    ] == ["a100"]
 
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_task_is_made_once_however_it_ended(state: JobState) -> None:
     there = (a_task(BERT, "a100", state),)
-    found = missing_tasks(a_cluster(wants(BERT), profiling=there), HARDWARE, Options())
+    found = missing_tasks(a_cluster(wants(BERT), profiling=there), HARDWARE, ProfilingOptions())
     assert [spec.requested_type for spec in found.values()] == ["v100"]
 
 
 def test_batches_of_a_model_share_a_task_and_its_records() -> None:
     other = replace(BERT, global_batch=512)
     known = a_cluster(wants(BERT), wants(other))
-    assert len(missing_tasks(known, HARDWARE, Options())) == 2
+    assert len(missing_tasks(known, HARDWARE, ProfilingOptions())) == 2
     known = replace(known, profiles=(a_row(),))
-    assert [s.requested_type for s in missing_tasks(known, HARDWARE, Options()).values()] == [
-        "v100"
-    ]
+    assert [
+        s.requested_type for s in missing_tasks(known, HARDWARE, ProfilingOptions()).values()
+    ] == ["v100"]
     assert profiles_of(known.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
 
 
 def test_a_users_step_is_measured_with_its_arguments_and_no_more_samples_than_there_are() -> None:
-    spec = task_of(OWL, OWL_STEP, "a100", Options(samples=(1, 2, 4), tp=(1, 2)))
+    spec = task_of(OWL, OWL_STEP, "a100", ProfilingOptions(samples=(1, 2, 4), tp=(1, 2)))
     task = json.loads(spec.command[0])
     assert task["sizes"] == [[1, 1], [2, 1], [1, 2], [2, 2]]
     assert (task["step"], task["arguments"]) == ("my.module:step", {"layers": 2})
@@ -163,8 +168,8 @@ def test_a_users_step_is_measured_with_its_arguments_and_no_more_samples_than_th
 def test_what_cannot_be_profiled_says_why_and_stays_analytic() -> None:
     bare = replace(SPEC, step="")
     known = replace(a_cluster(wants(OWL)), models=(bare,))
-    assert not missing_tasks(known, HARDWARE, Options())
-    found = status(known, HARDWARE, Options(), OWL)
+    assert not missing_tasks(known, HARDWARE, ProfilingOptions())
+    found = profiling_status(known, HARDWARE, ProfilingOptions(), OWL)
     assert found.asked
     assert "owl 3B has no step in JAX" in found.problem
     assert "--step" in found.problem
@@ -179,7 +184,7 @@ def test_the_status_tells_each_type_apart() -> None:
     known = a_cluster(
         wants(BERT), types=("a100", "v100", "a40", "a10"), profiling=there, profiles=(a_row(),)
     )
-    found = status(known, HARDWARE, Options(), BERT)
+    found = profiling_status(known, HARDWARE, ProfilingOptions(), BERT)
     assert [t.state for t in found.tasks] == [
         TaskState.DONE,
         TaskState.RUNS,
@@ -249,7 +254,10 @@ def test_steps_of_published_models_do_the_work_of_their_graphs(
 ) -> None:
     step = jax_step(*key)
     assert step is not None
-    graph, traced = find(*key).graph, kinds_of(StepSource(target=step[0], arguments=step[1]))
+    graph, traced = (
+        find_published(*key).graph,
+        kinds_of(StepSource(target=step[0], arguments=step[1])),
+    )
     assert traced.dtype == graph.dtype
     assert traced.flops.sum() == pytest.approx(graph.flops.sum(), rel=within)
 
@@ -263,7 +271,7 @@ def test_steps_of_published_models_do_the_work_of_their_graphs(
 def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
     scale: float, samples: float, tp: int
 ) -> None:
-    graph, sheet = find("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
+    graph, sheet = find_published("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
     at = np.array([1.0, 4.0])
     plain = np.stack(sheet.layer_s(graph, TRAINING, at, np.ones(2, np.int64))).sum(axis=2)
     points = {1: tuple((s, scale * f, scale * b) for s, (f, b) in zip(at, plain.T, strict=True))}
@@ -275,7 +283,7 @@ def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
 
 
 def test_totals_sum_to_what_was_measured_and_grow_as_data_sheets_beyond_it() -> None:
-    graph, sheet = find("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
+    graph, sheet = find_published("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
     totals = ProfiledTotals(points={1: ((1.0, 0.1, 0.3), (4.0, 0.3, 0.0))}, fallback=sheet)
     one = np.ones(3, np.int64)
     forward, backward = totals.layer_s(graph, TRAINING, np.array([1.0, 4.0, 8.0]), one)
@@ -293,7 +301,7 @@ def test_totals_sum_to_what_was_measured_and_grow_as_data_sheets_beyond_it() -> 
 
 def a_slow_device(times: float) -> list[ProfileRow]:
     """Return rows by which the whole model takes so many times what the data sheet says."""
-    model = find("bert", "1.3B")
+    model = find_published("bert", "1.3B")
     sheet = RooflineCompute(hardware=HARDWARE["a100"])
     at = np.array([1.0, 2.0, 4.0, 8.0])
     plain = np.stack(sheet.layer_s(model.graph, model.training, at, np.ones(4, np.int64)))
@@ -310,14 +318,17 @@ def test_profiled_cells_follow_the_device_and_are_surer() -> None:
     for gpus, degree in ((1, 1), (8, 1), (8, 4)):
         (before,) = analytic.cells(BERT, "a100", gpus, [degree])
         (after,) = slow.cells(BERT, "a100", gpus, [degree])
-        assert (before.record.source, after.record.source) == (Source.ANALYTIC, Source.PROFILED)
+        assert (before.record.source, after.record.source) == (
+            EstimateSource.ANALYTIC,
+            EstimateSource.PROFILED,
+        )
         assert 1.3 < after.record.iter_time_s / before.record.iter_time_s <= 2.0 + 1e-6
         assert before.record.sd is not None
         assert after.record.sd is not None
         assert Residual().noise_sd < after.record.sd < before.record.sd
         assert "profiled on NVIDIA A100, 2026-11-21, 4 records" in after.record.provenance
     (elsewhere,) = slow.cells(BERT, "v100", 8, [1])
-    assert elsewhere.record.source is Source.ANALYTIC
+    assert elsewhere.record.source is EstimateSource.ANALYTIC
 
 
 def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught() -> None:
@@ -344,12 +355,12 @@ def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught(
 def test_a_profile_changes_what_estimates_depend_on() -> None:
     profiles = profiles_of(a_slow_device(2.0), BERT, step_of(BERT, ()), "f16")
     asked, hardware = {"a100": [8]}, catalogue_of()
-    before = fingerprint(BERT, None, asked, hardware, ())
-    assert fingerprint(BERT, None, asked, hardware, (), {}) == before
-    assert fingerprint(BERT, None, asked, hardware, (), profiles) != before
-    assert fingerprint(BERT, None, {"v100": [8]}, hardware, (), profiles) == fingerprint(
-        BERT, None, {"v100": [8]}, hardware, ()
-    )
+    before = estimates_fingerprint(BERT, None, asked, hardware, ())
+    assert estimates_fingerprint(BERT, None, asked, hardware, (), {}) == before
+    assert estimates_fingerprint(BERT, None, asked, hardware, (), profiles) != before
+    assert estimates_fingerprint(
+        BERT, None, {"v100": [8]}, hardware, (), profiles
+    ) == estimates_fingerprint(BERT, None, {"v100": [8]}, hardware, ())
 
 
 def a_request(**changed: Any) -> pb.AddProfilesRequest:
@@ -435,7 +446,7 @@ def test_a_models_step_is_kept_as_it_was_given() -> None:
 
 def test_settings_say_what_is_measured() -> None:
     found = Config(profile=True, profile_samples="4, 1", profile_tp="2,1").profiling()
-    assert found == Options(always=True, samples=(1, 4), tp=(1, 2))
+    assert found == ProfilingOptions(always=True, samples=(1, 4), tp=(1, 2))
     for wrong in ("", "0", "1;2", "5000"):
         with pytest.raises(InvalidInput, match="profile_samples"):
             Config(profile_samples=wrong)

@@ -8,16 +8,16 @@ import pytest
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40
 from tessera.estimator.plans import Training
-from tessera.estimator.rooflines import DEFAULT_RATES, Rates, RooflineCompute, RooflinePart
+from tessera.estimator.rooflines import DEFAULT_RATES, RooflineCompute, RooflinePart, RooflineRates
 from tessera.formulation.errors import TesseraError
 from tests.support.estimates import a_graph, a_layer
 
 TRAINING = Training(global_batch=16)
 
 
-def rates(**given: Any) -> Rates:
+def rates(**given: Any) -> RooflineRates:
     plain = {"utilisation": 0.5, "half_rows": 0.0, "memory_utilisation": 0.8, "launch_s": 0.0}
-    return Rates(**(plain | given))
+    return RooflineRates(**(plain | given))
 
 
 def forward_s(graph: Graph, samples: float = 8.0, tp: int = 1, **given: Any) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from tessera.estimator.architectures.published import find
-from tessera.estimator.cells import Runtime, Setting, cells
+from tessera.estimator.architectures.published import find_published
+from tessera.estimator.cells import Runtime, Setting, plan_cells
 from tessera.estimator.collectives import LinkNetwork, LinkRates
 from tessera.estimator.graph import merge_layers
 from tessera.estimator.hardware import A10, A40, A100, ALL, V100, Hardware
@@ -22,9 +22,15 @@ from tessera.estimator.planning.even import even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.samples import GPU_COUNTS, degrees, sample_profiles, sampled_models, shapes
+from tessera.estimator.samples import (
+    GPU_COUNTS,
+    sample_degrees,
+    sample_profiles,
+    sample_shapes,
+    sampled_models,
+)
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Source
+from tessera.formulation.values import EstimateSource
 from tessera.simulator.data import data_dir
 
 NAMES = {kind.name: kind for kind in ALL}
@@ -45,7 +51,7 @@ def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], fl
 
 
 def a_setting(model: str, params: str, hardware: Hardware, shape: Shape) -> Setting:
-    known = find(model, params)
+    known = find_published(model, params)
     return Setting(
         graph=merge_layers(known.graph, 16),
         training=known.training,
@@ -58,10 +64,13 @@ def a_setting(model: str, params: str, hardware: Hardware, shape: Shape) -> Sett
 
 
 def test_the_best_shape_has_the_fewest_nodes_and_the_next_twice_as_many() -> None:
-    assert shapes(A100, 8) == [Shape(nodes=2, gpus_per_node=4), Shape(nodes=4, gpus_per_node=2)]
-    assert shapes(A10, 1) == [Shape(nodes=1, gpus_per_node=1)]
-    assert degrees(24) == [1, 2, 4, 8]
-    assert degrees(32)[-1] == 16
+    assert sample_shapes(A100, 8) == [
+        Shape(nodes=2, gpus_per_node=4),
+        Shape(nodes=4, gpus_per_node=2),
+    ]
+    assert sample_shapes(A10, 1) == [Shape(nodes=1, gpus_per_node=1)]
+    assert sample_degrees(24) == [1, 2, 4, 8]
+    assert sample_degrees(32)[-1] == 16
 
 
 def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRecord]) -> None:
@@ -72,7 +81,9 @@ def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRec
 
 
 def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]) -> None:
-    assert {(e.source, e.provenance) for e in estimates} == {(Source.ANALYTIC, "analytic v2")}
+    assert {(e.source, e.provenance) for e in estimates} == {
+        (EstimateSource.ANALYTIC, "analytic v2")
+    }
     assert {e.cell.gpu_type for e in estimates} == set(NAMES)
     keys = {
         (e.workload, e.cell.gpu_type, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree)
@@ -87,8 +98,8 @@ def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRec
         (kind.name, n, shape.nodes, d)
         for kind in ALL
         for n in GPU_COUNTS
-        for shape in shapes(kind, n)
-        for d in degrees(n)
+        for shape in sample_shapes(kind, n)
+        for d in sample_degrees(n)
     ]
     mine = [e for e in estimates if e.workload.key == "bert/1.3B/256"]
     assert [
@@ -112,13 +123,13 @@ def test_an_even_plan_never_beats_the_search_and_comes_near_it(
     estimates: list[EstimateRecord], model: str, params: str, kind: Hardware
 ) -> None:
     for gpus in (1, 2, 4, 8, 16):
-        shape = shapes(kind, gpus)[0]
-        searched = cells(a_setting(model, params, kind, shape), degrees(gpus))
+        shape = sample_shapes(kind, gpus)[0]
+        searched = plan_cells(a_setting(model, params, kind, shape), sample_degrees(gpus))
         mine = {
             e.cell.pipeline_degree: e.iter_time_s
             for e in estimates
             if (e.cell.gpu_type, e.cell.gpus, e.cell.nodes) == (kind.name, gpus, shape.nodes)
-            and e.workload.key == f"{model}/{params}/{find(model, params).batches[0]}"
+            and e.workload.key == f"{model}/{params}/{find_published(model, params).batches[0]}"
         }
         assert {d for d, seconds in mine.items() if math.isfinite(seconds)} <= set(searched)
         for degree, plan in searched.items():
@@ -156,7 +167,7 @@ def test_more_memory_never_makes_a_cell_slower() -> None:
 
 def test_no_plan_beats_the_peak_of_its_gpus(estimates: list[EstimateRecord]) -> None:
     for e in estimates:
-        graph = find(e.workload.model, e.workload.params).graph
+        graph = find_published(e.workload.model, e.workload.params).graph
         peak = NAMES[e.cell.gpu_type].flops(graph.dtype)
         work = 4 * e.workload.global_batch * float(graph.flops.sum())  # forward twice
         assert e.iter_time_s > work / (e.cell.gpus * peak)

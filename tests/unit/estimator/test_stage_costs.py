@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.estimator.costs import candidates_of, messages, stage_costs
+from tessera.estimator.costs import candidates_of, message_counts, stage_costs
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40, A100
-from tessera.estimator.memory import Copies, States
+from tessera.estimator.memory import MemoryCopies, States
 from tessera.estimator.plans import (
     Candidates,
     Groups,
@@ -287,7 +287,7 @@ def test_copies_of_a_layer_a_stage_and_gradients_are_held_beside_what_is_needed(
     thrifty = replace(TRAINING, checkpointing=True)
 
     def working(**given: float) -> float:
-        copies = Copies(**({"layer": 0.0} | given))
+        copies = MemoryCopies(**({"layer": 0.0} | given))
         return float(costs(one_candidate(0, 3), training=thrifty, copies=copies).working_bytes[0])
 
     none = working()
@@ -295,10 +295,12 @@ def test_copies_of_a_layer_a_stage_and_gradients_are_held_beside_what_is_needed(
     assert working(layer=2.0) - none == pytest.approx(2 * 2 * 16 * (2 * 4e7 + 3e7))
     assert working(stage=2.0) - none == pytest.approx(2 * 2 * 16 * 9e7)
     assert working(gradients=0.0) == none
-    one, two = (costs(one_candidate(3, 4, dp=2), copies=Copies(gradients=g)) for g in (1.0, 2.0))
+    one, two = (
+        costs(one_candidate(3, 4, dp=2), copies=MemoryCopies(gradients=g)) for g in (1.0, 2.0)
+    )
     assert two.working_bytes - one.working_bytes == pytest.approx(2 * 1e8)
     with pytest.raises(TesseraError):
-        Copies(layer=-1.0)
+        MemoryCopies(layer=-1.0)
 
 
 def test_buffers_hold_the_largest_collective() -> None:
@@ -312,7 +314,7 @@ def test_buffers_hold_the_largest_collective() -> None:
 
 def test_reductions_are_as_large_as_boundaries() -> None:
     graph = a_graph(a_layer(reduced=4e6), a_layer(reduced=0.0), a_layer(reduced=2e6, boundary=0.0))
-    assert messages(graph).tolist() == [2.0, 1.0, 1.0]
+    assert message_counts(graph).tolist() == [2.0, 1.0, 1.0]
 
 
 def test_a_faster_gpu_is_faster() -> None:

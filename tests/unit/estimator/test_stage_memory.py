@@ -8,12 +8,12 @@ import pytest
 from tessera.estimator.costs import stage_costs
 from tessera.estimator.hardware import A40, GIB
 from tessera.estimator.memory import (
-    Room,
     States,
+    UsableMemory,
+    find_overflow,
     in_flight,
     limit_bytes,
     memory_bytes,
-    overflow,
     parameter_bytes,
 )
 from tessera.estimator.plans import Candidates, Schedule, Shape, StageCosts, Training
@@ -48,7 +48,7 @@ def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:
 
 
 def test_memory_is_states_and_flights_and_work_and_context() -> None:
-    costs, room = halves(), Room(context_bytes=7.0)
+    costs, room = halves(), UsableMemory(context_bytes=7.0)
     found = memory_bytes(costs, 3, room)
     parts = costs.state_bytes + 3 * costs.flight_bytes + costs.working_bytes
     assert found == pytest.approx(parts + 7.0)
@@ -56,12 +56,12 @@ def test_memory_is_states_and_flights_and_work_and_context() -> None:
 
 
 def test_a_plan_that_fits_has_no_overflow() -> None:
-    assert overflow(halves(), [0, 1], in_flight(Schedule.ONE_F_ONE_B, 2, 16), 48 * GIB) is None
+    assert find_overflow(halves(), [0, 1], in_flight(Schedule.ONE_F_ONE_B, 2, 16), 48 * GIB) is None
 
 
 def test_a_plan_that_does_not_fit_says_which_stage_and_what() -> None:
     flights = in_flight(Schedule.ONE_F_ONE_B, 2, 16)
-    found = overflow(halves(), [0, 1], flights, 16 * GIB)
+    found = find_overflow(halves(), [0, 1], flights, 16 * GIB)
     assert found is not None
     assert found.stage == 0
     assert found.limit_bytes == pytest.approx(limit_bytes(16 * GIB))
@@ -74,8 +74,8 @@ def test_a_plan_that_does_not_fit_says_which_stage_and_what() -> None:
 def test_gpipe_overflows_where_1f1b_fits() -> None:
     costs = halves(replace(TRAINING, global_batch=512))
     flights = {s: in_flight(s, 2, 16) for s in Schedule}
-    assert overflow(costs, [0, 1], flights[Schedule.ONE_F_ONE_B], 40 * GIB) is None
-    found = overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
+    assert find_overflow(costs, [0, 1], flights[Schedule.ONE_F_ONE_B], 40 * GIB) is None
+    found = find_overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
     assert found is not None
     assert found.largest == "activations in flight"
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
-from tessera.estimator.architectures.transformer import Transformer, transformer
-from tessera.estimator.exporting.graphs import export
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
+from tessera.estimator.exporting.graphs import export_graph
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.service.cli import main
 
@@ -21,11 +21,11 @@ SMALL = {"hidden": 128, "layers": 4, "heads": 4, "vocabulary": 1000, "sequence":
 
 
 def exported(name: str, **arguments: Any) -> Graph:
-    return export(MODULES + name, arguments)
+    return export_graph(MODULES + name, arguments)
 
 
 def configured(*, flash: bool, **sizes: Any) -> Graph:
-    return transformer(Transformer(name="gpt", flash=flash, dtype="f32", **sizes))
+    return transformer_graph(Transformer(name="gpt", flash=flash, dtype="f32", **sizes))
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_what_cannot_be_exported_is_refused_with_advice(
 )
 def test_a_function_that_makes_no_module_is_refused(target: str, says: str) -> None:
     with pytest.raises(Untraceable, match=says):
-        export(target)
+        export_graph(target)
 
 
 def test_arguments_that_the_function_does_not_take_are_refused() -> None:

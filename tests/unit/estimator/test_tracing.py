@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import pytest
 
 from tessera.estimator import tracing
-from tessera.estimator.architectures.moe import MixtureOfExperts, mixture
-from tessera.estimator.architectures.published import find
-from tessera.estimator.architectures.transformer import Transformer, transformer
+from tessera.estimator.architectures.moe import MixtureOfExperts, mixture_graph
+from tessera.estimator.architectures.published import find_published
+from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.graph import Graph, Untraceable, layer_of
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.models.parts import softmax
 from tessera.estimator.tracing.step import Step, load_step
-from tessera.estimator.tracing.trace import parameter_axes, trace, trace_program
+from tessera.estimator.tracing.trace import graph_of_step, parameter_axes, trace_program
 from tessera.formulation.errors import Unavailable
 
 F32 = jnp.float32
@@ -51,7 +51,7 @@ def blocks(graph: Graph, *, most: int = 4) -> Counter[str]:
 
 
 def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> None:
-    graph = trace(
+    graph = graph_of_step(
         steps.decoder(
             hidden=4096,
             layers=32,
@@ -75,8 +75,8 @@ def test_traced_gpt_agrees_with_the_analytic_count() -> None:
         "vocabulary": 51_200,
         "sequence": 1024,
     }
-    known = transformer(Transformer(name="gpt", **sizes))
-    graph = trace(steps.decoder(**sizes))
+    known = transformer_graph(Transformer(name="gpt", **sizes))
+    graph = graph_of_step(steps.decoder(**sizes))
     assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.02)
 
@@ -90,12 +90,12 @@ def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
         "vocabulary": 32_000,
         "sequence": 1024,
     }
-    known = mixture(
+    known = mixture_graph(
         MixtureOfExperts(
             name="moe", intermediate=8 * 768, experts=16, every=2, capacity_factor=1.0, **sizes
         )
     )
-    graph = trace(steps.decoder(inner=8 * 768, experts=16, samples=2, **sizes))
+    graph = graph_of_step(steps.decoder(inner=8 * 768, experts=16, samples=2, **sizes))
     assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
     assert graph.exchanged.sum() == pytest.approx(known.exchanged.sum(), rel=0.01)
@@ -103,8 +103,8 @@ def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
 
 
 def test_traced_wide_resnet_agrees_with_the_architecture() -> None:
-    known = find("wide_resnet", "500M").graph
-    graph = trace(steps.wide_resnet(base=224, width=2, classes=1024))
+    known = find_published("wide_resnet", "500M").graph
+    graph = graph_of_step(steps.wide_resnet(base=224, width=2, classes=1024))
     assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
     assert len(graph) == 18  # stem, 16 blocks, classifier
@@ -112,11 +112,11 @@ def test_traced_wide_resnet_agrees_with_the_architecture() -> None:
 
 @pytest.mark.full
 def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
-    vit, t5 = find("vit", "86M").graph, find("t5_3B", "3B").graph
-    graph = trace(steps.vision(classes=200))
+    vit, t5 = find_published("vit", "86M").graph, find_published("t5_3B", "3B").graph
+    graph = graph_of_step(steps.vision(classes=200))
     assert graph.parameters == pytest.approx(vit.parameters, rel=0.01)
     assert graph.flops.sum() == pytest.approx(vit.flops.sum(), rel=0.03)
-    graph = trace(
+    graph = graph_of_step(
         steps.encoder_decoder(
             hidden=1024,
             layers=24,
@@ -132,7 +132,7 @@ def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
 
 
 def test_repeated_blocks_are_of_one_kind_and_hand_on_one_tensor() -> None:
-    graph = trace(a_decoder(layers=4))
+    graph = graph_of_step(a_decoder(layers=4))
     assert sorted(blocks(graph, most=3).values()) == [3, 4]  # the first attention adds positions
     assert (graph.boundary[:-1] == 32 * 64).all()
     assert graph.boundary[-1] == 0
@@ -140,7 +140,7 @@ def test_repeated_blocks_are_of_one_kind_and_hand_on_one_tensor() -> None:
 
 def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_net() -> None:
     step = a_decoder()
-    graph, axes = trace(step), parameter_axes(trace_program(step))
+    graph, axes = graph_of_step(step), parameter_axes(trace_program(step))
     assert (graph.reduced[1:-1] == 32 * 64).all()
     assert graph.tensor_limit[1] == 4  # heads
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(step.params)]
@@ -150,7 +150,7 @@ def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_n
 
 def test_attention_keeps_what_korthikanti_counts_without_dropout() -> None:
     """Korthikanti et al. 2022, eq. (1), without masks: 32 s h + 2 a s^2 bytes a block."""
-    graph = trace(a_decoder(hidden=128, sequence=64))
+    graph = graph_of_step(a_decoder(hidden=128, sequence=64))
     s, h, a = 64, 128, 4
     kept = graph.kept[3:5].sum() + graph.boundary[3:5].sum()
     assert kept == pytest.approx((32 * s * h + 2 * a * s * s) / 2, rel=0.05)
@@ -161,7 +161,7 @@ def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
         return jnp.mean(jax.checkpoint(lambda y: jnp.tanh(jnp.tanh(y @ w) @ w))(x) @ w)
 
     def kept(f: Callable[[Any, Any], Any]) -> float:
-        graph = trace(a_step(f))
+        graph = graph_of_step(a_step(f))
         return float(graph.kept.sum() + graph.boundary.sum())
 
     assert kept(loss) < kept(lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) @ w))
@@ -176,7 +176,10 @@ def test_a_scan_over_layers_is_the_same_as_the_layers_written_out() -> None:
             x = jnp.tanh(x @ w[i])
         return jnp.mean(x)
 
-    one, other = trace(a_step(scanned, (5, 8, 8))), trace(a_step(written, (5, 8, 8)))
+    one, other = (
+        graph_of_step(a_step(scanned, (5, 8, 8))),
+        graph_of_step(a_step(written, (5, 8, 8))),
+    )
     assert one.flops.sum() == other.flops.sum() == 5 * (2 * 64 + 8) + 8 + 0.25
     assert one.parameters == other.parameters == 320
     assert list(one.weights) == [64] * 5
@@ -187,7 +190,7 @@ def test_a_long_scan_counts_every_turn_without_being_unrolled() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.mean(jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, 60_000)[0])
 
-    assert trace(a_step(loss)).flops.sum() == pytest.approx(60_000 * (2 * 64 + 8), rel=0.2)
+    assert graph_of_step(a_step(loss)).flops.sum() == pytest.approx(60_000 * (2 * 64 + 8), rel=0.2)
 
 
 def test_a_conditional_counts_as_its_costliest_branch() -> None:
@@ -195,7 +198,7 @@ def test_a_conditional_counts_as_its_costliest_branch() -> None:
         y = jax.lax.cond(x.sum() > 0, lambda v: v @ w, lambda v: v @ w @ w, x)
         return jnp.mean(y)
 
-    assert trace(a_step(loss)).flops.sum() >= 2 * 2 * 64
+    assert graph_of_step(a_step(loss)).flops.sum() >= 2 * 2 * 64
 
 
 def test_convolutions_count_two_a_multiply_add() -> None:
@@ -207,24 +210,26 @@ def test_convolutions_count_two_a_multiply_add() -> None:
         )
 
     batch = jax.ShapeDtypeStruct((2, 6, 6, 3), F32)
-    flops = trace(a_step(loss, (3, 3, 3, 5), batch)).flops.sum()
+    flops = graph_of_step(a_step(loss, (3, 3, 3, 5), batch)).flops.sum()
     assert flops == 2 * (4 * 4 * 5) * 27 + 4 * 4 * 5
 
 
 def test_amounts_are_of_one_sample_whatever_the_batch() -> None:
-    one, four = trace(a_decoder(samples=1)), trace(a_decoder(samples=4))
+    one, four = graph_of_step(a_decoder(samples=1)), graph_of_step(a_decoder(samples=4))
     assert one.flops == pytest.approx(four.flops)
     assert one.kept == pytest.approx(four.kept)
 
 
 def test_a_part_of_a_tensor_group_has_a_part_of_the_work() -> None:
-    whole, part = trace(a_decoder()), trace(a_decoder(tp=2))
+    whole, part = graph_of_step(a_decoder()), graph_of_step(a_decoder(tp=2))
     assert len(whole) == len(part)
     assert part.flops[1:-1].sum() == pytest.approx(whole.flops[1:-1].sum() / 2, rel=0.05)
 
 
 def test_a_users_own_step_is_found_by_name() -> None:
-    assert trace(f"{__name__}:own_step").flops.sum() == pytest.approx(2 * 64 + 8 + 8, rel=0.1)
+    assert graph_of_step(f"{__name__}:own_step").flops.sum() == pytest.approx(
+        2 * 64 + 8 + 8, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,23 +285,25 @@ def test_what_cannot_be_traced_is_refused_with_advice(
     loss: Callable[[Any, Any], Any], says: str
 ) -> None:
     with pytest.raises(Untraceable, match=says):
-        trace(a_step(loss))
+        graph_of_step(a_step(loss))
 
 
 def test_dynamic_shapes_are_refused() -> None:
     (size,) = jax.export.symbolic_shape("b")
     with pytest.raises(Untraceable, match="fixed number"):
-        trace(a_step(lambda w, x: jnp.mean(x @ w), batch=jax.ShapeDtypeStruct((size, 8), F32)))
+        graph_of_step(
+            a_step(lambda w, x: jnp.mean(x @ w), batch=jax.ShapeDtypeStruct((size, 8), F32))
+        )
     (wide,) = jax.export.symbolic_shape("w")
     odd = {"a": jax.ShapeDtypeStruct((4, 8), F32), "b": jax.ShapeDtypeStruct((4, wide), F32)}
     with pytest.raises(Untraceable, match="dynamic shape"):
-        trace(a_step(lambda w, x: jnp.mean(x["a"] @ w) + jnp.mean(x["b"]), batch=odd))
+        graph_of_step(a_step(lambda w, x: jnp.mean(x["a"] @ w) + jnp.mean(x["b"]), batch=odd))
 
 
 def test_a_batch_of_unequal_leaves_is_refused() -> None:
     batch = [jax.ShapeDtypeStruct((n, 8), F32) for n in (4, 5)]
     with pytest.raises(Untraceable, match="same number of samples"):
-        trace(a_step(lambda w, x: jnp.mean(x[0] @ w) + jnp.mean(x[1]), batch=batch))
+        graph_of_step(a_step(lambda w, x: jnp.mean(x[0] @ w) + jnp.mean(x[1]), batch=batch))
 
 
 def test_the_models_own_softmax_has_the_derivative_of_jax() -> None:
@@ -315,7 +322,7 @@ def test_the_models_compute_a_finite_loss() -> None:
 
 
 def test_layers_are_read_back_one_by_one() -> None:
-    graph = trace(steps.perceptron(samples=4))
+    graph = graph_of_step(steps.perceptron(samples=4))
     assert len(graph) == 2
     assert layer_of(graph, 0).weights == 2 * 64 * 256
 

@@ -15,7 +15,7 @@ from tessera.formulation.promises.backoff import back_off_s
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
@@ -82,7 +82,7 @@ def test_nobody_waits_for_a_job_in_back_off(policy: Policy) -> None:
 def test_published_policies_leave_it_out_as_well() -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0)
     found = plan_round(
-        snapshot, Policy(), solver("greedy"), FOREVER, scheduler=scheduler_of("fcfs")
+        snapshot, Policy(), make_solver("greedy"), FOREVER, scheduler=scheduler_of("fcfs")
     )
     assert kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
 
@@ -119,7 +119,10 @@ def test_a_back_off_that_leaves_too_little_time_gives_the_promise_up_and_says_so
         jobs=replace(failed.jobs, retry_s=failed.jobs.retry_s + 3700.0),
     )
     found = plan_round(
-        late, Policy(deadlines="look-ahead"), solver("greedy"), Budget(remaining_s=lambda: math.inf)
+        late,
+        Policy(deadlines="look-ahead"),
+        make_solver("greedy"),
+        Budget(remaining_s=lambda: math.inf),
     )
     assert found.violations == ()
     assert found.given_up == {0}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import cautious
+from tessera.formulation.information import apply_caution
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.statement import build_problem
@@ -71,7 +71,7 @@ def test_where_uncertainty_is_unknown_an_estimate_stays_as_it_is() -> None:
 @given(st.integers(0, 1000), st.floats(0, 10))
 def test_caution_without_uncertainty_changes_nothing(seed: int, caution: float) -> None:
     snapshot = a_random_snapshot(seed, jobs=2, workloads=2, max_gpus=4)
-    assert cautious(snapshot, caution) is snapshot
+    assert apply_caution(snapshot, caution) is snapshot
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=5), st.floats(0, 5), st.floats(0, 5))
@@ -79,7 +79,7 @@ def test_more_caution_never_makes_anything_faster(sds: list[float], a: float, b:
     rows = [an_estimate(0, 0, n + 1, 1) | {"sd": sd} for n, sd in enumerate(sds)]
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 8)), jobs=[], estimates=rows)
     less, more = sorted((a, b))
-    times = [cautious(snapshot, c).estimates.iter_time_s for c in (less, more)]
+    times = [apply_caution(snapshot, c).estimates.iter_time_s for c in (less, more)]
     assert (times[0] <= times[1]).all()
 
 

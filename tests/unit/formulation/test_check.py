@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
@@ -42,10 +42,12 @@ def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
 
 def test_a_right_round_has_no_violation() -> None:
     snapshot, problem, solution, placement = a_round()
-    assert violations(problem, solution) == []
-    assert placement_violations(snapshot, problem, solution, placement) == []
-    assert score(problem, solution) == pytest.approx(solution.objective / problem.scale)
-    assert score(problem, solution, placement) == pytest.approx(score(problem, solution))
+    assert find_violations(problem, solution) == []
+    assert find_placement_violations(snapshot, problem, solution, placement) == []
+    assert score_solution(problem, solution) == pytest.approx(solution.objective / problem.scale)
+    assert score_solution(problem, solution, placement) == pytest.approx(
+        score_solution(problem, solution)
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,14 +62,14 @@ def test_a_right_round_has_no_violation() -> None:
 )
 def test_a_broken_solution_is_found(rule: str, change: dict[str, object]) -> None:
     _, problem, solution, _ = a_round()
-    found = violations(problem, replace(solution, **change))  # type: ignore[arg-type]
+    found = find_violations(problem, replace(solution, **change))  # type: ignore[arg-type]
     assert rule in {v.rule for v in found}
 
 
 def test_an_overdrawn_row_is_found() -> None:
     _, problem, solution, _ = a_round()
     tight = replace(problem, rows=(replace(problem.rows[0], capacity=5),))
-    assert [v.rule for v in violations(tight, solution)] == ["capacity"]
+    assert [v.rule for v in find_violations(tight, solution)] == ["capacity"]
 
 
 def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
@@ -88,7 +90,7 @@ def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
 )
 def test_a_broken_placement_is_found(rule: str, gangs: dict[int, Gang]) -> None:
     snapshot, problem, solution, _ = a_round()
-    found = placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
+    found = find_placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
     assert rule in {v.rule for v in found}
 
 
@@ -113,7 +115,7 @@ def test_a_placement_against_the_snapshot_is_found(
     rule: str, change: Callable[[Snapshot], Snapshot]
 ) -> None:
     snapshot, problem, solution, placement = a_round()
-    found = placement_violations(change(snapshot), problem, solution, placement)
+    found = find_placement_violations(change(snapshot), problem, solution, placement)
     assert rule in {v.rule for v in found}
 
 
@@ -121,14 +123,14 @@ def test_a_worse_shape_is_worth_its_own_rate() -> None:
     _, problem, solution, placement = a_round()
     spread = Placement(gangs={0: placement.gangs[0], 1: gang((0, (2, 3)), (1, (0, 1)))})
     value = problem.value / problem.scale
-    assert score(problem, solution, spread) == pytest.approx(value[0] + 0.9 * value[3])
+    assert score_solution(problem, solution, spread) == pytest.approx(value[0] + 0.9 * value[3])
 
 
 def test_a_migration_is_charged_its_restart() -> None:
     _, problem, solution, placement = a_round()
     share = replace(problem, restart_share=np.array([0.25, 0.0]))
     moved = Placement(gangs=placement.gangs, migrated=frozenset({0}))
-    lost = score(share, solution, placement) - score(share, solution, moved)
+    lost = score_solution(share, solution, placement) - score_solution(share, solution, moved)
     assert lost == pytest.approx(0.25 * problem.value[0] / problem.scale)
 
 
@@ -159,7 +161,7 @@ def test_a_node_whose_jobs_need_more_than_it_states_is_found(
     )
     nodes = replace(snapshot.nodes, cpus=np.array(cpus), host_bytes=np.array(host_bytes))
     placement = Placement(gangs={0: gang((0, (0, 1))), 1: gang((0, (2,)), (1, (0, 1)))})
-    wrong = placement_violations(
+    wrong = find_placement_violations(
         replace(snapshot, nodes=nodes), replace(problem, cells=cells), solution, placement
     )
     assert [v.detail for v in wrong if v.rule == "node capacity"] == found

@@ -12,15 +12,15 @@ import pytest
 from tessera.formulation.admission import Admission
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.moments import rfc3339
+from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.deadlines import certificates_are_kept
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
-from tessera.formulation.statement import Statement, state
+from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.base import Budget
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
@@ -70,17 +70,17 @@ def decided(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision, ...]
     ("due_s", "left"), [(1199, []), (1200, [4]), (2399, [4]), (2400, [2, 4]), (4800, [1, 2, 4])]
 )
 def test_only_columns_that_finish_in_time_are_left(due_s: float, left: list[int]) -> None:
-    assert columns(state(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == left
+    assert columns(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == left
 
 
 def test_a_start_pays_its_restart_first() -> None:
-    assert columns(state(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)) == [4]
+    assert columns(state_round(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)) == [4]
 
 
 def test_what_runs_pays_what_is_left_of_its_restart_and_no_more() -> None:
     def left(since_s: float) -> list[int]:
         job = a_dated_job("a", 4800, 2400, restart_s=100, cell=(0, 2, 1), since_s=since_s, **RUNS)
-        return columns(state(a_cluster(job, gangs=gangs(2)), MYOPIC))
+        return columns(state_round(a_cluster(job, gangs=gangs(2)), MYOPIC))
 
     assert left(NOW_S - 100) == [2, 4]
     assert left(NOW_S - 99) == [4]
@@ -88,7 +88,7 @@ def test_what_runs_pays_what_is_left_of_its_restart_and_no_more() -> None:
 
 def test_deadlines_that_are_ignored_leave_every_column() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 10))
-    assert columns(state(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
+    assert columns(state_round(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
 
 
 def test_a_job_that_starts_in_time_is_admitted() -> None:
@@ -154,7 +154,7 @@ def test_a_promise_that_nothing_can_keep_is_given_up_and_the_job_goes_on(policy:
 
 def test_a_job_whose_promise_is_waived_is_best_effort() -> None:
     job = a_dated_job("a", 4800, 1200, admitted=True)
-    waived = state(a_cluster(job), MYOPIC, waived=frozenset({0}))
+    waived = state_round(a_cluster(job), MYOPIC, waived=frozenset({0}))
     assert columns(waived) == [1, 2, 4]
     assert not waived.problem.must_run.any()
 
@@ -162,14 +162,14 @@ def test_a_job_whose_promise_is_waived_is_best_effort() -> None:
 def test_a_promised_job_is_not_moved_where_a_restart_would_make_it_late() -> None:
     def movable(due_s: float) -> bool:
         job = a_dated_job("a", 4800, due_s, restart_s=100, cell=(0, 4, 1), **RUNS)
-        return bool(state(a_cluster(job, gangs=gangs(4)), MYOPIC).problem.movable[0])
+        return bool(state_round(a_cluster(job, gangs=gangs(4)), MYOPIC).problem.movable[0])
 
     assert movable(1300)
     assert not movable(1299)
 
 
 def test_placement_is_told_the_rate_that_a_start_must_reach() -> None:
-    statement = state(a_cluster(a_dated_job("a", 4800, 2500, restart_s=100)), MYOPIC)
+    statement = state_round(a_cluster(a_dated_job("a", 4800, 2500, restart_s=100)), MYOPIC)
     assert statement.problem.least_rate[0] == pytest.approx(2.0)
 
 
@@ -185,7 +185,7 @@ def test_a_job_on_a_bad_shape_is_judged_by_the_rate_that_it_has() -> None:
         estimates=estimates,
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
     )
-    statement = state(replace(snapshot, now_s=NOW_S), MYOPIC)
+    statement = state_round(replace(snapshot, now_s=NOW_S), MYOPIC)
     assert statement.lapsed == frozenset({0})  # one sample/s is too slow, and it is not to stay
 
 
@@ -214,7 +214,7 @@ def certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission
 
 def kept(snapshot: Snapshot, admission: Admission) -> tuple[list[int], bool, float, bool]:
     """Return the GPUs of the columns left to job 0, whether it must run, its least rate, may it move."""
-    _, draft = drafts(snapshot, AHEAD)
+    _, draft = drafts_before_deadlines(snapshot, AHEAD)
     draft = certificates_are_kept(draft, admission)
     gpus = draft.gpus[draft.job == 0].tolist()
     return gpus, bool(draft.must_run[0]), float(draft.least_rate[0]), bool(draft.movable[0])
@@ -253,11 +253,11 @@ def test_a_certified_job_that_cannot_afford_a_restart_keeps_its_gpus() -> None:
 
 
 def test_moments_are_rounded_up_so_that_a_deadline_that_is_told_is_late_enough() -> None:
-    assert rfc3339(0.2) == "1970-01-01T00:00:01Z"
-    assert rfc3339(math.inf) == "never"
+    assert format_rfc3339(0.2) == "1970-01-01T00:00:01Z"
+    assert format_rfc3339(math.inf) == "never"
 
 
 def test_a_reason_has_the_deadline_to_the_second_that_the_job_shows() -> None:
     late = a_dated_job("late", 4800, 60.75)
-    told = state(a_cluster(late), MYOPIC).absent[0]
+    told = state_round(a_cluster(late), MYOPIC).absent[0]
     assert dict(told.evidence)["deadline"] == "1970-01-01T00:21:00Z"

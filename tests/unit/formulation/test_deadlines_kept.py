@@ -11,7 +11,7 @@ import pytest
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import decided, kinds, the_next_round
 
@@ -35,7 +35,7 @@ def a_cluster(*jobs: dict[str, Any]) -> Snapshot:
     return replace(found, now_s=NOW_S)
 
 
-def promised(due_s: float = 1300.0) -> tuple[Snapshot, Outcome]:
+def promised(due_s: float = 1300.0) -> tuple[Snapshot, RoundOutcome]:
     """Return a round that promised a job of 20 minutes its deadline, and what it decided."""
     first = a_cluster(a_dated_job("old", 4800, due_s))
     outcome = decided(first, AHEAD)
@@ -46,7 +46,7 @@ def promised(due_s: float = 1300.0) -> tuple[Snapshot, Outcome]:
 HEAVY = a_job("new", weight=99.0, generation=0)
 
 
-def after(first: Snapshot, outcome: Outcome, *arrivals: dict[str, Any]) -> Snapshot:
+def after(first: Snapshot, outcome: RoundOutcome, *arrivals: dict[str, Any]) -> Snapshot:
     """Return what the round of 30 s later sees, with the promise and its certificate."""
     second = the_next_round(first, outcome, 30.0, arrivals)
     jobs = replace(second.jobs, admitted=np.array([name == "old" for name in second.jobs.name]))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.capacity import pools_have_enough
-from tessera.formulation.cells import Cells, build_cells, find_undominated, undominated_from
-from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.cells import Cells, build_cells, find_undominated, find_undominated_from
+from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.errors import InvalidInput
@@ -105,10 +105,10 @@ def test_solver_placement_and_checker_agree_on_a_round_that_cpus_limit() -> None
     snapshot = two_counts(nodes, jobs=6)
     problem = the_problem(snapshot, [4, 5])
     solution = Portfolio().solve(problem, Budget(remaining_s=lambda: 20.0))
-    assert violations(problem, solution) == []
+    assert find_violations(problem, solution) == []
     placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
-    assert violations(problem, placed.solution) == []
-    assert placement_violations(snapshot, problem, placed.solution, placed.placement) == []
+    assert find_violations(problem, placed.solution) == []
+    assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
     shares = [dict(gang.members) for gang in placed.placement.gangs.values()]
     held = [sorted((node, len(gpus)) for node, gpus in share.items()) for share in shares]
     assert sorted(held) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]  # 5 cores and 3 on each
@@ -126,7 +126,7 @@ def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
     assert find_undominated(needing(cells, [4, 2, 8])).tolist() == [True, True, True]
     assert find_undominated(needing(cells, [4, 4, 8])).tolist() == [True, False, True]
     assert find_undominated(needing(cells, [0, 0, 0], [4, 2, 8])).tolist() == [True, True, True]
-    assert undominated_from(needing(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
+    assert find_undominated_from(needing(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -83,13 +83,15 @@ def test_a_document_of_late_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
     sent = intern_traffic(SENT.to_json())
     assert sent.traffic.exchanges
     monkeypatch.setattr(described, "build_topology", None)
-    monkeypatch.setattr(traffic, "cell_traffic", None)
+    monkeypatch.setattr(traffic, "parse_cell_traffic", None)
     assert decode_topology(json.dumps(CLOS | {"hosts": 6})) is first
     assert intern_traffic(SENT.to_json()).traffic is sent.traffic
 
 
 def test_only_the_latest_topologies_are_remembered() -> None:
-    first, *others = (json.dumps(CLOS | {"hosts": n}) for n in range(2, described.KEPT + 3))
+    first, *others = (
+        json.dumps(CLOS | {"hosts": n}) for n in range(2, described.MAX_CACHED_TOPOLOGIES + 3)
+    )
     before = decode_topology(first)
     for text in others:
         decode_topology(text)

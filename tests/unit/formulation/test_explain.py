@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind, decide
-from tessera.formulation.explain import explain
+from tessera.formulation.decisions import DecisionKind, make_decisions
+from tessera.formulation.explain import explain_waiting_jobs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem, state
+from tessera.formulation.statement import build_problem, state_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [
@@ -39,7 +39,7 @@ def reason(job: dict[str, Any], **known: Any) -> Reason:
         prices=np.array(known.get("prices", [])),
     )
     given_up = frozenset(known.get("given_up", []))
-    return explain(snapshot, problem, solution, known.get("unplaced", {}), given_up)[0]
+    return explain_waiting_jobs(snapshot, problem, solution, known.get("unplaced", {}), given_up)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_job_whose_nodes_are_silent_is_told_so() -> None:
     solution = Solution(
         status=SolveStatus.OPTIMAL, choice=np.array([-1]), objective=0, bound=0.0, solver="t"
     )
-    found = explain(snapshot, problem, solution, {}, frozenset())[0]
+    found = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[0]
     assert found.code is ReasonCode.NODES_AWAY
     assert "2 x a100 (0 of 4 schedulable)" in found.message
 
@@ -101,7 +101,7 @@ def test_a_job_that_pays_but_does_not_fit_is_told_what_is_free() -> None:
         solver="t",
         prices=np.array([0.3e6]),
     )
-    found = explain(snapshot, problem, solution, {}, frozenset())[1]
+    found = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[1]
     assert found.code is ReasonCode.NO_CAPACITY
     assert "all but 1 of the 4 a100 GPUs are taken" in found.message
 
@@ -137,7 +137,7 @@ def test_what_changed_names_the_decision(
     kind: DecisionKind, cell: tuple[int, int, int], gang: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> None:
     snapshot = a_running_round()
-    statement = state(snapshot, Policy())
+    statement = state_round(snapshot, Policy())
     problem = statement.problem
     of = problem.cells
     column = next(
@@ -157,9 +157,9 @@ def test_what_changed_names_the_decision(
         bound=0.0,
         solver="t",
     )
-    reasons = explain(snapshot, problem, solution, {}, frozenset())
+    reasons = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())
     placement = Placement(gangs={0: Gang(members=gang)})
-    found = decide(snapshot, statement, solution, placement, reasons)
+    found = make_decisions(snapshot, statement, solution, placement, reasons)
     assert [d.kind for d in found] == [kind, DecisionKind.WAIT, DecisionKind.SUSPEND]
     assert found[0].reason is None
     assert found[0].rate == pytest.approx(float(of.rate[problem.cell[column]]))

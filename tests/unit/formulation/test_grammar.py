@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import LEXICOGRAPHIC, LINEAR, OBJECTIVES, Stage, Term, parse
+from tessera.formulation.grammar import (
+    LEXICOGRAPHIC,
+    LINEAR,
+    OBJECTIVES,
+    Stage,
+    Term,
+    parse_objective,
+)
 from tessera.formulation.policy import Policy
 
 
@@ -25,17 +32,17 @@ THROUGHPUT = stage((1, "throughput"))
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_sum_is_one_stage(name: str) -> None:
-    assert parse(name) == (stage((1, name)),)
+    assert parse_objective(name) == (stage((1, name)),)
 
 
 @pytest.mark.parametrize("name", LEXICOGRAPHIC)
 def test_after_levels_throughput_decides(name: str) -> None:
-    assert parse(name) == (stage((1, name)), THROUGHPUT)
-    assert [s.lexicographic for s in parse(name)] == [True, False]
+    assert parse_objective(name) == (stage((1, name)), THROUGHPUT)
+    assert [s.lexicographic for s in parse_objective(name)] == [True, False]
 
 
 def test_levels_after_a_sum_still_end_in_a_sum() -> None:
-    assert parse("throughput then max-min")[-1] == THROUGHPUT
+    assert parse_objective("throughput then max-min")[-1] == THROUGHPUT
 
 
 @pytest.mark.parametrize(
@@ -60,20 +67,20 @@ def test_levels_after_a_sum_still_end_in_a_sum() -> None:
     ],
 )
 def test_terms_are_weighed_and_stages_are_in_order(text: str, expected: list[Stage]) -> None:
-    assert list(parse(text)) == expected
+    assert list(parse_objective(text)) == expected
 
 
 def test_a_term_of_weight_zero_says_nothing() -> None:
-    assert parse("0*throughput + jct + 2*cost") == parse("jct + 2*cost")
+    assert parse_objective("0*throughput + jct + 2*cost") == parse_objective("jct + 2*cost")
 
 
 def test_a_lone_term_has_weight_one() -> None:
-    assert parse("5*cost") == parse("0*jct + 2*cost") == parse("cost")
-    assert parse("3*max-min") == parse("max-min")
+    assert parse_objective("5*cost") == parse_objective("0*jct + 2*cost") == parse_objective("cost")
+    assert parse_objective("3*max-min") == parse_objective("max-min")
 
 
 def test_a_stage_is_named_as_it_reads() -> None:
-    assert parse("0.70*throughput+jct within 5%")[0].name == "0.7*throughput + jct"
+    assert parse_objective("0.70*throughput+jct within 5%")[0].name == "0.7*throughput + jct"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_a_stage_is_named_as_it_reads() -> None:
 )
 def test_what_is_no_objective_is_refused_with_what_to_do(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        parse(text)
+        parse_objective(text)
     with pytest.raises(InvalidInput, match=message):
         Policy(objective=text)
 
@@ -145,7 +152,7 @@ def test_what_is_written_is_read_back(wanted: list[Stage], plus: str) -> None:
         s.name.replace(" + ", plus) + (f" within {s.tolerance * 100:g}%" if s.tolerance else "")
         for s in wanted
     )
-    read = parse(text)
+    read = parse_objective(text)
     assert read[: len(wanted)] == tuple(wanted)
     assert not read[-1].lexicographic
     assert len(read) - len(wanted) == wanted[-1].lexicographic
@@ -161,6 +168,6 @@ def test_what_is_written_is_read_back(wanted: list[Stage], plus: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     read: tuple[Stage, ...] = ()
     with contextlib.suppress(InvalidInput):
-        read = parse(text)
+        read = parse_objective(text)
     assert all(term.weight > 0 for s in read for term in s.terms)
     assert not read or not read[-1].lexicographic

@@ -11,9 +11,9 @@ from tessera.formulation.lifecycle import (
     TRANSITIONS,
     JobEvent,
     JobState,
-    advance,
+    advance_state,
     is_allowed,
-    successors,
+    next_states,
 )
 
 
@@ -28,7 +28,7 @@ def test_every_state_can_be_reached_from_queued() -> None:
         state = todo.pop()
         if state not in seen:
             seen.add(state)
-            todo.extend(successors()[state])
+            todo.extend(next_states()[state])
     assert seen == set(JobState)
 
 
@@ -40,9 +40,9 @@ def test_every_state_that_is_not_terminal_can_be_cancelled_or_is_ending() -> Non
 
 def test_a_leaving_job_ends_its_leaving_when_its_agents_report_it_gone() -> None:
     for state in LEAVING:
-        assert advance(state, JobEvent.GONE) not in LEAVING
+        assert advance_state(state, JobEvent.GONE) not in LEAVING
 
 
 def test_a_transition_that_is_not_in_the_table_is_refused_with_both_names() -> None:
     with pytest.raises(NotAllowed, match="succeeded cannot cancel"):
-        advance(JobState.SUCCEEDED, JobEvent.CANCEL)
+        advance_state(JobState.SUCCEEDED, JobEvent.CANCEL)

@@ -9,8 +9,8 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.builders import build_testbed as crux_testbed
-from tessera.formulation.topologies.document import assumptions, build_topology, write
-from tessera.formulation.topologies.measures import tiers
+from tessera.formulation.topologies.document import build_topology, list_assumptions, write_columns
+from tessera.formulation.topologies.measures import count_tiers
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
 from tessera.formulation.topologies.topology import Tier
@@ -79,7 +79,7 @@ def test_a_document_is_the_builders_topology() -> None:
 @pytest.mark.parametrize("document", [TESTBED, SIDES, TORUS, LINGJUN, OWN])
 def test_every_kind_survives_json_and_is_read_as_it_was_written(document: dict[str, Any]) -> None:
     topology = build_topology(json.loads(json.dumps(document)))
-    again = build_topology(json.loads(json.dumps(write(topology))))
+    again = build_topology(json.loads(json.dumps(write_columns(topology))))
     assert again.hosts == topology.hosts
     assert again.links.equals(topology.links)
     assert again.vertices.equals(topology.vertices)
@@ -99,18 +99,18 @@ def test_hosts_are_named_as_the_clusters_nodes() -> None:
 
 def test_tors_may_be_said_by_the_hosts_on_each() -> None:
     topology = build_topology(changed(TESTBED, tors=None, hosts_per_tor=5))
-    assert tiers(topology)[Tier.TOR] == 3
+    assert count_tiers(topology)[Tier.TOR] == 3
 
 
 def test_adaptive_networks_say_so() -> None:
     assert build_topology(changed(TESTBED, adaptive=True)).adaptive
     assert not build_topology(TESTBED).adaptive
-    assert build_topology(write(build_topology(changed(TESTBED, adaptive=True)))).adaptive
+    assert build_topology(write_columns(build_topology(changed(TESTBED, adaptive=True)))).adaptive
 
 
 def test_a_host_is_like_a_named_one_but_for_some_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
-    found = tiers(build_topology(changed(TESTBED, host=shape)))
+    found = count_tiers(build_topology(changed(TESTBED, host=shape)))
     assert (found[Tier.NIC], found[Tier.GPU]) == (12 * 8, 12 * 8)
     assert Tier.NVSWITCH not in found
 
@@ -127,7 +127,7 @@ def test_a_host_may_be_described_in_full() -> None:
         "pcie_delay_s": 1e-6,
     }
     topology = build_topology(changed(TESTBED, host=shape))
-    assert tiers(topology)[Tier.GPU] == 24
+    assert count_tiers(topology)[Tier.GPU] == 24
     ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-0/nic-1", "host-0/nic-0"]
 
@@ -148,9 +148,9 @@ def test_links_may_be_listed_and_a_host_stands_for_all_its_nics() -> None:
 
 
 def test_what_is_assumed_is_said() -> None:
-    assert "speeds of cables" in assumptions(LINGJUN)[0]
-    assert "planes" in assumptions(SIDES)[0]
-    assert assumptions(TESTBED) == assumptions(5) == []
+    assert "speeds of cables" in list_assumptions(LINGJUN)[0]
+    assert "planes" in list_assumptions(SIDES)[0]
+    assert list_assumptions(TESTBED) == list_assumptions(5) == []
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, 
     ],
 )
 def test_a_wrong_number_of_a_written_topology_is_told(column: str, value: Any, says: str) -> None:
-    document = write(a_clos(2))
+    document = write_columns(a_clos(2))
     document["links"][column][0] = value
     with pytest.raises(InvalidInput) as caught:
         build_topology(document)
@@ -300,7 +300,7 @@ def test_a_wrong_number_of_a_written_topology_is_told(column: str, value: Any, s
 
 
 def test_columns_of_unequal_length_are_refused() -> None:
-    document = write(a_clos(2))
+    document = write_columns(a_clos(2))
     document["links"]["delay_s"].pop()
     with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
         build_topology(document)

@@ -10,8 +10,8 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.flows import contention
-from tessera.formulation.network.patterns import Flows, Placed, flows_of
+from tessera.formulation.network.flows import build_contention
+from tessera.formulation.network.patterns import Flows, PlacedExchange, flows_of
 from tessera.formulation.network.traffic import Pattern
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
@@ -47,7 +47,7 @@ def flows(
     """Return what GPUs, as (host, index) by rank, send to each other."""
     exchange = an_exchange(members, sent_bytes, pattern)
     vertex = np.array([gpu(topology, host, index) for host, index in gpus])
-    placed = Placed(job=0, exchange=exchange, vertex=vertex[exchange.members])
+    placed = PlacedExchange(job=0, exchange=exchange, vertex=vertex[exchange.members])
     return sent(flows_of([placed], topology.vertices.host), topology)
 
 
@@ -153,7 +153,7 @@ def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None
         an_exchange([[0, 1]], 5.0, messages=2),
         an_exchange([[0, 1]], 7.0, Pattern.CHAIN, messages=3),
     )
-    found, notes = contention(topology, [job])
+    found, notes = build_contention(topology, [job])
     assert notes == []
     assert found.bundle_bytes.tolist() == [12.0, 12.0]
     assert found.bundle_messages.tolist() == [5, 5]
@@ -162,7 +162,7 @@ def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None
 def test_two_gpus_share_a_nic_of_the_testbeds_hosts() -> None:
     topology = a_clos(4, A100_HOST, aggregations=8)
     job = a_job([("host-0", EIGHT), ("host-3", EIGHT)], an_exchange([range(16)], 80.0))
-    found, _ = contention(topology, [job])
+    found, _ = build_contention(topology, [job])
     for nic in range(4):
         assert on_link(topology, found, f"host-0/nic-{nic} > tor-0") == pytest.approx(20.0)
         assert on_link(topology, found, f"tor-1 > host-3/nic-{nic}") == pytest.approx(20.0)
@@ -175,7 +175,7 @@ def test_two_gpus_share_a_nic_of_the_testbeds_hosts() -> None:
 def test_what_all_candidates_have_in_common_is_fixed() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
-    found, _ = contention(topology, [job])
+    found, _ = build_contention(topology, [job])
     named = {topology.link_name(link) for link in found.fixed_link}
     assert {"host-0/nic-0 > tor-0", "tor-1 > host-3/nic-0"} <= named
     assert not any("agg" in name for name in named)
@@ -189,7 +189,7 @@ def test_what_all_candidates_have_in_common_is_fixed() -> None:
 
 def test_a_flow_with_one_way_is_no_bundle() -> None:
     topology = a_clos(4)
-    found, _ = contention(
+    found, _ = build_contention(
         topology, [a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]]))]
     )
     assert len(found.bundle_bytes) == 0
@@ -204,10 +204,10 @@ def test_a_connection_of_several_queue_pairs_is_so_many_equal_bundles() -> None:
         )
         for i in range(2)
     ]
-    found, _ = contention(topology, jobs, qps_per_connection=3)
+    found, _ = build_contention(topology, jobs, qps_per_connection=3)
     assert found.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
     assert found.bundle_start.tolist() == [0, 6, 12]
-    plain, _ = contention(topology, jobs)
+    plain, _ = build_contention(topology, jobs)
     assert on_link(topology, found, "tor-0 > agg-0") == on_link(topology, plain, "tor-0 > agg-0")
 
 
@@ -216,7 +216,7 @@ def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
         4, a_shape(nic_delay_s=1e-3, pcie_delay_s=1e-4, nvlink_delay_s=1e-5), tor_delay_s=1e-2
     )
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=3))
-    found, _ = contention(topology, [job])
+    found, _ = build_contention(topology, [job])
     assert found.fixed_delay_s.tolist() == pytest.approx([3 * (2 * 1e-3 + 4 * 1e-4)])
     assert found.path_delay_s.tolist() == pytest.approx([2e-2] * 4)
     demand = demand_of(found, np.zeros(2, dtype=np.int64))
@@ -226,7 +226,7 @@ def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
 def test_an_adaptive_network_spreads_traffic_evenly_and_leaves_nothing_to_choose() -> None:
     topology = replace(a_clos(4, aggregations=3, tor_delay_s=1e-2), adaptive=True)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=2))
-    found, notes = contention(topology, [job])
+    found, notes = build_contention(topology, [job])
     assert len(found.bundle_bytes) == 0
     for agg in range(3):
         assert on_link(topology, found, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
@@ -240,8 +240,8 @@ def test_a_job_whose_gpus_no_path_joins_meets_nobody_and_others_keep_theirs() ->
     ring = an_exchange([[0, 1]])
     seen = a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen")
     cut = a_job([("host-3", [0]), ("host-1", [0])], ring, name="cut off")
-    found, notes = contention(topology, [cut, seen, replace(cut, name="too")])
-    plain, _ = contention(topology, [seen])
+    found, notes = build_contention(topology, [cut, seen, replace(cut, name="too")])
+    plain, _ = build_contention(topology, [seen])
     gap = "no path from host-1/gpu-0 to host-3/gpu-0: traffic cannot leave host-1/gpu-0"
     assert [name for name, _ in notes] == ["cut off", "too"]
     assert all(note.startswith(gap) and "share no link" in note for _, note in notes)
@@ -263,7 +263,7 @@ def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
         a_job([("host-0", [0, 1]), ("host-3", [0])], ring, name="inside"),
         a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen"),
     ]
-    found, notes = contention(topology, jobs)
+    found, notes = build_contention(topology, jobs)
     assert found.jobs == tuple(job.name for job in jobs)
     said = dict(notes)
     assert (
@@ -288,7 +288,7 @@ def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
 def test_paths_that_are_left_out_are_said() -> None:
     topology = a_clos(4, aggregations=5)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
-    found, notes = contention(topology, [job], most=4)
+    found, notes = build_contention(topology, [job], most=4)
     assert np.diff(found.candidate_start).tolist() == [4, 4]
     assert notes == [("", "2 flows have up to 5 equal-cost paths, but they choose from 4 only")]
 
@@ -297,21 +297,21 @@ def test_routes_are_kept_for_later_calls() -> None:
     topology = a_double_sided(6, A100_HOST)
     routes = Routes(topology)
     job = a_job([("host-0", EIGHT), ("host-5", EIGHT)], an_exchange([range(16)]))
-    first, _ = contention(topology, [job], routes=routes)
-    again, _ = contention(topology, [job], routes=routes)
-    fresh, _ = contention(topology, [job])
+    first, _ = build_contention(topology, [job], routes=routes)
+    again, _ = build_contention(topology, [job], routes=routes)
+    fresh, _ = build_contention(topology, [job])
     for name in ("candidate", "path_link", "fixed_link", "fixed_bytes", "bundle_bytes"):
         assert getattr(first, name).tolist() == getattr(again, name).tolist()
         assert getattr(first, name).tolist() == getattr(fresh, name).tolist()
 
 
 def test_no_jobs_are_no_contention() -> None:
-    found, notes = contention(a_clos(2), [])
+    found, notes = build_contention(a_clos(2), [])
     assert (found.jobs, len(found.bundle_bytes), notes) == ((), 0, [])
 
 
 def test_a_topology_without_hosts_still_says_what_it_lacks() -> None:
-    found, notes = contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
+    found, notes = build_contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
     assert found.jobs == ("job",)
     assert [job for job, _ in notes] == ["job"]
 
@@ -320,9 +320,9 @@ def test_bad_input_is_refused() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 2]]))
     with pytest.raises(InvalidInput, match="job: members: must be ranks, 0 to 1 for 2 GPUs"):
-        contention(topology, [job])
+        build_contention(topology, [job])
     fine = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
     with pytest.raises(InvalidInput, match="jobs: must have unique names; job repeats"):
-        contention(topology, [fine, fine])
+        build_contention(topology, [fine, fine])
     with pytest.raises(InvalidInput, match="qps_per_connection: is 0"):
-        contention(topology, [fine], qps_per_connection=0)
+        build_contention(topology, [fine], qps_per_connection=0)

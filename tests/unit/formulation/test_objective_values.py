@@ -14,7 +14,7 @@ from tessera.formulation.goals import Linear
 from tessera.formulation.objectives import LINEAR_VALUES, goals_of, with_needs
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tests.support.builders import a_job
 from tests.support.objectives import GANG, RATES, a_round, drafted, running, values
 
@@ -68,7 +68,7 @@ def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
 
 def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
     a_year = a_job("j", requested_gpus=2, iterations_left=365 * 86400 / 2.5)
-    goal = state(a_round(a_year), Policy(objective="jct")).goals[-1]
+    goal = state_round(a_round(a_year), Policy(objective="jct")).goals[-1]
     assert isinstance(goal, Linear)
     assert goal.unit == "jobs finished in a horizon"
     assert goal.value[1] / goal.scale == pytest.approx(1 / (365 * 24), rel=1e-4)
@@ -181,7 +181,7 @@ def test_types_without_a_price_are_left_out() -> None:
 
 
 def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
-    statement = state(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
+    statement = state_round(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
     reason = statement.absent[0]
     assert reason.code is ReasonCode.MISSING_DATA
     assert (
@@ -192,7 +192,7 @@ def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
 
 
 def test_the_reason_names_the_floor_where_that_took_the_other_types() -> None:
-    statement = state(
+    statement = state_round(
         a_round(a_job("j", requested_gpus=4), watts=(0.0, 300.0)), replace(COST, cost_of="watts")
     )
     reason = statement.absent[0]
@@ -208,7 +208,7 @@ def test_a_job_kept_from_its_best_type_is_held_to_what_it_can_reach() -> None:
 
 
 def test_a_slower_shape_and_a_move_do_not_make_a_job_cheaper() -> None:
-    problem = state(a_round(running(restart_s=360.0), gangs=GANG), COST).problem
+    problem = state_round(a_round(running(restart_s=360.0), gangs=GANG), COST).problem
     current = int(problem.current[0])
     assert problem.value[current] == -6 * problem.scale
     assert placed_value(problem, current, 2) == -6 * problem.scale

@@ -22,7 +22,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Nodes, Snapshot
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.greedy import Greedy
@@ -37,7 +37,7 @@ from tests.support.objectives import GANG, a_round, drafted, running, values
 def test_sums_combine_by_weight_and_so_do_their_prices() -> None:
     job = running(iterations_left=1000.0, restart_s=250.0)
     snapshot = a_round(job, gangs=GANG)
-    mixed = state(snapshot, Policy(objective="0.5*throughput + 2*jct + 0.1*cost")).goals[-1]
+    mixed = state_round(snapshot, Policy(objective="0.5*throughput + 2*jct + 0.1*cost")).goals[-1]
     draft = first_draft(snapshot, Policy())
     parts = [(0.5, "throughput"), (2.0, "jct"), (0.1, "cost")]
     expected = sum(a * np.array(values(draft, name)) for a, name in parts)
@@ -50,13 +50,13 @@ def test_sums_combine_by_weight_and_so_do_their_prices() -> None:
 
 def test_a_weight_on_a_lone_objective_changes_nothing() -> None:
     snapshot = a_round(a_job("j"))
-    one, other = (state(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct"))
+    one, other = (state_round(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct"))
     assert one.unit == other.unit
     assert one.value.tolist() == other.value.tolist()
 
 
 def test_the_problem_has_the_values_of_the_last_goal() -> None:
-    statement = state(a_round(a_job("j")), Policy(objective="throughput then cost"))
+    statement = state_round(a_round(a_job("j")), Policy(objective="throughput then cost"))
     last = statement.goals[-1]
     assert isinstance(last, Linear)
     assert statement.problem.value.tolist() == last.value.tolist()
@@ -79,7 +79,7 @@ def test_a_job_without_weight_waits_under_every_objective(
     objective: str, fields: dict[str, Any], options: dict[str, Any], why: str
 ) -> None:
     snapshot = a_round(a_job("a", **fields), a_job("b"), tenants={"z": 0.0})
-    statement = state(snapshot, Policy(objective=objective, **options))
+    statement = state_round(snapshot, Policy(objective=objective, **options))
     assert np.diff(statement.problem.job_start).astype(bool).tolist() == [False, True]
     assert statement.absent[0].code is ReasonCode.NO_WEIGHT
     assert why in statement.absent[0].message
@@ -94,7 +94,7 @@ def test_a_job_without_weight_takes_nobodys_fair_share() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_guaranteed_job_goes_on_at_weight_zero_and_counts_nowhere(objective: str) -> None:
     snapshot = a_round(running(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
-    statement = state(snapshot, Policy(objective=objective))
+    statement = state_round(snapshot, Policy(objective=objective))
     assert statement.problem.must_run.tolist() == [True, False]
     mine = slice(*statement.problem.job_start[:2].tolist())
     for goal in statement.goals:
@@ -148,7 +148,7 @@ def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_round_without_jobs_has_goals_too(objective: str) -> None:
     for snapshot in (a_snapshot(nodes=[], jobs=[], estimates=[]), a_round(a_job("j", workload=1))):
-        statement = state(snapshot, Policy(objective=objective))
+        statement = state_round(snapshot, Policy(objective=objective))
         assert len(statement.problem.cell) == 0
         for goal in statement.goals:
             assert isinstance(goal, Linear) or len(goal.waiting) == len(snapshot.jobs)
@@ -156,14 +156,14 @@ def test_a_round_without_jobs_has_goals_too(objective: str) -> None:
 
 @pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o != "cost"])
 def test_a_huge_weight_is_stated_within_the_limits_of_integers(objective: str) -> None:
-    problem = state(a_round(a_job("j", weight=1e13)), Policy(objective=objective)).problem
+    problem = state_round(a_round(a_job("j", weight=1e13)), Policy(objective=objective)).problem
     assert 0 < problem.value.max() < MAX_TOTAL / 4
 
 
 def test_weights_that_multiply_to_infinity_are_refused() -> None:
     snapshot = a_round(a_job("j", weight=1e300, tenant="z"), tenants={"z": 1e300})
     with pytest.raises(ProblemTooLarge, match="is not finite"):
-        state(snapshot, Policy())
+        state_round(snapshot, Policy())
 
 
 @pytest.mark.parametrize("objective", list(LEVELS_OF))
@@ -224,7 +224,7 @@ def finite(goal: Goal) -> bool:
     ),
 )
 def test_every_objective_states_every_round(snapshot: Snapshot, objective: str) -> None:
-    statement = state(snapshot, Policy(objective=objective, rate_floor=0.3))
+    statement = state_round(snapshot, Policy(objective=objective, rate_floor=0.3))
     assert isinstance(statement.goals[-1], Linear)
     assert all(finite(goal) for goal in statement.goals)
     for goal in statement.goals:

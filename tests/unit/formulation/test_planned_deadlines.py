@@ -13,9 +13,9 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0
@@ -44,14 +44,14 @@ def cluster(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snap
     return replace(found, now_s=NOW_S)
 
 
-def decided(snapshot: Snapshot, policy: Policy = PLANNED) -> Outcome:
+def decided(snapshot: Snapshot, policy: Policy = PLANNED) -> RoundOutcome:
     budget = Budget(remaining_s=lambda: math.inf)
     outcome = plan_round(snapshot, policy, Portfolio(), budget)
     assert not outcome.violations
     return outcome
 
 
-def gpus_of(outcome: Outcome) -> list[int]:
+def gpus_of(outcome: RoundOutcome) -> list[int]:
     return [decision.cell.gpus for decision in outcome.decisions]
 
 
@@ -156,7 +156,10 @@ def test_only_a_promise_has_a_reserve() -> None:
         }
         legs = Legs.from_rows([leg]) if admitted else snapshot.legs
         snapshot = replace(snapshot, now_s=NOW_S, legs=legs)
-        return [kept > 0 for kept in look_ahead(*drafts(snapshot, policy)).reserve_s.tolist()]
+        return [
+            kept > 0
+            for kept in look_ahead(*drafts_before_deadlines(snapshot, policy)).reserve_s.tolist()
+        ]
 
     assert reserves(AHEAD, admitted=False) == [True]
     assert reserves(PLANNED, admitted=False) == [False]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.columns import first_draft
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
@@ -19,9 +19,9 @@ from tessera.formulation.promises.guarantee import min_demand, request_rate
 from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import Statement, state
+from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.answers import is_answer
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import avoiding, decided, kinds, with_quotas
 
@@ -47,7 +47,7 @@ def running(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[s
     return a_job(name, workload, **(settings | overrides))
 
 
-def reason(found: Outcome, job: int) -> Reason:
+def reason(found: RoundOutcome, job: int) -> Reason:
     told = found.decisions[job].reason
     assert told is not None
     return told
@@ -77,7 +77,7 @@ def test_a_pinned_job_has_columns_on_its_type_alone_and_a_wish_is_not_a_pin() ->
         a_job("wishes", requested_type=0),
         a_job("any", pinned_type=True),
     )
-    stated = state(snapshot, Policy())
+    stated = state_round(snapshot, Policy())
     assert {t for t, _ in counts(stated, 0)} == {0}
     assert {t for t, _ in counts(stated, 1)} == {t for t, _ in counts(stated, 2)} == {0, 1}
 
@@ -105,7 +105,7 @@ def test_a_job_whose_pinned_nodes_are_silent_is_told_so() -> None:
 
 def test_columns_must_fit_on_the_nodes_that_are_not_avoided() -> None:
     snapshot = avoiding(two_types(a_job("j"), a_job("k")), (0, 0), (0, 2))
-    stated = state(snapshot, Policy())
+    stated = state_round(snapshot, Policy())
     assert counts(stated, 0) == {(0, 1), (0, 2), (0, 4)}
     assert (1, 8) in counts(stated, 1)
 
@@ -150,7 +150,7 @@ def test_the_checker_refuses_a_job_on_a_node_that_it_avoids() -> None:
     snapshot = two_types(a_job("j"))
     found = decided(snapshot, Policy())
     node = found.placed.placement.gangs[0].members[0][0]
-    broken = placement_violations(
+    broken = find_placement_violations(
         avoiding(snapshot, (0, node)), found.problem, found.solution, found.placed.placement
     )
     assert [v.rule for v in broken] == ["avoided node"]
@@ -176,7 +176,7 @@ def test_the_request_is_worth_its_type_or_the_slowest_where_any_type_honours_it(
 
 
 def test_a_guaranteed_job_has_only_columns_as_fast_as_its_request() -> None:
-    stated = state(two_types(guaranteed(requested_type=0)), Policy())
+    stated = state_round(two_types(guaranteed(requested_type=0)), Policy())
     assert counts(stated, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
     assert stated.problem.least_rate[0] == pytest.approx(512)
 
@@ -215,7 +215,7 @@ def test_a_launched_job_below_its_guarantee_moves_up_and_stays_where_nothing_is_
 
 
 def test_a_waived_guarantee_counts_for_nothing() -> None:
-    stated = state(two_types(guaranteed(requested_type=0)), Policy(), waived=frozenset({0}))
+    stated = state_round(two_types(guaranteed(requested_type=0)), Policy(), waived=frozenset({0}))
     assert (0, 1) in counts(stated, 0)
     assert stated.problem.least_rate[0] == 0
 
@@ -451,9 +451,11 @@ def test_the_checker_counts_moves_with_the_other_changes() -> None:
     assert len(moved.placed.placement.migrated) == 1
     row = [replace(r, capacity=0) if r.name == "changes" else r for r in moved.problem.rows]
     problem = replace(moved.problem, rows=tuple(row))
-    broken = placement_violations(a_torn_board(), problem, moved.solution, moved.placed.placement)
+    broken = find_placement_violations(
+        a_torn_board(), problem, moved.solution, moved.placed.placement
+    )
     assert [v.rule for v in broken] == ["changes"]
-    assert not [v for v in violations(problem, moved.solution) if v.rule == "capacity"]
+    assert not [v for v in find_violations(problem, moved.solution) if v.rule == "capacity"]
 
 
 def test_a_round_without_changes_can_always_be_stated() -> None:
@@ -579,7 +581,7 @@ def test_marked_jobs_come_with_an_answer_in_which_all_of_them_run(cap: int) -> N
         gangs={k: gang(k // 2, *((0, 1), (2, 3))[k % 2]) for k in range(4)},
     )
     policy = Policy(queue_order=True, max_changes=cap, reserve_after_s=10.0)
-    stated = state(snapshot, policy)
+    stated = state_round(snapshot, policy)
     assert stated.witness is not None
     assert stated.problem.must_run.any()
     assert is_answer(stated.problem, stated.witness)
@@ -588,7 +590,9 @@ def test_marked_jobs_come_with_an_answer_in_which_all_of_them_run(cap: int) -> N
 # reservation and backfill
 
 
-def a_reserved_round(*fillers: dict[str, Any], policy: Policy, waited_s: float = 900.0) -> Outcome:
+def a_reserved_round(
+    *fillers: dict[str, Any], policy: Policy, waited_s: float = 900.0
+) -> RoundOutcome:
     """Return the round of a gang of 8 that has waited, beside a job that ends in 100 s on half of it."""
     jobs = [
         running("r", 4, 1, iterations_left=400.0),

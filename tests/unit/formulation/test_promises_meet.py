@@ -13,7 +13,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import RowKind
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decided, with_quotas
 
@@ -47,11 +47,11 @@ def a_round(
     )
 
 
-def kinds(found: Outcome) -> list[DecisionKind]:
+def kinds(found: RoundOutcome) -> list[DecisionKind]:
     return [d.kind for d in found.decisions]
 
 
-def cap(found: Outcome) -> int:
+def cap(found: RoundOutcome) -> int:
     return next(row.capacity for row in found.problem.rows if row.kind is RowKind.CHANGES)
 
 

@@ -18,7 +18,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.placement.free import FreeGpus
 from tessera.solvers.rounds.plan import plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, make_view
+from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view
 from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
@@ -28,7 +28,7 @@ from tests.support.snapshots import snapshots
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
-def columns_of(looked_at: Seen, *, requested_only: bool) -> tuple[list[int], list[int]]:
+def columns_of(looked_at: SchedulerView, *, requested_only: bool) -> tuple[list[int], list[int]]:
     """Return the columns of the options with a count that is requested or held, and those held."""
     options = options_of(looked_at, requested_only=requested_only)
     jobs = looked_at.draft.snapshot.jobs

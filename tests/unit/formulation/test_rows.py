@@ -5,27 +5,30 @@ from __future__ import annotations
 import pytest
 
 from tessera.formulation.codec import decode, encode
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tests.support.builders import a_random_problem
 
 
 @pytest.mark.parametrize(
     ("row", "name"),
     [
-        (Row(kind=RowKind.GPUS, subject="a100", capacity=4), "gpus/a100"),
-        (Row(kind=RowKind.QUOTA, subject="research/a100", capacity=4), "quota/research/a100"),
-        (Row(kind=RowKind.KEPT, subject="research", capacity=4), "kept for/research"),
-        (Row(kind=RowKind.CHANGES, capacity=4), "changes"),
+        (CouplingRow(kind=RowKind.GPUS, subject="a100", capacity=4), "gpus/a100"),
+        (
+            CouplingRow(kind=RowKind.QUOTA, subject="research/a100", capacity=4),
+            "quota/research/a100",
+        ),
+        (CouplingRow(kind=RowKind.KEPT, subject="research", capacity=4), "kept for/research"),
+        (CouplingRow(kind=RowKind.CHANGES, capacity=4), "changes"),
     ],
 )
-def test_a_row_and_its_name_say_the_same(row: Row, name: str) -> None:
+def test_a_row_and_its_name_say_the_same(row: CouplingRow, name: str) -> None:
     assert row.name == name
-    assert Row.from_name(name, 4) == row
+    assert CouplingRow.from_name(name, 4) == row
 
 
 def test_a_name_of_no_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a valid RowKind"):
-        Row.from_name("rooms/a100", 4)
+        CouplingRow.from_name("rooms/a100", 4)
 
 
 def test_a_problem_is_written_with_the_names_of_its_rows() -> None:

@@ -8,7 +8,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
 from tessera.formulation.values import PROFILING, Workload
-from tessera.service.agent.main import _parser, configure, runtimes
+from tessera.service.agent.main import _parser, build_config, make_runtimes
 
 
 def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:
@@ -42,7 +42,7 @@ def test_what_no_runtime_can_run_is_refused_in_one_short_sentence(
 def test_an_agent_carries_the_runtimes_that_servers_judge_by() -> None:
     flags = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", "d", "--node", "n:a100:1"]
     options = _parser().parse_args(flags)
-    assert runtimes(options, configure(options, "first")).keys() == RUNTIMES.keys()
+    assert make_runtimes(options, build_config(options, "first")).keys() == RUNTIMES.keys()
 
 
 def test_no_runtime_of_this_release_trains() -> None:

@@ -15,9 +15,9 @@ from tessera.formulation.goals import Levels
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
@@ -42,7 +42,7 @@ def a_round_of(*jobs: dict[str, Any]) -> Snapshot:
 
 def gpus_given(snapshot: Snapshot, objective: str) -> dict[str, int]:
     budget = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 1.0})
-    outcome = plan_round(snapshot, Policy(objective=objective), solver(), budget)
+    outcome = plan_round(snapshot, Policy(objective=objective), make_solver(), budget)
     assert not outcome.violations
     names = snapshot.jobs.name
     return {names[d.job]: d.gang.gpus if d.gang else 0 for d in outcome.decisions}
@@ -61,7 +61,7 @@ def test_what_is_requested_changes_no_jobs_worth(seed: int, other: int, objectiv
     free = replace(snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(6, np.bool_)))
     requests = np.random.default_rng(other).integers(1, 65, 6)
     changed = replace(free, jobs=replace(free.jobs, requested_gpus=requests))
-    before, after = (state(s, Policy(objective=objective)) for s in (free, changed))
+    before, after = (state_round(s, Policy(objective=objective)) for s in (free, changed))
     assert np.array_equal(before.problem.value, after.problem.value)
     assert np.array_equal(before.problem.restart_price, after.problem.restart_price)
     for one, two in zip(before.goals, after.goals, strict=True):
@@ -73,7 +73,7 @@ def test_what_is_requested_changes_no_jobs_worth(seed: int, other: int, objectiv
 @pytest.mark.parametrize("objective", SUMS)
 def test_bounds_leave_the_worth_of_the_columns_that_stay(objective: str) -> None:
     jobs = [a_job("free"), a_job("bounded", requested_gpus=4, min_gpus=2, max_gpus=8)]
-    problem = state(a_round_of(*jobs), Policy(objective=objective)).problem
+    problem = state_round(a_round_of(*jobs), Policy(objective=objective)).problem
     worth = [
         dict(zip(problem.cells.gpus[problem.cell[span]], problem.value[span], strict=True))
         for span in (slice(*problem.job_start[:2]), slice(*problem.job_start[1:]))
@@ -101,7 +101,7 @@ def test_a_job_that_may_not_run_on_few_gpus_has_the_larger_cells_that_others_wou
 
 def test_a_job_without_a_cell_within_its_bounds_is_told_which_there_are() -> None:
     job = a_job("j", requested_gpus=3, min_gpus=3, max_gpus=3)
-    reason = state(a_round_of(job), Policy()).absent[0]
+    reason = state_round(a_round_of(job), Policy()).absent[0]
     assert reason.code is ReasonCode.PINS_CONTRADICT
     assert reason.message.startswith("the job may run on at least 3 and at most 3 GPUs")
     assert dict(reason.evidence)["GPU counts of its Cells"] == "1, 2, 4, 8, 16, 32"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.instances import instance
+from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.errors import DeadlineTooShort
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -22,8 +22,8 @@ from tessera.service import memory
 from tessera.solvers import registry
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
-from tessera.solvers.network.swaps import Effort
-from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
+from tessera.solvers.network.swaps import PlayEffort
+from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 
 JOBS = 200
@@ -32,7 +32,7 @@ JOBS = 200
 @cache
 def a_crowd() -> Snapshot:
     """Return many jobs with deadlines on few GPUs, half of which are taken."""
-    found = instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
+    found = make_instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
     deadline_s = np.linspace(3600.0, 3600.0 + 60.0 * (JOBS - 1), JOBS)
     return replace(found, jobs=replace(found.jobs, deadline_s=deadline_s))
 
@@ -48,12 +48,12 @@ class Caller:
         return self.asked >= self.leaves_at
 
 
-def plan(options: RoundOptions, caller: Caller, **budget: Any) -> Outcome:
+def plan(options: RoundOptions, caller: Caller, **budget: Any) -> RoundOutcome:
     limits: dict[str, Any] = {"remaining_s": lambda: math.inf, "gap": 1e-2} | budget
     return plan_round(
         a_crowd(),
         options,
-        registry.solver(options.solver),
+        registry.make_solver(options.solver),
         Budget(cancelled=caller.has_left, **limits),
         scheduler=scheduler_of(options.scheduler),
     )
@@ -94,7 +94,7 @@ def test_cp_sat_stops_in_the_middle_of_its_search() -> None:
             searching.set()
         return searching.is_set()
 
-    problem = build_problem(instance(400, 200, 4, seed=1, family="tight"), Policy())
+    problem = build_problem(make_instance(400, 200, 4, seed=1, family="tight"), Policy())
     with pytest.raises(DeadlineTooShort):
         CpSat().solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0, cancelled=has_left))
     assert searching.is_set()
@@ -108,7 +108,7 @@ def test_what_limits_the_call_limits_the_library_and_no_answer() -> None:
 
 
 def test_a_search_on_the_network_ends_when_nobody_waits() -> None:
-    effort = Effort(2, cancelled=lambda: True)
+    effort = PlayEffort(2, cancelled=lambda: True)
     for use in (effort.share, lambda: effort.spend(1.0), effort.check):
         with pytest.raises(DeadlineTooShort):
             use()
@@ -168,7 +168,7 @@ def test_memory_of_a_busy_process_is_given_back_once_it_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[int] = []
-    rests_from = memory.PATIENT_PERIODS + 3
+    rests_from = memory.MAX_BUSY_PERIODS + 3
     looks = 0
 
     def is_busy() -> bool:
@@ -187,7 +187,7 @@ def test_memory_of_a_busy_process_is_given_back_once_it_rests(
         task.cancel()
 
     asyncio.run(test())
-    assert given == [memory.PATIENT_PERIODS, rests_from]
+    assert given == [memory.MAX_BUSY_PERIODS, rests_from]
 
 
 def test_free_memory_is_returned_to_the_system() -> None:

@@ -31,7 +31,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize(("text", "seconds"), WRITTEN)
 def test_options_and_the_standing_policy_read_a_duration_alike(text: str, seconds: float) -> None:
-    assert options.seconds("--min-run", text) == seconds
+    assert options.parse_seconds("--min-run", text) == seconds
     policy = f"{{min_run: {text!r}, promoteAfter: {text!r}}}"
     found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
     assert (found.min_run_s, found.promote_after_s) == (seconds, seconds)

@@ -13,7 +13,7 @@ from tessera.formulation.errors import Conflict, NotAllowed, Unavailable
 from tessera.formulation.records.agents import Heartbeat
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
-from tessera.service.rpc.heartbeats import MOST, Heartbeats
+from tessera.service.rpc.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
 from tests.support.patience import PATIENCE_S
 
 
@@ -44,10 +44,10 @@ class SlowStore:
 
 async def record_all(
     store: SlowStore, agents: Sequence[str]
-) -> tuple[Heartbeats, list[BaseException | None]]:
+) -> tuple[HeartbeatRecorder, list[BaseException | None]]:
     """Let the agents be heard, all but the first while the first is recorded."""
     calls = Calls(1, "heartbeat")
-    beats = Heartbeats(cast(Store, store), calls)
+    beats = HeartbeatRecorder(cast(Store, store), calls)
     tasks = [asyncio.create_task(beats.record(beat_of(agents[0])))]
     while not store.batches:
         await asyncio.sleep(0.001)
@@ -61,10 +61,14 @@ async def record_all(
 
 async def test_all_that_are_heard_meanwhile_are_recorded_together() -> None:
     store = SlowStore()
-    agents = [f"a{k}" for k in range(MOST + 2)]
+    agents = [f"a{k}" for k in range(MAX_HEARTBEATS + 2)]
     _, ended = await record_all(store, agents)
     assert ended == [None] * len(agents)
-    assert store.batches == [agents[:1], agents[1 : MOST + 1], agents[MOST + 1 :]]
+    assert store.batches == [
+        agents[:1],
+        agents[1 : MAX_HEARTBEATS + 1],
+        agents[MAX_HEARTBEATS + 1 :],
+    ]
 
 
 async def test_an_agent_that_is_not_known_fails_alone() -> None:
@@ -90,7 +94,7 @@ async def test_a_mistake_in_the_store_leaves_no_stream_waiting() -> None:
 
 async def test_a_stream_that_has_left_takes_nothing_from_the_others() -> None:
     store, calls = SlowStore(), Calls(1, "heartbeat")
-    beats = Heartbeats(cast(Store, store), calls)
+    beats = HeartbeatRecorder(cast(Store, store), calls)
     left, stays = (asyncio.create_task(beats.record(beat_of(agent))) for agent in "ab")
     await asyncio.sleep(0)
     left.cancel()

@@ -20,10 +20,10 @@ from tessera.service.rpc.lanes import (
     QUICK_ITEMS,
     FairCalls,
     Lane,
-    Limits,
+    LaneLimits,
+    LaneTurn,
     Share,
     SizedCalls,
-    Turn,
     client_of,
 )
 from tessera.v1.jobs_pb2 import ListJobsRequest, SubmitJobsRequest
@@ -40,9 +40,9 @@ class Work:
 
     def __init__(self) -> None:
         self.began, self.may_end = threading.Event(), threading.Event()
-        self.turn: Turn | None = None
+        self.turn: LaneTurn | None = None
 
-    def __call__(self, turn: Turn) -> str:
+    def __call__(self, turn: LaneTurn) -> str:
         self.turn = turn
         self.began.set()
         assert self.may_end.wait(PATIENCE_S)
@@ -74,9 +74,9 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    threads: int, limits: Limits | None = None, **settings: object
+    threads: int, limits: LaneLimits | None = None, **settings: object
 ) -> AsyncIterator[Bench]:
-    lane = Lane(threads, "test", limits or Limits.leaving_room(threads), **settings)  # type: ignore[arg-type]
+    lane = Lane(threads, "test", limits or LaneLimits.leaving_room(threads), **settings)  # type: ignore[arg-type]
     found = Bench(lane)
     try:
         yield found
@@ -217,7 +217,7 @@ def test_a_share_fills_a_quarter_of_the_queue_at_most() -> None:
 
 def test_rounds_of_one_cluster_wait_for_each_other() -> None:
     async def test() -> None:
-        async with bench(2, Limits(client=2, cluster=1, share=1)) as b:
+        async with bench(2, LaneLimits(client=2, cluster=1, share=1)) as b:
             first, second = b.give(Share("x", "a")), b.give(Share("y", "a"))
             third = b.give(Share("x", "b"))
             await b.begun(first)
@@ -230,7 +230,7 @@ def test_rounds_of_one_cluster_wait_for_each_other() -> None:
 
 
 def test_errors_of_the_work_reach_its_caller() -> None:
-    def fail(turn: Turn) -> None:
+    def fail(turn: LaneTurn) -> None:
         raise ValueError("wrong")
 
     async def test() -> None:
@@ -263,7 +263,7 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
     """A crowd that waits for one cluster's row leaves the callers of another their threads."""
 
     async def test() -> None:
-        calls = FairCalls(Lane(4, "store", Limits(client=3, cluster=2, share=2)))
+        calls = FairCalls(Lane(4, "store", LaneLimits(client=3, cluster=2, share=2)))
         go = threading.Event()
         crowd = [
             asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(PATIENCE_S))) for _ in range(9)
@@ -292,7 +292,7 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
 def test_heavy_calls_leave_the_threads_of_short_ones_alone(request_: Message, heavy: bool) -> None:
     async def test() -> None:
         quick, few = (
-            FairCalls(Lane(1, name, Limits(client=1, cluster=1, share=1)))
+            FairCalls(Lane(1, name, LaneLimits(client=1, cluster=1, share=1)))
             for name in ("quick", "heavy")
         )
         calls = SizedCalls(quick, few)
@@ -308,7 +308,7 @@ def test_heavy_calls_leave_the_threads_of_short_ones_alone(request_: Message, he
 
 def test_short_calls_beyond_the_queue_are_refused() -> None:
     async def test() -> None:
-        lane = Lane(1, "store", Limits(client=1, cluster=1, share=1), most_waiting=4)
+        lane = Lane(1, "store", LaneLimits(client=1, cluster=1, share=1), most_waiting=4)
         calls, go = FairCalls(lane), threading.Event()
         waiting = [
             asyncio.create_task(run_as(EVIL, calls, lambda: go.wait(PATIENCE_S))) for _ in range(2)

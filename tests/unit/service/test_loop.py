@@ -243,7 +243,7 @@ def test_a_replay_that_cannot_end_early_gives_way_with_an_error() -> None:
 
 def test_baselines_decide_dry_runs_and_commit_nothing() -> None:
     world = World()
-    for name in registry.baselines():
+    for name in registry.baseline_names():
         with pytest.raises(InvalidInput, match=r"there to compare with.*a dry run or a replay"):
             world.schedule(options=RoundOptions(solver=name))
     assert not world.store.committed

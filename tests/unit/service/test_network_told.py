@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tessera.formulation.network.descriptions import MAX_MET_JOBS, find_met_jobs
 from tessera.formulation.network.outcome import NetworkDecision, Route
 from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.tags import SHOWN, Fabric, assign_tags
-from tessera.formulation.network.telling import MEETS, met_by
-from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
+from tessera.formulation.records.agents import DesiredGang, DesiredState
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
 from tessera.formulation.values import Cell, Workload
 from tessera.service.rpc.convert import agents
@@ -55,7 +55,7 @@ def test_an_agent_is_told_the_ways_of_what_its_own_nodes_send(
     nodes: set[str], told: list[str] | None
 ) -> None:
     sources = ["n1/gpu-0", "n2/gpu-2", "rank 7"]
-    desired = Desired(revision=5, gangs=(_gang(*sources),), network_levels=8)
+    desired = DesiredState(revision=5, gangs=(_gang(*sources),), network_levels=8)
     (gang,) = agents.of_desired(desired, nodes).gangs
     assert [route.source for route in gang.network.routes] == (told or sources)
     assert (gang.network.level, gang.network.dscp) == (2, 9)
@@ -63,10 +63,10 @@ def test_an_agent_is_told_the_ways_of_what_its_own_nodes_send(
 
 def test_a_remark_on_thousands_of_jobs_with_one_tag_names_a_few_of_them() -> None:
     found = assign_tags({f"j{n:04d}": n % 8 for n in range(3000)}, 8)
-    assert set(found.tags.values()) <= set(Fabric().free_tags)
+    assert set(found.tags.values()) <= set(FabricCapabilities().free_tags)
     assert found.remarks
     for remark in found.remarks:
-        assert remark.count("j0") + remark.count("j1") + remark.count("j2") <= 2 * SHOWN
+        assert remark.count("j0") + remark.count("j1") + remark.count("j2") <= 2 * MAX_NAMED_JOBS
         assert " more" in remark
 
 
@@ -94,6 +94,6 @@ def test_who_is_served_before_a_job_is_named_however_many_are_after_it() -> None
         level=level,
         levels=8,
     )
-    found = met_by(demand, plan)
-    assert found[31] == [0, *range(32, 32 + MEETS - 1)]
+    found = find_met_jobs(demand, plan)
+    assert found[31] == [0, *range(32, 32 + MAX_MET_JOBS - 1)]
     assert found[0] == [31]

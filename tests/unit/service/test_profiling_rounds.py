@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASKS
+from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASK_WORKLOAD
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.base import Scheduler
 from tessera.solvers.schedulers.registry import make_scheduler
@@ -55,12 +55,12 @@ def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
         nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, workloads=2, **rest
     )
     kinds = tuple(replace(t, dollars_per_hour=1.0) for t in found.gpu_types)
-    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], TASKS))
+    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], TASK_WORKLOAD))
 
 
 def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None) -> set[str]:
     """Return the jobs that a round lets run."""
-    outcome = plan_round(snapshot, policy, solver(), FOREVER, scheduler=scheduler)
+    outcome = plan_round(snapshot, policy, make_solver(), FOREVER, scheduler=scheduler)
     assert not outcome.violations
     return {snapshot.jobs.name[d.job] for d in outcome.decisions if d.gang is not None}
 
@@ -110,7 +110,7 @@ def test_published_policies_run_no_tasks_and_say_so(name: str) -> None:
     snapshot = a_cluster(3, a_task(), a_job("real"))
     scheduler = Scheduler(published=make_scheduler(name))
     assert running(snapshot, Policy(), scheduler) == {"real"}
-    outcome = plan_round(snapshot, Policy(), solver(), FOREVER, scheduler=scheduler)
+    outcome = plan_round(snapshot, Policy(), make_solver(), FOREVER, scheduler=scheduler)
     (waits,) = (d for d in outcome.decisions if d.gang is None)
     assert waits.reason is not None
     assert "published policy" in waits.reason.message

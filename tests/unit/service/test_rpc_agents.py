@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.records.agents import Desired, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
 from tessera.service.ports import Store
-from tessera.service.rpc.agents import AgentCalls, AgentTiming, Inbox, Session
+from tessera.service.rpc.agents import AgentCalls, AgentInbox, AgentSession, AgentTiming
 from tessera.service.rpc.calls import Calls, Subscription
-from tessera.service.rpc.heartbeats import Heartbeats
-from tessera.service.rpc.lanes import FairCalls, Lane, Limits
+from tessera.service.rpc.heartbeats import HeartbeatRecorder
+from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
 from tessera.v1 import agents_pb2 as pb
 from tests.support.patience import PATIENCE_S
 
@@ -66,8 +66,8 @@ class QuietStore:
         self.observed.append(revision)
         return False
 
-    def desired(self, _cluster: str, _agent: str) -> Desired:
-        return Desired(revision=1, gangs=())
+    def desired(self, _cluster: str, _agent: str) -> DesiredState:
+        return DesiredState(revision=1, gangs=())
 
 
 def observed(revision: int, **jobs: Phase.Phase.ValueType) -> pb.AgentMessage:
@@ -91,27 +91,29 @@ def quiet() -> QuietStore:
 
 
 @pytest.fixture
-async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[Session]:
+async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[AgentSession]:
     store, beats = cast(Store, quiet), Calls(1, "heartbeat")
     turns, reads = (
-        FairCalls(Lane(1, "test", Limits(client=1, cluster=1, share=1))) for _ in range(2)
+        FairCalls(Lane(1, "test", LaneLimits(client=1, cluster=1, share=1))) for _ in range(2)
     )
-    threads = AgentCalls(store=store, heartbeats=Heartbeats(store, beats), turns=turns, reads=reads)
-    session = Session(HELLO, threads, clock, TIMING)
+    threads = AgentCalls(
+        store=store, heartbeats=HeartbeatRecorder(store, beats), turns=turns, reads=reads
+    )
+    session = AgentSession(HELLO, threads, clock, TIMING)
     await session.register()
     yield session
     await asyncio.gather(turns.close(), reads.close(), beats.close())
 
 
 async def test_a_burst_of_observations_leaves_the_newest(clock: HandClock) -> None:
-    inbox = Inbox(spoke_s=0.0)
+    inbox = AgentInbox(spoke_s=0.0)
     burst = [observed(k, j=Phase.RUNNING) for k in range(50)]
     await inbox.fill(said(*burst), Subscription(), clock)
     assert [o.revision for o in inbox.observed] == [49]
 
 
 async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
-    session: Session, quiet: QuietStore, clock: HandClock
+    session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     messages = [
         observed(1, j=Phase.RUNNING),
@@ -130,10 +132,12 @@ async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
 
 async def test_a_second_hello_is_refused(clock: HandClock) -> None:
     with pytest.raises(InvalidInput, match="first message"):
-        await Inbox(spoke_s=0.0).fill(said(HELLO), Subscription(), clock)
+        await AgentInbox(spoke_s=0.0).fill(said(HELLO), Subscription(), clock)
 
 
-async def test_desired_is_repeated_once_each_heartbeat(session: Session, clock: HandClock) -> None:
+async def test_desired_is_repeated_once_each_heartbeat(
+    session: AgentSession, clock: HandClock
+) -> None:
     stream = Subscription()
     assert await session.step(stream) is not None
     clock.now_s += 4.9
@@ -144,7 +148,7 @@ async def test_desired_is_repeated_once_each_heartbeat(session: Session, clock: 
 
 
 async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
-    session: Session, quiet: QuietStore, clock: HandClock
+    session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
     assert session.lease_from_s == 7.0
@@ -162,7 +166,7 @@ async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
 
 
 async def test_what_an_agent_says_of_its_network_is_recorded_when_it_is_new_and_cut_to_size(
-    session: Session, quiet: QuietStore, clock: HandClock
+    session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
 
@@ -186,7 +190,7 @@ async def test_what_an_agent_says_of_its_network_is_recorded_when_it_is_new_and_
 
 
 async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
-    session: Session, quiet: QuietStore, clock: HandClock
+    session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
     clock.now_s += 7.5
@@ -201,7 +205,7 @@ async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
 
 
 async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
-    session: Session, quiet: QuietStore, clock: HandClock
+    session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
     quiet.turn.clear()
@@ -220,7 +224,7 @@ async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
 
 
 async def test_an_agent_that_is_silent_for_longer_than_its_lease_is_cut_off(
-    session: Session, clock: HandClock
+    session: AgentSession, clock: HandClock
 ) -> None:
     clock.now_s += 30.1
     with pytest.raises(Unavailable, match="sent nothing"):

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.agents import Desired, DesiredGang
+from tessera.formulation.records.agents import DesiredGang, DesiredState
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
-from tessera.formulation.values import Cell, GpuType, Source, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions
@@ -89,7 +89,7 @@ def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
             plan=words,
         ),
         iter_time_s=st.floats(1e-6, 1e7) | st.just(math.inf),
-        source=st.sampled_from(Source),
+        source=st.sampled_from(EstimateSource),
         provenance=words,
     )
 )
@@ -549,7 +549,7 @@ def test_an_agent_is_told_its_own_shares_but_all_members() -> None:
             shares=(("n1", (0, 1)), ("n2", (2, 3))),
         ),
     )
-    message = agents.of_desired(Desired(revision=5, gangs=(gang,)), {"n2"})
+    message = agents.of_desired(DesiredState(revision=5, gangs=(gang,)), {"n2"})
     (told,) = message.gangs
     assert [(s.node, list(s.gpu_indices)) for s in told.shares] == [("n2", [2, 3])]
     assert (list(told.members), told.leader, told.iter_time_s) == (["n1", "n2"], "n1", 2.0)

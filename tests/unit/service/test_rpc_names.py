@@ -80,8 +80,8 @@ HOSTILE = [
 def test_no_resource_can_have_a_name_that_leaves_its_place_or_is_too_long(text: str) -> None:
     """The limits hold for clusters, nodes, tenants, jobs, agents and GPU types; errors stay short."""
     for parse in (
-        lambda: names.identifier("hello.agent_id", text),
-        lambda: names.gpu_type("gpu_type", text),
+        lambda: names.require_identifier("hello.agent_id", text),
+        lambda: names.require_gpu_type("gpu_type", text),
         lambda: names.parse_cluster("name", f"clusters/{text}"),
         lambda: names.parse_node("name", f"clusters/c/nodes/{text}"),
         lambda: names.parse_tenant("name", f"clusters/c/tenants/{text}"),

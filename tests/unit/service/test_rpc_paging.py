@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.rpc.paging import Page, page_of
+from tessera.service.rpc.paging import PageRequest, page_of
 from tessera.v1 import jobs_pb2 as pb
 
 
-def page(request: pb.ListJobsRequest, *, counts: bool = False) -> Page:
+def page(request: pb.ListJobsRequest, *, counts: bool = False) -> PageRequest:
     return page_of(request, request.page_size, request.page_token, most=1000, counts=counts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tessera.service.waking import SpacedWakes
+from tessera.service.spaced_wakes import SpacedWakes
 
 
 def test_a_woken_cluster_has_one_round_at_once() -> None:

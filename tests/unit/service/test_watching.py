@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.purging import ClusterPurger
+from tessera.service.cluster_task import ClusterTask
+from tessera.service.purger import ClusterPurger
 from tessera.service.rpc.calls import Calls
-from tessera.service.watching import Watching
 from tests.support.patience import PATIENCE_S
 from tests.support.worlds import StoppedClock
 
@@ -34,7 +34,7 @@ class Empty:
 async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
     calls = Calls(1, "test")
     store: Any = Empty()
-    watching = Watching(
+    watching = ClusterTask(
         store,
         StoppedClock(),
         lambda *_: None,
@@ -60,7 +60,7 @@ async def test_a_wake_up_beside_the_end_does_not_outlive_it(steps: int) -> None:
 async def test_what_is_remembered_of_a_deleted_cluster_is_dropped() -> None:
     calls, dropped = Calls(1, "test"), list[str]()
     store: Any = Empty()
-    watching = Watching(
+    watching = ClusterTask(
         store,
         StoppedClock(),
         lambda *_: None,

@@ -12,16 +12,16 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from tessera.benchmarks.rounds.instances import instance
+from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
 from tessera.formulation.records.rounds import RoundCommit
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.config import Config, load_config
 from tessera.service.loop import RoundLoop
-from tessera.service.worker import Workers
+from tessera.service.worker import SolveProcesses
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
@@ -35,8 +35,8 @@ def endless() -> float:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    found = Workers()
+def workers() -> Iterator[SolveProcesses]:
+    found = SolveProcesses()
     yield found
     found.close()
 
@@ -63,7 +63,7 @@ class Still:
 
 def schedule(
     store: Store,
-    workers: Workers | None,
+    workers: SolveProcesses | None,
     from_jobs: int = 1,
     cancelled: Callable[[], bool] = lambda: False,
     options: RoundOptions = OPTIONS,
@@ -74,7 +74,7 @@ def schedule(
     )
 
 
-def kill_once_at_work(workers: Workers) -> Callable[[], bool]:
+def kill_once_at_work(workers: SolveProcesses) -> Callable[[], bool]:
     """Return a question that is asked while a process works, and kills every process when it is."""
     asked: list[int] = []
 
@@ -93,12 +93,12 @@ LONG = RoundOptions(solver="cp-sat", gap=1e-9)
 
 def a_long_round() -> Snapshot:
     """Return a round that takes CP-SAT a minute at least."""
-    return instance(3000, 3000, 6, 1)
+    return make_instance(3000, 3000, 6, 1)
 
 
-def test_a_process_decides_as_this_one_does(workers: Workers) -> None:
-    snapshot, seen = instance(50, 60, 3, 2, running=0.5), []
-    here = plan_round(snapshot, OPTIONS, solver("pricing"), FOREVER)
+def test_a_process_decides_as_this_one_does(workers: SolveProcesses) -> None:
+    snapshot, seen = make_instance(50, 60, 3, 2, running=0.5), []
+    here = plan_round(snapshot, OPTIONS, make_solver("pricing"), FOREVER)
     there = workers.plan(
         snapshot, OPTIONS, FOREVER, lambda phase, s: seen.append((phase, s)), endless
     )
@@ -108,7 +108,7 @@ def test_a_process_decides_as_this_one_does(workers: Workers) -> None:
     assert all(seconds >= 0 for _, seconds in seen)
 
 
-def test_a_process_is_kept_for_the_next_round(workers: Workers) -> None:
+def test_a_process_is_kept_for_the_next_round(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=4)
     before = workers.pids()
     for _ in range(2):
@@ -116,12 +116,12 @@ def test_a_process_is_kept_for_the_next_round(workers: Workers) -> None:
     assert workers.pids() == before
 
 
-def test_an_error_in_the_process_is_the_same_error_here(workers: Workers) -> None:
+def test_an_error_in_the_process_is_the_same_error_here(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=2)
     heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e308))
     options = replace(OPTIONS, queue_weights="1:100")
     with pytest.raises(ProblemTooLarge) as here:
-        plan_round(heavy, options, solver("pricing"), FOREVER)
+        plan_round(heavy, options, make_solver("pricing"), FOREVER)
     with pytest.raises(ProblemTooLarge) as there:
         workers.plan(heavy, options, FOREVER, lambda phase, s: None, endless)
     assert (str(there.value), there.value.field) == (str(here.value), here.value.field)
@@ -129,7 +129,7 @@ def test_an_error_in_the_process_is_the_same_error_here(workers: Workers) -> Non
 
 
 def test_a_process_that_is_killed_at_work_fails_its_round_and_the_next_has_another(
-    workers: Workers,
+    workers: SolveProcesses,
 ) -> None:
     store, old = Store(a_long_round()), workers.pids()
     with pytest.raises(Unavailable, match=r"exit code -9.*nothing was committed"):
@@ -142,7 +142,7 @@ def test_a_process_that_is_killed_at_work_fails_its_round_and_the_next_has_anoth
     assert not set(workers.pids()) & set(old)
 
 
-def test_a_process_that_died_while_idle_is_replaced(workers: Workers) -> None:
+def test_a_process_that_died_while_idle_is_replaced(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=4)
     workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, endless)
     for pid in workers.pids():
@@ -152,7 +152,7 @@ def test_a_process_that_died_while_idle_is_replaced(workers: Workers) -> None:
     assert found.violations == ()
 
 
-def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: Workers) -> None:
+def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: SolveProcesses) -> None:
     store, asked = Store(a_long_round()), threading.Event()
     old = workers.pids()
 
@@ -170,13 +170,13 @@ def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: Worke
             os.kill(pid, 0)
 
 
-def test_a_deadline_that_ends_during_the_solve_ends_it(workers: Workers) -> None:
+def test_a_deadline_that_ends_during_the_solve_ends_it(workers: SolveProcesses) -> None:
     left = iter([1.0] * 3)
     with pytest.raises(DeadlineTooShort, match="call again with a longer one"):
         workers.plan(a_long_round(), LONG, FOREVER, lambda phase, s: None, lambda: next(left, 0.0))
 
 
-def test_the_solver_has_the_time_that_the_budget_leaves(workers: Workers) -> None:
+def test_the_solver_has_the_time_that_the_budget_leaves(workers: SolveProcesses) -> None:
     brief = replace(FOREVER, remaining_s=lambda: 0.0)
     found = workers.plan(a_long_round(), LONG, brief, lambda phase, s: None, endless)
     assert dict(found.solution.work).get("cp-sat", 0.0) == 0.0
@@ -184,7 +184,7 @@ def test_the_solver_has_the_time_that_the_budget_leaves(workers: Workers) -> Non
 
 
 def test_rounds_with_fewer_jobs_are_decided_here() -> None:
-    closed = Workers()
+    closed = SolveProcesses()
     closed.close()
     store = Store(a_random_snapshot(1, jobs=4))
     with pytest.raises(DeadlineTooShort, match="has seen"):
@@ -194,7 +194,7 @@ def test_rounds_with_fewer_jobs_are_decided_here() -> None:
 
 
 def test_closing_ends_every_process() -> None:
-    found = Workers()
+    found = SolveProcesses()
     (pid,) = found.pids()
     found.close()
     with pytest.raises(ProcessLookupError):
@@ -202,7 +202,7 @@ def test_closing_ends_every_process() -> None:
 
 
 def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
-    workers, snapshot = Workers(on_demand=True, idle_s=0.0), a_random_snapshot(1, jobs=4)
+    workers, snapshot = SolveProcesses(on_demand=True, idle_s=0.0), a_random_snapshot(1, jobs=4)
     pids = set[int]()
 
     def look_at_processes() -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.simulator.bounds import throughput_bound
-from tessera.simulator.metrics import figures, reference_of
+from tessera.simulator.metrics import reference_of, run_figures
 from tests.support.worlds import (
     POLICIES,
     a_profile,
@@ -35,6 +35,6 @@ def test_the_bound_knows_gpus_arrivals_and_work() -> None:
 @pytest.mark.parametrize("policy", ["greedy", "ilp", "arena"])
 def test_no_policy_beats_the_bound(seed: int, policy: str) -> None:
     scenario = a_random_scenario(seed)
-    reached = figures(simulated(scenario, POLICIES[policy]), reference_of(scenario), 3000.0)
+    reached = run_figures(simulated(scenario, POLICIES[policy]), reference_of(scenario), 3000.0)
     least = throughput_bound(scenario, 3000.0, intervals=4)
     assert reached["throughput"] <= least * (1 + 1e-9)

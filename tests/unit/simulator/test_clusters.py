@@ -9,12 +9,12 @@ import pytest
 from tessera.estimator.hardware import ALL, CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.clusters import PRESETS, hardware_of, preset
+from tessera.simulator.clusters import PRESETS, hardware_of, preset_cluster
 
 
 def gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
     """Return nodes and GPUs of each type."""
-    _, nodes = preset(name, share)
+    _, nodes = preset_cluster(name, share)
     count = Counter(n.gpu_type for n in nodes)
     return {t: (n, sum(x.gpus for x in nodes if x.gpu_type == t)) for t, n in count.items()}
 
@@ -43,7 +43,7 @@ def test_a_share_keeps_so_much_of_each_type_and_a_node_at_least() -> None:
 @pytest.mark.parametrize(("name", "share"), [("lab", 1.0), ("testbed-a", 0.0), ("testbed-a", -1.0)])
 def test_what_is_no_cluster_is_refused(name: str, share: float) -> None:
     with pytest.raises(InvalidInput):
-        preset(name, share)
+        preset_cluster(name, share)
 
 
 def test_every_kind_of_gpu_has_a_name_of_its_own_and_presets_are_of_known_kinds() -> None:

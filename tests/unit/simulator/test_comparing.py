@@ -10,26 +10,30 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import execute
-from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss, plots
-from tessera.benchmarks.schedulers.bench_policies import Group, policy_run, shares
+from tessera.benchmarks.harness.registry import run_case
+from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss_plots, run_loss
+from tessera.benchmarks.schedulers.bench_policies import ComparisonGroup, parse_shares, policy_run
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.comparing import (
-    MEANS,
+from tessera.simulator.comparison.comparisons import (
+    SEED_MEAN_FIGURES,
     best_ilp,
     bound_share,
+    comparison_row,
+    comparison_rows,
     finished_by,
-    headline,
+    headline_figures,
     jct_ratio,
-    ranks,
-    row,
-    rows,
+    policy_ranks,
     throughput_ratio,
 )
 from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.plots import DRAWN, pictures, policies_to_draw
-from tessera.simulator.comparison.runs import Asked, Ran
-from tessera.simulator.comparison.workload import SYNTHETIC, Work
+from tessera.simulator.comparison.plots import (
+    MAX_DRAWN_POLICIES,
+    comparison_plots,
+    policies_to_draw,
+)
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.data import MissingData
 
 NEVER = math.inf
@@ -37,10 +41,10 @@ NEVER = math.inf
 
 def a_run(
     jct_s: Sequence[float], throughput: float = 1.0, alone_s: float = 10.0, **figures: float
-) -> Ran:
+) -> FinishedRun:
     """Return a run whose jobs all arrive at 100 s, with a horizon of 1,000 s."""
     arrival_s = np.full(len(jct_s), 100.0)
-    shown = dict.fromkeys(MEANS, 1.0) | {
+    shown = dict.fromkeys(SEED_MEAN_FIGURES, 1.0) | {
         "throughput": throughput,
         "horizon_s": 1000.0,
         "stuck": 0.0,
@@ -50,7 +54,7 @@ def a_run(
         "jobs": float(len(jct_s)),
     }
     bins = np.array([0.0, 500.0])
-    return Ran(
+    return FinishedRun(
         figures=shown | figures,
         said="",
         arrival_s=arrival_s,
@@ -98,12 +102,15 @@ def test_our_best_is_chosen_by_throughput_over_jct_and_greedy_is_not_one() -> No
 
 
 def test_ranks_are_among_those_that_are_not_ours() -> None:
-    assert ranks("ilp:throughput", BY_POLICY) == (2, 1)  # fcfs has the lower mean over all three
-    assert ranks("ilp:jct", BY_POLICY) == (2, 2)
+    assert policy_ranks("ilp:throughput", BY_POLICY) == (
+        2,
+        1,
+    )  # fcfs has the lower mean over all three
+    assert policy_ranks("ilp:jct", BY_POLICY) == (2, 2)
 
 
 def test_the_headline_says_how_far_ours_is_better() -> None:
-    best, figures = headline(BY_POLICY)
+    best, figures = headline_figures(BY_POLICY)
     assert best == "ilp:throughput"
     assert figures == {
         "jct_rank": 2,
@@ -115,11 +122,11 @@ def test_the_headline_says_how_far_ours_is_better() -> None:
         "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
         "jct_gain_limit": pytest.approx(1 - 20 / 300),
     }
-    figures = headline(BY_POLICY, bounds=[15.0])[1]
+    figures = headline_figures(BY_POLICY, bounds=[15.0])[1]
     assert figures["throughput_bound_share"] == pytest.approx(12 / 15)
     assert figures["throughput_gain_limit"] == pytest.approx(0.5)
     without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
-    assert "jct_gain_vs_arena" not in headline(without)[1]
+    assert "jct_gain_vs_arena" not in headline_figures(without)[1]
 
 
 def test_several_seeds_give_intervals_around_the_gain() -> None:
@@ -127,20 +134,20 @@ def test_several_seeds_give_intervals_around_the_gain() -> None:
         "arena": [a_run([100, 200], 10.0), a_run([300, 100], 8.0)],
         "ilp:jct": [a_run([50, 100], 11.0), a_run([200, 120], 8.0)],
     }
-    figures = headline(by_policy)[1]
+    figures = headline_figures(by_policy)[1]
     for name, value in (("jct_gain", 1 - 235 / 350), ("throughput_gain", 19 / 18 - 1)):
         assert figures[f"{name}_vs_arena"] == pytest.approx(value)
         assert figures[f"{name}_vs_arena_low"] < value < figures[f"{name}_vs_arena_high"]
 
 
 def test_a_row_is_over_the_jobs_that_all_policies_finished() -> None:
-    found = row("fcfs", BY_POLICY, "arena")
+    found = comparison_row("fcfs", BY_POLICY, "arena")
     assert (found["jobs_of_all"], found["jct_mean_s"], found["jct_p50_s"]) == (2, 275, 275)
     assert found["throughput_over_arena"] == 0.5
     assert found["jct_over_arena"] == pytest.approx(550 / 300)
     assert found["stuck_runs"] == 0
     assert "jct_mean_low_s" not in found  # of one seed
-    assert [r["policy"] for r in rows(BY_POLICY)][:2] == ["greedy:jct", "ilp:jct"]
+    assert [r["policy"] for r in comparison_rows(BY_POLICY)][:2] == ["greedy:jct", "ilp:jct"]
 
 
 def test_the_share_of_the_bound_is_over_what_the_policy_finished() -> None:
@@ -159,8 +166,8 @@ def test_lines_are_drawn_of_our_best_of_arena_and_of_the_best_others() -> None:
     }
     shown = policies_to_draw(many, "ilp:jct")
     assert shown[:3] == ["ilp:jct", "arena", "other-20"]
-    assert len(shown) == DRAWN
-    plots = pictures(many, "ilp:jct")
+    assert len(shown) == MAX_DRAWN_POLICIES
+    plots = comparison_plots(many, "ilp:jct")
     titles = [plot.title for plot in plots]
     assert {"Throughput", "Queue", "Job completion time", "Gap to the proven bound"} < set(titles)
     assert [t for t in titles if t.startswith("GPUs over")] == [
@@ -172,13 +179,13 @@ def test_lines_are_drawn_of_our_best_of_arena_and_of_the_best_others() -> None:
 
 def test_without_arena_there_are_hours() -> None:
     by_policy = {"ilp:jct": [a_run([3600, 7200], 1.0)]}
-    assert "mean JCT, ilp:jct: 1.5" in pictures(by_policy, "ilp:jct")[0].alt
+    assert "mean JCT, ilp:jct: 1.5" in comparison_plots(by_policy, "ilp:jct")[0].alt
 
 
 def test_a_group_says_what_its_runs_share() -> None:
-    group = Group(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
+    group = ComparisonGroup(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
     assert group.name == "my.csv, optimum, 0.5 of the GPUs"
-    costs = Asked(work=Work(), policy="", judge_every=7)
+    costs = RunRequest(work=WorkloadSpec(), policy="", judge_every=7)
     ours, theirs = (policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
     assert (ours.work.gpus_share, ours.work.seed, ours.information) == (0.5, 3, "optimum")
     assert (ours.mapped, theirs.mapped) == (True, False)
@@ -186,10 +193,10 @@ def test_a_group_says_what_its_runs_share() -> None:
 
 
 def test_shares_and_errors_are_numbers() -> None:
-    assert shares("1, 0.25") == [1.0, 0.25]
+    assert parse_shares("1, 0.25") == [1.0, 0.25]
     assert error_sizes("0.2,0,0.05") == [0.05, 0.2]
     with pytest.raises(InvalidInput, match="numbers"):
-        shares("half")
+        parse_shares("half")
     for text in ("0", "1.5", "a"):
         with pytest.raises(InvalidInput, match="numbers"):
             error_sizes(text)
@@ -209,12 +216,14 @@ def test_data_parallel_information_needs_its_file(
 
 def test_a_loss_is_relative_to_the_run_on_the_truth() -> None:
     truth, told = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
-    assert list(loss(truth, told)) == pytest.approx([0.2, 0.1])
-    assert all(map(math.isnan, loss(a_run([NEVER]), a_run([1.0]))))
+    assert list(run_loss(truth, told)) == pytest.approx([0.2, 0.1])
+    assert all(map(math.isnan, run_loss(a_run([NEVER]), a_run([1.0]))))
 
 
 def test_losses_are_drawn_from_nothing_on() -> None:
-    found = plots({"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}})
+    found = loss_plots(
+        {"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}}
+    )
     assert [plot.title for plot in found] == ["Loss in mean JCT", "Loss in normalised throughput"]
     assert "arena 0 to 0.15" in found[0].alt
 
@@ -239,7 +248,7 @@ def test_a_week_is_timed_for_both_and_only_the_default_is_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = find_cases()["simulator-speed"]
-    result = execute(found, found.smoke, ["bench"])
+    result = run_case(found, found.smoke, ["bench"])
     assert set(result["bounds"]) == {"worst_gap", "refused"}
     assert result["ok"]
     assert [line["workload"] for line in result["table"]] == [SYNTHETIC, SYNTHETIC]

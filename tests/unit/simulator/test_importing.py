@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import BEST_FOUND, Source, Workload
+from tessera.formulation.values import BEST_FOUND, EstimateSource, Workload
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.profiles import parse_profiles, read_profiles
 from tessera.simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace
@@ -78,7 +78,7 @@ def test_a_profile_row_becomes_an_estimate() -> None:
         BEST_FOUND,
         "",
     )
-    assert (e.iter_time_s, e.source, e.provenance) == (1.5, Source.MEASURED, "p.csv")
+    assert (e.iter_time_s, e.source, e.provenance) == (1.5, EstimateSource.MEASURED, "p.csv")
 
 
 def test_a_failed_run_is_an_estimate_that_does_not_run() -> None:
@@ -93,7 +93,7 @@ def test_optional_columns_are_read_in_any_place() -> None:
     (e,) = parse_profiles(data, "p.csv")
     assert (e.cell.plan, e.source, e.provenance, e.cell.pipeline_degree) == (
         "p7",
-        Source.ANALYTIC,
+        EstimateSource.ANALYTIC,
         "host a, b",
         4,
     )

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import DpMemory, data_parallel, estimates, optimum, single_gpu
+from tessera.formulation.information import (
+    DpMemory,
+    all_estimates,
+    data_parallel,
+    searched_optimum,
+    single_gpu,
+)
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import BEST_FOUND, Source
+from tessera.formulation.values import BEST_FOUND, EstimateSource
 from tessera.simulator.comparison.information import GIB, read_dp_memory
 from tessera.simulator.data import data_dir
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
@@ -61,17 +67,19 @@ SCALES_BADLY = tuple(searched(n, t) for n, t in ((1, 8.0), (2, 5.0), (4, 3.0), (
 
 def test_estimates_are_the_snapshot_itself() -> None:
     snapshot = a_table(*SCALES_BADLY)
-    assert estimates(snapshot) is snapshot
+    assert all_estimates(snapshot) is snapshot
 
 
 def test_the_optimum_has_the_rows_of_a_full_search_alone() -> None:
     snapshot = a_table(searched(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
-    assert times(optimum(snapshot)) == {1: 8.0}
+    assert times(searched_optimum(snapshot)) == {1: 8.0}
 
 
 def test_the_optimum_of_a_workload_that_was_never_searched_is_what_was_measured() -> None:
-    guess = an_estimate(0, 0, 2, iter_time_s=1.0) | {"source": int(Source.ANALYTIC)}
-    assert times(optimum(a_table(an_estimate(0, 0, 1, iter_time_s=4.0), guess))) == {1: 4.0}
+    guess = an_estimate(0, 0, 2, iter_time_s=1.0) | {"source": int(EstimateSource.ANALYTIC)}
+    assert times(searched_optimum(a_table(an_estimate(0, 0, 1, iter_time_s=4.0), guess))) == {
+        1: 4.0
+    }
 
 
 def test_the_data_parallel_gate_closes_where_the_replicas_do_not_fit() -> None:
@@ -102,7 +110,7 @@ def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_th
 
 def test_five_measured_counts_are_the_optimum() -> None:
     snapshot = a_table(*SCALES_BADLY)
-    assert single_gpu(5)(snapshot).estimates.equals(optimum(snapshot).estimates)
+    assert single_gpu(5)(snapshot).estimates.equals(searched_optimum(snapshot).estimates)
 
 
 def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_least_that_runs() -> (
@@ -139,7 +147,7 @@ def test_only_five_counts_can_be_measured(count: int) -> None:
 
 def test_information_changes_estimates_and_nothing_else() -> None:
     snapshot = a_table(*SCALES_BADLY)
-    for inform in (optimum, data_parallel(memory(x1=1.0)), single_gpu(2)):
+    for inform in (searched_optimum, data_parallel(memory(x1=1.0)), single_gpu(2)):
         seen = inform(snapshot)
         assert seen.jobs is snapshot.jobs
         assert seen.nodes is snapshot.nodes

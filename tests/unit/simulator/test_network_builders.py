@@ -12,7 +12,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.builders import build_testbed as crux_testbed
 from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.lingjun import rows_of
-from tessera.formulation.topologies.measures import bisection_bytes_per_s, link_kinds, tiers
+from tessera.formulation.topologies.measures import bisection_bytes_per_s, count_tiers, link_kinds
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
 from tessera.formulation.topologies.topology import Tier, Topology
@@ -48,7 +48,7 @@ def degrees(topology: Topology, low: Tier, high: Tier) -> tuple[set[int], set[in
 
 def test_the_papers_two_layer_clos_has_173_tors_and_16_aggregation_switches() -> None:
     topology = a_clos(250, A100_HOST, tors=173, aggregations=16)
-    found = tiers(topology)
+    found = count_tiers(topology)
     assert (found[Tier.GPU], found[Tier.NIC]) == (2000, 1000)
     assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (173, 16)
     assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({16}, {173})
@@ -70,7 +70,7 @@ def test_a_host_of_a_clos_is_on_one_tor() -> None:
 
 def test_the_papers_double_sided_network_has_6_12_and_32_switches_and_eight_links_a_host() -> None:
     topology = a_double_sided(250, A100_HOST, tors=6, aggregations=12, cores=32)
-    found = tiers(topology)
+    found = count_tiers(topology)
     assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (6, 12, 32)
     assert degrees(topology, Tier.NIC, Tier.TOR)[0] == {2}
     assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({4}, {2})
@@ -129,7 +129,7 @@ def test_every_link_has_one_of_equal_speed_and_delay_the_other_way(
 
 def test_the_testbed_is_as_the_paper_has_it() -> None:
     topology = crux_testbed()
-    found = tiers(topology)
+    found = count_tiers(topology)
     assert (len(topology.hosts), found[Tier.GPU]) == (12, 96)
     assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (6, 8)
     speeds = {(k.source, k.target): k.bytes_per_s for k in link_kinds(topology)}
@@ -181,7 +181,7 @@ def test_a_bisection_takes_back_what_stands_in_the_way(order: int) -> None:
 
 def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_root() -> None:
     topology = a_clos(2, PCIE_HOST)
-    assert Tier.NVSWITCH not in tiers(topology)
+    assert Tier.NVSWITCH not in count_tiers(topology)
     path = Routes(topology).between(gpu(topology, 0, 0), gpu(topology, 0, 7))
     assert [names(topology, p) for p in path] == [
         ["host-0/pcie-0", "host-0/pcie-root", "host-0/pcie-1", "host-0/gpu-7"]
@@ -197,7 +197,7 @@ def test_what_hangs_on_which_pcie_switch_can_be_said() -> None:
 
 def test_groups_of_lingjun_are_switches_and_a_label_is_its_psws_own() -> None:
     topology = a_lingjun(ROWS)
-    found = tiers(topology)
+    found = count_tiers(topology)
     assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (3, 2, 1)
     routes = Routes(topology)
     same = routes.between(gpu(topology, 0), gpu(topology, 1))
@@ -212,7 +212,7 @@ def test_the_lingjun_file_has_847_hosts_in_119_groups() -> None:
     if path is None:
         pytest.skip("the Lingjun data set is not here (TESSERA_DATA)")
     rows = rows_of(path.read_text(encoding="utf-8"), path.name)
-    found = tiers(a_lingjun(rows))
+    found = count_tiers(a_lingjun(rows))
     assert len(rows) == 847
     assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (119, 3, 1)
     assert found[Tier.GPU] == 847 * 8

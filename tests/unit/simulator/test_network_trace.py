@@ -16,12 +16,12 @@ from tessera.formulation.network.contention import Contention, demand_of, join_p
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
-from tessera.simulator.executor import replay
+from tessera.simulator.executor import replay_lines
 from tessera.simulator.logfile import lines_of, log_of
-from tessera.simulator.network.rates import Rates, Window
-from tessera.simulator.network.slowdowns import Contended
+from tessera.simulator.network.rates import GroupRates, RateWindow
+from tessera.simulator.network.slowdowns import ContentionSlowdowns
 from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
-from tessera.simulator.store import Change
+from tessera.simulator.store import AllocationChange
 from tests.support.networks import FluidJob, a_demand
 from tests.support.worlds import FCFS, a_scenario, an_arrival, simulated
 
@@ -101,7 +101,7 @@ def ran(
     gpus: int = 4,
     in_turn: bool = False,
     horizon_s: float = np.inf,
-    window: Window | None = None,
+    window: RateWindow | None = None,
     beside: Mapping[str, Callable[[Contention], NetworkPlan]] = MappingProxyType({}),
 ) -> TraceResult:
     ticks = count()
@@ -114,7 +114,7 @@ def ran(
         clock=lambda: float(next(ticks)),
         beside=beside,
     )
-    return run_trace(jobs, cluster, Rates(window), horizon_s)
+    return run_trace(jobs, cluster, GroupRates(window), horizon_s)
 
 
 def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
@@ -145,7 +145,7 @@ def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:
 def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
     """Two of 1 s each way with 2 s on the link: the second has what the first leaves, one s in three."""
     jobs = [a_job("a", iterations=100), a_job("b", iterations=100)]
-    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=Window(of_few=600))
+    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=RateWindow(of_few=600))
     assert result.end_s[0] == pytest.approx(300.0)  # the urgent one as alone
     rate = 1 / 6  # 2 s of link at a third of the time
     assert result.end_s[1] == pytest.approx(300 + (100 - 300 * rate) * 3, rel=0.01)
@@ -157,7 +157,7 @@ def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
 def test_plans_beside_are_judged_on_the_same_jobs_at_the_same_times_and_change_nothing() -> None:
     jobs = [a_job("a"), a_job("b")]
     links = {"a": 0, "b": 0}
-    window = Window(of_few=600)
+    window = RateWindow(of_few=600)
     plain = ran(jobs, links, comm_s=2.0, window=window)
     found = ran(
         jobs, links, comm_s=2.0, window=window, beside={"same": first_paths, "apart": apart}
@@ -193,7 +193,7 @@ def test_a_horizon_and_a_job_that_never_fits_leave_jobs_unfinished() -> None:
 
 def test_groups_that_have_not_changed_are_not_played_again() -> None:
     demand = a_demand(*(FluidJob(busy_s={link: 1}) for link in (0, 0, 1, 1)), FluidJob(compute_s=2))
-    names, rates = list("abcde"), Rates()
+    names, rates = list("abcde"), GroupRates()
     level = np.array([3, 2, 1, 0, 0])
     once = rates(names, demand, level)
     assert (rates.played, rates.kept) == (2, 0)
@@ -212,14 +212,14 @@ def test_traces_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InvalidInput, match="horizon_s"):
         ran([a_job("a")], {"a": 0}, horizon_s=np.nan)
     with pytest.raises(InvalidInput, match="window"):
-        Window(of_few=0)
+        RateWindow(of_few=0)
 
 
-def _contended(comm_s: float) -> Contended:
-    def met(change: Change, gang: Gang) -> Contention:
+def _contended(comm_s: float) -> ContentionSlowdowns:
+    def met(change: AllocationChange, gang: Gang) -> Contention:
         return a_part(f"{change.job}", 0, comm_s, gpus=gang.gpus)
 
-    return Contended(met, first_paths, Rates(Window(of_few=600)))
+    return ContentionSlowdowns(met, first_paths, GroupRates(RateWindow(of_few=600)))
 
 
 def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
@@ -229,7 +229,7 @@ def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
     for slowdowns in (None, _contended(2.0)):
         result = simulated(scenario, FCFS, slowdowns=slowdowns)
         ends[slowdowns is not None] = result.end_s
-        assert list(replay(lines_of(log_of(result))).values()) == pytest.approx(
+        assert list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(
             (result.end_s - result.arrival_s).tolist()
         )
     alone, met = ends[False], ends[True]
@@ -238,11 +238,11 @@ def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
 
 
 def test_a_starved_job_is_slowed_by_a_number_all_the_same() -> None:
-    def met(change: Change, gang: Gang) -> Contention:
+    def met(change: AllocationChange, gang: Gang) -> Contention:
         return a_part(f"{change.job}", 0, 1.0, compute_s=1e-6 if change.job == 0 else 1.0)
 
     gang = Gang(members=((0, (0,)),))
-    runs = {job: Change(job=job, kind=DecisionKind.START, gang=gang) for job in (0, 1)}
-    found = Contended(met, first_paths, Rates())(runs)
+    runs = {job: AllocationChange(job=job, kind=DecisionKind.START, gang=gang) for job in (0, 1)}
+    found = ContentionSlowdowns(met, first_paths, GroupRates())(runs)
     assert found[0] == pytest.approx(1.0)
     assert 1000 < found[1] <= 1e6

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.simulator.provenance import commit
+from tessera.simulator.provenance import measured_commit
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_clean_tree_is_its_commit(tree: Path) -> None:
-    assert len(commit(tree)) == 12
+    assert len(measured_commit(tree)) == 12
 
 
 @pytest.mark.parametrize("name", ["module.py", "new.py", "service/new.py"])
 def test_changed_and_new_modules_mark_the_commit(name: str, tree: Path) -> None:
     (tree / name).parent.mkdir(exist_ok=True)
     (tree / name).write_text("B = 2\n", "utf-8")
-    assert commit(tree).endswith("+")
+    assert measured_commit(tree).endswith("+")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_changed_and_new_modules_mark_the_commit(name: str, tree: Path) -> None:
 def test_documents_stored_runs_and_new_notes_are_not_code(name: str, tree: Path) -> None:
     (tree / name).parent.mkdir(parents=True, exist_ok=True)
     (tree / name).write_text("text\n", "utf-8")
-    assert len(commit(tree)) == 12
+    assert len(measured_commit(tree)) == 12
 
 
 def test_outside_git_the_commit_is_unknown(tmp_path: Path) -> None:
-    assert commit(tmp_path) == "unknown"
+    assert measured_commit(tmp_path) == "unknown"

@@ -16,10 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 from tessera.simulator.figures import Report
-from tessera.simulator.provenance import commit
-from tessera.simulator.report.html import page
-from tessera.simulator.report.lines import over_time
-from tessera.simulator.report.markdown import table, text
+from tessera.simulator.provenance import measured_commit
+from tessera.simulator.report.html import render_page
+from tessera.simulator.report.lines import time_plot
+from tessera.simulator.report.markdown import render_markdown, table_lines
 from tessera.simulator.report.model import (
     Plot,
     ReportFolder,
@@ -27,9 +27,9 @@ from tessera.simulator.report.model import (
     Table,
     format_value,
     report_of,
-    versions,
+    run_versions,
 )
-from tessera.simulator.report.style import DARK, LIGHT, styles
+from tessera.simulator.report.style import DARK, LIGHT, series_styles
 from tessera.simulator.report.write import write_report
 
 VOID = {"meta", "br", "link", "img"}
@@ -66,7 +66,7 @@ def a_plot(title: str = "Queue <length>", **series: list[float]) -> Plot:
         name: (10.0 * np.arange(len(values)), np.array(values))
         for name, values in (series or {"ilp": [1.0, 5.0], "fcfs": [2.0, 3.0]}).items()
     }
-    return over_time(title, steps, label="jobs [waiting]", end_s=100.0, caption="No restarts.")
+    return time_plot(title, steps, label="jobs [waiting]", end_s=100.0, caption="No restarts.")
 
 
 def a_report(**more: Any) -> RunReport:
@@ -118,7 +118,7 @@ def test_values_are_written_as_people_read_them(value: object, expected: str) ->
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
-    source = page(a_report())
+    source = render_page(a_report())
     assert not Page(source).all("script") + Page(source).all("link") + Page(source).all("iframe")
     addresses = re.findall(r"https?://[^\s\"')]+", source)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -126,7 +126,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
 
 
 def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
-    source = page(a_report())
+    source = render_page(a_report())
     for held in (
         "Policies &amp; loads",
         "All &lt; 1.",
@@ -147,7 +147,7 @@ def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
 
 
 def test_who_cannot_see_the_page_is_told_what_it_shows() -> None:
-    found = Page(page(a_report()))
+    found = Page(render_page(a_report()))
     html = found.all("html")[0]
     assert html["lang"] == "en"
     pictures = found.all("svg")
@@ -164,7 +164,7 @@ def test_who_cannot_see_the_page_is_told_what_it_shows() -> None:
 
 def test_numbers_of_the_contents_have_room_in_every_column() -> None:
     """Room left of the list is in its first column alone, and the numbers of others lay in the one before."""
-    source = page(a_report())
+    source = render_page(a_report())
     contents = re.search(r"nav ol \{([^}]*)\}", source)
     entry = re.search(r"nav li \{([^}]*)\}", source)
 
@@ -176,14 +176,14 @@ def test_numbers_of_the_contents_have_room_in_every_column() -> None:
 
 
 def test_ids_are_unique_though_pictures_are_alike() -> None:
-    ids = re.findall(r'\bid="([^"]+)"', page(a_report()))
+    ids = re.findall(r'\bid="([^"]+)"', render_page(a_report()))
     assert len(ids) == len(set(ids))
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', page(a_report())))
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', render_page(a_report())))
     assert used <= set(ids)
 
 
 def test_pictures_follow_the_theme() -> None:
-    source = page(a_report())
+    source = render_page(a_report())
     svgs = source[source.index("<svg") : source.rindex("</svg>")]
     assert "var(--s0)" in svgs
     assert "var(--ink)" in svgs
@@ -193,7 +193,7 @@ def test_pictures_follow_the_theme() -> None:
 
 
 def test_markdown_holds_all_of_the_report() -> None:
-    source = text(a_report(), ["one.png", "two.png"])
+    source = render_markdown(a_report(), ["one.png", "two.png"])
     for held in (
         "# Policies & loads",
         "`abc123+`, seeds 3, 4",
@@ -214,7 +214,7 @@ def test_markdown_holds_all_of_the_report() -> None:
 
 
 def test_tables_of_markdown_put_numbers_to_the_right() -> None:
-    lines = table(("policy", "jct_s", "ok"), [("a", 1.5, True), ("b", None, False)])
+    lines = table_lines(("policy", "jct_s", "ok"), [("a", 1.5, True), ("b", None, False)])
     assert lines[1] == "| --- | ---: | --- |"
 
 
@@ -226,8 +226,8 @@ def test_rows_with_other_keys_share_a_table() -> None:
 
 def test_a_report_without_figures_tables_plots_and_notes_is_a_page() -> None:
     bare = a_report(figures={}, tables=(), plots=(), notes=(), summary="", options={})
-    Page(page(bare))
-    assert "## Figures" not in text(bare, [])
+    Page(render_page(bare))
+    assert "## Figures" not in render_markdown(bare, [])
 
 
 def test_a_report_is_written_and_the_same_again(tmp_path: Path) -> None:
@@ -249,11 +249,11 @@ def test_what_a_case_found_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> 
     assert report.seeds == (7,)
     assert report.figures == {"gain": 2.0}
     assert report.tables[0].rows == (("p", 1.0),)
-    assert report.commit == commit()
+    assert report.commit == measured_commit()
 
 
 def test_versions_name_python_the_machine_and_the_solvers() -> None:
-    found = versions()
+    found = run_versions()
     assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(found)
     assert found["numpy"] == np.__version__
 
@@ -335,6 +335,6 @@ def test_everything_has_enough_contrast_with_the_page(theme: dict[str, str]) -> 
 
 
 def test_twenty_policies_look_different_and_the_same_in_every_plot() -> None:
-    found = styles([f"p{k}" for k in range(20)], bold=["p3"])
+    found = series_styles([f"p{k}" for k in range(20)], bold=["p3"])
     assert len({(s.colour, str(s.dash)) for s in found.values()}) == 20
     assert [name for name, s in found.items() if s.bold] == ["p3"]

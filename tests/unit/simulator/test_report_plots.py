@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.report.comparisons import Curve, bars, curves
-from tessera.simulator.report.gpu_map import Segment, colours, gpu_map, place_segments
+from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
+from tessera.simulator.report.gpu_map import Segment, gpu_map, job_colours, place_segments
 from tessera.simulator.report.lines import (
-    distribution,
-    gap_over_rounds,
-    over_time,
+    distribution_plot,
+    gap_plot,
     thin_steps,
+    time_plot,
     time_unit,
-    worst,
+    worst_of_groups,
 )
-from tessera.simulator.report.pictures import png
-from tessera.simulator.report.style import styles
+from tessera.simulator.report.pictures import render_png
+from tessera.simulator.report.style import series_styles
 from tessera.simulator.statistics import Interval, mean_interval
 from tests.support.laws import examples
 
@@ -32,7 +32,7 @@ POLICIES = [f"policy-{k}" for k in range(20)]
 
 def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
     """Return whether the legend lies below the axes, whole, and has left them ``least_in`` inches."""
-    assert png(drawing).startswith(b"\x89PNG")
+    assert render_png(drawing).startswith(b"\x89PNG")
     [legend] = drawing.legends
     box, [axes] = legend.get_window_extent(), drawing.axes
     label = axes.xaxis.label.get_window_extent()
@@ -66,7 +66,7 @@ def test_steps_after_the_end_are_not_drawn() -> None:
 
 def test_lines_of_twenty_policies_have_a_legend_that_covers_none_of_them() -> None:
     steps = (np.array([0.0, 50_000.0]), np.array([1.0, 3.0]))
-    plot = over_time("t", dict.fromkeys(POLICIES, steps), label="jobs", end_s=100_000.0)
+    plot = time_plot("t", dict.fromkeys(POLICIES, steps), label="jobs", end_s=100_000.0)
     assert legend_below(plot.drawing)
     [axes] = plot.drawing.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (hours)", "jobs")
@@ -77,14 +77,14 @@ def test_lines_of_twenty_policies_have_a_legend_that_covers_none_of_them() -> No
 def test_means_are_said_to_be_means() -> None:
     many = (np.arange(1000.0), np.ones(1000))
     assert (
-        over_time("t", {"a": many}, label="x", end_s=1000.0).caption
+        time_plot("t", {"a": many}, label="x", end_s=1000.0).caption
         == "Each value is a mean over 2 s."
     )
-    assert over_time("t", {"a": (many[0][:9], many[1][:9])}, label="x", end_s=9.0).caption == ""
+    assert time_plot("t", {"a": (many[0][:9], many[1][:9])}, label="x", end_s=9.0).caption == ""
 
 
 def test_jobs_that_did_not_finish_keep_a_distribution_below_1() -> None:
-    plot = distribution(
+    plot = distribution_plot(
         "t",
         {"all": np.array([60.0, 3600.0]), "half": np.array([60.0, 90.0])},
         label="JCT",
@@ -100,7 +100,7 @@ def test_jobs_that_did_not_finish_keep_a_distribution_below_1() -> None:
 
 def test_a_distribution_of_many_jobs_keeps_its_ends() -> None:
     values = np.random.default_rng(1).exponential(100, 5000)
-    [line] = distribution("t", {"a": values}, label="x").drawing.axes[0].lines
+    [line] = distribution_plot("t", {"a": values}, label="x").drawing.axes[0].lines
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert len(x) <= 400
     assert (x[0], x[-1]) == (values.min(), values.max())
@@ -109,7 +109,7 @@ def test_a_distribution_of_many_jobs_keeps_its_ends() -> None:
 
 
 def test_a_policy_that_finished_nothing_is_in_the_legend() -> None:
-    plot = distribution(
+    plot = distribution_plot(
         "t", {"a": np.array([1.0, 2.0]), "none": np.zeros(0)}, label="x", totals={"a": 2, "none": 2}
     )
     assert "none none (0 of 2 jobs)" in plot.alt
@@ -118,7 +118,7 @@ def test_a_policy_that_finished_nothing_is_in_the_legend() -> None:
 
 def test_rounds_without_a_bound_are_counted_not_drawn() -> None:
     rounds, gaps = np.arange(1, 6), np.array([0.0, 0.01, math.inf, math.nan, 0.2])
-    plot = gap_over_rounds("t", {"ilp": (rounds, gaps)})
+    plot = gap_plot("t", {"ilp": (rounds, gaps)})
     [line] = plot.drawing.axes[0].lines
     assert np.asarray(line.get_xdata()).tolist() == [1, 2, 5]
     assert plot.caption == "Rounds without a bound: ilp 2 of 5."
@@ -127,18 +127,18 @@ def test_rounds_without_a_bound_are_counted_not_drawn() -> None:
 
 def test_of_many_rounds_the_worst_of_each_few_is_drawn() -> None:
     gaps = np.array([1.0, 9.0, 2.0, 3.0, 8.0, 0.0, 7.0])
-    at, largest, few = worst(np.arange(10, 17), gaps, points=3)
+    at, largest, few = worst_of_groups(np.arange(10, 17), gaps, points=3)
     assert (at.tolist(), largest.tolist(), few) == ([11, 14, 16], [9, 8, 7], 3)
-    assert worst(np.arange(2), np.ones(2), points=3)[2] == 1
+    assert worst_of_groups(np.arange(2), np.ones(2), points=3)[2] == 1
     assert (
         "largest gap of up to 3 rounds"
-        in gap_over_rounds("t", {"a": (np.arange(1000), np.ones(1000))}).caption
+        in gap_plot("t", {"a": (np.arange(1000), np.ones(1000))}).caption
     )
 
 
 def test_a_curve_over_seeds_has_their_means_and_intervals() -> None:
     runs = np.random.default_rng(2).normal(size=(4, 3))
-    curve = Curve.of([1, 2, 3], runs)
+    curve = IntervalCurve.of([1, 2, 3], runs)
     expected = mean_interval(runs[:, 1])
     assert (curve.value[1], curve.low[1], curve.high[1]) == (
         expected.value,
@@ -150,8 +150,8 @@ def test_a_curve_over_seeds_has_their_means_and_intervals() -> None:
 @pytest.mark.parametrize("count", [3, 20])
 def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
     runs = np.random.default_rng(3).uniform(size=(5, 4))
-    series = {name: Curve.of([1.1, 1.5, 2, 3], runs) for name in POLICIES[:count]}
-    plot = curves("t", series, x_label="tightness", y_label="deadlines met", percent=True)
+    series = {name: IntervalCurve.of([1.1, 1.5, 2, 3], runs) for name in POLICIES[:count]}
+    plot = curves_plot("t", series, x_label="tightness", y_label="deadlines met", percent=True)
     assert len(plot.drawing.axes[0].collections) == count
     assert legend_below(plot.drawing)
     assert [label.get_text() for label in plot.drawing.axes[0].get_xticklabels()] == [
@@ -164,8 +164,10 @@ def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
 
 
 def test_one_seed_draws_a_curve_without_a_band() -> None:
-    plot = curves("t", {"a": Curve.of([1, 2], np.array([[0.5, 0.6]]))}, x_label="x", y_label="y")
-    assert png(plot.drawing)
+    plot = curves_plot(
+        "t", {"a": IntervalCurve.of([1, 2], np.array([[0.5, 0.6]]))}, x_label="x", y_label="y"
+    )
+    assert render_png(plot.drawing)
     assert "a 0.5 to 0.6" in plot.alt
 
 
@@ -173,7 +175,7 @@ def test_bars_stand_beside_each_other_and_a_missing_one_leaves_a_gap() -> None:
     one = Interval(value=2.0, low=1.0, high=3.0)
     alone = Interval(value=4.0, low=math.nan, high=math.nan)
     series = {"optimum": {"ilp": one, "fcfs": alone}, "estimates": {"fcfs": one}}
-    plot = bars("t", series, label="JCT (s)")
+    plot = bars_plot("t", series, label="JCT (s)")
     axes = plot.drawing.axes[0]
     boxes = [patch.get_path().get_extents(patch.get_patch_transform()) for patch in axes.patches]
     assert [box.width for box in boxes] == pytest.approx([2, 4, 2])
@@ -185,9 +187,9 @@ def test_bars_stand_beside_each_other_and_a_missing_one_leaves_a_gap() -> None:
 
 
 def test_series_keep_their_colour_from_plot_to_plot() -> None:
-    looks = styles(["a", "b", "c"])
+    looks = series_styles(["a", "b", "c"])
     steps = (np.zeros(1), np.ones(1))
-    few = over_time("t", {"c": steps}, label="x", end_s=1.0, styles=looks)
+    few = time_plot("t", {"c": steps}, label="x", end_s=1.0, styles=looks)
     assert few.drawing.axes[0].patches[0].get_edgecolor()[:3] == pytest.approx(
         [int(looks["c"].colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     )
@@ -199,7 +201,7 @@ def test_gpus_are_drawn_while_they_are_held() -> None:
     [image] = plot.drawing.axes[0].images
     pixels = np.asarray(image.get_array())
     rows = pixels.reshape(4, -1, *pixels.shape[1:])[:, 0]  # one of each GPU's rows
-    colour = colours(["a", "b"])
+    colour = job_colours(["a", "b"])
     free = rows[1, 0]
     assert free[3] < 255
     for gpu, (first, second) in enumerate(

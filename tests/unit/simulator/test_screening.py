@@ -9,9 +9,9 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.traces import screening
 from tessera.simulator.traces.screening import (
-    screen,
     screen_durations,
     screen_form,
+    screen_jobs,
     screen_profiled,
 )
 from tessera.simulator.traces.trace import Arrival
@@ -38,7 +38,7 @@ NODES = a_cluster(nodes=2, gpus=4)
 
 
 def reasons(*arrivals: Arrival) -> list[str]:
-    found = screen(arrivals, PROFILES, [a_type()], NODES, "drop")
+    found = screen_jobs(arrivals, PROFILES, [a_type()], NODES, "drop")
     return [one.reason for one in found.dropped]
 
 
@@ -65,7 +65,7 @@ def test_each_kind_of_bad_job_is_told_by_its_reason(bad: Arrival, reason: str) -
 
 def test_of_a_repeated_name_the_first_good_job_stays() -> None:
     jobs = [an_arrival("a", iterations=0), an_arrival("a", 5.0), an_arrival("a", 6.0)]
-    found = screen(jobs, PROFILES, [a_type()], NODES, "drop")
+    found = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
     assert found.arrivals == [jobs[1]]
     assert [one.reason for one in found.dropped] == [screening.EMPTY, screening.REPEATED]
 
@@ -73,7 +73,7 @@ def test_of_a_repeated_name_the_first_good_job_stays() -> None:
 def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason() -> None:
     jobs = [an_arrival(f"big{i}", gpus=16) for i in range(7)] + [an_arrival("x", work=OTHER)]
     with pytest.raises(InvalidInput) as caught:
-        screen(jobs, PROFILES, [a_type()], NODES)
+        screen_jobs(jobs, PROFILES, [a_type()], NODES)
     text = str(caught.value)
     assert "8 jobs) cannot be run as they are" in text
     lines = text.splitlines()[1:]
@@ -85,15 +85,15 @@ def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason(
 def test_jobs_out_of_order_are_refused_or_put_in_order_and_named_but_never_lost() -> None:
     jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
     with pytest.raises(InvalidInput, match="2 jobs listed after a job that arrives later: b, c"):
-        screen(jobs, PROFILES, [a_type()], NODES)
-    found = screen(jobs, PROFILES, [a_type()], NODES, "drop")
+        screen_jobs(jobs, PROFILES, [a_type()], NODES)
+    found = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
     assert [a.spec.name for a in found.arrivals] == ["b", "c", "a", "d"]
     assert (found.dropped, found.reordered) == ([], ["b", "c"])
 
 
 def test_a_good_trace_passes_as_it_is_and_has_nothing_to_say() -> None:
     jobs = some_arrivals(5)
-    found = screen(jobs, PROFILES, [a_type()], NODES)
+    found = screen_jobs(jobs, PROFILES, [a_type()], NODES)
     assert (found.arrivals, found.message()) == (jobs, "")
 
 

@@ -7,16 +7,16 @@ import math
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.traces.recipe import Recipe, follow
+from tessera.simulator.traces.recipe import Recipe, apply_recipe
 from tessera.simulator.traces.redraw import (
+    count_sizes,
     job_requests,
-    parameters,
-    redraw,
-    sizes,
+    parameter_count,
+    redraw_models,
     with_large_share,
 )
 from tessera.simulator.traces.shaping import (
-    busiest,
+    busiest_jobs,
     faster_arrivals,
     first_hours,
     longer_lives,
@@ -28,8 +28,8 @@ from tessera.simulator.traces.shaping import (
     with_deadlines,
     without_deadlines,
 )
-from tessera.simulator.traces.speeds import Room, Speeds, gpu_seconds, load
-from tessera.simulator.traces.trace import PLAN
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds, requested_load
+from tessera.simulator.traces.trace import PLAN_LABEL
 from tests.support.traces import (
     a_cluster,
     a_record,
@@ -50,20 +50,20 @@ def two_models() -> Speeds:
         [a_record(n, iter_time_s=4.0 / n, work=SMALL, nodes=1) for n in (1, 2, 4)]
         + [a_record(n, iter_time_s=8.0 / n, work=LARGE, nodes=n // 4) for n in (4, 8)]
         + [a_record(16, iter_time_s=0.1, work=LARGE, nodes=4)],
-        Room.of(a_cluster(nodes=2, gpus=4)),
+        ClusterRoom.of(a_cluster(nodes=2, gpus=4)),
     )
 
 
 def test_the_busiest_hours_are_those_in_which_most_jobs_arrive_and_begin_at_0() -> None:
     times = [0.0, 5 * HOUR_S, 5.2 * HOUR_S, 5.9 * HOUR_S, 6.0 * HOUR_S, 9 * HOUR_S]
-    found = busiest([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
+    found = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
     assert [a.spec.name for a in found] == [
         "j1",
         "j2",
         "j3",
     ]  # an hour is half open: j4 is the next
     assert [a.arrival_s for a in found] == pytest.approx([0.0, 0.2 * HOUR_S, 0.9 * HOUR_S])
-    assert busiest([], 1.0) == []
+    assert busiest_jobs([], 1.0) == []
 
 
 def test_a_sample_keeps_the_share_the_order_and_each_job_as_it_was() -> None:
@@ -79,11 +79,11 @@ def test_a_sample_keeps_the_share_the_order_and_each_job_as_it_was() -> None:
 
 def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
     jobs = some_arrivals(400, gap_s=60.0, iterations=1200)  # 20 min of a GPU each minute: 20 GPUs
-    speeds = Speeds([a_record(1)], Room.of(a_cluster()))
-    assert load(jobs, speeds, 8) == pytest.approx(2.5, rel=0.01)
-    assert load(sampled_to_load(jobs, speeds, 8, 0.7, seed=1), speeds, 8) == pytest.approx(
-        0.7, abs=0.02
-    )
+    speeds = Speeds([a_record(1)], ClusterRoom.of(a_cluster()))
+    assert requested_load(jobs, speeds, 8) == pytest.approx(2.5, rel=0.01)
+    assert requested_load(
+        sampled_to_load(jobs, speeds, 8, 0.7, seed=1), speeds, 8
+    ) == pytest.approx(0.7, abs=0.02)
     with pytest.raises(InvalidInput, match=r"2\.51 with all jobs"):
         sampled_to_load(jobs, speeds, 8, 3.0, seed=1)
 
@@ -99,10 +99,10 @@ def test_of_two_numbers_of_jobs_the_one_with_the_nearer_load_is_taken(
 def test_arrivals_twice_as_fast_double_the_load_and_lives_twice_as_long_too() -> None:
     jobs = some_arrivals(50, iterations=700, deadline_s=1000.0)
     speeds = Speeds([a_record(1)])
-    before = load(jobs, speeds, 8)
-    assert load(faster_arrivals(jobs, 2.0), speeds, 8) == pytest.approx(2 * before)
+    before = requested_load(jobs, speeds, 8)
+    assert requested_load(faster_arrivals(jobs, 2.0), speeds, 8) == pytest.approx(2 * before)
     longer = longer_lives(jobs, 2.0)
-    assert load(longer, speeds, 8) == pytest.approx(2 * before)
+    assert requested_load(longer, speeds, 8) == pytest.approx(2 * before)
     assert deadlines(longer) == [2000.0] * 50  # as tight as before
     assert longer_lives(jobs, 1e-6)[0].spec.iterations == 1
 
@@ -111,8 +111,8 @@ def test_the_load_is_what_arrives_over_what_the_gpus_have_until_the_last_arrival
     jobs = [an_arrival("a", 0.0, 100, gpus=2), an_arrival("b", 1000.0, 300)]
     speeds = Speeds([a_record(1, iter_time_s=2.0), a_record(2)])
     assert gpu_seconds(jobs, speeds).tolist() == [200.0, 600.0]
-    assert load(jobs, speeds, 4) == pytest.approx(800 / 4000)
-    assert load(jobs[:1], speeds, 4) == math.inf
+    assert requested_load(jobs, speeds, 4) == pytest.approx(800 / 4000)
+    assert requested_load(jobs[:1], speeds, 4) == math.inf
 
 
 def test_a_job_of_any_type_is_taken_to_run_on_the_fastest() -> None:
@@ -122,7 +122,7 @@ def test_a_job_of_any_type_is_taken_to_run_on_the_fastest() -> None:
 
 
 def test_what_does_not_fit_the_nodes_does_not_run() -> None:
-    room = Room.of(a_cluster(nodes=2, gpus=4))
+    room = ClusterRoom.of(a_cluster(nodes=2, gpus=4))
     assert room.holds(a_record(8, nodes=2))
     assert not room.holds(a_record(8, nodes=1))  # no node has 8
     assert not room.holds(a_record(3, nodes=3))  # nor are there three
@@ -164,7 +164,7 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
     jobs = [
         an_asked(f"j{i}", i * 60.0, 5000.0, gpus) for i, gpus in enumerate([1, 2, 4, 8, 16] * 20)
     ]
-    found = redraw(jobs, speeds, seed=1)
+    found = redraw_models(jobs, speeds, seed=1)
     assert {w.params for w in (a.spec.workload for a in found)} == {"1.3B", "6.7B"}
     for before, after in zip(jobs, found, strict=True):
         assert after.arrival_s == before.arrival_s
@@ -178,26 +178,26 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
 
 def test_an_infeasible_count_becomes_the_nearest_as_a_ratio_and_the_larger_of_two() -> None:
     speeds = Speeds([a_record(2), a_record(8, nodes=2), a_record(1, "v100")], None)
-    (four, five) = redraw([an_asked("a", gpus=4), an_asked("b", gpus=5)], speeds, 1)
+    (four, five) = redraw_models([an_asked("a", gpus=4), an_asked("b", gpus=5)], speeds, 1)
     assert (four.spec.requested_gpus, five.spec.requested_gpus) == (8, 8)
-    (three,) = redraw([an_asked("a", gpus=3)], speeds, 1)
+    (three,) = redraw_models([an_asked("a", gpus=3)], speeds, 1)
     assert three.spec.requested_gpus == 2
 
 
 def test_a_redrawn_deadline_is_as_tight_and_the_plan_of_the_old_model_is_gone() -> None:
     speeds = Speeds([a_record(4)])
     job = an_asked("a", gpus=1, duration_s=400.0)
-    spec = an_arrival("a", gpus=1, deadline_s=800.0, labels={PLAN: "248", "team": "nlp"}).spec
-    (found,) = redraw([job._replace(spec=spec)], speeds, 1)
+    spec = an_arrival("a", gpus=1, deadline_s=800.0, labels={PLAN_LABEL: "248", "team": "nlp"}).spec
+    (found,) = redraw_models([job._replace(spec=spec)], speeds, 1)
     assert (found.spec.iterations, found.spec.deadline_s) == (100, 200.0)
     assert found.spec.labels == {"team": "nlp"}
 
 
 def test_nothing_to_draw_and_jobs_of_no_duration_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no model that may be drawn"):
-        redraw([an_asked()], Speeds([a_record(1, iter_time_s=math.inf)]), 1)
+        redraw_models([an_asked()], Speeds([a_record(1, iter_time_s=math.inf)]), 1)
     with pytest.raises(InvalidInput, match="durations above 0; j do not"):
-        redraw([an_asked(duration_s=0.0)], Speeds([a_record(1)]), 1)
+        redraw_models([an_asked(duration_s=0.0)], Speeds([a_record(1)]), 1)
     with pytest.raises(InvalidInput, match="do not run as requested"):
         job_requests([an_arrival(gpus=3)], Speeds([a_record(1)]))
 
@@ -209,48 +209,50 @@ def test_the_share_of_large_models_is_met_by_redrawing_as_few_as_needed(share: f
         an_arrival(f"l{i}", 1e4, work=LARGE, gpus=4) for i in range(10)
     ]
     found = with_large_share(jobs, speeds, share, seed=2)
-    assert sizes(found)["bert", "6.7B"] == round(share * 50)
+    assert count_sizes(found)["bert", "6.7B"] == round(share * 50)
     assert sum(a != b for a, b in zip(jobs, found, strict=True)) == abs(round(share * 50) - 10)
     assert gpu_seconds(found, speeds).sum() == pytest.approx(gpu_seconds(jobs, speeds).sum(), 0.02)
 
 
 def test_sizes_are_read_as_parameters() -> None:
-    assert [parameters(p) for p in ("690M", "1.3B", "27B")] == [690e6, 1.3e9, 27e9]
+    assert [parameter_count(p) for p in ("690M", "1.3B", "27B")] == [690e6, 1.3e9, 27e9]
     with pytest.raises(InvalidInput, match="not a size"):
-        parameters("large")
+        parameter_count("large")
 
 
 def test_a_recipe_leaves_a_trace_alone_unless_told_otherwise() -> None:
     jobs = some_arrivals(10)
     assert Recipe(seed=7, quota_gpus=3).is_empty
     assert not Recipe(share=1.0).is_empty
-    assert follow(Recipe(), jobs, None) == (jobs, [])
-    assert follow(Recipe(share=0.5), jobs, None)[0] != jobs
+    assert apply_recipe(Recipe(), jobs, None) == (jobs, [])
+    assert apply_recipe(Recipe(share=0.5), jobs, None)[0] != jobs
 
 
 def test_a_recipe_says_what_it_lacks() -> None:
     jobs = some_arrivals(10)
     with pytest.raises(InvalidInput, match="profiles"):
-        follow(Recipe(load=0.5), jobs, None)
+        apply_recipe(Recipe(load=0.5), jobs, None)
     with pytest.raises(InvalidInput, match="nodes"):
-        follow(Recipe(load=0.5), jobs, Speeds([a_record(1)]))
+        apply_recipe(Recipe(load=0.5), jobs, Speeds([a_record(1)]))
     with pytest.raises(InvalidInput, match="redraw"):
-        follow(Recipe(), [an_asked()], None)
+        apply_recipe(Recipe(), [an_asked()], None)
     with pytest.raises(InvalidInput, match="quota"):
-        follow(Recipe(guaranteed_share=0.5), jobs, None)
+        apply_recipe(Recipe(guaranteed_share=0.5), jobs, None)
 
 
 def test_a_step_more_does_not_change_what_the_others_draw() -> None:
     speeds = two_models()
     jobs = some_arrivals(60, work=SMALL, gpus=4)
-    plain, _ = follow(Recipe(guaranteed_share=0.5, seed=5), jobs, speeds)
-    both, _ = follow(Recipe(guaranteed_share=0.5, tightness=(1, 2), seed=5), jobs, speeds)
+    plain, _ = apply_recipe(Recipe(guaranteed_share=0.5, seed=5), jobs, speeds)
+    both, _ = apply_recipe(Recipe(guaranteed_share=0.5, tightness=(1, 2), seed=5), jobs, speeds)
     assert [a.spec.guaranteed for a in plain] == [a.spec.guaranteed for a in both]
-    other, _ = follow(Recipe(guaranteed_share=0.5, seed=6), jobs, speeds)
+    other, _ = apply_recipe(Recipe(guaranteed_share=0.5, seed=6), jobs, speeds)
     assert [a.spec.guaranteed for a in plain] != [a.spec.guaranteed for a in other]
 
 
 def test_a_recipe_redraws_jobs_whose_type_the_cluster_lacks() -> None:
-    speeds = Speeds([a_record(1, "v100", 2.0), a_record(1, "a100")], Room.of(a_cluster("a100")))
-    found, _ = follow(Recipe(redraw=True), some_arrivals(5, gpu_type="v100"), speeds)
+    speeds = Speeds(
+        [a_record(1, "v100", 2.0), a_record(1, "a100")], ClusterRoom.of(a_cluster("a100"))
+    )
+    found, _ = apply_recipe(Recipe(redraw=True), some_arrivals(5, gpu_type="v100"), speeds)
     assert {(a.spec.requested_type, a.spec.iterations) for a in found} == {("a100", 200)}

@@ -11,34 +11,34 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import estimates, optimum
+from tessera.formulation.information import all_estimates, searched_optimum
 from tessera.formulation.snapshot import Snapshot
-from tessera.simulator.comparison.contestants import (
-    OURS,
-    everyone,
+from tessera.simulator.comparison.judges import JudgedDecider, PausableClock, placement_value
+from tessera.simulator.comparison.policies import (
+    OUR_DEFAULT_POLICIES,
+    all_policies,
     information_of,
     is_ilp,
     is_ours,
     options_of,
     split_list,
 )
-from tessera.simulator.comparison.judging import Judged, Watch, placed_worth
-from tessera.simulator.comparison.runs import Asked, Ran, check, run
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, run_request
 from tessera.simulator.comparison.workload import (
     SYNTHETIC,
-    Work,
+    WorkloadSpec,
     check_trace,
     default_trace,
     make_scenario,
-    shrunk,
+    shrink_nodes,
 )
 from tessera.simulator.data import MissingData
 from tessera.simulator.metrics import alone_seconds
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Decider
-from tessera.simulator.sweeps.tasks import answer
+from tessera.simulator.sweeps.tasks import answer_call
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.worlds import (
     BERT,
@@ -51,7 +51,7 @@ from tests.support.worlds import (
     some_specs,
 )
 
-SMALL = Work(trace=SYNTHETIC, gpus_share=0.05, jobs=8, load=2.0)
+SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.05, jobs=8, load=2.0)
 
 TRACE = """job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s
 a,0,m,1B,8,100,1,a100,500
@@ -66,18 +66,18 @@ m,1B,8,a100,1,2,1.0,ok
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Work:
+def files(tmp_path: Path) -> WorkloadSpec:
     """Four jobs: b wants two GPUs, c a type on which it does not run, d comes late."""
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
-    return Work(
+    return WorkloadSpec(
         trace=str(tmp_path / "trace.csv"), profiles=str(tmp_path / "profiles.csv"), rounds=10
     )
 
 
 def test_every_policy_that_has_a_name_is_one() -> None:
-    assert set(OURS) < set(everyone())
-    for name in everyone():
+    assert set(OUR_DEFAULT_POLICIES) < set(all_policies())
+    for name in all_policies():
         options = options_of(name, seed=3)
         assert options.seed == 3
         assert bool(options.scheduler) != is_ours(name)
@@ -111,8 +111,8 @@ def test_what_is_no_policy_is_refused(name: str) -> None:
 
 
 def test_information_goes_by_name() -> None:
-    assert information_of("estimates") is estimates
-    assert information_of("optimum") is optimum
+    assert information_of("estimates") is all_estimates
+    assert information_of("optimum") is searched_optimum
     with pytest.raises(InvalidInput, match="use one of estimates"):
         information_of("everything")
     with pytest.raises(InvalidInput, match="TESSERA_DATA"):
@@ -128,7 +128,7 @@ def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
 
 
 def test_a_trace_of_files_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_named(
-    files: Work,
+    files: WorkloadSpec,
 ) -> None:
     found = make_scenario(files)
     assert [one.spec.name for one in found.scenario.arrivals] == ["a", "b"]
@@ -139,23 +139,28 @@ def test_a_trace_of_files_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_nam
     assert found.load == pytest.approx(400 / (1280 * 300))
 
 
-def test_bad_jobs_can_be_refused_or_kept(files: Work) -> None:
-    refusing, keeping = (Work(**asdict(files) | {"on_bad": bad}) for bad in ("refuse", "keep"))
+def test_bad_jobs_can_be_refused_or_kept(files: WorkloadSpec) -> None:
+    refusing, keeping = (
+        WorkloadSpec(**asdict(files) | {"on_bad": bad}) for bad in ("refuse", "keep")
+    )
     with pytest.raises(InvalidInput, match="v100"):
         make_scenario(refusing)
     assert [a.spec.name for a in make_scenario(keeping).scenario.arrivals] == ["a", "b", "c"]
 
 
-def test_deadlines_are_taken_away_unless_they_are_asked_for(files: Work) -> None:
+def test_deadlines_are_taken_away_unless_they_are_asked_for(files: WorkloadSpec) -> None:
     assert math.isinf(make_scenario(files).scenario.arrivals[0].spec.deadline_s)
-    asked = Work(**asdict(files) | {"deadlines": True})
+    asked = WorkloadSpec(**asdict(files) | {"deadlines": True})
     assert make_scenario(asked).scenario.arrivals[0].spec.deadline_s == 500
 
 
-def test_a_share_of_the_jobs_is_drawn_by_seed(files: Work) -> None:
+def test_a_share_of_the_jobs_is_drawn_by_seed(files: WorkloadSpec) -> None:
     whole = asdict(files) | {"rounds": 100, "jobs_share": 2 / 3}
     drawn = {
-        tuple(a.spec.name for a in make_scenario(Work(**whole | {"seed": seed})).scenario.arrivals)
+        tuple(
+            a.spec.name
+            for a in make_scenario(WorkloadSpec(**whole | {"seed": seed})).scenario.arrivals
+        )
         for seed in range(9)
     }
     assert drawn == {("a", "b"), ("a", "d"), ("b", "d")}
@@ -172,36 +177,36 @@ def test_data_that_is_absent_is_said_to_be(
         with pytest.raises(
             MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
         ):
-            make_scenario(Work(trace=trace))
+            make_scenario(WorkloadSpec(trace=trace))
         with pytest.raises(
             MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
         ):
-            check([Asked(work=Work(trace=trace), policy="fcfs")], seeds=1)
+            check_requests([RunRequest(work=WorkloadSpec(trace=trace), policy="fcfs")], seeds=1)
 
 
 def test_a_trace_of_durations_is_refused_with_the_way_to_draw_its_models(tmp_path: Path) -> None:
     trace = tmp_path / "durations.csv"
     trace.write_text("job_id,submit_time_s,duration_s,num_gpus\na,0,600,2\nb,60,60,1\n")
-    for reads in (check_trace, lambda name: make_scenario(Work(trace=name))):
+    for reads in (check_trace, lambda name: make_scenario(WorkloadSpec(trace=name))):
         with pytest.raises(InvalidInput, match="--redraw"):
             reads(str(trace))
 
 
 def test_a_share_of_a_cluster_keeps_a_node_of_each_type() -> None:
     nodes = some_specs(("a100", 8, 4), ("v100", 1, 8))
-    assert [n.name for n in shrunk(nodes, 0.25)] == ["a100-0", "a100-1", "v100-0"]
+    assert [n.name for n in shrink_nodes(nodes, 0.25)] == ["a100-0", "a100-1", "v100-0"]
     for share in (0.0, 1.5):
         with pytest.raises(InvalidInput, match="gpus_share"):
-            shrunk(nodes, share)
+            shrink_nodes(nodes, share)
 
 
 def test_a_run_reads_back_as_it_was_whether_here_or_as_a_task() -> None:
-    asked = Asked(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
-    here, there = run(asked), json.loads(answer(asked.task("x").call))
+    asked = RunRequest(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
+    here, there = run_request(asked), json.loads(answer_call(asked.task("x").call))
     for result in (here, there):  # times differ from run to run
         result["figures"] = {k: v for k, v in result["figures"].items() if "decide" not in k}
     assert json.loads(json.dumps(here)) == there
-    ran = Ran.read(there)
+    ran = FinishedRun.read(there)
     assert np.isfinite(ran.jct_s).all()
     assert ran.figures["completed"] == len(ran.jct_s) == 8
     assert 0 < ran.figures["optimum_share"] < 0.999
@@ -218,7 +223,9 @@ def test_a_run_reads_back_as_it_was_whether_here_or_as_a_task() -> None:
 
 def test_estimates_that_are_off_change_what_is_decided_and_no_speed() -> None:
     truth, told = (
-        Ran.read(run(Asked(work=SMALL, policy="ilp:jct", error=error, error_seed=1)))
+        FinishedRun.read(
+            run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
+        )
         for error in (0.0, 0.5)
     )
     assert (truth.alone_s == told.alone_s).all()
@@ -269,9 +276,9 @@ def test_another_objective_is_measured_by_throughput_too() -> None:
     decider = Decider(RoundOptions(objective="jct"))
     [share] = judged(decider, snapshot, 1)
     best = Decider(RoundOptions())(snapshot)
-    assert placed_worth(snapshot, best) == pytest.approx(best.placed_score)
+    assert placement_value(snapshot, best) == pytest.approx(best.placed_score)
     assert share == pytest.approx(
-        placed_worth(snapshot, decider(snapshot)) / placed_worth(snapshot, best)
+        placement_value(snapshot, decider(snapshot)) / placement_value(snapshot, best)
     )
     assert share < 1
 
@@ -284,12 +291,12 @@ def test_a_job_alone_is_worth_the_same_whatever_objective_chose_its_best_cell() 
         Decider(RoundOptions(objective=objective))(snapshot) for objective in ("jct", "throughput")
     )
     assert by_jct.placed_score != pytest.approx(by_throughput.placed_score)
-    assert placed_worth(snapshot, by_jct) == pytest.approx(by_throughput.placed_score)
+    assert placement_value(snapshot, by_jct) == pytest.approx(by_throughput.placed_score)
 
 
 def test_some_rounds_are_judged_and_their_time_is_not_counted() -> None:
-    snapshot, watch = a_random_snapshot(1, jobs=5), Watch()
-    decide = Judged(Decider(RoundOptions()), 3, watch)
+    snapshot, watch = a_random_snapshot(1, jobs=5), PausableClock()
+    decide = JudgedDecider(Decider(RoundOptions()), 3, watch)
     for _ in range(7):
         decide(snapshot)
     assert len(decide.shares) == 3
@@ -308,7 +315,7 @@ def test_some_rounds_are_judged_and_their_time_is_not_counted() -> None:
 
 
 def judged(decider: Decider, snapshot: Snapshot, every: int) -> list[float]:
-    decide = Judged(decider, every, Watch())
-    outcome: Outcome = decide(snapshot)
+    decide = JudgedDecider(decider, every, PausableClock())
+    outcome: RoundOutcome = decide(snapshot)
     assert outcome.problem.jobs
     return decide.shares

@@ -10,6 +10,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
+from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.files import profiles_of, trace_of
 from tessera.simulator.traces.morphling import (
     parse_measured,
@@ -17,17 +18,16 @@ from tessera.simulator.traces.morphling import (
     read_measured,
     read_workload,
 )
-from tessera.simulator.traces.redraw import sizes
-from tessera.simulator.traces.speeds import Speeds, gpu_seconds, load
+from tessera.simulator.traces.redraw import count_sizes
+from tessera.simulator.traces.speeds import Speeds, gpu_seconds, requested_load
 from tessera.simulator.traces.trace import (
-    PLAN,
+    PLAN_LABEL,
     Arrival,
-    Asked,
+    DurationJob,
     TraceOptions,
     parse_durations,
     parse_trace,
 )
-from tessera.simulator.traces.writing import trace_csv
 from tests.support.traces import an_arrival
 
 OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"
@@ -52,7 +52,7 @@ def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
     data = a_file(OURS, "a,0,bert,1.3B,256,1003,8,nlp,1,248", "b,5,bert,1.3B,256,7,8,,,")
     first, second = (a.spec for a in parse_trace(data, "t.csv"))
     assert (first.iterations, first.tenant, first.guaranteed) == (1003, "nlp", True)
-    assert first.labels == {PLAN: "248"}
+    assert first.labels == {PLAN_LABEL: "248"}
     assert (second.iterations, second.tenant, second.guaranteed, second.labels) == (
         7,
         "",
@@ -69,7 +69,7 @@ def test_a_wrong_guarantee_is_a_mistake() -> None:
 def test_what_is_written_is_read_back_whatever_the_divisor() -> None:
     jobs = [
         an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
-        an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN: "zero-dp"}),
+        an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN_LABEL: "zero-dp"}),
     ]
     assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
 
@@ -107,7 +107,7 @@ def test_the_header_says_which_form_a_file_has(tmp_path: Path) -> None:
         return {type(one) for one in trace_of(tmp_path / "t.csv")}
 
     assert kinds(OURS, "a,0,bert,1.3B,256,3,8,,,") == {Arrival}
-    assert kinds(DURATIONS, "a,0,9,8,") == {Asked}
+    assert kinds(DURATIONS, "a,0,9,8,") == {DurationJob}
     assert kinds(WORKLOAD, "a,0,vit,2,ga,5,0") == {Arrival}
     (tmp_path / "p.csv").write_bytes(a_file(MEASURED, "vit,ga,1,1,1,1,64,1,0.15"))
     assert profiles_of(tmp_path / "p.csv")[0].cell.gpu_type == "a800"
@@ -169,7 +169,7 @@ def test_the_published_workloads_are_read_and_load_64_gpus_as_the_notes_say(name
     jobs = read_workload(published(name))
     speeds = Speeds(read_measured(published("measured.csv")))
     assert (len(jobs), jobs[0].arrival_s, jobs[-1].arrival_s) == (406, 0.0, 47_550.0)
-    assert sizes(jobs) == Counter(
+    assert count_sizes(jobs) == Counter(
         {
             ("gpt2", "1.5B"): 69,
             ("bert", "336M"): 64,
@@ -180,7 +180,7 @@ def test_the_published_workloads_are_read_and_load_64_gpus_as_the_notes_say(name
             ("vit", "86M"): 48,
         }
     )
-    assert load(jobs, speeds, 64) == pytest.approx(0.73, abs=0.01)
+    assert requested_load(jobs, speeds, 64) == pytest.approx(0.73, abs=0.01)
     assert gpu_seconds(jobs, speeds).sum() / 3600 == pytest.approx(617.8, rel=0.01)
     assert {a.spec.requested_type for a in jobs} == {"a800"}
-    assert all(a.spec.labels[PLAN] for a in jobs)
+    assert all(a.spec.labels[PLAN_LABEL] for a in jobs)

@@ -9,8 +9,8 @@ import pytest
 
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, Source, Workload
-from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny
+from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny_cluster
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import (
@@ -18,7 +18,7 @@ from tessera.simulator.workloads.philly_like import (
     Habits,
     arrival_times_s,
     philly_like,
-    runnable,
+    runnable_workloads,
 )
 
 
@@ -55,7 +55,7 @@ def test_most_jobs_are_small_and_a_few_take_sixteen_gpus(jobs: list[Arrival]) ->
 
 
 def test_durations_have_a_heavy_tail(profiles: list[EstimateRecord], jobs: list[Arrival]) -> None:
-    known = runnable(profiles, Habits().gpus)
+    known = runnable_workloads(profiles, Habits().gpus)
     seconds = np.array(
         [
             s.iterations
@@ -90,7 +90,7 @@ def test_counts_that_nothing_runs_on_are_not_asked_for() -> None:
         workload=Workload(model="m", params="1B", global_batch=8),
         cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2),
         iter_time_s=2.0,
-        source=Source.ANALYTIC,
+        source=EstimateSource.ANALYTIC,
     )
     found = philly_like(20, seed=1, profiles=[only])
     assert {(s.requested_gpus, s.requested_type) for _, s in found} == {(4, "a40")}
@@ -109,7 +109,7 @@ def test_the_papers_cluster_has_320_gpus_of_each_type() -> None:
 
 def test_every_sample_job_fits_the_tiny_cluster(jobs: list[Arrival]) -> None:
     gpus = Counter[str]()
-    for node in tiny()[1]:
+    for node in tiny_cluster()[1]:
         gpus[node.gpu_type] += node.gpus
     assert all(s.requested_gpus <= gpus[s.requested_type] for _, s in jobs)
 

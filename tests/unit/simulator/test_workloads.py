@@ -13,17 +13,17 @@ import pytest
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.clusters import hardware_of, preset
+from tessera.simulator.clusters import hardware_of, preset_cluster
 from tessera.simulator.data import data_dir
-from tessera.simulator.traces.redraw import LARGE_FROM, parameters
-from tessera.simulator.traces.screening import screen
-from tessera.simulator.traces.speeds import Room, Speeds, load
+from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
+from tessera.simulator.traces.screening import screen_jobs
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import DAY_S
-from tessera.simulator.workloads.published import NAMES, Published, load_published
-from tessera.simulator.workloads.synthetic import GAVEL_GPUS, Synthetic
+from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
+from tessera.simulator.workloads.synthetic import GAVEL_GPUS, SyntheticTrace
 
-TYPES, NODES = preset("testbed-a")
+TYPES, NODES = preset_cluster("testbed-a")
 GPUS = 64
 
 
@@ -33,7 +33,7 @@ def profiles() -> list[EstimateRecord]:
 
 
 def drawn(profiles: list[EstimateRecord], seed: int = 1, **settings: Any) -> list[Arrival]:
-    return Synthetic(**({"jobs": 400} | settings)).draw(profiles, NODES, seed)
+    return SyntheticTrace(**({"jobs": 400} | settings)).draw(profiles, NODES, seed)
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "philly-like"])
@@ -42,8 +42,8 @@ def test_synthetic_jobs_bring_the_load_that_is_asked_for(
     profiles: list[EstimateRecord], arrivals: str, wanted: float
 ) -> None:
     jobs = drawn(profiles, arrivals=arrivals, load=wanted)
-    speeds = Speeds(profiles, Room.of(NODES))
-    assert load(jobs, speeds, GPUS) == pytest.approx(wanted, rel=1e-6)
+    speeds = Speeds(profiles, ClusterRoom.of(NODES))
+    assert requested_load(jobs, speeds, GPUS) == pytest.approx(wanted, rel=1e-6)
     assert [a.arrival_s for a in jobs] == sorted(a.arrival_s for a in jobs)
 
 
@@ -51,7 +51,7 @@ def test_synthetic_jobs_are_good_and_the_same_seed_gives_the_same(
     profiles: list[EstimateRecord],
 ) -> None:
     jobs = drawn(profiles)
-    assert screen(jobs, profiles, TYPES, NODES).arrivals == jobs
+    assert screen_jobs(jobs, profiles, TYPES, NODES).arrivals == jobs
     assert drawn(profiles) == jobs != drawn(profiles, seed=2)
 
 
@@ -98,7 +98,7 @@ def test_deadlines_and_large_models_are_as_asked(profiles: list[EstimateRecord])
     ratio = np.array([a.spec.deadline_s for a in jobs]) / Speeds(profiles).requested_s(jobs)
     assert 0.5 <= ratio.min() < 0.55
     assert 1.45 < ratio.max() <= 1.5
-    large = [a for a in jobs if parameters(a.spec.workload.params) >= LARGE_FROM]
+    large = [a for a in jobs if parameter_count(a.spec.workload.params) >= LARGE_FROM]
     assert len(large) == 200
     assert {a.spec.deadline_s for a in drawn(profiles)} == {math.inf}
 
@@ -106,7 +106,7 @@ def test_deadlines_and_large_models_are_as_asked(profiles: list[EstimateRecord])
 def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refused(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = Synthetic(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
+    jobs = SyntheticTrace(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
     assert {a.spec.requested_gpus for a in jobs} == {1}
     with pytest.raises(InvalidInput, match="on which no workload runs"):
         drawn(profiles, gpu_shares={3: 1.0})
@@ -127,10 +127,10 @@ def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refuse
 )
 def test_distributions_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        Synthetic(**({"jobs": 1} | wrong))
+        SyntheticTrace(**({"jobs": 1} | wrong))
 
 
-def a_published(name: str, **rest: Any) -> Published:
+def a_published(name: str, **rest: Any) -> PublishedScenario:
     folder = data_dir()
     needed = "morphling/measured.csv" if "morphling" in name else "arena/trace_philly.csv"
     if folder is None or not (folder / needed).is_file():

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.rounds import contest
-from tessera.benchmarks.rounds.bench_fuzz import faults
+from tessera.benchmarks.rounds.bench_fuzz import answer_faults
 from tessera.benchmarks.rounds.bench_solve import seconds_to_reach
-from tessera.benchmarks.rounds.contest import Entry, Outcome, Round
-from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, a_problem, optimum
-from tessera.benchmarks.rounds.instances import instance
-from tessera.formulation.check import violations
+from tessera.benchmarks.rounds.contest import ContestEntry, ProcessOutcome, SolvedRound
+from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, draw_problem, dynamic_optimum
+from tessera.benchmarks.rounds.instances import make_instance
+from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.solvers import registry
-from tessera.solvers.answers import answer, objective_of, without_answer
+from tessera.solvers.answers import make_solution, objective_of, without_answer
 from tessera.solvers.base import Budget
 from tessera.solvers.baselines.pop import Pop, part_of
 from tessera.solvers.baselines.stock import StockCpSat
@@ -37,36 +37,39 @@ SMALL_KINDS = tuple(kind for kind in KINDS if kind not in ("huge", "middling"))
 
 def optimum_or_nan(problem: Problem) -> int | float | None:
     try:
-        return optimum(problem)
+        return dynamic_optimum(problem)
     except TooLarge:
         return math.nan
 
 
-@pytest.mark.parametrize("name", registry.baselines())
+@pytest.mark.parametrize("name", registry.baseline_names())
 @pytest.mark.parametrize("kind", SMALL_KINDS)
 def test_a_baseline_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
-    by = registry.solver(name)
+    by = registry.make_solver(name)
     for seed in range(5):
-        problem = a_problem(np.random.default_rng(seed), kind)
+        problem = draw_problem(np.random.default_rng(seed), kind)
         best = optimum_or_nan(problem)
         found = by.solve(problem, ALWAYS)
-        assert faults(problem, found, best) == []
+        assert answer_faults(problem, found, best) == []
         if name in EXACT and best is not None and not math.isnan(best):
             assert found.objective == best
 
 
-@pytest.mark.parametrize("name", registry.baselines())
+@pytest.mark.parametrize("name", registry.baseline_names())
 def test_a_baseline_without_time_says_that_it_does_not_know(name: str) -> None:
     problem = support.a_problem([[(60, {0: 5})], [(50, {0: 5})]], [10])
-    found = registry.solver(name).solve(problem, EXPIRED)
+    found = registry.make_solver(name).solve(problem, EXPIRED)
 
-    assert found.status is SolveStatus.UNKNOWN or not violations(problem, found)
+    assert found.status is SolveStatus.UNKNOWN or not find_violations(problem, found)
     assert found.bound >= 110
 
 
 def test_exact_baselines_agree_on_a_round_and_the_others_come_near() -> None:
-    problem = build_problem(instance(60, 64, 4, 3, running=0.5), Policy())
-    worth = {n: registry.solver(n).solve(problem, ALWAYS).objective for n in registry.baselines()}
+    problem = build_problem(make_instance(60, 64, 4, 3, running=0.5), Policy())
+    worth = {
+        n: registry.make_solver(n).solve(problem, ALWAYS).objective
+        for n in registry.baseline_names()
+    }
 
     best = worth.pop("highs")
     assert worth.pop("stock-cp-sat") == best == worth.pop("sia")
@@ -74,12 +77,12 @@ def test_exact_baselines_agree_on_a_round_and_the_others_come_near() -> None:
 
 
 def test_baselines_decide_no_round() -> None:
-    assert not set(registry.baselines()) & set(registry.names())
+    assert not set(registry.baseline_names()) & set(registry.solver_names())
 
 
 def test_pop_with_one_part_is_its_inner_solver() -> None:
-    problem = build_problem(instance(30, 32, 4, 3), Policy())
-    inner = registry.solver("highs").solve(problem, ALWAYS)
+    problem = build_problem(make_instance(30, 32, 4, 3), Policy())
+    inner = registry.make_solver("highs").solve(problem, ALWAYS)
 
     assert Pop(parts=1).solve(problem, ALWAYS).objective == inner.objective
 
@@ -112,8 +115,8 @@ def test_a_part_keeps_what_its_jobs_are() -> None:
 
 
 def test_gavel_keeps_a_job_at_the_middle_of_its_counts() -> None:
-    problem = build_problem(instance(40, 200, 4, 1), Policy())
-    found = registry.solver("gavel").solve(problem, ALWAYS)
+    problem = build_problem(make_instance(40, 200, 4, 1), Policy())
+    found = registry.make_solver("gavel").solve(problem, ALWAYS)
 
     gpus = problem.cells.gpus[problem.cell]
     for job, column in enumerate(found.choice.tolist()):
@@ -123,7 +126,7 @@ def test_gavel_keeps_a_job_at_the_middle_of_its_counts() -> None:
 
 def test_stock_cp_sat_tells_of_each_better_answer() -> None:
     told: list[float] = []
-    problem = build_problem(instance(60, 64, 4, 3), Policy())
+    problem = build_problem(make_instance(60, 64, 4, 3), Policy())
     found = StockCpSat(told.append).solve(problem, ALWAYS)
 
     assert told == sorted(told)
@@ -135,9 +138,9 @@ def test_stock_cp_sat_tells_of_each_better_answer() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_dynamic_program_agrees_with_trying_all(seed: int) -> None:
-    problem = a_problem(np.random.default_rng([seed, 9]), "small")
+    problem = draw_problem(np.random.default_rng([seed, 9]), "small")
 
-    assert optimum(problem) == support.brute_force(problem)
+    assert dynamic_optimum(problem) == support.brute_force(problem)
 
 
 def test_the_dynamic_program_counts_who_waits() -> None:
@@ -149,13 +152,13 @@ def test_the_dynamic_program_counts_who_waits() -> None:
         idle_amount=np.ones(2, np.int64),
     )
 
-    assert optimum(jobs) == 0
-    assert optimum(both_count) == -2
+    assert dynamic_optimum(jobs) == 0
+    assert dynamic_optimum(both_count) == -2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
-    drawn = [a_problem(np.random.default_rng(seed), kind) for seed in range(40)]
+    drawn = [draw_problem(np.random.default_rng(seed), kind) for seed in range(40)]
 
     assert any(len(problem.cell) for problem in drawn)
     if kind == "counts who waits":
@@ -168,26 +171,26 @@ def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
 
 def test_the_fuzzer_sees_what_is_wrong_with_an_answer() -> None:
     problem = support.a_problem([[(5, {0: 3})], [(4, {0: 3})]], [3])
-    right = answer(problem, np.array([0, -1]), bound=5, solver="me")
-    second = answer(problem, np.array([-1, 1]), bound=5, solver="me")
+    right = make_solution(problem, np.array([0, -1]), bound=5, solver="me")
+    second = make_solution(problem, np.array([-1, 1]), bound=5, solver="me")
 
-    assert faults(problem, right, 5) == []
-    assert faults(problem, second, 5) == []
-    assert faults(problem, replace(second, bound=4.0), 5) == ["wrong_bounds"]
-    assert "wrong_proofs" in faults(problem, replace(second, status=SolveStatus.OPTIMAL), 5)
+    assert answer_faults(problem, right, 5) == []
+    assert answer_faults(problem, second, 5) == []
+    assert answer_faults(problem, replace(second, bound=4.0), 5) == ["wrong_bounds"]
+    assert "wrong_proofs" in answer_faults(problem, replace(second, status=SolveStatus.OPTIMAL), 5)
     both = replace(right, choice=np.array([0, 1]), objective=9, bound=9.0)
-    assert {"violations", "wrong_bounds"} <= set(faults(problem, both, 5))
+    assert {"violations", "wrong_bounds"} <= set(answer_faults(problem, both, 5))
     none = without_answer(problem, SolveStatus.INFEASIBLE, solver="me")
-    assert faults(problem, none, 5) == ["wrong_proofs"]
-    assert faults(problem, none, None) == []
-    assert faults(problem, right, None) == ["wrong_proofs"]
+    assert answer_faults(problem, none, 5) == ["wrong_proofs"]
+    assert answer_faults(problem, none, None) == []
+    assert answer_faults(problem, right, None) == ["wrong_proofs"]
 
 
 # what the bench makes of a baseline
 
 
-def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
-    return Round(
+def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> SolvedRound:
+    return SolvedRound(
         status="feasible",
         objective=objective,
         bound=12.0,
@@ -204,34 +207,41 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> Round:
 def test_a_baseline_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
     told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
 
-    assert seconds_to_reach(a_round(10.0), Outcome(rounds=(told,), ended="done")) == 1.5
+    assert seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(told,), ended="done")) == 1.5
 
 
 def test_a_baseline_that_tells_nothing_has_reached_ours_at_its_end() -> None:
-    assert seconds_to_reach(a_round(10.0), Outcome(rounds=(a_round(10.0),), ended="done")) == 2.5
+    assert (
+        seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(a_round(10.0),), ended="done"))
+        == 2.5
+    )
     assert math.isnan(
-        seconds_to_reach(a_round(10.0), Outcome(rounds=(a_round(9.9),), ended="done"))
+        seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(a_round(9.9),), ended="done"))
     )
     wrong = replace(a_round(10.0), verified=False)
-    assert math.isnan(seconds_to_reach(a_round(10.0), Outcome(rounds=(wrong,), ended="done")))
+    assert math.isnan(
+        seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(wrong,), ended="done"))
+    )
 
 
 def test_where_less_is_better_less_reaches_ours() -> None:
     ours = a_round(1.2, sign=-1)
 
-    assert seconds_to_reach(ours, Outcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
+    assert (
+        seconds_to_reach(ours, ProcessOutcome(rounds=(a_round(1.1, sign=-1),), ended="done")) == 2.5
+    )
     assert math.isnan(
-        seconds_to_reach(ours, Outcome(rounds=(a_round(1.3, sign=-1),), ended="done"))
+        seconds_to_reach(ours, ProcessOutcome(rounds=(a_round(1.3, sign=-1),), ended="done"))
     )
     told = replace(a_round(1.0, sign=-1), answers=((0.2, 1.3), (0.4, 1.1)))
-    assert seconds_to_reach(ours, Outcome(rounds=(told,), ended="done")) == 0.9
+    assert seconds_to_reach(ours, ProcessOutcome(rounds=(told,), ended="done")) == 0.9
 
 
 def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
     lines: queue.Queue[str] = queue.Queue()
     for line in ({"started": True}, {"answer": [0.5, 10.0]}):
         lines.put(json.dumps(line))
-    late = Entry(solver="cp-sat", jobs=1, gpus=1, types=1, time_limit_s=0.0)
+    late = ContestEntry(solver="cp-sat", jobs=1, gpus=1, types=1, time_limit_s=0.0)
 
     found = contest._follow(late, lines)
 
@@ -243,15 +253,17 @@ def test_a_process_that_ends_without_a_word_has_failed() -> None:
     lines: queue.Queue[str] = queue.Queue()
     lines.put("")
 
-    assert contest._follow(Entry(solver="x", jobs=1, gpus=1, types=1), lines).ended == "failed"
+    assert (
+        contest._follow(ContestEntry(solver="x", jobs=1, gpus=1, types=1), lines).ended == "failed"
+    )
 
 
 def test_a_round_is_solved_in_a_process_of_its_own() -> None:
-    entry = Entry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
-    problem = build_problem(instance(12, 16, 2, 5, running=0.5), Policy())
-    greedy = registry.solver("greedy").solve(problem, ALWAYS)
+    entry = ContestEntry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
+    problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), Policy())
+    greedy = registry.make_solver("greedy").solve(problem, ALWAYS)
 
-    found = contest.run(entry)
+    found = contest.run_entry(entry)
 
     assert found.ended == "done"
     assert [r.verified for r in found.rounds] == [True, True]
@@ -264,7 +276,7 @@ def test_a_round_is_solved_in_a_process_of_its_own() -> None:
 
 def test_a_round_after_churn_is_solved_cold_and_warm_and_both_are_checked() -> None:
     told: list[dict[str, Any]] = []
-    entry = Entry(solver="portfolio", jobs=30, gpus=32, types=4, running=0.5, churn=0.1)
+    entry = ContestEntry(solver="portfolio", jobs=30, gpus=32, types=4, running=0.5, churn=0.1)
 
     contest.take_part(entry, told.append)
 
@@ -278,11 +290,11 @@ def test_a_round_after_churn_is_solved_cold_and_warm_and_both_are_checked() -> N
 @pytest.mark.parametrize("objective", ["throughput", "jct", "max-min", "finish-time-fairness"])
 def test_the_first_goal_is_what_is_compared(objective: str) -> None:
     told: list[dict[str, Any]] = []
-    entry = Entry(solver="portfolio", jobs=12, gpus=64, types=4, objective=objective)
+    entry = ContestEntry(solver="portfolio", jobs=12, gpus=64, types=4, objective=objective)
 
     contest.take_part(entry, told.append)
 
-    (found,) = [Round(**line["round"]) for line in told if "round" in line]
+    (found,) = [SolvedRound(**line["round"]) for line in told if "round" in line]
     assert found.verified
     assert found.sign * found.objective <= found.sign * found.bound
     assert found.sign == (-1 if objective == "finish-time-fairness" else 1)

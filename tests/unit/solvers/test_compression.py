@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.network.compression import compress_levels, compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of
-from tessera.solvers.network.compression.dag import TOTAL, Dag, dag_of
+from tessera.solvers.network.compression.dag import MAX_TOTAL_WEIGHT, Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels
-from tessera.solvers.network.compression.orders import orders
+from tessera.solvers.network.compression.orders import topological_orders
 from tests.support.demands import (
     a_contention,
     a_demand,
@@ -28,13 +28,13 @@ from tests.support.demands import (
 from tests.support.oracles.compression_exact import exact
 
 
-def a_random_demand(seed: int, jobs: int, density: float) -> Demand:
+def a_random_demand(seed: int, jobs: int, density: float) -> LinkDemand:
     """Return jobs of log-normal intensity that meet in pairs."""
     rng = np.random.default_rng(seed)
     return a_demand_of_pairs(random_pairs(rng, jobs, density), rng.lognormal(0.0, 1.0, jobs))
 
 
-def a_crowd(seed: int, jobs: int, links: int, each: int) -> Demand:
+def a_crowd(seed: int, jobs: int, links: int, each: int) -> LinkDemand:
     """Return jobs on so many random links each."""
     rng = np.random.default_rng(seed)
     own = [rng.choice(links, each, replace=False).tolist() for _ in range(jobs)]
@@ -56,7 +56,7 @@ def least_loss(dag: Dag, levels: int) -> int:
     return int(((upper == lower)[allowed] @ dag.weight[source]).min())
 
 
-def inverted(demand: Demand, order: Ints, level: Ints) -> bool:
+def inverted(demand: LinkDemand, order: Ints, level: Ints) -> bool:
     """Return whether a job is served before a more urgent one that it meets."""
     return any(level[a] < level[b] for a, b in edges_of(dag_of(demand, order)))
 
@@ -103,19 +103,19 @@ def test_every_order_is_topological_and_urgency_comes_first() -> None:
     demand = a_crowd(1, jobs=40, links=30, each=2)
     dag = dag_of(demand, urgency(demand))
     source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
-    found = list(orders(dag, 10, 0))
+    found = list(topological_orders(dag, 10, 0))
     assert found[0].tolist() == list(range(len(dag.job)))
     assert len({tuple(order.tolist()) for order in found}) == 10
     for order in found:
         place = np.argsort(order)
         assert (place[source] < place[dag.target]).all()
-    assert all((a == b).all() for a, b in zip(found, orders(dag, 10, 0), strict=True))
+    assert all((a == b).all() for a, b in zip(found, topological_orders(dag, 10, 0), strict=True))
 
 
 def test_every_topological_order_can_come_up() -> None:
     demand = a_demand_of_pairs([(0, 1), (2, 3), (1, 3)], [4.0, 3.0, 2.0, 1.0])
     dag = dag_of(demand, np.arange(4))
-    found = {tuple(order.tolist()) for order in orders(dag, 200, 0)}
+    found = {tuple(order.tolist()) for order in topological_orders(dag, 200, 0)}
     assert found == {(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)}
 
 
@@ -167,7 +167,7 @@ def test_cp_sat_agrees_with_all_levels_tried() -> None:
 def test_the_quick_program_finds_the_same_cut_as_the_plain_one(levels: int) -> None:
     demand = a_crowd(2, jobs=150, links=60, each=2)
     dag = dag_of(demand, urgency(demand))
-    for order in orders(dag, 3, 7):
+    for order in topological_orders(dag, 3, 7):
         quick, plain = cut_of(dag, order, levels), cut_of(dag, order, levels, plainly=True)
         assert quick.lost == plain.lost == int(dag.inside(quick.level) @ dag.weight)
         assert quick.level.tolist() == plain.level.tolist()
@@ -216,7 +216,7 @@ def test_jobs_that_meet_nobody_are_on_level_0() -> None:
 
 
 @pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
-def test_nothing_to_compress_is_no_error(demand: Demand) -> None:
+def test_nothing_to_compress_is_no_error(demand: LinkDemand) -> None:
     found = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)
     assert found.tolist() == [0] * demand.jobs
 
@@ -240,11 +240,11 @@ def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_no
     plan = NetworkPlan(
         chosen=np.zeros(0, np.int64), priority=demand.intensity, order=order, level=level, levels=4
     )
-    assert not network_violations(a_contention(demand), plan)
+    assert not find_network_violations(a_contention(demand), plan)
     upside_down = NetworkPlan(
         chosen=plan.chosen, priority=plan.priority, order=order, level=3 - level, levels=4
     )
-    assert network_violations(a_contention(demand), upside_down)
+    assert find_network_violations(a_contention(demand), upside_down)
 
 
 def test_the_same_seed_gives_the_same_levels() -> None:
@@ -260,7 +260,7 @@ def test_weights_keep_their_ratios_and_none_is_lost_to_rounding() -> None:
     assert dag.weight[:2].tolist() == sorted(dag.weight[:2].tolist(), reverse=True)
     assert math.isclose(dag.weight[0] / dag.weight[1], 2.0, rel_tol=1e-12)
     assert (dag.weight > 0).tolist() == [True] * 5 + [False]
-    assert int(dag.weight @ np.diff(dag.start)) <= TOTAL
+    assert int(dag.weight @ np.diff(dag.start)) <= MAX_TOTAL_WEIGHT
 
 
 def test_more_levels_never_lose_more() -> None:

@@ -15,9 +15,9 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.schedulers.arena_deadline import ArenaDeadline
-from tessera.solvers.schedulers.base import Published, make_view
+from tessera.solvers.schedulers.base import PublishedScheduler, make_view
 from tessera.solvers.schedulers.edf import Edf
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
@@ -53,7 +53,7 @@ def cluster(*jobs: dict[str, Any], nodes: int = 1, gpus: int = 4, **more: Any) -
     return replace(found, now_s=NOW_S)
 
 
-def gpus_of(policy: Published, snapshot: Snapshot) -> list[int]:
+def gpus_of(policy: PublishedScheduler, snapshot: Snapshot) -> list[int]:
     view = make_view(snapshot, Policy())
     return [int(view.draft.gpus[c]) if c >= 0 else 0 for c in policy.choose(view).tolist()]
 
@@ -122,13 +122,13 @@ def test_a_restart_is_kept_in_reserve_where_gpus_of_a_type_lie_on_several_nodes(
     job = dated("a", 1000, 2000, restart_s=60.0)
     apart, together = cluster(job, nodes=2, gpus=2), cluster(job, nodes=1, gpus=4)
     assert (may_be_scattered(apart.nodes), may_be_scattered(together.nodes)) == (True, False)
-    assert look_ahead(*drafts(apart, AHEAD)).reserve_s.tolist() == [60.0]
-    assert look_ahead(*drafts(together, AHEAD)).reserve_s.tolist() == [0.0]
+    assert look_ahead(*drafts_before_deadlines(apart, AHEAD)).reserve_s.tolist() == [60.0]
+    assert look_ahead(*drafts_before_deadlines(together, AHEAD)).reserve_s.tolist() == [0.0]
 
 
 def test_a_job_too_tight_for_a_reserve_is_promised_without_one() -> None:
     tight = cluster(dated("a", 1000, 325, restart_s=40.0), nodes=2, gpus=2)
-    assert look_ahead(*drafts(tight, AHEAD)).reserve_s.tolist() == [0.0]
+    assert look_ahead(*drafts_before_deadlines(tight, AHEAD)).reserve_s.tolist() == [0.0]
     found = admit(tight, AHEAD, Budget(remaining_s=lambda: math.inf))
     assert found.admitted.tolist() == [True]
     assert np.all(found.reserve_s == 0.0)

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.goals import Goal
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL, Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import state
-from tessera.solvers.answers import answer
+from tessera.formulation.statement import state_round
+from tessera.solvers.answers import make_solution
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import Solved, solve_goals, surrogate
-from tessera.solvers.goals.rows import keeps, levels_of, only_columns, with_rows
-from tessera.solvers.registry import solver
+from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
+from tessera.solvers.goals.rows import keep_goal_row, levels_of, restrict_columns, with_rows
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
@@ -29,9 +29,9 @@ EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 def reached(
     problem: Problem, *goals: Goal, name: str = "portfolio", budget: Budget = EXACT
-) -> Solved:
+) -> SolvedGoals:
     statement = a_statement(problem, *goals)
-    return solve_goals(statement, solver(name), budget, greedy_of(statement, budget))
+    return solve_goals(statement, make_solver(name), budget, greedy_of(statement, budget))
 
 
 def two_jobs_for_one_gpu() -> Problem:
@@ -65,7 +65,7 @@ def test_a_sum_too_large_for_a_row_is_kept_to_the_last_but_a_rounding() -> None:
     large = 2**50
     problem = a_problem([[(1, {0: 1}), (1, {0: 1}), (1, {0: 1})]] * 4, capacity=[4])
     goal = a_sum([large, large - 1024, large // 2] * 4, "large")
-    row = keeps(problem, goal, 4 * large)
+    row = keep_goal_row(problem, goal, 4 * large)
     assert row.amount.sum() + row.idle_amount.sum() < MAX_TOTAL
     kept = with_rows(problem, [row])
     best = np.array([0, 3, 6, 9])
@@ -102,8 +102,8 @@ def test_what_is_proven_for_one_place_is_not_believed_of_another_where_it_does_n
     )
     levels = some_levels([1.0, 5.0, 3.0, 1.0, 1.0], [9.0, 6.0, 6.0])
     statement = a_statement(problem, levels, a_sum([0] * 5))
-    start = answer(statement.problem, np.array([1, 2, 4]), bound=0.0, solver="greedy")
-    found = solve_goals(statement, solver("portfolio"), EXACT, start)
+    start = make_solution(statement.problem, np.array([1, 2, 4]), bound=0.0, solver="greedy")
+    found = solve_goals(statement, make_solver("portfolio"), EXACT, start)
     assert found.solution.choice.tolist() == [1, 3, 4]
 
 
@@ -143,9 +143,9 @@ def test_with_no_time_the_answer_is_greedys_with_bounds_that_hold() -> None:
     levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
     statement = a_statement(problem, levels, a_sum([1, 1, 1]))
     greedy = greedy_of(statement, spent)
-    found = solve_goals(statement, solver("portfolio"), spent, greedy)
+    found = solve_goals(statement, make_solver("portfolio"), spent, greedy)
     assert np.array_equal(found.solution.choice, greedy.choice)
-    assert not violations(statement.problem, found.solution)
+    assert not find_violations(statement.problem, found.solution)
     assert found.results[0].bound == 3.0  # the least that the third job could have, alone
     assert found.results[0].gap > 0
 
@@ -177,23 +177,23 @@ class Ticking:
 def test_a_round_cut_short_in_between_repeats_as_it_was(limit_s: float) -> None:
     snapshot = a_random_snapshot(3, jobs=30, groups=((0, 4, 4), (1, 2, 8)))
     policy = Policy(objective="finish-time-fairness then throughput within 5% then jct")
-    statement = state(snapshot, policy)
+    statement = state_round(snapshot, policy)
     cut = Budget(remaining_s=Ticking(limit_s))
     greedy = greedy_of(statement, cut)
-    first = solve_goals(statement, solver("portfolio"), cut, greedy)
+    first = solve_goals(statement, make_solver("portfolio"), cut, greedy)
     work = dict(first.solution.work)
     endless = Budget(remaining_s=lambda: math.inf, work=work)
-    again = solve_goals(statement, solver("portfolio"), endless, greedy)
+    again = solve_goals(statement, make_solver("portfolio"), endless, greedy)
     assert same(first.solution, again.solution)
     assert first.results == again.results
 
 
 def test_a_single_sum_is_solved_as_it_ever_was() -> None:
-    statement = state(a_random_snapshot(1, jobs=20), Policy())
+    statement = state_round(a_random_snapshot(1, jobs=20), Policy())
     greedy = greedy_of(statement, EXACT)
-    found = solve_goals(statement, solver("portfolio"), EXACT, greedy)
-    assert surrogate(statement) is statement.problem
-    assert same(found.solution, solver("portfolio").solve(statement.problem, EXACT, greedy))
+    found = solve_goals(statement, make_solver("portfolio"), EXACT, greedy)
+    assert build_surrogate(statement) is statement.problem
+    assert same(found.solution, make_solver("portfolio").solve(statement.problem, EXACT, greedy))
     assert found.on(statement.problem).bound == found.solution.bound
 
 
@@ -219,7 +219,7 @@ def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
     greedy = greedy_of(statement, EXACT)
     found = solve_goals(statement, Lying(), EXACT, greedy)
     assert np.array_equal(found.solution.choice, greedy.choice)
-    assert not violations(statement.problem, found.solution)
+    assert not find_violations(statement.problem, found.solution)
 
 
 def test_greedy_itself_is_measured_by_every_goal() -> None:
@@ -234,7 +234,7 @@ def test_of_two_choices_the_one_that_serves_the_earlier_goal_stands_higher() -> 
     statement = a_statement(
         two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
     )
-    found = solve_goals(statement, solver("portfolio"), EXACT, greedy_of(statement, EXACT))
+    found = solve_goals(statement, make_solver("portfolio"), EXACT, greedy_of(statement, EXACT))
     first, second, none = (np.array(c) for c in ([0, -1], [-1, 1], [-1, -1]))
     assert found.standing(statement, second) > found.standing(statement, first)
     assert found.standing(statement, first) > found.standing(statement, none)
@@ -243,7 +243,7 @@ def test_of_two_choices_the_one_that_serves_the_earlier_goal_stands_higher() -> 
 def test_values_of_all_goals_put_the_worst_off_first_and_keep_restart_prices() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
     last = replace(a_sum([900, 1000]), restart_price=np.array([100, 0]))
-    problem = surrogate(a_statement(two_jobs_for_one_gpu(), levels, last))
+    problem = build_surrogate(a_statement(two_jobs_for_one_gpu(), levels, last))
     assert problem.value[0] > problem.value[1] > 0
     assert problem.restart_price[0] > 0
     assert problem.restart_price[1] == 0
@@ -253,7 +253,7 @@ def test_fewer_columns_are_the_same_columns() -> None:
     problem = a_problem(
         [[(1, {0: 1}), (2, {0: 2})], [(3, {1: 1})]], capacity=[2, 2], current={0: 1}
     )
-    fewer, origin = only_columns(problem, np.array([False, True, False]))
+    fewer, origin = restrict_columns(problem, np.array([False, True, False]))
     assert origin.tolist() == [1]
     assert fewer.job_start.tolist() == [0, 1, 1]
     assert (fewer.value.tolist(), fewer.current.tolist()) == ([2], [0, -1])
@@ -274,10 +274,10 @@ def test_a_whole_round_with_several_goals_passes_the_checker(objective: str) -> 
     snapshot = a_random_snapshot(5, jobs=25)
     kinds = tuple(replace(t, dollars_per_hour=2.0) for t in snapshot.gpu_types)
     snapshot = replace(snapshot, gpu_types=kinds)
-    outcome = plan_round(snapshot, Policy(objective=objective), solver(), EXACT)
+    outcome = plan_round(snapshot, Policy(objective=objective), make_solver(), EXACT)
     assert outcome.violations == ()
     assert len(outcome.goals) >= 2
     assert all(goal.gap < 0.2 for goal in outcome.goals)
     recorded = Budget(remaining_s=lambda: math.inf, gap=0.0, work=dict(outcome.solution.work))
-    again = plan_round(snapshot, Policy(objective=objective), solver(), recorded)
+    again = plan_round(snapshot, Policy(objective=objective), make_solver(), recorded)
     assert again.decisions == outcome.decisions

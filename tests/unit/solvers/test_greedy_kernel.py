@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem, jobwise
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, improve, pack_must_run, repair_choice, shares
+from tessera.solvers.greedy import Greedy, improve_choice, pack_must_run, repair_choice, unit_shares
 from tessera.solvers.kernels import greedy as loops
 from tessera.solvers.kernels.jit import as_fixed_array, compile_lazily
-from tessera.solvers.kernels.warm import warm
-from tessera.solvers.prices import price
+from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.prices import price_problem
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
@@ -53,8 +53,8 @@ def none_runs(problem: Problem) -> Ints:
 
 def best_at(problem: Problem, prices: Floats) -> Ints:
     """Return each job's column of the largest margin; -1 where that is not above 0 and it may wait."""
-    margin = price(problem, prices).margin
-    top = jobwise(np.maximum, margin, problem.job_start)
+    margin = price_problem(problem, prices).margin
+    top = reduce_by_job(np.maximum, margin, problem.job_start)
     choice = none_runs(problem)
     for column in np.flatnonzero(margin == top[problem.column_job])[::-1].tolist():
         choice[problem.column_job[column]] = column
@@ -71,7 +71,7 @@ def test_of_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() -> No
 
 def test_what_a_retyped_job_gives_up_goes_to_one_that_waited() -> None:
     problem = a_problem([[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]], [4, 8])
-    assert told(improve(problem, np.array([0, -1]), shares(problem))) == [1, 2]
+    assert told(improve_choice(problem, np.array([0, -1]), unit_shares(problem))) == [1, 2]
 
 
 def test_numbers_up_to_the_largest_are_exact() -> None:
@@ -98,7 +98,7 @@ def test_improving_loses_nothing_and_leaves_no_step_that_gains(problem: Problem,
     start = pack_must_run(problem, weight)
     if start is None:
         return
-    found = improve(problem, start, weight)
+    found = improve_choice(problem, start, weight)
     assert is_answer(problem, found)
     assert objective_of(problem, found) >= objective_of(problem, start)
     now = np.where(found >= 0, problem.value[found], 0) if len(problem.cell) else found
@@ -111,7 +111,7 @@ def test_improving_loses_nothing_and_leaves_no_step_that_gains(problem: Problem,
 def test_improving_does_not_touch_where_it_starts() -> None:
     problem = a_random_problem(1, jobs=20)
     start = none_runs(problem)
-    improve(problem, start, shares(problem))
+    improve_choice(problem, start, unit_shares(problem))
     assert np.all(start == -1)
 
 
@@ -190,20 +190,20 @@ def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
         found = repair_choice(problem, choice, prices)
         assert found is not None
         assert is_answer(problem, found)
-        assert objective_of(problem, found) >= 0.97 * price(problem, prices).bound
+        assert objective_of(problem, found) >= 0.97 * price_problem(problem, prices).bound
 
 
 @pytest.mark.parametrize("choice", [[0], [0, 0], [1, 1], [-2, 1], [0, 7]])
 def test_a_choice_that_is_not_of_this_problem_is_refused(choice: list[int]) -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], [4])
-    for call in (improve, repair_choice):
+    for call in (improve_choice, repair_choice):
         with pytest.raises(InvalidInput, match="choice"):
             call(problem, np.array(choice), np.ones(1))
 
 
 def test_prices_of_another_number_of_rows_are_refused() -> None:
     problem = a_problem([[(1, {0: 1})]], [4])
-    for call in (improve, repair_choice):
+    for call in (improve_choice, repair_choice):
         with pytest.raises(InvalidInput, match="weight"):
             call(problem, np.array([-1]), np.ones(2))
 
@@ -220,7 +220,7 @@ def compiled_for() -> dict[str, int]:
 
 
 def test_once_warm_no_round_compiles_anything() -> None:
-    warm()
+    run_every_loop()
     assert compiled_for() == dict.fromkeys(CALLED, 1)
     for problem in (
         a_problem([], [1]),
@@ -230,7 +230,7 @@ def test_once_warm_no_round_compiles_anything() -> None:
     ):
         found = Greedy().solve(problem, FOREVER)
         Greedy().solve(problem, FOREVER, found)
-        improve(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
+        improve_choice(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
         repair_choice(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
     assert compiled_for() == dict.fromkeys(CALLED, 1)
 
@@ -239,7 +239,7 @@ def test_threads_may_warm_and_solve_at_once() -> None:
     problem = a_random_problem(2, jobs=200)
 
     def work(_: int) -> list[int]:
-        warm()
+        run_every_loop()
         return solved(problem)
 
     with ThreadPoolExecutor(4) as pool:

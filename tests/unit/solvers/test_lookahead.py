@@ -13,15 +13,15 @@ from tessera.formulation.admission import Admission
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import (
     Lookahead,
-    boundaries,
+    find_schedule_violations,
     legs_of,
     look_ahead,
     picks_of,
-    samples,
-    schedule_violations,
-    spacing,
+    resource_usage,
+    slot_boundaries,
+    slot_spacing,
     spare_gpus,
-    usage,
+    trained_samples,
 )
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -29,9 +29,9 @@ from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 NOW_S = 1200.0
@@ -77,7 +77,7 @@ def told(legs: Legs) -> list[tuple[int, float, float, int]]:
 
 
 def stated(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
-    return look_ahead(*drafts(snapshot, policy))
+    return look_ahead(*drafts_before_deadlines(snapshot, policy))
 
 
 def all_promised(snapshot: Snapshot) -> np.ndarray:
@@ -85,11 +85,11 @@ def all_promised(snapshot: Snapshot) -> np.ndarray:
 
 
 def rules(snapshot: Snapshot, legs: Legs) -> list[str]:
-    return [v.rule for v in schedule_violations(snapshot, legs, all_promised(snapshot))]
+    return [v.rule for v in find_schedule_violations(snapshot, legs, all_promised(snapshot))]
 
 
 def test_slots_are_one_round_at_first_and_never_longer_than_a_quarter_of_the_way() -> None:
-    found = boundaries(NOW_S, NOW_S + 400 * 300, 300.0)
+    found = slot_boundaries(NOW_S, NOW_S + 400 * 300, 300.0)
     ends = (found[1:] - NOW_S) / 300
     lengths = np.diff(found) / 300
     assert lengths[:7].tolist() == [1.0] * 7
@@ -98,20 +98,20 @@ def test_slots_are_one_round_at_first_and_never_longer_than_a_quarter_of_the_way
 
 
 def test_the_first_slot_ends_at_the_next_whole_round_of_absolute_time() -> None:
-    assert boundaries(1299.0, 1300.0, 300.0).tolist() == [1299.0, 1500.0]
+    assert slot_boundaries(1299.0, 1300.0, 300.0).tolist() == [1299.0, 1500.0]
 
 
 def test_a_round_that_has_just_begun_is_not_a_slot_of_its_own() -> None:
-    assert boundaries(1499.9999, 1500.0, 300.0).tolist() == [1499.9999, 1800.0]
+    assert slot_boundaries(1499.9999, 1500.0, 300.0).tolist() == [1499.9999, 1800.0]
 
 
 def test_the_horizon_ends_somewhere() -> None:
-    assert len(boundaries(0.0, 1e12, 300.0)) < 70
+    assert len(slot_boundaries(0.0, 1e12, 300.0)) < 70
 
 
 @pytest.mark.parametrize(("distance", "rounds"), [(0.5, 1), (7.9, 1), (8, 2), (16, 4), (100, 16)])
 def test_spacing_doubles_with_the_distance(distance: float, rounds: int) -> None:
-    assert spacing(distance) == rounds
+    assert slot_spacing(distance) == rounds
 
 
 def test_time_after_the_deadline_trains_nothing() -> None:
@@ -125,8 +125,8 @@ def test_each_start_costs_a_restart_and_going_on_does_not() -> None:
     one = int(np.flatnonzero(ahead.rate == 1.0)[0])
     together = np.array([one, one, -1, -1, -1, -1])[: ahead.slots]
     apart = np.array([one, -1, one, -1, -1, -1])[: ahead.slots]
-    assert samples(ahead, 0, together) == 550.0
-    assert samples(ahead, 0, apart) == 500.0
+    assert trained_samples(ahead, 0, together) == 550.0
+    assert trained_samples(ahead, 0, apart) == 500.0
 
 
 def a_running_pair() -> Snapshot:
@@ -217,7 +217,7 @@ def test_the_checker_counts_nothing_after_the_deadline() -> None:
 def test_the_checker_sees_capacity_at_every_moment() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
     assert rules(snapshot, some_legs((0, 0, 600, 4), (1, 300, 900, 2))) == ["capacity"]
-    held = schedule_violations(
+    held = find_schedule_violations(
         snapshot, some_legs((0, 0, 600, 2), (1, 0, 600, 2)), all_promised(snapshot), {0: 1}
     )
     assert [v.rule for v in held] == ["capacity"]
@@ -234,11 +234,11 @@ def test_the_checker_knows_no_cell_that_does_not_exist() -> None:
 
 def test_legs_of_a_job_that_was_not_promised_anything_are_a_violation() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
-    found = schedule_violations(snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_))
+    found = find_schedule_violations(snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_))
     assert [v.rule for v in found] == ["promised"]
 
 
-def planned(snapshot: Snapshot, policy: Policy = AHEAD) -> Outcome:
+def planned(snapshot: Snapshot, policy: Policy = AHEAD) -> RoundOutcome:
     outcome = plan_round(snapshot, policy, Portfolio(), ENDLESS)
     assert outcome.violations == ()
     return outcome
@@ -253,7 +253,7 @@ def test_jobs_that_fit_one_after_the_other_are_all_admitted() -> None:
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.admitted.all()
     assert found.proven
-    assert schedule_violations(snapshot, found.legs, found.admitted) == []
+    assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
 
 
 def test_the_heavier_of_two_rivals_is_admitted() -> None:
@@ -373,7 +373,7 @@ def test_a_guaranteed_job_starts_only_on_what_no_certificate_will_need() -> None
 
 def test_spare_gpus_are_those_that_no_leg_needs_at_any_time() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
-    _, draft = drafts(snapshot, AHEAD)
+    _, draft = drafts_before_deadlines(snapshot, AHEAD)
     assert spare_gpus(draft, some_legs((0, 0, 300, 1), (1, 600, 900, 2))).tolist() == [2]
     assert spare_gpus(draft, some_legs((0, 0, 300, 1), (1, 0, 300, 2))).tolist() == [1]
 
@@ -393,7 +393,7 @@ def test_a_guaranteed_job_with_a_deadline_keeps_gpus_from_its_start_to_the_end()
     ahead = stated(snapshot)
     picks = np.full((1, ahead.slots), -1)
     picks[0, 0] = np.flatnonzero(ahead.rate == 2.0)[0]
-    assert usage(ahead, picks)[0].tolist() == [2, *([1] * (ahead.slots - 1))]
+    assert resource_usage(ahead, picks)[0].tolist() == [2, *([1] * (ahead.slots - 1))]
 
 
 def test_the_same_recorded_work_admits_the_same_jobs_by_the_same_schedule() -> None:

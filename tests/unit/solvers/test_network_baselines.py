@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Demand, demand_of
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import LinkDemand, demand_of
 from tessera.formulation.tables import Floats
 from tessera.solvers.network.baselines.ecmp import hash_bundles
-from tessera.solvers.network.baselines.levels import alone_then_rest, blocks, contended_first
-from tessera.solvers.network.baselines.sincronia import bssi
-from tessera.solvers.network.baselines.taccl import distances
-from tessera.solvers.network.baselines.varys import sebf
-from tessera.solvers.network.mechanisms import mechanism, names
+from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first, equal_blocks
+from tessera.solvers.network.baselines.sincronia import bssi_order
+from tessera.solvers.network.baselines.taccl import bundle_distances
+from tessera.solvers.network.baselines.varys import sebf_order
+from tessera.solvers.network.mechanisms import make_mechanism, mechanism_names
 from tests.support.drawn_contentions import a_contention
 from tests.support.networks import FluidJob, a_demand
 
 
-def two_pairs() -> Demand:
+def two_pairs() -> LinkDemand:
     """Return Crux's figure 13: jobs 0 and 1 share a link, jobs 2 and 3 another; the urgent come first."""
     return a_demand(*(FluidJob(busy_s={j // 2: 1.0 + j}) for j in range(4)))
 
 
-def open_shop(demand: Demand, order: Sequence[int], weight: Floats) -> float:
+def open_shop(demand: LinkDemand, order: Sequence[int], weight: Floats) -> float:
     """Return the weighted sum of completion times where links work through the order, each by itself."""
     busy_s = np.zeros((demand.jobs, demand.links))
     busy_s[demand.job, demand.link] = demand.busy_s
@@ -39,13 +39,13 @@ def open_shop(demand: Demand, order: Sequence[int], weight: Floats) -> float:
 
 def test_on_one_link_bssi_serves_the_smallest_time_first() -> None:
     demand = a_demand(*(FluidJob(busy_s={0: t}) for t in (3.0, 1.0, 2.0, 0.5)))
-    assert bssi(demand).tolist() == [3, 1, 2, 0]
+    assert bssi_order(demand).tolist() == [3, 1, 2, 0]
 
 
 def test_on_one_link_bssi_with_weights_is_smiths_rule() -> None:
     busy_s, weight = np.array([3.0, 1.0, 2.0, 0.5]), np.array([9.0, 1.0, 3.0, 0.2])
     demand = a_demand(*(FluidJob(busy_s={0: t}) for t in busy_s))
-    assert bssi(demand, weight).tolist() == np.argsort(busy_s / weight).tolist()
+    assert bssi_order(demand, weight).tolist() == np.argsort(busy_s / weight).tolist()
 
 
 def test_bssi_scales_weights_by_what_the_last_job_was_worth() -> None:
@@ -54,7 +54,7 @@ def test_bssi_scales_weights_by_what_the_last_job_was_worth() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 2, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2})
     )
-    assert bssi(demand).tolist() == [2, 0, 1]
+    assert bssi_order(demand).tolist() == [2, 0, 1]
 
 
 def test_bssi_leaves_its_mark_only_where_the_last_job_is() -> None:
@@ -62,9 +62,9 @@ def test_bssi_leaves_its_mark_only_where_the_last_job_is() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 3, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2.9})
     )
-    assert bssi(demand, np.array([1.0, 1.0, 0.9])).tolist() == [2, 0, 1]
+    assert bssi_order(demand, np.array([1.0, 1.0, 0.9])).tolist() == [2, 0, 1]
     alone = a_demand(FluidJob(busy_s={1: 3}), FluidJob(busy_s={0: 8}), FluidJob(busy_s={1: 2.9}))
-    assert bssi(alone, np.array([1.0, 1.0, 0.9])).tolist()[:2] == [0, 2]
+    assert bssi_order(alone, np.array([1.0, 1.0, 0.9])).tolist()[:2] == [0, 2]
 
 
 def test_bssi_counts_only_unplaced_jobs_when_it_looks_for_the_busiest_link() -> None:
@@ -72,13 +72,13 @@ def test_bssi_counts_only_unplaced_jobs_when_it_looks_for_the_busiest_link() -> 
     demand = a_demand(
         FluidJob(busy_s={0: 8}), FluidJob(busy_s={0: 1, 1: 3}), FluidJob(busy_s={1: 4})
     )
-    assert bssi(demand).tolist() == [1, 2, 0]
+    assert bssi_order(demand).tolist() == [1, 2, 0]
 
 
 def test_jobs_without_traffic_come_last_in_every_order() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={0: 2}), FluidJob(busy_s={0: 1}))
-    assert bssi(demand).tolist() == [2, 1, 0]
-    assert sebf(demand).tolist() == [2, 1, 0]
+    assert bssi_order(demand).tolist() == [2, 1, 0]
+    assert sebf_order(demand).tolist() == [2, 1, 0]
 
 
 def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -> None:
@@ -92,7 +92,7 @@ def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -
         )
         weight = rng.uniform(0.1, 3.0, 5)
         least = min(open_shop(demand, order, weight) for order in permutations(range(5)))
-        worst = max(worst, open_shop(demand, bssi(demand, weight).tolist(), weight) / least)
+        worst = max(worst, open_shop(demand, bssi_order(demand, weight).tolist(), weight) / least)
     assert 1.0 <= worst <= 2.0
 
 
@@ -107,7 +107,7 @@ def test_coflows_served_in_bssis_order_are_within_four_times_the_least() -> None
         )
         weight = rng.uniform(0.1, 3.0, 4)
         least = min(open_shop(demand, order, weight) for order in permutations(range(4)))
-        assert weight @ served(size, bssi(demand, weight).tolist()) <= 4 * least
+        assert weight @ served(size, bssi_order(demand, weight).tolist()) <= 4 * least
 
 
 def served(size: Floats, order: Sequence[int]) -> Floats:
@@ -134,37 +134,41 @@ def test_varys_serves_the_smallest_bottleneck_first() -> None:
         FluidJob(busy_s={0: 3}),
         FluidJob(busy_s={1: 1, 2: 1.5}),
     )
-    assert sebf(demand).tolist() == [2, 0, 1]  # by sums the second would come before the first
+    assert sebf_order(demand).tolist() == [
+        2,
+        0,
+        1,
+    ]  # by sums the second would come before the first
 
 
 def test_delays_are_no_part_of_varyss_bottleneck() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1}, delay_s=9.0), FluidJob(busy_s={0: 2}))
-    assert sebf(demand).tolist() == [0, 1]
+    assert sebf_order(demand).tolist() == [0, 1]
 
 
 def test_figure_13_of_crux_has_its_levels() -> None:
     demand, order = two_pairs(), np.arange(4)
     assert contended_first(demand, order)[1] == 4
     assert alone_then_rest(order, 4, 2).tolist() == [1, 0, 0, 0]
-    assert blocks(order, 4, 2).tolist() == [1, 1, 0, 0]
-    assert bssi(demand).tolist()[0] == 0
-    assert sebf(demand).tolist() == [0, 1, 2, 3]
+    assert equal_blocks(order, 4, 2).tolist() == [1, 1, 0, 0]
+    assert bssi_order(demand).tolist()[0] == 0
+    assert sebf_order(demand).tolist() == [0, 1, 2, 3]
 
 
 def test_blocks_are_equal_but_for_one_job() -> None:
-    level = blocks(np.arange(11), 11, 4)
+    level = equal_blocks(np.arange(11), 11, 4)
     assert np.ptp(np.bincount(level, minlength=4)) <= 1
     assert (np.diff(level) <= 0).all()
 
 
 def test_blocks_keep_equals_together() -> None:
     tied = np.array([False, True, True, False, True])
-    assert blocks(np.arange(5), 5, 3, tied).tolist() == [2, 2, 2, 1, 1]
+    assert equal_blocks(np.arange(5), 5, 3, tied).tolist() == [2, 2, 2, 1, 1]
 
 
 def test_jobs_that_meet_nobody_take_no_level_of_their_own() -> None:
     demand = a_demand(*(FluidJob(busy_s={e: 1.0 + e}) for e in (0, 1, 2, 5, 5)))
-    order, ranked = contended_first(demand, bssi(demand))
+    order, ranked = contended_first(demand, bssi_order(demand))
     assert (sorted(order[:2].tolist()), ranked) == ([3, 4], 2)
     assert alone_then_rest(order, ranked, 2)[:3].tolist() == [0, 0, 0]
 
@@ -172,7 +176,7 @@ def test_jobs_that_meet_nobody_take_no_level_of_their_own() -> None:
 @pytest.mark.parametrize("name", ["sincronia", "varys", "taccl*"])
 def test_less_than_one_level_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="must be at least 1"):
-        mechanism(name).plan(a_contention(fixed=[{0: 1.0}]), levels=0)
+        make_mechanism(name).plan(a_contention(fixed=[{0: 1.0}]), levels=0)
 
 
 def test_a_flow_keeps_its_path_when_other_jobs_come() -> None:
@@ -193,14 +197,14 @@ def test_hashes_spread_flows_evenly_and_change_with_the_seed() -> None:
 def test_taccl_measures_the_longest_path_then_the_mean() -> None:
     far, near = [[0, 1, 2, 3]], [[0, 1]]
     jobs = a_contention(fixed=[{}, {}, {}, {0: 1.0}], bundles=[[far, near], [far], [near], []])
-    most, mean = distances(jobs, np.zeros(4, np.int64))
+    most, mean = bundle_distances(jobs, np.zeros(4, np.int64))
     assert (most.tolist(), mean.tolist()) == ([4, 4, 2, 0], [3, 4, 2, 0])
 
 
 def test_taccl_serves_the_traffic_that_goes_furthest_first() -> None:
     far, near = [[0, 1, 2, 3]], [[0, 1]]
     jobs = a_contention(fixed=[{0: 1.0}, {}, {}, {}], bundles=[[], [near], [far], [far, near]])
-    plan = mechanism("taccl*").plan(jobs, levels=4)
+    plan = make_mechanism("taccl*").plan(jobs, levels=4)
     assert plan.order.tolist() == [2, 3, 1, 0]
     assert plan.level.tolist() == [0, 1, 3, 2]
 
@@ -209,10 +213,10 @@ def test_taccl_lets_jobs_choose_as_they_arrive_whatever_their_intensity() -> Non
     choice = [[[0], [1]]]
     jobs = a_contention(fixed=[{}, {}, {1: 0.01}], bundles=[choice, choice, []])
     jobs = replace(jobs, work_flop=np.array([1.0, 100.0, 1.0]))
-    assert mechanism("taccl*").plan(jobs, levels=2).chosen.tolist() == [0, 1]
+    assert make_mechanism("taccl*").plan(jobs, levels=2).chosen.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", mechanism_names())
 @pytest.mark.parametrize("levels", [1, 3, 8])
 def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> None:
     rng = np.random.default_rng(5)
@@ -224,28 +228,28 @@ def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> Non
         ],
         links=12,
     )
-    plan = mechanism(name).plan(jobs, levels=levels, seed=2)
-    assert network_violations(jobs, plan) == []
-    again = mechanism(name).plan(jobs, levels=levels, seed=2)
+    plan = make_mechanism(name).plan(jobs, levels=levels, seed=2)
+    assert find_network_violations(jobs, plan) == []
+    again = make_mechanism(name).plan(jobs, levels=levels, seed=2)
     assert (plan.level == again.level).all()
     assert (plan.chosen == again.chosen).all()
     assert (plan.offset_s is not None) == (name == "cassini")
 
 
 def test_no_jobs_at_all_are_a_plan_too() -> None:
-    for name in names():
-        plan = mechanism(name).plan(a_contention(fixed=[]), levels=8)
+    for name in mechanism_names():
+        plan = make_mechanism(name).plan(a_contention(fixed=[]), levels=8)
         assert len(plan.level) == len(plan.order) == 0
 
 
 def test_an_unknown_mechanism_is_answered_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match=r"sincronia, varys, taccl\*"):
-        mechanism("sincronya")
+        make_mechanism("sincronya")
 
 
 def test_plans_follow_the_demand_of_the_hashed_paths() -> None:
     choice = [[[0], [1]]]
     jobs = a_contention(fixed=[{}] * 6, bundles=[choice] * 6)
-    plan = mechanism("varys").plan(jobs, levels=3, seed=4)
+    plan = make_mechanism("varys").plan(jobs, levels=3, seed=4)
     demand = demand_of(jobs, hash_bundles(jobs, 4))
-    assert plan.order.tolist() == contended_first(demand, sebf(demand))[0].tolist()
+    assert plan.order.tolist() == contended_first(demand, sebf_order(demand))[0].tolist()

@@ -7,31 +7,36 @@ import math
 import numpy as np
 import pytest
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Demand
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import LinkDemand
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import (
-    LONGEST_S,
-    MOST_BYTES,
-    MOST_FLOP,
-    SHORTEST_S,
+    MAX_BYTES,
+    MAX_FLOP,
+    MAX_ITERATION_S,
+    MIN_ITERATION_S,
     Exchange,
     Pattern,
     Traffic,
 )
 from tessera.formulation.tables import Ints
 from tessera.formulation.topologies import fabric
-from tessera.formulation.topologies.builders import clos, torus
+from tessera.formulation.topologies.builders import build_clos, build_torus
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import SHAPES
 from tessera.solvers.network import floor, swaps
-from tessera.solvers.network.factors import Clip, factors
+from tessera.solvers.network.factors import Clip, correction_factors
 from tessera.solvers.network.floor import apply_floor
-from tessera.solvers.network.fluid import Run, meetings, simulate, works
+from tessera.solvers.network.fluid import (
+    FluidRun,
+    contending_groups,
+    flop_under_levels,
+    simulate_fluid,
+)
 from tessera.solvers.network.replan import replan
-from tessera.solvers.network.swaps import Effort, Window, swap_orders
+from tessera.solvers.network.swaps import PlayEffort, PlayWindow, swap_orders
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -54,7 +59,7 @@ def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: in
         FluidJob(compute_s=0.001, start_s=0.0, busy_s={0: busy_s, 1: longer_s}),
         FluidJob(compute_s=0.1, start_s=0.0, busy_s={0: 1.1036914384693883}),
     )
-    found = factors(demand, clip=Clip.NONE)
+    found = correction_factors(demand, clip=Clip.NONE)
     assert np.isfinite(found).all()
     assert (found > 0).all()
 
@@ -63,16 +68,18 @@ def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: in
 def test_a_window_plays_a_bounded_number_of_iterations_however_uneven_jobs_are(
     ratio: float,
 ) -> None:
-    assert Window().played(a_demand(*_uneven(ratio))) <= swaps.LONGEST * (1 + 1e-9)
+    assert PlayWindow().played(a_demand(*_uneven(ratio))) <= swaps.MAX_JUDGED_ITERATIONS * (
+        1 + 1e-9
+    )
 
 
 def test_a_window_of_even_jobs_has_as_many_iterations_of_the_slowest_as_is_said() -> None:
     demand = a_demand(*_uneven(10.0))
-    assert Window().of(demand) == (swaps.PERIODS * 18.0, swaps.PERIODS / 4 * 18.0)
+    assert PlayWindow().of(demand) == (swaps.PERIODS * 18.0, swaps.PERIODS / 4 * 18.0)
 
 
 def test_groups_share_what_may_be_played_and_pass_on_what_they_leave() -> None:
-    effort = Effort(3, played=90.0)
+    effort = PlayEffort(3, played=90.0)
     shares = []
     for used in (10.0, 40.0, 0.0):
         shares.append(effort.share())
@@ -87,19 +94,19 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def counted(demand: object, levels: object, *, horizon_s: float, warm_s: float = 0.0) -> object:
         found.append(len(levels) * (horizon_s + warm_s) * float((1 / demand.alone_s).sum()))  # type: ignore[arg-type,attr-defined]
-        return works(demand, levels, horizon_s=horizon_s, warm_s=warm_s)  # type: ignore[arg-type]
+        return flop_under_levels(demand, levels, horizon_s=horizon_s, warm_s=warm_s)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(swaps, "works", counted)
+    monkeypatch.setattr(swaps, "flop_under_levels", counted)
     return found
 
 
 def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
     played: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps.Effort.__init__, "__defaults__", (20_000.0, never))
+    monkeypatch.setattr(swaps.PlayEffort.__init__, "__defaults__", (20_000.0, never_cancelled))
     even, uneven = a_demand(*_uneven(1.0)), a_demand(*_uneven(1e6))
     order = np.arange(3)
-    assert meetings(uneven)
+    assert contending_groups(uneven)
     assert swap_orders(uneven, order).tolist() == [0, 1, 2]
     assert sum(played) == 0
     swap_orders(even, order)
@@ -119,12 +126,12 @@ def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
 ) -> None:
     costs: list[float] = []
 
-    def counted(demand: Demand, level: Ints, *, horizon_s: float, warm_s: float) -> Run:
+    def counted(demand: LinkDemand, level: Ints, *, horizon_s: float, warm_s: float) -> FluidRun:
         costs.append(float(((horizon_s + warm_s) / demand.alone_s).sum()) * demand.jobs)
-        return simulate(demand, level, horizon_s=horizon_s, warm_s=warm_s)
+        return simulate_fluid(demand, level, horizon_s=horizon_s, warm_s=warm_s)
 
-    monkeypatch.setattr(floor, "simulate", counted)
-    monkeypatch.setattr(floor, "AT_MOST", 2e6)
+    monkeypatch.setattr(floor, "simulate_fluid", counted)
+    monkeypatch.setattr(floor, "MAX_COST", 2e6)
     jobs = [
         FluidJob(compute_s=0.1 + n / 40, busy_s={0: 0.05 + n / 50, n + 1: 0.1}) for n in range(40)
     ]
@@ -144,7 +151,7 @@ def test_numbers_of_traffic_beyond_what_any_job_can_have_are_refused() -> None:
 
 def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_and_do() -> None:
     hosts = [f"h{n}" for n in range(4)]
-    topology = clos(
+    topology = build_clos(
         hosts, SHAPES["a100"], tors=2, aggregations=2, tor_bytes_per_s=1e9, tor_delay_s=0.0
     )
     jobs = [
@@ -160,21 +167,21 @@ def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_an
                 ),
             ),
         )
-        for work in (0.0, MOST_FLOP)
-        for sent in (1e-300, 1e-3, MOST_BYTES)
-        for seconds in (SHORTEST_S, LONGEST_S)
+        for work in (0.0, MAX_FLOP)
+        for sent in (1e-300, 1e-3, MAX_BYTES)
+        for seconds in (MIN_ITERATION_S, MAX_ITERATION_S)
     ]
-    contended, notes = contention(topology, jobs)
+    contended, notes = build_contention(topology, jobs)
     assert sum("sends nothing" in note for _, note in notes) == 4  # those of 1e-300 bytes
     plan = replan(contended, levels=3)
-    assert network_violations(contended, plan) == []
+    assert find_network_violations(contended, plan) == []
     assert np.isfinite(plan.priority).sum() == 8
 
 
 def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    topology = torus(
+    topology = build_torus(
         [f"h{n}" for n in range(9)],
         SHAPES["a100"],
         sizes=[3, 3],
@@ -185,7 +192,7 @@ def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
     ends = np.repeat(gpus, 9), np.tile(gpus, 9)
     apart = ends[0] != ends[1]
     plenty = Routes(topology).ways(ends[0][apart], ends[1][apart])
-    monkeypatch.setattr(fabric, "KEPT", 300)
+    monkeypatch.setattr(fabric, "MAX_CACHED_NUMBERS", 300)
     searched: list[int] = []
     search = fabric.Fabric._search
 
@@ -209,5 +216,5 @@ def test_a_job_whose_traffic_is_all_delay_has_a_factor(busy_s: dict[int, float])
         FluidJob(compute_s=0.7, start_s=0.1, delay_s=1.0, busy_s=busy_s),
     )
     assert demand.comm_s[1] == 1.0
-    assert np.isfinite(factors(demand)).all()
-    assert (factors(demand) > 0).all()
+    assert np.isfinite(correction_factors(demand)).all()
+    assert (correction_factors(demand) > 0).all()

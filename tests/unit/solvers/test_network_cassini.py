@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats
 from tessera.solvers.network.baselines.cassini import align_shifts, waits_s
-from tessera.solvers.network.baselines.circles import circle, fit_circles
-from tessera.solvers.network.fluid import simulate
+from tessera.solvers.network.baselines.circles import common_grid, fit_circles
+from tessera.solvers.network.fluid import simulate_fluid
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -20,16 +20,16 @@ def a_job(period_s: float, sends_s: float, *links: int) -> FluidJob:
     return FluidJob(compute_s=period_s - sends_s, busy_s=dict.fromkeys(links or (0,), sends_s))
 
 
-def slowdown(demand: Demand, offset_s: Floats) -> Floats:
+def slowdown(demand: LinkDemand, offset_s: Floats) -> Floats:
     """Return how many times longer iterations take than alone, over many common multiples, on one level."""
-    run = simulate(
+    run = simulate_fluid(
         demand, np.zeros(demand.jobs, np.int64), horizon_s=720.0, warm_s=72.0, offset_s=offset_s
     )
     found: Floats = 1 / (run.iterations * demand.alone_s)
     return found
 
 
-def overlap(demand: Demand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]) -> float:
+def overlap(demand: LinkDemand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]) -> float:
     """Return the most that jobs (those of each link) want of it together while they run as alone."""
     at_s = np.linspace(0, 60, 6001) + 1e-3
     sends = np.stack(
@@ -64,7 +64,7 @@ def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
 
 def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
     demand = a_demand(a_job(2.0, 0.5), a_job(3.0, 0.5))
-    grid = circle(demand.alone_s)
+    grid = common_grid(demand.alone_s)
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
     assert grid.around == 3 * grid.parts
     assert grid.error == pytest.approx(0.0, abs=1e-12)
@@ -82,14 +82,14 @@ def test_a_job_twice_as_long_goes_into_the_gaps_of_the_other() -> None:
 
 
 def test_lengths_that_have_no_common_multiple_are_rounded_to_one() -> None:
-    grid = circle(np.array([1.0, 1.5003]))
+    grid = common_grid(np.array([1.0, 1.5003]))
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
     assert grid.error == pytest.approx(0.0002, rel=0.01)
 
 
 def test_where_no_grid_is_good_the_circle_stays_small_and_the_error_is_told() -> None:
     demand = a_demand(*(a_job(t, 0.4 * t) for t in (1.0, 7.3, 11.9, 13.7)))
-    grid = circle(demand.alone_s)
+    grid = common_grid(demand.alone_s)
     assert grid.around <= 128
     assert grid.error > 0.05
     assert "no common multiple" in str(align_shifts(demand))

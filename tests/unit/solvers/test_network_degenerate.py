@@ -10,16 +10,16 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import join_parts
-from tessera.formulation.network.traffic import cell_traffic
+from tessera.formulation.network.traffic import parse_cell_traffic
 from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.topology import NOWHERE, Links, Tier, Topology, Vertices
-from tessera.solvers.network.baselines.circles import circle
-from tessera.solvers.network.baselines.sincronia import bssi
+from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
+from tessera.solvers.network.baselines.circles import common_grid
+from tessera.solvers.network.baselines.sincronia import bssi_order
 from tessera.solvers.network.compression import compression_of
 from tessera.solvers.network.floor import apply_floor
-from tessera.solvers.network.fluid import simulate
-from tessera.solvers.network.swaps import Window
+from tessera.solvers.network.fluid import simulate_fluid
+from tessera.solvers.network.swaps import PlayWindow
 from tests.support.drawn_contentions import a_contention
 from tests.support.networks import FluidJob, a_demand
 
@@ -57,7 +57,7 @@ def test_thousands_of_senders_that_stop_at_one_link_leave_the_others_to_rise() -
     crowd[0] = replace(crowd[0], busy_s={**crowd[0].busy_s, 1: 1e-3})
     pair = [FluidJob(compute_s=1e-3, start_s=0.0, busy_s={1: 0.6}) for _ in range(2)]
     demand = a_demand(*crowd, *pair)
-    run = simulate(demand, np.zeros(demand.jobs, np.int64), horizon_s=0.01)
+    run = simulate_fluid(demand, np.zeros(demand.jobs, np.int64), horizon_s=0.01)
     assert run.comm[:-2] == pytest.approx(1 / sum(shares), rel=1e-9)
     assert run.comm[-2:] == pytest.approx((1 - 1e-3 / sum(shares)) / 2, rel=1e-9)
 
@@ -65,12 +65,12 @@ def test_thousands_of_senders_that_stop_at_one_link_leave_the_others_to_rise() -
 def test_noise_that_leaves_no_time_to_compute_is_refused() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1.0}), FluidJob(busy_s={0: 1.0}))
     with pytest.raises(InvalidInput, match="noise"):
-        simulate(demand, np.array([0, 0]), horizon_s=10.0, noise=40.0)
+        simulate_fluid(demand, np.array([0, 0]), horizon_s=10.0, noise=40.0)
 
 
 def test_sincronia_orders_jobs_whose_times_differ_by_more_than_a_sum_can_hold() -> None:
     demand = a_demand(FluidJob(busy_s={1: 1e3}), FluidJob(busy_s={1: 1e-15}))
-    assert bssi(demand).tolist() == [1, 0]
+    assert bssi_order(demand).tolist() == [1, 0]
 
 
 def test_a_group_too_large_to_be_played_keeps_its_levels_at_no_price_in_memory() -> None:
@@ -79,9 +79,9 @@ def test_a_group_too_large_to_be_played_keeps_its_levels_at_no_price_in_memory()
         *(FluidJob(compute_s=1e-3, start_s=0.0, busy_s={0: 1.0}) for _ in range(jobs))
     )
     level, order = np.zeros(jobs, np.int64), np.arange(jobs)
-    simulate(demand, level, horizon_s=1.0)  # compiled before it is measured
+    simulate_fluid(demand, level, horizon_s=1.0)  # compiled before it is measured
     tracemalloc.start()
-    found = apply_floor(demand, level, order, 8, 1.0, window=Window(horizon_s=18.0))
+    found = apply_floor(demand, level, order, 8, 1.0, window=PlayWindow(horizon_s=18.0))
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found.level.tolist() == level.tolist()
@@ -107,14 +107,14 @@ def test_joined_contentions_know_the_ends_of_all_bundles_or_of_none() -> None:
 
 def test_a_host_without_any_part_is_no_obstacle_to_the_ways_of_others() -> None:
     topology = a_topology(
-        {"a": (GPU, 0), "b": (NIC, 0), "s": (TOR, NOWHERE)}, [("a", "b"), ("b", "s")]
+        {"a": (GPU, 0), "b": (NIC, 0), "s": (TOR, NO_HOST)}, [("a", "b"), ("b", "s")]
     )
     assert len(Routes(topology).insides.ports) == 1
 
 
 def test_gpus_that_meet_only_outside_their_host_pass_its_port_twice() -> None:
     topology = a_topology(
-        {"a": (GPU, 0), "b": (GPU, 0), "n": (NIC, 0), "s": (TOR, NOWHERE), "c": (GPU, 1)},
+        {"a": (GPU, 0), "b": (GPU, 0), "n": (NIC, 0), "s": (TOR, NO_HOST), "c": (GPU, 1)},
         [("a", "n"), ("b", "n"), ("n", "s"), ("c", "s")],
     )
     (path,) = Routes(topology).between(0, 1)
@@ -143,7 +143,7 @@ def test_a_whole_number_of_hundreds_of_digits_is_refused_where_it_stands() -> No
 def test_traffic_with_numbers_that_do_not_fit_is_refused(work: str, dp: str) -> None:
     text = f'{{"work_flop":{work},"compute_s":1,"start_s":0,"stages":[{{"dp":{dp},"tp":1}}]}}'
     with pytest.raises(InvalidInput, match="traffic"):
-        cell_traffic(text)
+        parse_cell_traffic(text)
 
 
 def test_levels_are_the_best_where_the_least_urgent_job_is_by_far_the_most_intense() -> None:
@@ -156,7 +156,7 @@ def test_levels_are_the_best_where_the_least_urgent_job_is_by_far_the_most_inten
 
 def test_iterations_of_a_nanosecond_and_of_years_have_a_rough_circle() -> None:
     with np.errstate(invalid="raise"):
-        found = circle(np.array([1e-9, 1e9]))
+        found = common_grid(np.array([1e-9, 1e9]))
     assert found.counts.tolist() == [1, 128]
     assert found.error == pytest.approx(1.0)
 

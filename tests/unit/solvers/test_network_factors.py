@@ -8,37 +8,37 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Demand
+from tessera.formulation.network.contention import LinkDemand
 from tessera.solvers.network.factors import (
-    NARROW,
-    WIDE,
+    NARROW_BOUNDS,
+    WIDE_BOUNDS,
+    AloneTimes,
     Clip,
-    Timing,
-    against,
-    factors,
+    correction_factors,
+    factors_against,
     fit_factors,
     low_periods_s,
     reference_of,
 )
-from tessera.solvers.network.fluid import simulate
-from tessera.solvers.network.priorities import assign_priorities, noisy, order_of, stable_order
+from tessera.solvers.network.fluid import simulate_fluid
+from tessera.solvers.network.priorities import add_noise, assign_priorities, order_of, stable_order
 from tests.support.networks import FluidJob, a_demand
 
 
-def _example_1() -> Demand:
+def _example_1() -> LinkDemand:
     return a_demand(
         FluidJob(work=10, compute_s=2, busy_s={0: 2}), FluidJob(work=5, compute_s=1, busy_s={0: 1})
     )
 
 
-def _timing(compute_s: float, start_s: float, comm_s: float) -> Timing:
+def _timing(compute_s: float, start_s: float, comm_s: float) -> AloneTimes:
     one = np.ones(1)
-    return Timing(
+    return AloneTimes(
         compute_s=one * compute_s, start_s=one * start_s, delay_s=one * 0, comm_s=one * comm_s
     )
 
 
-def _low_s(high: Timing, low: Timing, speed: float = 0.0) -> float:
+def _low_s(high: AloneTimes, low: AloneTimes, speed: float = 0.0) -> float:
     found, slack = low_periods_s(high, low, np.array([speed]))
     assert slack[0] == 0
     return float(found[0])
@@ -47,9 +47,9 @@ def _low_s(high: Timing, low: Timing, speed: float = 0.0) -> float:
 def test_example_1_of_crux_ties_at_exactly_three_halves() -> None:
     demand = _example_1()
     assert reference_of(demand) == 0
-    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
-    assert assign_priorities(demand, factors(demand)).tolist() == [5.0, 7.5]
-    assert order_of(assign_priorities(demand, factors(demand))).tolist() == [1, 0]
+    assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+    assert assign_priorities(demand, correction_factors(demand)).tolist() == [5.0, 7.5]
+    assert order_of(assign_priorities(demand, correction_factors(demand))).tolist() == [1, 0]
 
 
 def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> None:
@@ -58,7 +58,7 @@ def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> No
             FluidJob(work=10, compute_s=2 * scale, busy_s={0: 2 * scale}),
             FluidJob(work=5, compute_s=scale, busy_s={0: scale}),
         )
-        assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+        assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
 
 
 def test_periods_of_example_1_are_4_and_6_for_who_is_last() -> None:
@@ -72,7 +72,7 @@ def test_in_example_2_neither_order_matters_so_that_k_is_1() -> None:
         FluidJob(work=10, compute_s=4, start_s=2, busy_s={0: 1}),
         FluidJob(work=30, compute_s=2, start_s=1, busy_s={0: 3}),
     )
-    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
+    assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
 
 
 def test_k_is_1_where_no_order_matters_though_moments_fall_between_ticks() -> None:
@@ -80,7 +80,7 @@ def test_k_is_1_where_no_order_matters_though_moments_fall_between_ticks() -> No
         FluidJob(compute_s=4.1, start_s=0, busy_s={0: 0.7, 1: 1.0}),
         FluidJob(compute_s=5.3, start_s=0, busy_s={0: 0.7, 2: 1.0}),
     )
-    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
+    assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
 
 
 def test_who_is_last_starves_where_the_other_one_fills_the_link() -> None:
@@ -93,11 +93,11 @@ def test_a_job_that_only_gains_has_k_infinite_and_one_that_only_loses_0_until_cl
     eager = FluidJob(work=1, compute_s=4, start_s=0, busy_s={0: 1.5})
     small = FluidJob(work=1, compute_s=1, busy_s={0: 1})
     demand = a_demand(eager, small)
-    against_eager = against(demand, np.array([1]), np.array([0]))
-    against_small = against(demand, np.array([0]), np.array([1]))
+    against_eager = factors_against(demand, np.array([1]), np.array([0]))
+    against_small = factors_against(demand, np.array([0]), np.array([1]))
     assert against_eager.tolist() == [math.inf]
     assert against_small.tolist() == [0.0]
-    assert factors(demand, clip=Clip.NARROW).max() <= NARROW[1]
+    assert correction_factors(demand, clip=Clip.NARROW).max() <= NARROW_BOUNDS[1]
 
 
 def test_k_is_clipped_narrowly_where_a_shared_link_is_saturated_and_widely_where_it_is_not() -> (
@@ -108,13 +108,13 @@ def test_k_is_clipped_narrowly_where_a_shared_link_is_saturated_and_widely_where
     )
     assert free.offered[0] < 1
     assert reference_of(free) == 0
-    assert factors(free).tolist() == [1.0, WIDE[1]]
+    assert correction_factors(free).tolist() == [1.0, WIDE_BOUNDS[1]]
     full = a_demand(
         FluidJob(compute_s=4, start_s=0, busy_s={0: 2.5}), FluidJob(compute_s=1, busy_s={0: 1})
     )
     assert full.offered[0] >= 1
-    assert set(factors(full).tolist()) <= {1.0, *NARROW}
-    assert factors(full)[1] == NARROW[1]
+    assert set(correction_factors(full).tolist()) <= {1.0, *NARROW_BOUNDS}
+    assert correction_factors(full)[1] == NARROW_BOUNDS[1]
 
 
 def test_jobs_that_cannot_fill_a_link_together_are_played_on_one_as_the_paper_does() -> None:
@@ -123,7 +123,7 @@ def test_jobs_that_cannot_fill_a_link_together_are_played_on_one_as_the_paper_do
         FluidJob(work=10, compute_s=2, busy_s={0: 1, 1: 2}),
         FluidJob(work=5, compute_s=1, busy_s={0: 0.5, 2: 1}),
     )
-    assert factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
+    assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
 
 
 def test_a_pair_is_played_at_the_speed_that_their_fullest_link_leaves() -> None:
@@ -135,10 +135,10 @@ def test_a_pair_is_played_at_the_speed_that_their_fullest_link_leaves() -> None:
     first, second = _timing(2, 2, 2), _timing(1, 1, 1)
     low_s = _low_s(second, first, 0.25), _low_s(first, second, 0.25)
     for last, level in enumerate(([0, 1], [1, 0])):
-        run = simulate(demand, np.array(level), horizon_s=6000.0, warm_s=600.0)
+        run = simulate_fluid(demand, np.array(level), horizon_s=6000.0, warm_s=600.0)
         assert 1 / run.iterations[last] == pytest.approx(low_s[last], rel=1e-3)
     wanted = 1 * (1 / 2 - 1 / low_s[1]) / (2 * (1 / 4 - 1 / low_s[0]))
-    assert factors(demand, clip=Clip.NONE) == pytest.approx([1.0, wanted])
+    assert correction_factors(demand, clip=Clip.NONE) == pytest.approx([1.0, wanted])
 
 
 def test_the_reference_is_the_job_with_most_traffic_a_second_not_an_iteration() -> None:
@@ -161,15 +161,15 @@ def test_jobs_are_measured_against_jobs_that_they_meet_not_against_one_elsewhere
         FluidJob(work=5, compute_s=1, busy_s={0: 1}),
     ]
     far = FluidJob(work=1, compute_s=0.5, busy_s={1: 3, 2: 3})
-    k = factors(a_demand(*pair, far), references=2, clip=Clip.NONE)
+    k = correction_factors(a_demand(*pair, far), references=2, clip=Clip.NONE)
     assert k[1] / k[0] == pytest.approx(1.5)
     assert k[2] == 1
 
 
 def test_jobs_without_traffic_have_k_1_and_come_before_all_others() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={0: 1}), FluidJob(work=0))
-    assert factors(demand).tolist() == [1, 1, 1]
-    priority = assign_priorities(demand, factors(demand))
+    assert correction_factors(demand).tolist() == [1, 1, 1]
+    priority = assign_priorities(demand, correction_factors(demand))
     assert priority.tolist() == [math.inf, 1, math.inf]
     assert order_of(priority).tolist() == [0, 2, 1]
 
@@ -180,7 +180,7 @@ def test_priorities_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(InvalidInput, match="job 0 is NaN"):
         assign_priorities(_example_1(), np.array([math.nan, 1.0]))
     with pytest.raises(InvalidInput, match="references"):
-        factors(_example_1(), references=0)
+        correction_factors(_example_1(), references=0)
 
 
 def test_an_earlier_order_is_kept_unless_priorities_differ_by_more_than_the_margin() -> None:
@@ -204,12 +204,12 @@ def test_an_order_that_cannot_be_held_to_is_refused() -> None:
 
 def test_a_noisy_measurement_scales_all_times_of_a_job_alike_and_repeats() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1, 1: 2}, delay_s=1.0), FluidJob(busy_s={0: 1}))
-    seen = noisy(demand, 0.2, seed=1)
+    seen = add_noise(demand, 0.2, seed=1)
     factor = seen.busy_s / demand.busy_s
     assert factor[0] == pytest.approx(factor[1])
     assert factor[0] != factor[2]
     assert seen.comm_s / demand.comm_s == pytest.approx([factor[0], factor[2]])
-    assert noisy(demand, 0.2, seed=1).busy_s.tolist() == seen.busy_s.tolist()
-    assert noisy(demand, 0.0).busy_s.tolist() == demand.busy_s.tolist()
+    assert add_noise(demand, 0.2, seed=1).busy_s.tolist() == seen.busy_s.tolist()
+    assert add_noise(demand, 0.0).busy_s.tolist() == demand.busy_s.tolist()
     with pytest.raises(InvalidInput):
-        noisy(demand, -0.1)
+        add_noise(demand, -0.1)

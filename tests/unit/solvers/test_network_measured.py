@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.flows import NetworkJob, contention, sent_by_hosts
-from tessera.formulation.network.measured import BELIEVED, Seen, is_credible, with_bytes, with_times
+from tessera.formulation.network.flows import NetworkJob, build_contention, sent_by_hosts
+from tessera.formulation.network.measured import (
+    MAX_CREDIBLE_FACTOR,
+    TrafficMeasurement,
+    correct_bytes,
+    correct_times,
+    is_credible,
+)
 from tessera.formulation.network.traffic import Pattern
 from tessera.formulation.tables import Floats
 from tessera.formulation.topologies.topology import Topology
@@ -35,7 +41,7 @@ def two_hosts(name: str = "job") -> NetworkJob:
 
 def load(topology: Topology, job: NetworkJob) -> dict[str, float]:
     """Return the bytes of one job on each link, on first paths."""
-    found, _ = contention(topology, [job])
+    found, _ = build_contention(topology, [job])
     demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
     sent = demand.busy_s * topology.links.bytes_per_s[demand.link]
     return {
@@ -73,11 +79,13 @@ def test_a_chain_sends_both_ways_and_a_job_on_one_host_nothing() -> None:
 
 
 @examples(25)
-@given(factor=st.floats(1 / BELIEVED, BELIEVED))
+@given(factor=st.floats(1 / MAX_CREDIBLE_FACTOR, MAX_CREDIBLE_FACTOR))
 def test_bytes_between_hosts_are_those_measured_and_those_inside_stay(factor: float) -> None:
     job = two_hosts()
-    seen = {"job": Seen(sent_bytes={"host-0": RING * factor, "host-1": RING * factor})}
-    (found,), notes, used = with_bytes(TOPOLOGY, [job], seen)
+    seen = {
+        "job": TrafficMeasurement(sent_bytes={"host-0": RING * factor, "host-1": RING * factor})
+    }
+    (found,), notes, used = correct_bytes(TOPOLOGY, [job], seen)
     assert used == {"job"}
     ring, inside = found.traffic.exchanges
     assert ring.sent_bytes == pytest.approx(RING * factor)
@@ -95,8 +103,13 @@ def test_of_several_nodes_the_median_counts_and_jobs_that_were_not_measured_stay
     )
     other = two_hosts("other")
     measured = {"host-0": 1.1 * RING, "host-1": 1.2 * RING, "host-2": 40 * RING}
-    found, notes, used = with_bytes(
-        TOPOLOGY, [other, three], {"three": Seen(sent_bytes=measured), "gone": Seen(sent_bytes={})}
+    found, notes, used = correct_bytes(
+        TOPOLOGY,
+        [other, three],
+        {
+            "three": TrafficMeasurement(sent_bytes=measured),
+            "gone": TrafficMeasurement(sent_bytes={}),
+        },
     )
     assert found[0] is other
     assert found[1].traffic.exchanges[0].sent_bytes == pytest.approx(1.2 * RING)
@@ -107,8 +120,8 @@ def test_of_several_nodes_the_median_counts_and_jobs_that_were_not_measured_stay
 @pytest.mark.parametrize("factor", [0.01, 0.24, 4.1, 1e6])
 def test_a_factor_beyond_belief_is_said_and_not_used(factor: float) -> None:
     job = two_hosts()
-    seen = {"job": Seen(sent_bytes={"host-1": RING * factor}, period_s=1.0)}
-    (found,), [(_, note)], used = with_bytes(TOPOLOGY, [job], seen)
+    seen = {"job": TrafficMeasurement(sent_bytes={"host-1": RING * factor}, period_s=1.0)}
+    (found,), [(_, note)], used = correct_bytes(TOPOLOGY, [job], seen)
     assert found is job
     assert used == set()
     assert "measured on 1 node: " in note
@@ -117,8 +130,8 @@ def test_a_factor_beyond_belief_is_said_and_not_used(factor: float) -> None:
 
 def test_what_was_measured_where_nothing_was_estimated_is_said_and_not_used() -> None:
     job = two_hosts()
-    (found,), [(_, note)], used = with_bytes(
-        TOPOLOGY, [job], {"job": Seen(sent_bytes={"host-3": 1e9})}
+    (found,), [(_, note)], used = correct_bytes(
+        TOPOLOGY, [job], {"job": TrafficMeasurement(sent_bytes={"host-3": 1e9})}
     )
     assert found is job
     assert used == set()
@@ -133,10 +146,10 @@ def test_an_iteration_alone_then_has_the_measured_period(
     job = two_hosts()
     exchange = replace(job.traffic.exchanges[0], sent_bytes=ring)
     job = replace(job, traffic=replace(job.traffic, start_s=start, exchanges=(exchange,)))
-    c, _ = contention(TOPOLOGY, [job, two_hosts("other")])
+    c, _ = build_contention(TOPOLOGY, [job, two_hosts("other")])
     comm_s = least_comm_s(c)
     period_s = max(scale * c.compute_s[0], scale * c.start_s[0] + comm_s[0])
-    found, notes = with_times(c, comm_s, np.array([period_s, np.nan]))
+    found, notes = correct_times(c, comm_s, np.array([period_s, np.nan]))
     assert alone_s(found)[0] == pytest.approx(period_s)
     assert found.start_s[0] * c.compute_s[0] == pytest.approx(c.start_s[0] * found.compute_s[0])
     assert (found.compute_s[1], found.start_s[1]) == (c.compute_s[1], c.start_s[1])
@@ -149,8 +162,8 @@ def test_a_period_that_no_iteration_of_this_traffic_has_is_said_and_not_used(
     period_s: float,
 ) -> None:
     """The ring takes 0.1 s at 10 GB/s, compute 1 s."""
-    c, _ = contention(TOPOLOGY, [two_hosts()])
-    found, [(_, note)] = with_times(c, least_comm_s(c), np.array([period_s]))
+    c, _ = build_contention(TOPOLOGY, [two_hosts()])
+    found, [(_, note)] = correct_times(c, least_comm_s(c), np.array([period_s]))
     assert np.array_equal(found.compute_s, c.compute_s)
     assert np.array_equal(found.start_s, c.start_s)
     assert "does not fit" in note
@@ -158,7 +171,7 @@ def test_a_period_that_no_iteration_of_this_traffic_has_is_said_and_not_used(
 
 def test_belief_is_the_same_up_and_down() -> None:
     assert is_credible(1.0)
-    assert is_credible(BELIEVED)
-    assert is_credible(1 / BELIEVED)
-    assert not is_credible(1.01 * BELIEVED)
-    assert not is_credible(0.99 / BELIEVED)
+    assert is_credible(MAX_CREDIBLE_FACTOR)
+    assert is_credible(1 / MAX_CREDIBLE_FACTOR)
+    assert not is_credible(1.01 * MAX_CREDIBLE_FACTOR)
+    assert not is_credible(0.99 / MAX_CREDIBLE_FACTOR)

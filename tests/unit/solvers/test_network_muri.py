@@ -12,8 +12,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network.jobs.matching import match_pairs
 from tessera.solvers.network.jobs.muri import (
-    Sharing,
-    efficiency,
+    SharingGroups,
+    group_efficiency,
     group_jobs,
     interleaved_s,
     stages_s,
@@ -34,14 +34,14 @@ def shared(
     gpus: Sequence[int],
     capacity_gpus: int,
     urgency: Sequence[float] | None = None,
-) -> Sharing:
+) -> SharingGroups:
     order = np.arange(len(gpus)) if urgency is None else np.array(urgency)
     return group_jobs(
         np.array(stage_s, dtype=np.float64), np.array(gpus), order.astype(np.float64), capacity_gpus
     )
 
 
-def members(sharing: Sharing) -> list[tuple[int, ...]]:
+def members(sharing: SharingGroups) -> list[tuple[int, ...]]:
     return [group.jobs for group in sharing.groups]
 
 
@@ -56,23 +56,23 @@ def by_trying(weight: Floats) -> float:
 
 def test_two_jobs_that_complement_each_other_interleave_perfectly() -> None:
     pair = a_group((3.0, 1.0), (1.0, 3.0))  # 3 beside 3, then 1 beside 1
-    assert (interleaved_s(pair)[0], efficiency(pair)[0]) == pytest.approx((4.0, 1.0))
+    assert (interleaved_s(pair)[0], group_efficiency(pair)[0]) == pytest.approx((4.0, 1.0))
 
 
 def test_two_equal_jobs_wait_for_the_longer_stage_of_the_other_in_every_slot() -> None:
     pair = a_group((3.0, 1.0), (3.0, 1.0))
-    assert (interleaved_s(pair)[0], efficiency(pair)[0]) == pytest.approx((6.0, 8 / 12))
+    assert (interleaved_s(pair)[0], group_efficiency(pair)[0]) == pytest.approx((6.0, 8 / 12))
 
 
 def test_two_jobs_that_want_the_same_gain_nothing() -> None:
     pair = a_group((4.0, 0.0), (4.0, 0.0))
     assert interleaved_s(pair) == pytest.approx([8.0])
-    assert efficiency(pair) == pytest.approx([0.5])
+    assert group_efficiency(pair) == pytest.approx([0.5])
 
 
 def test_one_job_alone_lasts_the_sum_of_its_stages() -> None:
     assert interleaved_s(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([10.0])
-    assert efficiency(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([0.25])
+    assert group_efficiency(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([0.25])
 
 
 def test_the_best_of_all_orders_counts() -> None:

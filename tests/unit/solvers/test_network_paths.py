@@ -11,7 +11,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.solvers.network.baselines.ecmp import hash_bundles
-from tessera.solvers.network.paths import least_comm_s, offered_duty, select
+from tessera.solvers.network.paths import least_comm_s, offered_duty, select_paths
 from tests.support.contentions import a_contention
 
 BOTH = np.array([0, 1])
@@ -51,46 +51,46 @@ def _by_hand(
 
 def test_jobs_choose_in_order_and_each_takes_the_emptiest_path() -> None:
     three = _by_hand([4.0], [3.0], [2.0])
-    assert select(three, np.array([0, 1, 2])).tolist() == [0, 1, 1]
-    assert select(three, np.array([2, 1, 0])).tolist() == [0, 1, 0]
+    assert select_paths(three, np.array([0, 1, 2])).tolist() == [0, 1, 1]
+    assert select_paths(three, np.array([2, 1, 0])).tolist() == [0, 1, 0]
 
 
 def test_a_jobs_bundles_choose_in_descending_bytes_and_avoid_each_other() -> None:
-    assert select(_by_hand([1.0, 2.0, 4.0]), np.array([0])).tolist() == [1, 1, 0]
+    assert select_paths(_by_hand([1.0, 2.0, 4.0]), np.array([0])).tolist() == [1, 1, 0]
 
 
 def test_the_lowest_path_wins_ties_however_candidates_are_listed() -> None:
     case = _by_hand([1.0])
-    assert select(case, np.array([0])).tolist() == [0]
+    assert select_paths(case, np.array([0])).tolist() == [0]
     turned = replace(case, candidate=np.array([1, 0]))
-    assert select(turned, np.array([0])).tolist() == [1]
+    assert select_paths(turned, np.array([0])).tolist() == [1]
 
 
 def test_what_fixed_links_carry_counts() -> None:
     case = _by_hand([4.0], [3.0], fixed={1: {0: 1.0}})
-    assert select(case, np.array([0, 1])).tolist() == [1, 0]
+    assert select_paths(case, np.array([0, 1])).tolist() == [1, 0]
 
 
 def test_the_fullest_link_decides_and_then_the_sum() -> None:
     paths = (0, 1), (2, 3), (4, 5)
     fixed = {0: {0: 3.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 1.0}}
     case = _by_hand([], [1.0], paths=paths, fixed=fixed, speed=[1.0] * 6)
-    assert select(case, BOTH).tolist() == [2]
+    assert select_paths(case, BOTH).tolist() == [2]
 
 
 def test_of_idle_paths_the_faster_is_taken() -> None:
-    assert select(_by_hand([1.0], speed=(1.0, 2.0)), np.array([0])).tolist() == [1]
+    assert select_paths(_by_hand([1.0], speed=(1.0, 2.0)), np.array([0])).tolist() == [1]
 
 
 def test_a_bundle_without_links_to_choose_stays_where_it_is() -> None:
-    assert select(_by_hand([1.0], paths=((),), speed=()), np.array([0])).tolist() == [0]
-    assert select(_by_hand([], []), BOTH).tolist() == []
+    assert select_paths(_by_hand([1.0], paths=((),), speed=()), np.array([0])).tolist() == [0]
+    assert select_paths(_by_hand([], []), BOTH).tolist() == []
 
 
 def test_orders_that_do_not_name_each_job_once_are_refused() -> None:
     for order in ([0], [0, 0], [0, 1, 2]):
         with pytest.raises(InvalidInput):
-            select(_by_hand([1.0], [1.0]), np.array(order))
+            select_paths(_by_hand([1.0], [1.0]), np.array(order))
 
 
 def test_the_least_t_is_that_of_the_best_choice_for_each_bundle_alone() -> None:
@@ -105,7 +105,7 @@ def test_the_least_t_is_that_of_the_best_choice_for_each_bundle_alone() -> None:
 
 def test_what_is_offered_is_what_demand_says_where_no_bundles_of_a_job_collide() -> None:
     case = _by_hand([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
-    chosen = select(case, np.array([0, 1, 2]))
+    chosen = select_paths(case, np.array([0, 1, 2]))
     assert offered_duty(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
 
 
@@ -115,6 +115,6 @@ def test_links_are_less_congested_than_by_hashing_on_average() -> None:
         case = a_contention(seed, jobs=8, aggregations=4)
         order = np.argsort(-case.work_flop / least_comm_s(case), kind="stable")
         fabric = slice(2 * 15, None)
-        ours.append(offered_duty(case, select(case, order))[fabric].max())
+        ours.append(offered_duty(case, select_paths(case, order))[fabric].max())
         plain.append(offered_duty(case, hash_bundles(case, seed))[fabric].max())
     assert np.mean(ours) < 0.8 * np.mean(plain)

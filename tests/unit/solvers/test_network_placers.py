@@ -9,7 +9,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
-from tessera.solvers.network.jobs.cells import Level, cells
+from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
 from tessera.solvers.network.jobs.hived import HiveD
 from tessera.solvers.network.jobs.placers import Occupancy, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
@@ -24,23 +24,23 @@ def all_free(*sizes: int) -> list[list[int]]:
 
 
 def test_cells_follow_pcie_switches_hosts_racks_and_pods() -> None:
-    cell = cells(a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2))
+    cell = cell_hierarchy(a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2))
     assert (cell.max(axis=1) + 1).tolist() == [32, 16, 8, 4, 2, 1]
     for low, high in pairwise(cell):  # each lies in one of the next level
         assert all(len(set(high[low == c].tolist())) == 1 for c in set(low.tolist()))
 
 
 def test_hosts_on_the_same_two_tors_are_a_rack() -> None:
-    cell = cells(a_machine(pods=1, racks=2, hosts=3, switches=1, gpus=2, tors=2))
-    assert cell[Level.RACK].tolist() == [0] * 6 + [1] * 6
-    assert cell[Level.POD].max() == 0
+    cell = cell_hierarchy(a_machine(pods=1, racks=2, hosts=3, switches=1, gpus=2, tors=2))
+    assert cell[CellLevel.RACK].tolist() == [0] * 6 + [1] * 6
+    assert cell[CellLevel.POD].max() == 0
 
 
 def test_without_switches_each_host_is_alone_below_the_cluster() -> None:
-    cell = cells(a_machine(pods=1, racks=1, hosts=3, switches=0, gpus=2, tors=0))
-    assert cell[Level.PCIE].tolist() == cell[Level.RACK].tolist() == [0, 0, 1, 1, 2, 2]
-    assert cell[Level.POD].tolist() == [0, 0, 1, 1, 2, 2]
-    assert cell[Level.CLUSTER].tolist() == [0] * 6
+    cell = cell_hierarchy(a_machine(pods=1, racks=1, hosts=3, switches=0, gpus=2, tors=0))
+    assert cell[CellLevel.PCIE].tolist() == cell[CellLevel.RACK].tolist() == [0, 0, 1, 1, 2, 2]
+    assert cell[CellLevel.POD].tolist() == [0, 0, 1, 1, 2, 2]
+    assert cell[CellLevel.CLUSTER].tolist() == [0] * 6
 
 
 def test_first_fit_takes_the_first_host_that_holds_the_gang() -> None:
@@ -149,4 +149,4 @@ def test_hived_copes_with_hosts_without_gpus_and_of_other_sizes() -> None:
     machine = a_machine(pods=1, racks=1, hosts=3, switches=1, gpus=2, empty=1)
     place = HiveD(machine)
     assert place([[0, 1], [], [0, 1]], 4) == a_gang((0, (0, 1)), (2, (0, 1)))
-    assert np.array(cells(machine)).shape == (6, 4)
+    assert np.array(cell_hierarchy(machine)).shape == (6, 4)

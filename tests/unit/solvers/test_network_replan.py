@@ -8,31 +8,37 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import network_violations
-from tessera.formulation.network.contention import Contention, Demand, demand_of
+from tessera.formulation.network.check import find_network_violations
+from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.network import trials
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.floor import apply_floor
-from tessera.solvers.network.fluid import meetings, simulate, works
-from tessera.solvers.network.paths import select
-from tessera.solvers.network.replan import Options, Variant, joint, replan, replan_network
+from tessera.solvers.network.fluid import contending_groups, flop_under_levels, simulate_fluid
+from tessera.solvers.network.paths import select_paths
+from tessera.solvers.network.replan import (
+    PlanningOptions,
+    Variant,
+    plan_best_placement,
+    replan,
+    replan_network,
+)
 from tessera.solvers.network.swaps import (
-    PLAYED,
+    MAX_PLAYED_ITERATIONS,
     Moves,
-    Window,
+    PlayWindow,
     by_level,
     change_levels,
-    compact,
+    compact_demand,
     swap_orders,
 )
-from tessera.solvers.network.trials import among, possible_groups, try_paths
+from tessera.solvers.network.trials import contention_among, possible_groups, try_paths
 from tests.support.contentions import a_contention
 from tests.support.demands import a_contention as fixed_contention
 from tests.support.networks import FluidJob, a_demand
 
-WINDOW = Window(horizon_s=200.0)
-PAPER = Options(swap_jobs=0, margin=0.0)
+WINDOW = PlayWindow(horizon_s=200.0)
+PAPER = PlanningOptions(swap_jobs=0, margin=0.0)
 
 
 def _distinct(order: Ints) -> Ints:
@@ -41,11 +47,11 @@ def _distinct(order: Ints) -> Ints:
     return level
 
 
-def _work(demand: Demand, level: Ints) -> float:
-    return float(works(demand, level[None], horizon_s=200.0)[0])
+def _work(demand: LinkDemand, level: Ints) -> float:
+    return float(flop_under_levels(demand, level[None], horizon_s=200.0)[0])
 
 
-def _crowd() -> Demand:
+def _crowd() -> LinkDemand:
     """Return four jobs on one link, offered 1.4."""
     return a_demand(
         FluidJob(work=40, compute_s=2, busy_s={0: 1.5}),
@@ -55,8 +61,8 @@ def _crowd() -> Demand:
     )
 
 
-def _shares(demand: Demand, level: Ints) -> Floats:
-    run = simulate(demand, level, horizon_s=400.0, warm_s=40.0)
+def _shares(demand: LinkDemand, level: Ints) -> Floats:
+    run = simulate_fluid(demand, level, horizon_s=400.0, warm_s=40.0)
     shares: Floats = run.iterations * demand.alone_s
     return shares
 
@@ -69,7 +75,7 @@ def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
         FluidJob(busy_s={2: 0.5, 4: 1}),
         FluidJob(),
     )
-    assert [group.tolist() for group in meetings(demand)] == [[0, 2]]
+    assert [group.tolist() for group in contending_groups(demand)] == [[0, 2]]
 
 
 def test_all_moves_find_the_best_order_and_others_one_that_no_neighbour_betters() -> None:
@@ -114,11 +120,11 @@ def test_levels_that_are_too_few_are_shared_as_the_engine_says() -> None:
 
 def test_a_demand_made_compact_runs_as_it_did() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={3: 1, 9: 2}), FluidJob(busy_s={9: 1}))
-    part = compact(demand, np.array([2, 1]))
+    part = compact_demand(demand, np.array([2, 1]))
     assert part.links == 2
     assert part.comm_s.tolist() == [1, 2]
-    whole = simulate(demand, np.array([0, 1, 0]), horizon_s=50.0)
-    assert simulate(part, np.array([0, 1]), horizon_s=50.0).iterations == pytest.approx(
+    whole = simulate_fluid(demand, np.array([0, 1, 0]), horizon_s=50.0)
+    assert simulate_fluid(part, np.array([0, 1]), horizon_s=50.0).iterations == pytest.approx(
         whole.iterations[[2, 1]]
     )
 
@@ -130,7 +136,7 @@ def test_jobs_that_could_meet_on_other_paths_belong_together() -> None:
     assert [3] in [group.tolist() for group in groups] or case.fixed_start[-1] > case.fixed_start[
         -2
     ]
-    part, bundles = among(case, np.array([2, 0]))
+    part, bundles = contention_among(case, np.array([2, 0]))
     chosen = hash_bundles(case)
     whole, alone = demand_of(case, chosen), demand_of(part, chosen[bundles])
     assert alone.comm_s.tolist() == whole.comm_s[[2, 0]].tolist()
@@ -142,7 +148,7 @@ def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> N
     for seed in range(6):
         case = a_contention(seed, load=1.5)
         order = np.arange(5)
-        chosen = select(case, order)
+        chosen = select_paths(case, order)
         paths, turned = try_paths(case, chosen, order, window=WINDOW)
         before = _work(demand_of(case, chosen), _distinct(order))
         gains.append(_work(demand_of(case, paths), _distinct(turned)) / before)
@@ -168,7 +174,7 @@ def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
     prices = []
     for floor in (0.3, 0.5):
         found = apply_floor(
-            demand, level, order, 8, floor, window=Window(horizon_s=400.0, warm_s=40.0)
+            demand, level, order, 8, floor, window=PlayWindow(horizon_s=400.0, warm_s=40.0)
         )
         assert found.met
         assert _shares(demand, found.level).min() >= floor - 0.006
@@ -193,7 +199,8 @@ def test_a_floor_that_cannot_be_kept_is_said_to_be_missed() -> None:
 def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
     case = a_contention(1, jobs=12)
     pa, ps_pa, full = (
-        replan(case, options=Options(variant=variant, swap_jobs=0, seed=4)) for variant in Variant
+        replan(case, options=PlanningOptions(variant=variant, swap_jobs=0, seed=4))
+        for variant in Variant
     )
     assert pa.chosen.tolist() == hash_bundles(case, 4).tolist()
     assert ps_pa.chosen.tolist() == full.chosen.tolist() != pa.chosen.tolist()
@@ -201,7 +208,7 @@ def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
     assert ps_pa.order.tolist() == full.order.tolist()
     assert full.levels == 8
     for plan in (pa, ps_pa, full):
-        assert network_violations(case, plan) == []
+        assert find_network_violations(case, plan) == []
 
 
 def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> None:
@@ -212,9 +219,9 @@ def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> N
         case = a_contention(seed, load=1.2)
         unplanned = demand_of(case, hash_bundles(case))
         none.append(_work(unplanned, np.zeros(5, dtype=np.int64)))
-        for found, options in ((plain, PAPER), (best, Options(window=WINDOW))):
+        for found, options in ((plain, PAPER), (best, PlanningOptions(window=WINDOW))):
             result = replan_network(case, levels=3, options=options)
-            assert network_violations(case, result.plan) == []
+            assert find_network_violations(case, result.plan) == []
             found.append(_work(result.demand, result.plan.level))
     assert np.sum(plain) > 1.05 * np.sum(none)
     assert np.sum(best) > np.sum(plain)
@@ -225,7 +232,11 @@ def test_levels_that_the_fabric_does_not_have_are_refused() -> None:
     for levels, fabric in ((0, 8), (-1, 8), (9, 8), (4, 3)):
         with pytest.raises(InvalidInput, match="levels"):
             replan(case, levels=levels, fabric_levels=fabric)
-    for options in (Options(floor=-0.1), Options(references=0), Options(margin=-1.0)):
+    for options in (
+        PlanningOptions(floor=-0.1),
+        PlanningOptions(references=0),
+        PlanningOptions(margin=-1.0),
+    ):
         with pytest.raises(InvalidInput):
             replan(case, options=options, earlier=case.jobs)
 
@@ -233,10 +244,10 @@ def test_levels_that_the_fabric_does_not_have_are_refused() -> None:
 def test_one_level_serves_all_alike_and_no_jobs_need_no_plan() -> None:
     case = a_contention(0)
     assert set(replan(case, levels=1, unmeasured=["job-0"]).level.tolist()) == {0}
-    nobody, _ = among(case, np.zeros(0, dtype=np.int64))
+    nobody, _ = contention_among(case, np.zeros(0, dtype=np.int64))
     plan = replan(nobody)
     assert len(plan.level) == 0
-    assert network_violations(nobody, plan) == []
+    assert find_network_violations(nobody, plan) == []
 
 
 def test_an_earlier_order_is_kept_where_priorities_hardly_differ() -> None:
@@ -244,10 +255,10 @@ def test_an_earlier_order_is_kept_where_priorities_hardly_differ() -> None:
     first = replan(case, options=PAPER)
     names = [case.jobs[job] for job in first.order.tolist()]
     turned = ["gone", *names[::-1]]
-    kept = replan(case, options=Options(swap_jobs=0, margin=1e9), earlier=turned)
+    kept = replan(case, options=PlanningOptions(swap_jobs=0, margin=1e9), earlier=turned)
     assert [case.jobs[job] for job in kept.order.tolist()] == names[::-1]
-    assert network_violations(case, kept) == []
-    anew = replan(case, options=Options(swap_jobs=0, margin=0.0), earlier=turned)
+    assert find_network_violations(case, kept) == []
+    anew = replan(case, options=PlanningOptions(swap_jobs=0, margin=0.0), earlier=turned)
     assert anew.order.tolist() == first.order.tolist()
 
 
@@ -256,14 +267,17 @@ def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
     for variant in Variant:
         last = case.jobs[replan(case, options=PAPER).order[-1]]
         found = replan_network(
-            case, levels=2, options=Options(variant=variant), unmeasured=[last, "nobody", last]
+            case,
+            levels=2,
+            options=PlanningOptions(variant=variant),
+            unmeasured=[last, "nobody", last],
         )
         plan, job = found.plan, case.jobs.index(last)
         assert found.holding.tolist() == [job]
         assert plan.order[0] == job
         assert plan.level[job] == plan.levels - 1
         assert (np.delete(plan.level, job) < plan.levels - 1).all()
-        assert network_violations(case, plan) == []
+        assert find_network_violations(case, plan) == []
 
 
 def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -> None:
@@ -275,15 +289,15 @@ def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -
     for job in range(6):
         others = held - {job}
         assert (job in held) == all(not links[job] & links[o] for o in others if o > job)
-    assert network_violations(case, found.plan) == []
+    assert find_network_violations(case, found.plan) == []
 
 
 def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
     case = a_contention(5, jobs=6, load=2.0)
     free = replan_network(case, levels=4)
     share = _shares(free.demand, free.plan.level)
-    fair = replan_network(case, levels=4, options=Options(floor=float(share.min()) + 0.1))
-    assert network_violations(case, fair.plan) == []
+    fair = replan_network(case, levels=4, options=PlanningOptions(floor=float(share.min()) + 0.1))
+    assert find_network_violations(case, fair.plan) == []
     assert fair.floored is not None
     assert fair.floored.met
     assert _shares(fair.demand, fair.plan.level).min() > share.min() + 0.05
@@ -291,12 +305,12 @@ def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
 
 def test_of_several_placements_the_one_with_most_work_is_taken() -> None:
     crowded, spread = a_contention(1, load=4.0), a_contention(1, load=0.1)
-    options = Options(swap_jobs=0)
-    at, plan = joint([crowded, spread, spread], options=options)
+    options = PlanningOptions(swap_jobs=0)
+    at, plan = plan_best_placement([crowded, spread, spread], options=options)
     assert at == 1
     assert plan.order.tolist() == replan(spread, options=options).order.tolist()
     with pytest.raises(InvalidInput, match="candidates"):
-        joint([])
+        plan_best_placement([])
 
 
 def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
@@ -305,7 +319,7 @@ def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
         FluidJob(work=4, compute_s=1, busy_s={0: 1}),
         FluidJob(work=3, compute_s=1, busy_s={0: 1}),
     )
-    case, options = fixed_contention(jobs), Options(floor=0.2)
+    case, options = fixed_contention(jobs), PlanningOptions(floor=0.2)
     found = replan_network(case, levels=4, options=options, unmeasured=case.jobs[:1])
     share = _shares(found.demand, found.plan.level)
     assert found.holding.tolist() == [0]
@@ -314,7 +328,7 @@ def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
     assert found.floored is not None
     assert found.floored.share.tolist() == pytest.approx(share.tolist(), abs=0.02)
     assert found.floored.met == (share.min() >= 0.2)
-    assert network_violations(case, found.plan) == []
+    assert find_network_violations(case, found.plan) == []
 
 
 def test_trials_cost_what_they_may_where_other_paths_make_jobs_far_faster(
@@ -322,14 +336,14 @@ def test_trials_cost_what_they_may_where_other_paths_make_jobs_far_faster(
 ) -> None:
     case, played = _slow_or_fast(), list[float]()
 
-    def counted(demand: Demand, levels: Ints, *, horizon_s: float, warm_s: float) -> Floats:
+    def counted(demand: LinkDemand, levels: Ints, *, horizon_s: float, warm_s: float) -> Floats:
         each = ((horizon_s + warm_s) / demand.alone_s).sum()
         played.append(float(each) * len(levels))
         return np.zeros(len(levels))
 
-    monkeypatch.setattr(trials, "works", counted)
+    monkeypatch.setattr(trials, "flop_under_levels", counted)
     try_paths(case, np.zeros(3, np.int64), np.arange(3))
-    assert 0 < sum(played) <= PLAYED
+    assert 0 < sum(played) <= MAX_PLAYED_ITERATIONS
 
 
 def _slow_or_fast() -> Contention:
@@ -360,7 +374,7 @@ def _slow_or_fast() -> Contention:
 def test_orders_too_many_to_try_all_are_climbed() -> None:
     jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
     demand, order = a_demand(*jobs), np.arange(9)
-    window = Window(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations
+    window = PlayWindow(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations
     found = swap_orders(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
     assert found.tolist() == swap_orders(demand, order, most_jobs=9, window=window).tolist()
     assert found.tolist() != order.tolist()

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.check import placement_violations, score, violations
+from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.snapshot import Allocations, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.formulation.values import Hold
-from tessera.solvers.placement import Placed, defragment, place
+from tessera.solvers.placement import PlacementResult, defragment, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 
 Members = tuple[tuple[int, tuple[int, ...]], ...]
@@ -60,7 +60,7 @@ def estimates_of(*gpus: int, gpu_type: int = 0, workload: int = 0) -> list[dict[
 
 def placed(
     snapshot: Snapshot, gpus: dict[int, int], problem: Problem | None = None
-) -> tuple[Placed, Problem]:
+) -> tuple[PlacementResult, Problem]:
     """Place these jobs at these numbers of GPUs; check the outcome."""
     problem = problem or build_problem(snapshot, Policy())
     outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never)
@@ -68,9 +68,9 @@ def placed(
     return outcome, problem
 
 
-def checked(snapshot: Snapshot, problem: Problem, outcome: Placed) -> None:
-    assert placement_violations(snapshot, problem, outcome.solution, outcome.placement) == []
-    assert violations(problem, outcome.solution) == []
+def checked(snapshot: Snapshot, problem: Problem, outcome: PlacementResult) -> None:
+    assert find_placement_violations(snapshot, problem, outcome.solution, outcome.placement) == []
+    assert find_violations(problem, outcome.solution) == []
 
 
 def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
@@ -271,7 +271,9 @@ def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
     assert outcome.unplaced == {}
     assert outcome.solution.status is SolveStatus.OPTIMAL
     moved_price = 0.02  # 36 s of an hour, of a job worth two effective GPUs
-    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(8.0 - moved_price)
+    assert score_solution(problem, outcome.solution, outcome.placement) == pytest.approx(
+        8.0 - moved_price
+    )
 
 
 def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
@@ -290,7 +292,7 @@ def test_a_worse_shape_is_taken_where_moving_costs_more() -> None:
     assert outcome.degraded == {2}
     assert [len(g) for _, g in outcome.placement.gangs[2].members] == [2, 2]
     assert outcome.unplaced == {}
-    assert score(problem, outcome.solution, outcome.placement) == pytest.approx(7.6)
+    assert score_solution(problem, outcome.solution, outcome.placement) == pytest.approx(7.6)
 
 
 def test_a_job_gets_its_next_best_column_that_fits() -> None:
@@ -309,7 +311,7 @@ def test_the_next_best_column_must_fit_every_coupling_row() -> None:
     at = int(problem.usage_start[two + 1])
     forbidden = dataclasses.replace(
         problem,
-        rows=(*problem.rows, Row(kind=RowKind.QUOTA, capacity=0)),
+        rows=(*problem.rows, CouplingRow(kind=RowKind.QUOTA, capacity=0)),
         row=np.insert(problem.row, at, len(problem.rows)),
         amount=np.insert(problem.amount, at, 1),
         usage_start=problem.usage_start + (np.arange(len(problem.cell) + 1) > two),
@@ -463,7 +465,7 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
     assert after.placement.migrated == {0}
     assert after.placement.gangs[0].nodes == 1
     assert after.degraded == frozenset()
-    gain = score(problem, after.solution, after.placement) - score(
+    gain = score_solution(problem, after.solution, after.placement) - score_solution(
         problem, before.solution, before.placement
     )
     assert gain == pytest.approx(4 * (0.1 - 0.01))  # four effective GPUs
@@ -502,16 +504,18 @@ def test_no_answer_places_nothing() -> None:
     assert defragment(snapshot, problem, outcome) == outcome
 
 
-def with_gang(outcome: Placed, job: int, *members: tuple[int, tuple[int, ...]]) -> Placement:
+def with_gang(
+    outcome: PlacementResult, job: int, *members: tuple[int, tuple[int, ...]]
+) -> Placement:
     return dataclasses.replace(
         outcome.placement, gangs=outcome.placement.gangs | {job: gang(*members)}
     )
 
 
 def rules_broken(
-    snapshot: Snapshot, problem: Problem, outcome: Placed, wrong: Placement
+    snapshot: Snapshot, problem: Problem, outcome: PlacementResult, wrong: Placement
 ) -> set[str]:
-    return {v.rule for v in placement_violations(snapshot, problem, outcome.solution, wrong)}
+    return {v.rule for v in find_placement_violations(snapshot, problem, outcome.solution, wrong)}
 
 
 def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -> None:

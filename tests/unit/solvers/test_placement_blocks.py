@@ -6,8 +6,14 @@ import itertools
 
 import pytest
 
-from tessera.solvers.placement.blocks import blocks, carve, indices_of, mask_of, waste
-from tessera.solvers.placement.free import Layout, layouts
+from tessera.solvers.placement.blocks import (
+    block_waste,
+    carve_share,
+    indices_of,
+    mask_of,
+    maximal_blocks,
+)
+from tessera.solvers.placement.free import Layout, list_layouts
 
 
 def free(*indices: int) -> int:
@@ -15,34 +21,34 @@ def free(*indices: int) -> int:
 
 
 def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
-    assert blocks(free(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
-    assert blocks(free(1, 2, 3)) == ((2, 2), (1, 1))
-    assert blocks(free(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
-    assert blocks(0) == ()
+    assert maximal_blocks(free(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
+    assert maximal_blocks(free(1, 2, 3)) == ((2, 2), (1, 1))
+    assert maximal_blocks(free(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
+    assert maximal_blocks(0) == ()
 
 
 def test_blocks_start_at_multiples_of_their_size() -> None:
-    assert carve(free(1, 2), 2) == 0
-    assert carve(free(1, 2, 4, 5), 2) == free(4, 5)
-    assert carve(free(2, 3, 4, 5), 4) == 0
+    assert carve_share(free(1, 2), 2) == 0
+    assert carve_share(free(1, 2, 4, 5), 2) == free(4, 5)
+    assert carve_share(free(2, 3, 4, 5), 4) == 0
 
 
 def test_a_share_takes_the_tightest_block() -> None:
-    assert carve(free(0, 1, 2, 3, 6, 7), 2) == free(6, 7)
-    assert carve(free(0, 1, 2, 3, 6, 7), 1) == free(6)
+    assert carve_share(free(0, 1, 2, 3, 6, 7), 2) == free(6, 7)
+    assert carve_share(free(0, 1, 2, 3, 6, 7), 1) == free(6)
 
 
 def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
-    assert carve(free(0, 1, 4, 5, 6, 7), 6) == free(0, 1, 4, 5, 6, 7)
-    assert carve(free(0, 1, 2, 4, 5, 7), 6) == 0
-    assert indices_of(carve(free(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
-    assert carve(free(0, 1, 2), 3) == free(0, 1, 2)
-    assert carve(free(1, 2, 3), 3) == free(1, 2, 3)
+    assert carve_share(free(0, 1, 4, 5, 6, 7), 6) == free(0, 1, 4, 5, 6, 7)
+    assert carve_share(free(0, 1, 2, 4, 5, 7), 6) == 0
+    assert indices_of(carve_share(free(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
+    assert carve_share(free(0, 1, 2), 3) == free(0, 1, 2)
+    assert carve_share(free(1, 2, 3), 3) == free(1, 2, 3)
 
 
 def test_an_unaligned_share_takes_any_gpus() -> None:
-    assert carve(free(1, 2, 5), 2, False) == free(1, 2)
-    assert carve(free(1, 2, 5), 4, False) == 0
+    assert carve_share(free(1, 2, 5), 2, False) == free(1, 2)
+    assert carve_share(free(1, 2, 5), 4, False) == 0
 
 
 def test_a_share_fits_wherever_disjoint_blocks_for_it_exist() -> None:
@@ -58,14 +64,14 @@ def test_a_share_fits_wherever_disjoint_blocks_for_it_exist() -> None:
 
     for mask, gpus in itertools.product(range(1, 256), range(1, 9)):
         sizes = tuple(1 << k for k in reversed(range(4)) if gpus >> k & 1)
-        taken = carve(mask, gpus)
+        taken = carve_share(mask, gpus)
         assert bool(taken) == fits(mask, sizes)
         assert taken & ~mask == 0
         assert taken.bit_count() in (0, gpus)
 
 
 def test_splitting_a_large_block_wastes_more_than_an_exact_fit() -> None:
-    assert waste(free(0, 1), free(0, 1)) < waste(free(0, 1, 2, 3), free(0, 1))
+    assert block_waste(free(0, 1), free(0, 1)) < block_waste(free(0, 1, 2, 3), free(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -84,14 +90,14 @@ def test_splitting_a_large_block_wastes_more_than_an_exact_fit() -> None:
 def test_the_best_layout_is_whole_nodes_and_a_remainder(
     gpus: int, sizes: tuple[int, ...], best: Layout
 ) -> None:
-    assert layouts(gpus, sizes)[0] == best
+    assert list_layouts(gpus, sizes)[0] == best
 
 
 def test_worse_layouts_are_equal_powers_of_two_larger_first() -> None:
-    assert layouts(24, (16,))[1:] == [
+    assert list_layouts(24, (16,))[1:] == [
         Layout(3, 8, 0),
         Layout(6, 4, 0),
         Layout(12, 2, 0),
         Layout(24, 1, 0),
     ]
-    assert layouts(6, (8,))[1:] == [Layout(3, 2, 0), Layout(6, 1, 0)]
+    assert list_layouts(6, (8,))[1:] == [Layout(3, 2, 0), Layout(6, 1, 0)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.check import placement_violations, violations
+from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -16,7 +16,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
-from tessera.solvers.placement import Placed, place
+from tessera.solvers.placement import PlacementResult, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 
@@ -50,7 +50,7 @@ def a_round(
     return snapshot, dataclasses.replace(problem, cells=cells)
 
 
-def placed(snapshot: Snapshot, problem: Problem) -> Placed:
+def placed(snapshot: Snapshot, problem: Problem) -> PlacementResult:
     """Place the one column of each job; check the outcome."""
     choice = np.arange(len(problem.jobs))
     solution = Solution(
@@ -61,13 +61,13 @@ def placed(snapshot: Snapshot, problem: Problem) -> Placed:
         solver="test",
     )
     outcome = place(snapshot, problem, solution, deadline_expired=never)
-    assert violations(problem, outcome.solution) == []
-    found = placement_violations(snapshot, problem, outcome.solution, outcome.placement)
+    assert find_violations(problem, outcome.solution) == []
+    found = find_placement_violations(snapshot, problem, outcome.solution, outcome.placement)
     assert found == []
     return outcome
 
 
-def on(outcome: Placed) -> dict[int, list[int]]:
+def on(outcome: PlacementResult) -> dict[int, list[int]]:
     """Return the nodes of each job."""
     return {j: [node for node, _ in g.members] for j, g in outcome.placement.gangs.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.formulation.check import placement_violations
+from tessera.formulation.check import find_placement_violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -38,4 +38,4 @@ def test_a_large_gang_that_is_cheap_to_move_is_not_asked_where_nothing_can_hold_
     found = place(snapshot, problem, solution, deadline_expired=lambda: False)
     assert found.unplaced == {}
     assert found.placement.migrated == {1}
-    assert placement_violations(snapshot, problem, found.solution, found.placement) == []
+    assert find_placement_violations(snapshot, problem, found.solution, found.placement) == []

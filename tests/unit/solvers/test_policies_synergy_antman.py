@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import violations
+from tessera.formulation.check import find_violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATE_CODE
-from tessera.formulation.statement import state
-from tessera.solvers.answers import answer, objective_of, trivial_bound
+from tessera.formulation.statement import state_round
+from tessera.solvers.answers import make_solution, objective_of, trivial_bound
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.antman import AntMan
 from tessera.solvers.schedulers.base import Scheduler, make_view, translate_choice
-from tessera.solvers.schedulers.registry import make_scheduler, names
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tessera.solvers.schedulers.synergy import Synergy
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
@@ -70,7 +70,7 @@ def test_antman_lets_best_effort_jobs_use_what_is_idle_and_no_more_than_they_req
 # --- all of them -----------------------------------------------------------------------------------
 
 
-NAMES = [name for name in names() if name.startswith(MINE)]
+NAMES = [name for name in scheduler_names() if name.startswith(MINE)]
 
 
 def test_the_registry_has_each_of_them_under_its_own_name() -> None:
@@ -86,13 +86,16 @@ def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, se
     snapshot = a_random_snapshot(
         seed, jobs=4, groups=((0, 1, 4), (1, 1, 2)), workloads=3, max_gpus=4
     )
-    problem, view = state(snapshot, policy, published=True).problem, make_view(snapshot, policy)
+    problem, view = (
+        state_round(snapshot, policy, published=True).problem,
+        make_view(snapshot, policy),
+    )
 
     choice = translate_choice(view.draft, problem, make_scheduler(name).choose(view))
 
     bound = trivial_bound(problem)
-    assert violations(problem, answer(problem, choice, bound=bound, solver=name)) == []
-    best = brute_force(state(snapshot, policy).problem)
+    assert find_violations(problem, make_solution(problem, choice, bound=bound, solver=name)) == []
+    best = brute_force(state_round(snapshot, policy).problem)
     assert best is not None
     assert objective_of(problem, choice) <= best
 

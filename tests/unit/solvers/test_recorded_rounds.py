@@ -13,15 +13,15 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.registry import solver
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_random_snapshot
 
 WORK = {"cp-sat": 2.0, "greedy": 1.0, "pricing": 400.0, "lp": 100.0}
-SOLVERS = [solver("portfolio"), Portfolio()]
+SOLVERS = [make_solver("portfolio"), Portfolio()]
 
 
-def planned(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> Outcome:
+def planned(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> RoundOutcome:
     budget = Budget(gap=gap, work=dict(WORK), remaining_s=lambda: math.inf)
     return plan_round(snapshot, policy, by, budget)
 

@@ -15,10 +15,10 @@ from tessera.formulation.lookahead import look_ahead
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Legs, Snapshot
-from tessera.simulator.planned import due_s
+from tessera.simulator.due_rounds import due_s
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, rollout
-from tessera.solvers.lookahead.admission import drafts
+from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.lookahead.rollout import roll_out
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
@@ -143,7 +143,7 @@ def test_what_a_round_may_spend_bounds_how_far_it_looks(monkeypatch: pytest.Monk
 
 def test_nobody_to_plan_for_is_an_empty_plan() -> None:
     snapshot = cluster(dated("a", 400, 900, 4))
-    ahead = look_ahead(*drafts(snapshot, PLANNED))
+    ahead = look_ahead(*drafts_before_deadlines(snapshot, PLANNED))
     nobody = np.zeros(1, dtype=np.bool_)
     plan = roll_out(ahead, snapshot.jobs, ahead.capacity, nobody, 300.0)
     assert not len(plan.legs(ahead))

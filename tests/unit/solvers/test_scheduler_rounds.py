@@ -16,17 +16,17 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import BEST_FOUND
 from tessera.service.loop import decide_again
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import Outcome, RoundOptions, plan_round
-from tessera.solvers.schedulers.base import Scheduler, Seen, make_view, translate_choice
+from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view, translate_choice
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gavel import Gavel
 from tessera.solvers.schedulers.packing import options_of
-from tessera.solvers.schedulers.registry import make_scheduler, names, scheduler_of
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names, scheduler_of
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import (
     a_node,
@@ -57,7 +57,7 @@ class Fixed:
     def __init__(self, *cells: tuple[int, int] | None) -> None:
         self._cells = cells
 
-    def choose(self, seen: Seen) -> Ints:
+    def choose(self, seen: SchedulerView) -> Ints:
         options = options_of(seen)
         found = np.full(len(options.current), -1)
         for job, cell in enumerate(self._cells):
@@ -76,7 +76,7 @@ def test_an_unknown_scheduler_is_refused_with_the_names_that_there_are() -> None
     assert scheduler_of("") is None
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", scheduler_names())
 def test_every_policy_is_built_under_its_name(name: str) -> None:
     assert make_scheduler(name).name == name
 
@@ -181,7 +181,7 @@ def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_s
         a_snapshot(nodes=[a_node("n0")], jobs=job, estimates=rows, gangs=gangs)
         for rows in ([slow, fast], [searched])
     )
-    problem = state(true, Policy(), published=True).problem
+    problem = state_round(true, Policy(), published=True).problem
     found = translate_choice(make_view(told, Policy()).draft, problem, np.array([0]))
     assert found.tolist() == problem.current.tolist()
     assert problem.cells.pipeline_degree[problem.cell[found[0]]] == 1
@@ -264,7 +264,7 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
 def test_every_objective_measures_what_a_policy_chose_and_changes_nothing(objective: str) -> None:
     snapshot = a_random_snapshot(4, jobs=10, groups=((0, 2, 4), (1, 1, 8)))
 
-    def by(policy: Policy) -> Outcome:
+    def by(policy: Policy) -> RoundOutcome:
         return plan_round(
             snapshot, policy, Greedy(), FOREVER, scheduler=Scheduler(published=Fcfs())
         )

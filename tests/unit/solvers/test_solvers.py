@@ -14,7 +14,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.solvers import cbc, convex, registry
-from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.answers import make_solution, trivial_bound
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.cbc import Cbc
 from tessera.solvers.convex import Convex
@@ -33,50 +33,50 @@ GROUPS = ((0, 80, 4), (1, 20, 16), (2, 160, 2), (3, 160, 2))
 """1,280 GPUs of four types."""
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_an_empty_problem_is_answered_by_nothing(name: str) -> None:
-    found = registry.solver(name).solve(a_problem([], [4]), ALWAYS)
+    found = registry.make_solver(name).solve(a_problem([], [4]), ALWAYS)
     assert found.status is SolveStatus.OPTIMAL
     assert (len(found.choice), found.objective, found.bound) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_a_problem_without_rows_runs_every_job_at_its_best(name: str) -> None:
-    found = registry.solver(name).solve(a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS)
+    found = registry.make_solver(name).solve(a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS)
     assert found.choice.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_nothing_fits_into_no_capacity(name: str) -> None:
-    found = registry.solver(name).solve(a_problem([[(5, {0: 1})], [(7, {0: 2})]], [0]), ALWAYS)
+    found = registry.make_solver(name).solve(a_problem([[(5, {0: 1})], [(7, {0: 2})]], [0]), ALWAYS)
     assert found.has_answer
     assert found.choice.tolist() == [-1, -1]
     assert found.bound >= 0
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_one_job_takes_the_best_column_that_fits(name: str) -> None:
     problem = a_problem([[(3, {0: 1}), (9, {0: 8}), (6, {0: 4})]], [4])
-    assert registry.solver(name).solve(problem, ALWAYS).choice.tolist() == [2]
+    assert registry.make_solver(name).solve(problem, ALWAYS).choice.tolist() == [2]
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_a_job_that_may_wait_is_never_run_at_a_loss(name: str) -> None:
-    found = registry.solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
+    found = registry.make_solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
     assert found.choice.tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_a_job_that_must_run_is_run_even_at_a_loss(name: str) -> None:
     problem = a_problem([[(-5, {0: 4}), (-9, {0: 1})], [(2, {0: 1})]], [4], must_run=[0])
-    found = registry.solver(name).solve(problem, ALWAYS)
+    found = registry.make_solver(name).solve(problem, ALWAYS)
     assert found.choice.tolist() in ([0, -1], [1, 2])
     assert name not in EXACT or found.objective == -5
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.solver_names())
 def test_a_must_run_job_that_fits_nowhere_is_proven_infeasible(name: str) -> None:
-    found = registry.solver(name).solve(a_problem([[(5, {0: 9})]], [8], must_run=[0]), ALWAYS)
+    found = registry.make_solver(name).solve(a_problem([[(5, {0: 9})]], [8], must_run=[0]), ALWAYS)
     assert found.status is SolveStatus.INFEASIBLE
     assert found.choice.tolist() == [-1]
 
@@ -85,7 +85,7 @@ def test_a_must_run_job_that_fits_nowhere_is_proven_infeasible(name: str) -> Non
 def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str) -> None:
     # the LP fits (three halves of 3 in 5): only whole numbers show it
     problem = a_problem([[(5, {0: 3}), (5, {1: 3})]] * 3, [5, 4], must_run=[0, 1, 2])
-    assert registry.solver(name).solve(problem, ALWAYS).status is SolveStatus.INFEASIBLE
+    assert registry.make_solver(name).solve(problem, ALWAYS).status is SolveStatus.INFEASIBLE
     assert Greedy().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
     assert Relaxation().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
 
@@ -93,14 +93,14 @@ def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str)
 @pytest.mark.parametrize("name", EXACT)
 def test_two_smaller_jobs_beat_the_densest_one(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
-    found = registry.solver(name).solve(problem, ALWAYS)
+    found = registry.make_solver(name).solve(problem, ALWAYS)
     assert (found.objective, found.bound, found.status) == (110, 110, SolveStatus.OPTIMAL)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_expired_budget_never_means_run_no_job(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
-    found = registry.solver(name).solve(problem, EXPIRED)
+    found = registry.make_solver(name).solve(problem, EXPIRED)
     if name == "portfolio":
         assert found.objective == Greedy().solve(problem, ALWAYS).objective
         assert dict(found.work) == {"greedy": 1.0, "pricing": 0.0, "cp-sat": 0.0}
@@ -117,7 +117,7 @@ def test_a_cancelled_round_still_has_greedys_answer() -> None:
 
 def test_an_unknown_solver_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidInput, match="portfolio, greedy, pricing, lp, cp-sat, cbc, cvxpy"):
-        registry.solver("simplex")
+        registry.make_solver("simplex")
 
 
 # greedy
@@ -136,7 +136,7 @@ def test_greedy_retypes_a_job_to_free_what_another_needs() -> None:
 
 def test_greedy_is_at_least_its_hint() -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
-    pair = answer(problem, np.array([0, 1, -1]), bound=200, solver="me")
+    pair = make_solution(problem, np.array([0, 1, -1]), bound=200, solver="me")
     assert Greedy().solve(problem, ALWAYS).objective == 99
     assert Greedy().solve(problem, ALWAYS, pair).objective == 110
 
@@ -152,8 +152,8 @@ def test_a_hint_that_is_no_answer_is_not_believed(choice: list[int]) -> None:
         solver="me",
         prices=np.zeros(1),
     )
-    for name in registry.names():
-        assert registry.solver(name).solve(problem, ALWAYS, liar).objective in (99, 110)
+    for name in registry.solver_names():
+        assert registry.make_solver(name).solve(problem, ALWAYS, liar).objective in (99, 110)
 
 
 def test_must_run_jobs_stay_where_packing_anew_would_fail() -> None:
@@ -246,7 +246,7 @@ class Wrong:
 
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         del budget, hint
-        return answer(
+        return make_solution(
             problem, problem.job_start[:-1], bound=0, solver=self.name, work=((self.name, 1.0),)
         )
 
@@ -278,7 +278,7 @@ def test_a_status_without_a_meaning_here_is_an_error(
     modules = {"cp-sat": cpsat_model, "cbc": cbc, "cvxpy": convex}
     monkeypatch.setattr(modules[name], "STATUS", {})
     with pytest.raises(SolverFailed, match=name):
-        registry.solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
+        registry.make_solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
 
 
 @pytest.mark.parametrize("make", [Cbc, Convex])

@@ -22,7 +22,7 @@ from tessera.service.cli import main
 from tessera.service.cli.demo.command import _gap
 from tessera.service.cli.roundview import (
     compare_with_recorded_bound,
-    gap,
+    format_gap,
     round_columns,
     show_replay,
 )
@@ -31,9 +31,9 @@ from tessera.service.rpc.convert.rounds import of_summary
 from tessera.simulator.metrics import worst_gap
 from tessera.simulator.run import RoundRow
 from tessera.solvers.base import Budget
-from tessera.solvers.registry import solver
+from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 from tessera.v1 import scheduler_pb2
 from tests.support.builders import a_random_snapshot
@@ -50,11 +50,11 @@ def planned(
     scheduler: str = "",
     snapshot: Snapshot = CROWDED,
     budget: Budget = FOREVER,
-) -> Outcome:
+) -> RoundOutcome:
     return plan_round(
         snapshot,
         Policy(objective=objective),
-        solver(name),
+        make_solver(name),
         budget,
         scheduler=scheduler_of(scheduler),
     )
@@ -174,7 +174,7 @@ def test_the_list_of_rounds_shows_no_gap_and_no_bound_where_none_was_proven() ->
 
     assert (columns["GAP"](value), columns["BOUND"](value)) == ("?", "?")
     assert _gap(value) == "?"
-    assert columns["GAP"](decided()) == gap(decided()) != "?"
+    assert columns["GAP"](decided()) == format_gap(decided()) != "?"
 
 
 @pytest.mark.parametrize("by", [{"solver": "greedy"}, {"scheduler": "fcfs"}, {}])

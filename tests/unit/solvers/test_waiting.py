@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera import solvers
-from tessera.benchmarks.rounds.fuzzing import a_problem as fuzzed_problem
-from tessera.benchmarks.rounds.fuzzing import optimum
-from tessera.formulation.check import violations
+from tessera.benchmarks.rounds.fuzzing import draw_problem as fuzzed_problem
+from tessera.benchmarks.rounds.fuzzing import dynamic_optimum
+from tessera.formulation.check import find_violations
 from tessera.formulation.draft import RowUse
-from tessera.formulation.problem import Problem, Row, RowKind
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.solvers import baselines as baselines
-from tessera.solvers.answers import answer, trivial_bound
+from tessera.solvers.answers import make_solution, trivial_bound
 from tessera.solvers.base import Budget
 from tessera.solvers.baselines.pop import Pop
 from tessera.solvers.fixing import core_of
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.prices import price
-from tessera.solvers.registry import names, solver
-from tessera.solvers.waiting import SpelledOut, read_back, spell_out
+from tessera.solvers.prices import price_problem
+from tessera.solvers.registry import make_solver, solver_names
+from tessera.solvers.waiting_columns import WaitingAsColumns, read_back_choice, spell_out
 from tests.support.goals import every_answer
 from tests.support.laws import examples
 from tests.support.problems import a_problem, problems
@@ -40,7 +40,7 @@ def at_most_waiting(problem: Problem, most: int) -> Problem:
     """Return the problem in which at most so many jobs with columns wait."""
     jobs, none = np.flatnonzero(np.diff(problem.job_start) > 0), np.zeros(0, np.int64)
     row = RowUse(
-        row=Row(kind=RowKind.CHANGES, subject="waiting", capacity=most),
+        row=CouplingRow(kind=RowKind.CHANGES, subject="waiting", capacity=most),
         column=none,
         amount=none,
         idle_job=jobs,
@@ -76,18 +76,20 @@ def test_what_runs_now_and_who_must_run_stay_so() -> None:
 
 def test_the_choice_is_read_back_in_the_columns_of_the_problem() -> None:
     _, origin = spell_out(three_jobs(1))
-    assert read_back(origin, np.array([2, 3, 7])).tolist() == [-1, 2, 3 + 2]
-    assert read_back(np.zeros(0, np.int64), np.array([-1])).tolist() == [-1]
+    assert read_back_choice(origin, np.array([2, 3, 7])).tolist() == [-1, 2, 3 + 2]
+    assert read_back_choice(np.zeros(0, np.int64), np.array([-1])).tolist() == [-1]
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("greedy", "pricing", "lp")])
+@pytest.mark.parametrize(
+    "name", [n for n in solver_names() if n not in ("greedy", "pricing", "lp")]
+)
 @pytest.mark.parametrize(("most", "best"), [(3, 5), (2, 5), (1, -2), (0, -3)])
 def test_every_solver_counts_who_waits(name: str, most: int, best: int) -> None:
     problem = three_jobs(most)
-    found = solver(name).solve(problem, EXACT)
+    found = make_solver(name).solve(problem, EXACT)
     assert found.status is SolveStatus.OPTIMAL
     assert found.objective == best
-    assert not violations(problem, found)
+    assert not find_violations(problem, found)
 
 
 def every_class() -> list[type[Any]]:
@@ -110,10 +112,10 @@ def test_a_solver_that_nothing_is_wrapped_around_counts_who_waits(
     cls: type[Any], seed: int
 ) -> None:
     problem = fuzzed_problem(np.random.default_rng(seed), "counts who waits")
-    best = optimum(problem)
+    best = dynamic_optimum(problem)
     found = cls().solve(problem, EXACT)
 
-    assert not found.has_answer or not violations(problem, found)
+    assert not found.has_answer or not find_violations(problem, found)
     if best is None:
         assert not found.has_answer
     else:
@@ -124,7 +126,7 @@ def test_a_solver_that_nothing_is_wrapped_around_counts_who_waits(
 def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
     problem = three_jobs(1)
     known = np.array([0, 2, -1])  # the third job waits, as one may
-    priced = price(problem, np.zeros(2))
+    priced = price_problem(problem, np.zeros(2))
 
     core = core_of(problem, priced, known, reach=100.0)
 
@@ -143,14 +145,14 @@ def test_a_core_of_rows_that_count_who_waits_loses_nothing_unseen(
     problem: Problem, most: int, reach: float, prices: list[float]
 ) -> None:
     limited = at_most_waiting(problem, most)
-    known, best = Greedy().solve(limited, EXACT), optimum(limited)
+    known, best = Greedy().solve(limited, EXACT), dynamic_optimum(limited)
     if not known.has_answer or best is None:
         return
-    priced = price(limited, np.array(prices[: len(limited.rows)]))
+    priced = price_problem(limited, np.array(prices[: len(limited.rows)]))
 
     core = core_of(limited, priced, known.choice, reach)
 
-    inside = optimum(core.problem)
+    inside = dynamic_optimum(core.problem)
     assert inside is not None, "the known answer is always part of the core"
     assert best <= max(inside + core.offset, core.outside)
     assert inside + core.offset <= best
@@ -158,7 +160,7 @@ def test_a_core_of_rows_that_count_who_waits_loses_nothing_unseen(
 
 def test_what_cannot_be_kept_is_infeasible() -> None:
     problem = at_most_waiting(a_problem([[(1, {0: 2})], [(1, {0: 2})]], capacity=[3]), 0)
-    assert solver("cp-sat").solve(problem, EXACT).status is SolveStatus.INFEASIBLE
+    assert make_solver("cp-sat").solve(problem, EXACT).status is SolveStatus.INFEASIBLE
 
 
 class Asked:
@@ -176,8 +178,10 @@ class Asked:
 
 def test_a_hint_is_told_in_the_columns_that_the_solver_sees() -> None:
     problem, inner = three_jobs(1), Asked()
-    hint = answer(problem, np.array([0, 2, -1]), bound=trivial_bound(problem), solver="earlier")
-    found = SpelledOut(inner).solve(problem, EXACT, hint)
+    hint = make_solution(
+        problem, np.array([0, 2, -1]), bound=trivial_bound(problem), solver="earlier"
+    )
+    found = WaitingAsColumns(inner).solve(problem, EXACT, hint)
     assert inner.hint is not None
     assert inner.hint.choice.tolist() == [0, 3, 8]
     assert found.objective >= hint.objective
@@ -185,15 +189,15 @@ def test_a_hint_is_told_in_the_columns_that_the_solver_sees() -> None:
 
 def test_a_hint_that_breaks_the_row_is_not_told() -> None:
     problem, inner = three_jobs(1), Asked()
-    hint = answer(problem, np.array([-1, -1, 5]), bound=9.0, solver="earlier")
-    SpelledOut(inner).solve(problem, EXACT, hint)
+    hint = make_solution(problem, np.array([-1, -1, 5]), bound=9.0, solver="earlier")
+    WaitingAsColumns(inner).solve(problem, EXACT, hint)
     assert inner.hint is None
 
 
 def test_without_such_rows_the_solver_sees_the_problem_itself() -> None:
     problem, inner = a_problem([[(1, {0: 1})]]), Asked()
-    hint = answer(problem, np.array([0]), bound=1.0, solver="earlier")
-    SpelledOut(inner).solve(problem, EXACT, hint)
+    hint = make_solution(problem, np.array([0]), bound=1.0, solver="earlier")
+    WaitingAsColumns(inner).solve(problem, EXACT, hint)
     assert inner.hint is hint
 
 
@@ -201,11 +205,11 @@ def test_without_such_rows_the_solver_sees_the_problem_itself() -> None:
 @examples(60)
 def test_spelling_out_changes_no_optimum(problem: Problem, most: int) -> None:
     limited = at_most_waiting(problem, most)
-    found = solver("cp-sat").solve(limited, EXACT)
+    found = make_solver("cp-sat").solve(limited, EXACT)
     answers = every_answer(limited)
     if not answers:
         assert found.status is SolveStatus.INFEASIBLE
         return
     best = max(sum(int(limited.value[c]) for c in choice if c >= 0) for choice in answers)
     assert (found.objective, found.bound) == (best, best)
-    assert not violations(limited, found)
+    assert not find_violations(limited, found)

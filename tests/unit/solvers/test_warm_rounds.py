@@ -9,24 +9,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.instances import churn_round, instance
-from tessera.formulation.cells import build_cells, cells_of, find_undominated
+from tessera.benchmarks.rounds.instances import churn_round, make_instance
+from tessera.formulation.cells import build_cells, cached_cells, find_undominated
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import NO_PRICES, Prices, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem, state
+from tessera.formulation.statement import build_problem, state_round
 from tessera.solvers.base import Budget
-from tessera.solvers.goals import solve_goals, surrogate
+from tessera.solvers.goals import build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import known_prices, price
+from tessera.solvers.prices import known_prices, price_problem
 from tessera.solvers.pricing import Pricing
-from tessera.solvers.registry import solver
-from tessera.solvers.rounds.plan import Outcome, plan_round
-from tessera.solvers.waiting import SpelledOut
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.waiting_columns import WaitingAsColumns
 from tests.support.builders import a_random_problem, a_random_snapshot
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -46,15 +46,15 @@ class Listening:
         return replace(Greedy().solve(problem, budget), solver=self.name)
 
 
-def prices_of(outcome: Outcome) -> Prices:
+def prices_of(outcome: RoundOutcome) -> Prices:
     rows = tuple(row.name for row in outcome.problem.rows)
     return Prices(name=rows, price=outcome.solution.prices / outcome.problem.scale)
 
 
-def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[Outcome, Snapshot]:
+def two_rounds(jobs: int, policy: Policy | None = None) -> tuple[RoundOutcome, Snapshot]:
     """Return a round, and the snapshot of the next one with its prices."""
-    first = instance(jobs, jobs, 3, 5)
-    outcome = plan_round(first, policy or Policy(), solver("pricing"), FOREVER)
+    first = make_instance(jobs, jobs, 3, 5)
+    outcome = plan_round(first, policy or Policy(), make_solver("pricing"), FOREVER)
     later = churn_round(first, outcome.problem, outcome.solution.choice, 0.02)
     return outcome, replace(later, prices=prices_of(outcome))
 
@@ -91,8 +91,8 @@ def test_prices_are_found_by_the_name_of_the_row_in_the_problems_integers() -> N
 
 def test_a_warm_round_is_as_good_and_needs_fewer_passes() -> None:
     _, later = two_rounds(600)
-    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), solver("pricing"), FOREVER)
-    warm = plan_round(later, Policy(), solver("pricing"), FOREVER)
+    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), make_solver("pricing"), FOREVER)
+    warm = plan_round(later, Policy(), make_solver("pricing"), FOREVER)
     assert warm.violations == cold.violations == ()
     assert warm.solution.gap <= max(2 * cold.solution.gap, 1e-3)
     assert warm.solution.bound >= cold.solution.objective
@@ -100,10 +100,10 @@ def test_a_warm_round_is_as_good_and_needs_fewer_passes() -> None:
 
 
 def test_an_unchanged_round_is_decided_by_one_pass() -> None:
-    snapshot = instance(600, 600, 3, 5)
-    cold = plan_round(snapshot, Policy(), solver("portfolio"), replace(SHORT, gap=1e-2))
+    snapshot = make_instance(600, 600, 3, 5)
+    cold = plan_round(snapshot, Policy(), make_solver("portfolio"), replace(SHORT, gap=1e-2))
     again = replace(snapshot, prices=prices_of(cold))
-    warm = plan_round(again, Policy(), solver("portfolio"), replace(SHORT, gap=1e-2))
+    warm = plan_round(again, Policy(), make_solver("portfolio"), replace(SHORT, gap=1e-2))
     assert dict(warm.solution.work)["pricing"] == 1
     assert warm.solution.gap <= 1e-2
 
@@ -111,11 +111,11 @@ def test_an_unchanged_round_is_decided_by_one_pass() -> None:
 @pytest.mark.parametrize("name", ["portfolio", "pricing", "greedy"])
 def test_a_warm_round_repeats_from_its_snapshot_and_its_work(name: str) -> None:
     _, later = two_rounds(80)
-    first = plan_round(later, Policy(), solver(name), SHORT)
+    first = plan_round(later, Policy(), make_solver(name), SHORT)
     stored = decode(encode(later))
     assert isinstance(stored, Snapshot)
     recorded = replace(FOREVER, work=dict(first.solution.work))
-    again = plan_round(stored, Policy(), solver(name), recorded)
+    again = plan_round(stored, Policy(), make_solver(name), recorded)
     assert again.decisions == first.decisions
     assert again.solution.prices.tolist() == first.solution.prices.tolist()
     assert again.solution.bound == first.solution.bound
@@ -125,8 +125,8 @@ def test_a_warm_round_repeats_from_its_snapshot_and_its_work(name: str) -> None:
 def test_prices_of_another_size_do_no_harm(factor: float) -> None:
     _, later = two_rounds(200)
     odd = replace(later.prices, price=later.prices.price * factor)
-    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), solver("pricing"), FOREVER)
-    found = plan_round(replace(later, prices=odd), Policy(), solver("pricing"), FOREVER)
+    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), make_solver("pricing"), FOREVER)
+    found = plan_round(replace(later, prices=odd), Policy(), make_solver("pricing"), FOREVER)
     assert found.violations == ()
     assert found.solution.bound <= cold.solution.bound * (1 + 1e-4)
     assert found.solution.gap <= max(2 * cold.solution.gap, 1e-3)
@@ -137,15 +137,15 @@ def test_an_earlier_rounds_prices_are_never_passed_off_as_this_ones() -> None:
     _, later = two_rounds(40)
     spent = Budget(remaining_s=lambda: 0.0)
     for name in ("greedy", "portfolio", "pricing"):
-        found = plan_round(later, Policy(), solver(name), spent)
+        found = plan_round(later, Policy(), make_solver(name), spent)
         assert not len(found.solution.prices)
 
 
 def hints(policy: Policy) -> tuple[list[Solution], list[float]]:
     """Return the hints that a solver is given for a statement, and the prices that it begins with."""
-    statement = state(a_random_snapshot(3, jobs=6), policy)
+    statement = state_round(a_random_snapshot(3, jobs=6), policy)
     listening = Listening()
-    greedy = Greedy().solve(surrogate(statement), FOREVER)
+    greedy = Greedy().solve(build_surrogate(statement), FOREVER)
     known = np.arange(1.0, 1.0 + len(statement.problem.rows))
     solve_goals(statement, listening, FOREVER, greedy, known)
     return listening.hints, known.tolist()
@@ -177,7 +177,7 @@ def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_an_answe
         prices=np.array([1.0, 2.0]),
     )
     listening = Listening()
-    SpelledOut(listening).solve(idle, FOREVER, nothing)
+    WaitingAsColumns(listening).solve(idle, FOREVER, nothing)
     assert listening.hints[0].prices.tolist() == [1.0, 2.0]
     assert not listening.hints[0].has_answer
 
@@ -189,15 +189,15 @@ def test_a_portfolio_tells_known_prices_to_its_second_stage() -> None:
     listening = Listening()
     Portfolio([Greedy(), listening]).solve(problem, replace(FOREVER, gap=0.0), hint)
     assert listening.hints[0].prices.tolist() == prices.tolist()
-    assert price(problem, prices).bound >= listening.hints[0].objective
+    assert price_problem(problem, prices).bound >= listening.hints[0].objective
 
 
 def test_cells_are_remembered_by_what_they_depend_on() -> None:
     snapshot = a_random_snapshot(6, jobs=4)
     copied = decode(encode(snapshot))
     assert isinstance(copied, Snapshot)
-    first, best = cells_of(snapshot)
-    assert cells_of(copied)[0] is first
+    first, best = cached_cells(snapshot)
+    assert cached_cells(copied)[0] is first
     assert np.array_equal(best, find_undominated(build_cells(snapshot)))
     slower = replace(
         snapshot,
@@ -210,7 +210,7 @@ def test_cells_are_remembered_by_what_they_depend_on() -> None:
         snapshot, workloads=tuple(replace(w, global_batch=1) for w in snapshot.workloads)
     )
     for other in (slower, away, batch):
-        found, its_best = cells_of(other)
+        found, its_best = cached_cells(other)
         built = build_cells(other)
         assert found is not first
         assert found.equals(built)
@@ -219,7 +219,7 @@ def test_cells_are_remembered_by_what_they_depend_on() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
-    snapshot = instance(60, 120, 3, seed, running=0.9)
+    snapshot = make_instance(60, 120, 3, seed, running=0.9)
     jobs = snapshot.jobs
     gone = replace(  # some run on what no Cell describes
         snapshot,

@@ -9,9 +9,9 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import (
     Information,
+    all_estimates,
     data_parallel,
-    estimates,
-    optimum,
+    searched_optimum,
     single_gpu,
 )
 from tessera.simulator.comparison.information import read_dp_memory
@@ -21,7 +21,7 @@ from tessera.solvers.schedulers import registry
 ILP: Final = "ilp:"
 GREEDY: Final = "greedy:"
 
-OURS: Final = (
+OUR_DEFAULT_POLICIES: Final = (
     "ilp:throughput",
     "ilp:jct",
     "ilp:balanced",
@@ -37,21 +37,21 @@ OURS: Final = (
 """Our policies that are compared by default: each objective alone, and even mixtures, which were
 not tuned on any data."""
 
-DATED: Final = ("arena-deadline", "edf")
+DEADLINE_POLICIES: Final = ("arena-deadline", "edf")
 """Policies that are left out of comparisons without deadlines. Without deadlines, the first is
 the same as Arena's policy, and the second has no meaning."""
 
 INFORMATION: Final = ("estimates", "optimum", "data-parallel", "single-gpu")
 
 
-def everyone() -> tuple[str, ...]:
+def all_policies() -> tuple[str, ...]:
     """Return all policies that have a name of their own, with published schedulers first."""
-    return (*registry.names(), *OURS)
+    return (*registry.scheduler_names(), *OUR_DEFAULT_POLICIES)
 
 
 def compared_policies() -> tuple[str, ...]:
     """Return the policies that are compared by default."""
-    return tuple(name for name in everyone() if name not in DATED)
+    return tuple(name for name in all_policies() if name not in DEADLINE_POLICIES)
 
 
 def is_ilp(policy: str) -> bool:
@@ -76,7 +76,7 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
     """
     name, *settings = (part.strip() for part in policy.split("@"))
     given: dict[str, Any] = dict(_setting(part) for part in settings)
-    if name in registry.names():
+    if name in registry.scheduler_names():
         return RoundOptions(**given | {"seed": seed, "scheduler": name})
     for prefix, solver in ((ILP, "portfolio"), (GREEDY, "greedy")):
         if name.startswith(prefix):
@@ -84,7 +84,7 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
             return RoundOptions(**given | {"seed": seed, "objective": objective, "solver": solver})
     raise InvalidInput(
         "policies",
-        f"unknown policy {name!r}; use one of {', '.join(registry.names())}, or ilp:OBJECTIVE"
+        f"unknown policy {name!r}; use one of {', '.join(registry.scheduler_names())}, or ilp:OBJECTIVE"
         " or greedy:OBJECTIVE, e.g. ilp:jct",
     )
 
@@ -120,9 +120,9 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
         InvalidInput: there is no such information, or no file is given for it.
     """
     if name == "estimates":
-        return estimates
+        return all_estimates
     if name == "optimum":
-        return optimum
+        return searched_optimum
     if name == "single-gpu":
         return single_gpu()
     if name == "data-parallel":

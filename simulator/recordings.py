@@ -56,7 +56,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replayed:
+class ReplayResult:
     """The outcome of a replay.
 
     Arrays are float64[jobs], with times in seconds since the world began.
@@ -66,7 +66,7 @@ class Replayed:
     end_s: Floats  # inf: the job was not done when its last hold ended
 
 
-def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
+def nodes_for_holds(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSpec]:
     """Return nodes with ``node_gpus`` GPUs by type, enough for each job to have its own.
 
     Records seldom say which GPUs were held, and a job may take longer in the replay than in the
@@ -87,7 +87,7 @@ def room_for(holds: Sequence[Hold], node_gpus: Mapping[str, int]) -> list[NodeSp
     ]
 
 
-def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> Replayed:
+def replay_holds(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> ReplayResult:
     """Let jobs hold what was recorded, and train at the scenario's speeds less the overheads.
 
     A job that is done before a later hold begins does not use that hold. A job whose hold ends early
@@ -98,7 +98,7 @@ def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> R
         InvalidInput: holds of a job overlap or begin before it arrives, or the nodes are too few
             (see ``nodes_for_holds``).
     """
-    _sound(scenario, holds)
+    _check_holds(scenario, holds)
     world = World(scenario, overheads=overheads)
     begins = {(h.start_s, h.job): h for h in holds}
     ends = {(h.end_s, h.job) for h in holds if math.isfinite(h.end_s)}
@@ -111,10 +111,10 @@ def replay(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads) -> R
         world.advance(world.next_event_s())
     world.check()
     world.close()
-    return Replayed(segments=tuple(world.segments), end_s=np.array(world.store.ended_s))
+    return ReplayResult(segments=tuple(world.segments), end_s=np.array(world.store.ended_s))
 
 
-def _sound(scenario: Scenario, holds: Sequence[Hold]) -> None:
+def _check_holds(scenario: Scenario, holds: Sequence[Hold]) -> None:
     free_s = {job: one.arrival_s for job, one in enumerate(scenario.arrivals)}
     for hold in sorted(holds, key=lambda h: (h.job, h.start_s)):
         if hold.job not in free_s:

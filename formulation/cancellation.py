@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tessera.formulation.errors import DeadlineTooShort
 
 
-def never() -> bool:
+def never_cancelled() -> bool:
     """Return false: the caller waits for as long as the work takes."""
     return False
 

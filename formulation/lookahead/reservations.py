@@ -13,7 +13,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.formulation.values import Hold
 
 
-def staying(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
+def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     """Return the rate and the remaining restart time of jobs ``among`` that stay unchanged.
 
     Both are float64[all jobs], in samples/s and seconds. The rate is that of the job's present

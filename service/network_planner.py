@@ -12,11 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.formulation.cancelling import never
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
 from tessera.formulation.network.outcome import NetworkOutcome, NetworkPlanRecord
-from tessera.formulation.network.running import Observed, Running, observe_traffic, running_now
+from tessera.formulation.network.running import (
+    RunningJob,
+    TrafficObservations,
+    observe_traffic,
+    running_now,
+)
 from tessera.formulation.policy import Policy
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
@@ -26,12 +31,12 @@ from tessera.solvers.rounds.network import plan_network
 
 log = logging.getLogger(__name__)
 
-LATE_S: Final = 0.1
+MEASUREMENT_DELAY_S: Final = 0.1
 """Delay after the end of a measurement, so that it is over by the database's clock, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class PlanBasis:
     """The facts that a network plan was made from, apart from the allocations."""
 
     document: str  # of the topology, whose decoded form is large and must not be kept alive
@@ -39,7 +44,7 @@ class Basis:
     unmeasured: frozenset[str]  # jobs that have precedence until they are measured
 
 
-class Replanning:
+class NetworkPlanner:
     """A keeper of network plans, which follow each start and end of a job, as in Crux.
 
     Its methods block. Rounds make network plans for what they start, so after most rounds nothing
@@ -48,7 +53,7 @@ class Replanning:
 
     def __init__(self, store: Store, clock: Clock, policy: Policy) -> None:
         self._store, self._clock, self._policy = store, clock, policy
-        self._planned: dict[str, Basis] = {}  # cluster -> basis of the plan in force
+        self._planned: dict[str, PlanBasis] = {}  # cluster -> basis of the plan in force
         self._again_s: dict[str, float] = {}  # cluster -> when the time of a measurement is over
 
     def keep(
@@ -104,14 +109,14 @@ class Replanning:
         again_s = self._again_s.get(cluster, math.inf)
         if math.isinf(again_s):
             return None
-        return max(0.0, again_s - self._clock.monotonic_s()) + LATE_S
+        return max(0.0, again_s - self._clock.monotonic_s()) + MEASUREMENT_DELAY_S
 
     def plan(
         self,
         snapshot: Snapshot,
-        running: list[Running],
+        running: list[RunningJob],
         cause: str,
-        cancelled: Callable[[], bool] = never,
+        cancelled: Callable[[], bool] = never_cancelled,
     ) -> NetworkPlanRecord | None:
         """Make a network plan and put it in force. Return None if it changes nothing.
 
@@ -147,7 +152,9 @@ class Replanning:
             )
         return record
 
-    def preview(self, snapshot: Snapshot, cancelled: Callable[[], bool] = never) -> NetworkOutcome:
+    def preview(
+        self, snapshot: Snapshot, cancelled: Callable[[], bool] = never_cancelled
+    ) -> NetworkOutcome:
         """Return the network plan that would be made now; nothing is put in force.
 
         Raises:
@@ -156,7 +163,7 @@ class Replanning:
         """
         return plan_network(snapshot, running_now(snapshot), self._policy, cancelled)
 
-    def _cause(self, snapshot: Snapshot, running: list[Running], basis: Basis) -> str:
+    def _cause(self, snapshot: Snapshot, running: list[RunningJob], basis: PlanBasis) -> str:
         """Return why a new plan is due, or "" if none is."""
         standing = snapshot.standing
         planned = set(zip(standing.job.tolist(), standing.generation.tolist(), strict=True))
@@ -171,10 +178,10 @@ class Replanning:
         return "" if before == basis else "measured"
 
 
-def _basis(snapshot: Snapshot, seen: Observed) -> Basis:
+def _basis(snapshot: Snapshot, seen: TrafficObservations) -> PlanBasis:
     m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
     rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
-    return Basis(
+    return PlanBasis(
         document="" if snapshot.topology is None else snapshot.topology.document,
         measured=frozenset((jobs[job], of, nodes[node]) for job, of, node in rows),
         unmeasured=frozenset(jobs[job] for _, job in seen.unmeasured),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import jax
 
-from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, load
-from tessera.estimator.profiling.stages import Source, kinds_of, profile_stage
-from tessera.estimator.profiling.timing import Effort, device_name, versions
+from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, read_profile_records
+from tessera.estimator.profiling.stages import StepMaker, kinds_of, profile_stage
+from tessera.estimator.profiling.timing import TimingEffort, device_name, library_versions
 from tessera.formulation.errors import NotAllowed
 
 Size = tuple[int, int]
@@ -19,7 +19,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredLayers:
     """All layers of a step at each size that fits on the device. ``layers`` counts them by kind."""
 
     records: tuple[ProfileRecord, ...]
@@ -43,7 +43,7 @@ def load_records(path: Path) -> list[ProfileRecord]:
     if whole != text:
         path.write_bytes(whole)
     try:
-        records = load(path, versions=versions(), device=device_name())
+        records = read_profile_records(path, versions=library_versions(), device=device_name())
     except ProfileMismatch:
         path.replace(path.with_suffix(".elsewhere"))
         return []
@@ -51,14 +51,14 @@ def load_records(path: Path) -> list[ProfileRecord]:
 
 
 def measure_layers(
-    source: Source,
+    source: StepMaker,
     sizes: Sequence[Size],
     *,
     known: Iterable[ProfileRecord],
     date: str,
     told: Callable[[ProfileRecord, int], object],
-    effort: Effort | None = None,
-) -> Measured:
+    effort: TimingEffort | None = None,
+) -> MeasuredLayers:
     """Measure a step's layers at ``sizes``, except those that are among ``known``.
 
     ``told`` is called with each new record and the total number of records. For each tensor
@@ -99,4 +99,4 @@ def measure_layers(
             f"{source.target} does not fit on {device_name()} even with {min(sizes)[0]} samples, the"
             " fewest requested; profile it with fewer samples or on a larger device"
         )
-    return Measured(records=tuple(records), layers=layers, too_large=tuple(too_large))
+    return MeasuredLayers(records=tuple(records), layers=layers, too_large=tuple(too_large))

@@ -12,15 +12,15 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Bools
-from tessera.simulator.comparison.contestants import is_ilp, is_ours
-from tessera.simulator.comparison.runs import Ran
+from tessera.simulator.comparison.policies import is_ilp, is_ours
+from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.figures import Figure
 from tessera.simulator.statistics import Interval, mean_interval, ratio_interval
 
-Runs = Sequence[Ran]
-ByPolicy = Mapping[str, Runs]
+SeedRuns = Sequence[FinishedRun]
+ByPolicy = Mapping[str, SeedRuns]
 
-MEANS = (
+SEED_MEAN_FIGURES = (
     "completed",
     "finished",
     "queue_mean_s",
@@ -48,7 +48,7 @@ MEANS = (
 if all runs have them."""
 
 
-def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
+def finished_by(runs: Sequence[FinishedRun], until_s: float = math.inf) -> Bools:
     """Return which jobs all of these runs of one workload finished by ``until_s``, bool[jobs]."""
     ended: Bools = np.logical_and.reduce(
         [np.isfinite(run.end_s) & (run.end_s <= until_s) for run in runs]
@@ -56,7 +56,7 @@ def finished_by(runs: Sequence[Ran], until_s: float = math.inf) -> Bools:
     return ended
 
 
-def jct_ratio(ours: Runs, theirs: Runs, within_horizon: bool = False) -> Interval:
+def jct_ratio(ours: SeedRuns, theirs: SeedRuns, within_horizon: bool = False) -> Interval:
     """Return our mean JCT divided by theirs, over the jobs that both runs of a seed finished."""
     means = []
     for a, b in zip(ours, theirs, strict=True):
@@ -70,7 +70,7 @@ def jct_ratio(ours: Runs, theirs: Runs, within_horizon: bool = False) -> Interva
     return ratio_interval([a for a, _ in means], [b for _, b in means])
 
 
-def throughput_ratio(ours: Runs, theirs: Runs) -> Interval:
+def throughput_ratio(ours: SeedRuns, theirs: SeedRuns) -> Interval:
     """Return our normalised throughput divided by theirs, each over the horizon."""
     return ratio_interval(
         [a.figures["throughput"] for a in ours], [b.figures["throughput"] for b in theirs]
@@ -102,7 +102,7 @@ def best_ilp(by_policy: ByPolicy) -> str:
     return max(own, key=standing)
 
 
-def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
+def policy_ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
     """Return the ranks of ``name`` by JCT and throughput among the policies that are not ours.
 
     Another policy ranks higher if it has the lower mean JCT over the jobs that both finished, or
@@ -115,7 +115,7 @@ def ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
     return 1 + by_jct, 1 + by_throughput
 
 
-def bound_share(runs: Runs) -> float:
+def bound_share(runs: SeedRuns) -> float:
     """Return the lower bound of mean JCT divided by the policy's, for the jobs that it finished."""
     over = [finished_by([run]) for run in runs]
     least = sum(float(run.alone_s[o].sum()) for run, o in zip(runs, over, strict=True))
@@ -123,7 +123,7 @@ def bound_share(runs: Runs) -> float:
     return least / own if own > 0 else math.nan
 
 
-def headline(
+def headline_figures(
     by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
 ) -> tuple[str, dict[str, Figure]]:
     """Return our best integer program, and the figures of its comparison with the other policies.
@@ -134,7 +134,7 @@ def headline(
     """
     best = best_ilp(by_policy)
     ours = by_policy[best]
-    jct_rank, throughput_rank = ranks(best, by_policy)
+    jct_rank, throughput_rank = policy_ranks(best, by_policy)
     result: dict[str, Figure] = {
         "jct_rank": jct_rank,
         "throughput_rank": throughput_rank,
@@ -142,7 +142,7 @@ def headline(
         "jct_bound_share": bound_share(ours),
     }
     if bounds:
-        result["throughput_bound_share"] = mean(ours, "throughput") / float(np.mean(bounds))
+        result["throughput_bound_share"] = mean_figure(ours, "throughput") / float(np.mean(bounds))
     if baseline in by_policy:
         theirs = by_policy[baseline]
         result |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
@@ -151,7 +151,7 @@ def headline(
         result["jct_gain_limit"] = 1 - bound_share(theirs)
         if bounds:
             result["throughput_gain_limit"] = (
-                float(np.mean(bounds)) / mean(theirs, "throughput") - 1
+                float(np.mean(bounds)) / mean_figure(theirs, "throughput") - 1
             )
     return best, result
 
@@ -165,13 +165,13 @@ def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
     return gain
 
 
-def rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
+def comparison_rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
     """Return a row for each policy, sorted by mean JCT over the jobs that all policies finished."""
-    table = [row(name, by_policy, baseline) for name in by_policy]
+    table = [comparison_row(name, by_policy, baseline) for name in by_policy]
     return sorted(table, key=lambda r: float(r["jct_mean_s"]))
 
 
-def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
+def comparison_row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
     """Return a policy's row of means over seeds.
 
     ``jct`` is over the jobs that all policies finished, and ``jct_completed_mean_s`` over all jobs
@@ -193,17 +193,21 @@ def row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str
     for percent in (50, 95, 99):
         of_seeds = [float(np.percentile(t, percent)) if len(t) else math.nan for t in times]
         result[f"jct_p{percent}_s"] = float(np.mean(of_seeds))
-    result["jct_completed_mean_s"] = mean(runs, "jct_mean_s")
+    result["jct_completed_mean_s"] = mean_figure(runs, "jct_mean_s")
     result["jct_bound_share"] = bound_share(runs)
     result |= {"throughput": work.value, **_ends("throughput", work, "")}
     if baseline in by_policy:
         result[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value
         result[f"throughput_over_{baseline}"] = throughput_ratio(runs, by_policy[baseline]).value
-    result |= {key: mean(runs, key) for key in MEANS if all(key in one.figures for one in runs)}
+    result |= {
+        key: mean_figure(runs, key)
+        for key in SEED_MEAN_FIGURES
+        if all(key in one.figures for one in runs)
+    }
     return result | {"stuck_runs": sum(one.figures["stuck"] > 0 for one in runs)}
 
 
-def mean(runs: Runs, key: str) -> float:
+def mean_figure(runs: SeedRuns, key: str) -> float:
     """Return the mean of a figure over seeds."""
     return float(np.mean([run.figures[key] for run in runs]))
 

@@ -8,18 +8,18 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, Demand
+from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.network.outcome import Route
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Ints
 from tessera.formulation.topologies.topology import Topology
 
-MEETS: Final = 10
+MAX_MET_JOBS: Final = 10
 """Largest number of jobs that are named as met by a job. They are the nearest in rank; it may meet more."""
 
 
-def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
-    """Return, by job, the ``MEETS`` jobs nearest in rank with which it shares a link, by rank.
+def find_met_jobs(demand: LinkDemand, plan: NetworkPlan) -> dict[int, list[int]]:
+    """Return, by job, the ``MAX_MET_JOBS`` jobs nearest in rank with which it shares a link, by rank.
 
     Jobs that are served before it or on the same level are preferred, so that at least one of them
     is named if there is any.
@@ -29,7 +29,7 @@ def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
     order = np.lexsort((rank[demand.job], demand.link))
     link, job = demand.link[order], demand.job[order]
     met: defaultdict[int, set[int]] = defaultdict(set)
-    for apart in range(1, MEETS + 1):
+    for apart in range(1, MAX_MET_JOBS + 1):
         same = np.flatnonzero(link[apart:] == link[:-apart])
         for a, b in set(zip(job[same].tolist(), job[same + apart].tolist(), strict=True)):
             met[a].add(b)
@@ -38,7 +38,7 @@ def met_by(demand: Demand, plan: NetworkPlan) -> dict[int, list[int]]:
 
 
 def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[int]:
-    """Return the ``MEETS`` of ``others`` nearest to the job in rank, by rank.
+    """Return the ``MAX_MET_JOBS`` of ``others`` nearest to the job in rank, by rank.
 
     Those on lower levels are used last.
     """
@@ -46,7 +46,7 @@ def _nearest(others: Iterable[int], rank: Ints, level: Ints, job: int) -> list[i
     def apart(other: int) -> tuple[bool, int, int]:
         return bool(level[other] < level[job]), abs(int(rank[other] - rank[job])), other
 
-    return sorted(sorted(others, key=apart)[:MEETS], key=lambda other: int(rank[other]))
+    return sorted(sorted(others, key=apart)[:MAX_MET_JOBS], key=lambda other: int(rank[other]))
 
 
 def routes_of(topology: Topology, c: Contention, plan: NetworkPlan, job: int) -> Iterable[Route]:

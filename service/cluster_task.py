@@ -15,14 +15,14 @@ from typing import Protocol
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import TesseraError
-from tessera.service.periodic import TICK_S, TICKS_A_LEASE, clusters_of
+from tessera.service.periodic import TICK_S, TICKS_PER_LEASE, clusters_of
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
 
 
-class Attend(Protocol):
+class ClusterVisit(Protocol):
     """A function that does what is due for a cluster. Blocks."""
 
     def __call__(
@@ -36,7 +36,7 @@ class Attend(Protocol):
         ...
 
 
-class Watching:
+class ClusterTask:
     """A task that runs ``attend`` for one cluster after another.
 
     It uses the lease of periodic rounds, so ``holder`` must be the same as theirs. ``fails`` is the
@@ -47,7 +47,7 @@ class Watching:
         self,
         store: Store,
         clock: Clock,
-        attend: Attend,
+        attend: ClusterVisit,
         *,
         calls: Calls,
         work: Calls,
@@ -141,7 +141,7 @@ class Watching:
         return [record.name for record in records if self._idle_too or not record.idle]
 
     async def _one(self, cluster: str) -> None:
-        lease_s = TICK_S * TICKS_A_LEASE
+        lease_s = TICK_S * TICKS_PER_LEASE
         if await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s):
             await self._work.run(
                 self._attend, cluster, self._over.is_set, partial(self._take, cluster)

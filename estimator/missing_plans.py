@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from tessera.estimator.cells import MicroBatches, Setting, coarse_for, cost_candidates, counts_of
-from tessera.estimator.memory import Overflow, in_flight, overflow
+from tessera.estimator.cells import (
+    MicroBatches,
+    Setting,
+    coarse_for,
+    cost_candidates,
+    degrees_by_micro_batches,
+)
+from tessera.estimator.memory import Overflow, find_overflow, in_flight
 from tessera.estimator.planning.tightest import tightest_plan
 from tessera.estimator.plans import StageCosts
 
 
-def misses(
+def explain_missing_degrees(
     setting: Setting,
     degrees: Iterable[int],
     known: Container[int],
@@ -27,22 +33,22 @@ def misses(
     wanted = sorted(set(degrees))
     coarse = coarse_for(setting.graph, wanted[-1])
     overflows: dict[int, Overflow | None] = {s: None for s in wanted if s not in known}
-    for count, some in counts_of(list(overflows), setting.training, rule).items():
+    for count, some in degrees_by_micro_batches(list(overflows), setting.training, rule).items():
         if not some:
             continue
         here = replace(setting, graph=coarse, training=setting.training.within(count))
         costs, _ = cost_candidates(here)
         for stages in some:
-            least, miss = overflows[stages], _miss(here, costs, stages)
+            least, miss = overflows[stages], _overflow_of(here, costs, stages)
             if least is None or (miss is not None and miss.needed_bytes < least.needed_bytes):
                 overflows[stages] = miss
     return overflows
 
 
-def _miss(setting: Setting, costs: StageCosts, stages: int) -> Overflow | None:
+def _overflow_of(setting: Setting, costs: StageCosts, stages: int) -> Overflow | None:
     training, room = setting.training, setting.runtime.room
     rows = tightest_plan(costs, training, setting.shape.gpus, stages, len(setting.graph), room)
     if rows is None:
         return None
     flights = in_flight(training.schedule, stages, training.micro_batches)
-    return overflow(costs, rows.tolist(), flights, setting.hardware.memory_bytes, room)
+    return find_overflow(costs, rows.tolist(), flights, setting.hardware.memory_bytes, room)

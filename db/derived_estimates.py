@@ -10,25 +10,25 @@ import sqlalchemy as sa
 
 from tessera.db import profiling
 from tessera.db.cells import cell_on, estimate_rows
-from tessera.db.documents import dumps, reason_plain
+from tessera.db.documents import dump_json, reason_plain
 from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
-from tessera.db.workloads import ensure, ensure_plans, lock, require_types
+from tessera.db.workloads import ensure_plans, ensure_workloads, lock_workloads, require_types
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (
+    ClusterGpuType,
     EstimateRecord,
-    Estimation,
-    Kind,
+    EstimationInputs,
     MeasurementRecord,
     ModelSpec,
-    Wanted,
+    UnestimatedWorkload,
 )
-from tessera.formulation.values import PROFILING, GpuType, Source, Workload
+from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 
-CHANNEL = "tessera_estimating"
+ESTIMATING_CHANNEL = "tessera_estimating"
 """Channel that receives a cluster's name when a workload may need new estimates."""
 
-LATEST = 200
+MAX_MEASUREMENTS = 200
 """Number of latest measurements that correct the estimates."""
 
 _READING = (
@@ -77,7 +77,7 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_agg(DISTINCT j.requested_gpus ORDER BY j.requested_gpus) AS requests,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
-        WHERE e.workload_id = w.id AND e.derived AND e.source > {int(Source.MEASURED)}) AS counts,
+        WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
     bool_or(j.profile) AS profile
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
@@ -126,9 +126,9 @@ def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[Mode
         plain = asdict(spec)
         reading = {name: plain.pop(name) for name in _READING}
         rows.append(plain | {"reading": reading})
-    values = {"cluster": enter_cluster(connection, cluster), "rows": dumps(rows)}
+    values = {"cluster": enter_cluster(connection, cluster), "rows": dump_json(rows)}
     connection.execute(_PUT_MODELS, values)
-    notify(connection, cluster)
+    notify_estimators(connection, cluster)
     return len(rows)
 
 
@@ -137,12 +137,12 @@ def list_models(connection: sa.Connection, cluster: str) -> list[ModelSpec]:
     return _models(connection, cluster_id(connection, cluster))
 
 
-def estimation(connection: sa.Connection, cluster: str) -> Estimation:
+def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs:
     """Return everything that the cluster's estimates are computed from. Raises NotFound."""
     of = {"cluster": cluster_id(connection, cluster)}
-    return Estimation(
+    return EstimationInputs(
         kinds=tuple(
-            Kind(
+            ClusterGpuType(
                 gpu_type=GpuType(
                     name=r.name,
                     memory_bytes=r.memory_bytes,
@@ -157,10 +157,12 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
         models=tuple(_models(connection, of["cluster"])),
         measurements=tuple(
             MeasurementRecord(workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s)
-            for r in reversed(connection.execute(_MEASUREMENTS, of | {"latest": LATEST}).all())
+            for r in reversed(
+                connection.execute(_MEASUREMENTS, of | {"latest": MAX_MEASUREMENTS}).all()
+            )
         ),
         wanted=tuple(
-            Wanted(
+            UnestimatedWorkload(
                 workload=_workload(r),
                 requests=tuple(r.requests),
                 counts=tuple(sorted({*r.counts, *r.bounds})),
@@ -169,12 +171,12 @@ def estimation(connection: sa.Connection, cluster: str) -> Estimation:
             )
             for r in connection.execute(_WANTED, of)
         ),
-        profiles=profiling.profiles(connection, of["cluster"]),
-        profiling=profiling.tasks(connection, of["cluster"]),
+        profiles=profiling.load_profiles(connection, of["cluster"]),
+        profiling=profiling.list_tasks(connection, of["cluster"]),
     )
 
 
-def derive(
+def put_derived_estimates(
     connection: sa.Connection,
     cluster: str,
     estimates: Sequence[EstimateRecord],
@@ -191,18 +193,18 @@ def derive(
     """
     key = enter_cluster(connection, cluster)
     types = require_types(connection, key, {e.cell.gpu_type for e in estimates})
-    ids = ensure(connection, key, {e.workload for e in estimates} | derived_from.keys())
-    lock(connection, ids.values())
+    ids = ensure_workloads(connection, key, {e.workload for e in estimates} | derived_from.keys())
+    lock_workloads(connection, ids.values())
     plans = ensure_plans(connection, key, {e.cell.plan for e in estimates})
     rows = estimate_rows(estimates, ids, {name: t.id for name, t in types.items()}, plans)
-    kept = connection.execute(_DERIVE, {"rows": dumps(rows)}).rowcount if rows else 0
+    kept = connection.execute(_DERIVE, {"rows": dump_json(rows)}).rowcount if rows else 0
     if derived_from:
         news = [{"id": ids[w], "derived_from": text} for w, text in derived_from.items()]
-        connection.execute(_DERIVED_FROM, {"rows": dumps(sorted(news, key=lambda r: r["id"]))})
+        connection.execute(_DERIVED_FROM, {"rows": dump_json(sorted(news, key=lambda r: r["id"]))})
     return kept
 
 
-def say_waiting(
+def record_wait_reasons(
     connection: sa.Connection, cluster: str, reasons: Mapping[Workload, Reason | None]
 ) -> None:
     """Record why workloads have no estimates, for readers of their jobs. None clears the reason."""
@@ -215,12 +217,14 @@ def say_waiting(
         }
         for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
     ]
-    connection.execute(_SAY, {"cluster": enter_cluster(connection, cluster), "rows": dumps(rows)})
+    connection.execute(
+        _SAY, {"cluster": enter_cluster(connection, cluster), "rows": dump_json(rows)}
+    )
 
 
-def notify(connection: sa.Connection, cluster: str) -> None:
+def notify_estimators(connection: sa.Connection, cluster: str) -> None:
     """Wake the tasks that make estimates, once this transaction is committed."""
-    connection.execute(_NOTIFY, {"channel": CHANNEL, "name": cluster})
+    connection.execute(_NOTIFY, {"channel": ESTIMATING_CHANNEL, "name": cluster})
 
 
 def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from tessera.formulation.errors import TesseraError
-from tessera.formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, Settings
+from tessera.formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, TagSettings
 from tessera.service.agent.network import turns
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.v1 import agents_pb2 as pb
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 10.0
 """Seconds that gangs wait for their map; a tool that hangs must not hold them up."""
 
-AGAIN_S: Final = 60.0
+RECHECK_S: Final = 60.0
 """Seconds between two checks of an unchanged map.
 
 It may have failed, or another program may have changed it.
 """
 
 
-class Carrying:
+class NetworkMapWorker:
     """A worker that keeps the interfaces of this agent's nodes at the newest settings.
 
     ``nodes`` are handled separately, so that one failing interface does not hide another. ``spawn``
@@ -42,13 +42,13 @@ class Carrying:
         *,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        prepare: Callable[[], object] = turns.prepare,
+        prepare: Callable[[], object] = turns.make_turn_directory,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._nodes = tuple(nodes)
         self._clock, self._spawn, self._prepare = clock, spawn, prepare
         self._patience_s = patience_s
-        self._settings: Settings | None = None  # None until a server has sent a network plan
+        self._settings: TagSettings | None = None  # None until a server has sent a network plan
         self._again_s = 0.0
         self._newer = False  # the settings differ from those being applied
         self._busy = False
@@ -61,7 +61,7 @@ class Carrying:
         """Call ``callback`` whenever ``settled`` has become true or ``remarks`` have changed."""
         self._callback = callback
 
-    def desired(self, settings: Settings | None) -> None:
+    def desired(self, settings: TagSettings | None) -> None:
         """Begin to apply ``settings``; until this is done or given up, ``settled`` is false.
 
         If ``settings`` is None, the servers have no plan. Interfaces then keep their treatment of
@@ -70,14 +70,14 @@ class Carrying:
         if settings is None:
             if self._settings is None:
                 return
-            settings = Settings(tags={}, priorities={})
+            settings = TagSettings(tags={}, priorities={})
         if settings == self._settings and self._clock() < self._again_s:
             return
         if settings != self._settings:
             self.settled = False
             asyncio.get_running_loop().call_later(self._patience_s, self._give_up, settings)
         self._settings, self._newer = settings, True
-        self._again_s = self._clock() + AGAIN_S
+        self._again_s = self._clock() + RECHECK_S
         if not self._busy:
             self._busy = True
             self._spawn(self._carry_out())
@@ -106,7 +106,7 @@ class Carrying:
             self.settled = True
         self._callback()
 
-    async def _on(self, node: NodeNetwork, settings: Settings) -> tuple[str, ...]:
+    async def _on(self, node: NodeNetwork, settings: TagSettings) -> tuple[str, ...]:
         """Apply ``settings`` to a node's interfaces; return what is wrong there."""
         try:
             await asyncio.to_thread(node.desired, settings)
@@ -130,7 +130,7 @@ class Carrying:
                 log.warning("%s", text, extra={"action": "network"})
         self.remarks = remarks
 
-    def _give_up(self, settings: Settings) -> None:
+    def _give_up(self, settings: TagSettings) -> None:
         if self.settled or settings != self._settings:
             return
         log.warning(
@@ -142,7 +142,7 @@ class Carrying:
         self._callback()
 
 
-def settings_from_message(desired: pb.Desired) -> Settings | None:
+def settings_from_message(desired: pb.Desired) -> TagSettings | None:
     """Return the gangs' tags and the map that a server sent, or None without a network plan.
 
     A gang whose tag is not in the map goes without it: its traffic is treated as unmarked.
@@ -157,7 +157,7 @@ def settings_from_message(desired: pb.Desired) -> Settings | None:
     }
     tag_of = {g.job: g.network.dscp for g in desired.gangs if g.HasField("network")}
     control = network.control_dscp
-    return Settings(
+    return TagSettings(
         tags={job: tag for job, tag in tag_of.items() if tag in priorities},
         priorities=priorities,
         control_tag=control if 0 <= control < CODE_POINTS else CONTROL_TAG,

@@ -16,14 +16,14 @@ import numpy as np
 
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.tables import Ints, ranges
+from tessera.formulation.tables import Ints, concatenate_ranges
 from tessera.solvers.answers import is_answer
 from tessera.solvers.base import Budget, Solver
 
 Solve = TypeVar("Solve", bound=Callable[..., Solution])
 
 
-def spells_out_waiting(solve: Solve) -> Solve:
+def with_waiting_as_columns(solve: Solve) -> Solve:
     """Return ``solve``, a method of a solver that knows only columns, extended to every problem.
 
     Without this wrapper such a solver assumes that waiting uses nothing. It then returns choices
@@ -39,7 +39,7 @@ def spells_out_waiting(solve: Solve) -> Solve:
     return cast(Solve, solve_any)
 
 
-class SpelledOut:
+class WaitingAsColumns:
     """A solver that spells out waiting as columns and calls another solver."""
 
     def __init__(self, inner: Solver) -> None:
@@ -72,7 +72,7 @@ def _solve_spelled_out(
             hint, status=SolveStatus.UNKNOWN, choice=np.full_like(hint.choice, -1), objective=0
         )
     solution = solve(spelled, budget, spelled_hint)
-    return replace(solution, choice=read_back(origin, solution.choice))
+    return replace(solution, choice=read_back_choice(origin, solution.choice))
 
 
 def spell_out(problem: Problem) -> tuple[Problem, Ints]:
@@ -87,7 +87,7 @@ def spell_out(problem: Problem) -> tuple[Problem, Ints]:
     count = np.diff(problem.job_start) + waits
     job_start = np.append(0, np.cumsum(count)).astype(np.int64)
     origin = np.full(int(job_start[-1]), -1, dtype=np.int64)
-    place = ranges(job_start[:-1], np.diff(problem.job_start))
+    place = concatenate_ranges(job_start[:-1], np.diff(problem.job_start))
     origin[place] = np.arange(len(problem.cell))
     real, job = origin >= 0, np.repeat(np.arange(jobs), count)
     uses = np.where(
@@ -96,7 +96,7 @@ def spell_out(problem: Problem) -> tuple[Problem, Ints]:
         np.diff(problem.idle_start)[job],
     )
     first = np.where(real, problem.usage_start[origin], len(problem.row) + problem.idle_start[job])
-    entries = ranges(first, uses)
+    entries = concatenate_ranges(first, uses)
 
     def spread(values: Ints) -> Ints:
         return np.where(real, values[origin], 0)
@@ -121,7 +121,7 @@ def spell_out(problem: Problem) -> tuple[Problem, Ints]:
     return spelled, origin
 
 
-def read_back(origin: Ints, choice: Ints) -> Ints:
+def read_back_choice(origin: Ints, choice: Ints) -> Ints:
     """Return a choice of the original problem for ``choice`` of the spelled-out one."""
     return np.where(choice >= 0, origin[choice], -1) if len(origin) else choice
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from itertools import pairwise
 
-from tessera.estimator.programs.counts import HEAVY
+from tessera.estimator.programs.counts import HEAVY_PRIMITIVES
 from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.program import Operator
 
-LONG = 12
+LONG_CHAIN_PRODUCTS = 12
 """Largest number of products between two cuts before cuts at narrow places are added. Attention has
 6 products, and a T5 block has 14."""
 
-NARROW = 1.1
+MAX_WIDTH_RATIO = 1.1
 """Largest width of a cut at a narrow place, relative to the narrowest place."""
 
 
@@ -44,9 +44,9 @@ def ends_of(flow: Flow, ending: frozenset[str] = frozenset()) -> list[int]:
     # Long stretches without a kept cut are cut at their narrowest places.
     for a, b in zip([-1, *single], [*single, len(places)], strict=True):
         inside = [i for i in range(a + 1, b) if widths[i] > 0]
-        if b - a > LONG and inside:
+        if b - a > LONG_CHAIN_PRODUCTS and inside:
             narrowest = min(widths[i] for i in inside)
-            chosen += [i for i in inside if widths[i] <= NARROW * narrowest]
+            chosen += [i for i in inside if widths[i] <= MAX_WIDTH_RATIO * narrowest]
     return [*sorted(places[i] + 1 for i in chosen), len(flow.active)]
 
 
@@ -79,7 +79,7 @@ def _live(flow: Flow) -> list[tuple[float, int]]:
 def _is_heavy(flow: Flow, op: Operator) -> bool:
     if op.name == "gather":  # a look-up of samples in a table of weights
         return bool(flow.sources.get(op.reads[0])) and flow.from_batch[op.reads[1]]
-    return op.name in HEAVY
+    return op.name in HEAVY_PRIMITIVES
 
 
 def kind_of(flow: Flow, start: int, end: int) -> str:
@@ -96,6 +96,6 @@ def kind_of(flow: Flow, start: int, end: int) -> str:
             for v in (*op.reads, *op.writes)
         ]
         digest.update(repr((op.name, shapes, op.flops)).encode())
-        if op.flops > most and op.name in HEAVY:
+        if op.flops > most and op.name in HEAVY_PRIMITIVES:
             busiest, most = op.name, op.flops
     return f"{busiest.partition('_')[0]}-{digest.hexdigest()[:10]}"

@@ -12,24 +12,24 @@ from tessera.estimator.hardware import Hardware
 from tessera.estimator.workloads import Estimator, catalogue_of, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.flows import NetworkJob, contention
-from tessera.formulation.network.measured import with_times
+from tessera.formulation.network.flows import NetworkJob, build_contention
+from tessera.formulation.network.measured import correct_times
 from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import BEST_FOUND, Cell, Workload
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import Change, MemoryStore
+from tessera.simulator.store import AllocationChange, MemoryStore
 from tessera.simulator.truth import truth_of
 from tessera.solvers.network.paths import least_comm_s
 
-NEAR = 0.01
+PERIOD_TOLERANCE = 0.01
 """Tolerance of the time of an iteration alone, as a share of the profile's time."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CellTraffic:
     """The traffic of a Cell by number of nodes.
 
     ``why`` says why the traffic is unknown, or is "".
@@ -43,7 +43,7 @@ class _Known:
         return self.traffic.get(nodes, next(iter(self.traffic.values())))
 
 
-class Sending:
+class TrafficSource:
     """A source of each job's part of the network's contention (``slowdowns.ContentionSlowdowns``).
 
     A Cell sends the ``traffic`` of its profile. If the profile has none, the traffic is derived
@@ -69,9 +69,9 @@ class Sending:
         self._hardware = _hardware(scenario)
         self._models = known_models(self._workloads, ())
         self._estimator = Estimator(self._hardware, self._models)
-        self._known = _given(scenario)
+        self._known = _profiled_traffic(scenario)
 
-    def __call__(self, change: Change, gang: Gang) -> Contention | None:
+    def __call__(self, change: AllocationChange, gang: Gang) -> Contention | None:
         """Return the job's loads and choices of paths, or None if it takes no part in contention."""
         name = self._names[change.job]
         workload, cell = int(self._workload[change.job]), self._cell(change.cell)
@@ -96,35 +96,35 @@ class Sending:
         return True
 
     def _part(self, job: NetworkJob, rate: float) -> Contention | None:
-        part, notes = contention(self._topology, [job], routes=self._routes)
+        part, notes = build_contention(self._topology, [job], routes=self._routes)
         if not len(part.fixed_link) and not len(part.bundle_bytes):
             if any(exchange.sent_bytes for exchange in job.traffic.exchanges):
                 self.outside[job.name] = dict(notes)[job.name]
             return None
         comm_s, period_s = least_comm_s(part), 1.0 / rate
-        part, _ = with_times(part, comm_s, np.array([period_s]))
+        part, _ = correct_times(part, comm_s, np.array([period_s]))
         alone_s = max(float(part.compute_s[0]), float(part.start_s[0] + comm_s[0]))
-        if abs(alone_s - period_s) > NEAR * period_s:
+        if abs(alone_s - period_s) > PERIOD_TOLERANCE * period_s:
             self.misfit[job.name] = (
                 f"an iteration takes {alone_s:.3g} s alone, but {period_s:.3g} s in the profile"
             )
         return part
 
-    def _derived(self, workload: Workload, cell: Cell) -> _Known:
+    def _derived(self, workload: Workload, cell: Cell) -> _CellTraffic:
         if workload not in self._models:
-            return _Known(
+            return _CellTraffic(
                 {}, f"the model {workload.model} {workload.params}".rstrip() + " is unknown"
             )
         if cell.gpu_type not in self._hardware:
-            return _Known({}, f"{cell.gpu_type} is not in the hardware catalogue")
+            return _CellTraffic({}, f"{cell.gpu_type} is not in the hardware catalogue")
         degrees = None if cell.pipeline_degree == BEST_FOUND else [cell.pipeline_degree]
         estimates = self._estimator.cells(workload, cell.gpu_type, cell.gpus, degrees)
         records = [estimate.record for estimate in estimates]
         fits = [(r.iter_time_s, r.cell.nodes, r.traffic) for r in records if r.traffic is not None]
         if not fits:
-            return _Known({}, f"no plan of {workload.model} {workload.params} fits")
+            return _CellTraffic({}, f"no plan of {workload.model} {workload.params} fits")
         _, nodes, sent = min(fits, key=lambda fit: fit[0])
-        return _Known({nodes: sent.traffic()})
+        return _CellTraffic({nodes: sent.traffic()})
 
 
 def _hardware(scenario: Scenario) -> dict[str, Hardware]:
@@ -144,7 +144,7 @@ def _hardware(scenario: Scenario) -> dict[str, Hardware]:
     }
 
 
-def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
+def _profiled_traffic(scenario: Scenario) -> dict[tuple[Workload, Cell], _CellTraffic]:
     """Return the traffic that profiles have, by workload and Cell on any nodes."""
     by_cell: defaultdict[tuple[Workload, Cell], dict[int, Traffic]] = defaultdict(dict)
     types = {kind.name for kind in scenario.gpu_types}
@@ -157,4 +157,4 @@ def _given(scenario: Scenario) -> dict[tuple[Workload, Cell], _Known]:
                 name, f"is for {sent.gpus} GPUs, but its profile is for {e.cell.gpus}"
             )
         by_cell[e.workload, e.cell.on(0)][e.cell.nodes] = sent.traffic()
-    return {of: _Known(traffic) for of, traffic in by_cell.items()}
+    return {of: _CellTraffic(traffic) for of, traffic in by_cell.items()}

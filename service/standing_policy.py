@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tessera.formulation.policy import PROMISES_NONE
+from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -18,7 +18,7 @@ def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
         return []
     if standing.scheduler:
         why = f"the scheduler {standing.scheduler!r} decides rounds and promises no deadline"
-    elif standing.deadline_mode not in PROMISES_NONE:
+    elif standing.deadline_mode not in MODES_WITHOUT_PROMISES:
         return []
     elif job.admitted and standing.deadline_mode != "ignore":
         return []  # it was promised before, and the promise is kept

@@ -11,16 +11,16 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 
-_EXACT = 1e-9
+_RELATIVE_ROUNDING = 1e-9
 """The share of a job's remaining work by which floating-point sums may be off."""
 
 _Leg = tuple[float, float, float, bool]
 """Start, end (at the latest the deadline), samples/s, and whether the job is on this Cell now."""
 
 
-def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
+def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
     """Return the time (s since 1970) of the last round that can still keep every promise.
 
     If no round is needed, return inf. Equation (29) keeps the promises until the first slot ends.
@@ -68,7 +68,7 @@ def due_s(snapshot: Snapshot, outcome: Outcome, round_s: float) -> float:
     return max(admission.until_s, math.floor(earliest_s / round_s + 1e-9) * round_s)
 
 
-def _rates(outcome: Outcome) -> dict[tuple[int, CellKey], float]:
+def _rates(outcome: RoundOutcome) -> dict[tuple[int, CellKey], float]:
     """Return the samples/s of each (workload, Cell)."""
     cells = outcome.problem.cells
     keys = zip(cells.workload.tolist(), cells.keys(), strict=True)
@@ -93,7 +93,10 @@ def _lasts_s(
 
     def short(at_s: float) -> bool:
         trained = rate * max(0.0, at_s - ready_s)
-        return left - trained - _trains(legs, at_s, restart_s, ready_s, reserve_s) > _EXACT * left
+        return (
+            left - trained - _trained_samples(legs, at_s, restart_s, ready_s, reserve_s)
+            > _RELATIVE_ROUNDING * left
+        )
 
     bends = {
         ready_s,
@@ -116,7 +119,7 @@ def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> fl
     return max(held_s, math.floor(low))
 
 
-def _trains(
+def _trained_samples(
     legs: list[_Leg], from_s: float, restart_s: float, ready_s: float, reserve_s: float
 ) -> float:
     """Return the samples that the legs train from a time on, if the job stays until then."""

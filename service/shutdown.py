@@ -12,10 +12,10 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-LEAVE_S: Final = 0.4
+ABANDON_AFTER_S: Final = 0.4
 """Seconds after the grace period at which calls that still run are abandoned."""
 
-LAST_S: Final = 0.9
+EXIT_AFTER_S: Final = 0.9
 """Seconds after the grace period at which the process ends, even if closing takes longer."""
 
 
@@ -31,10 +31,10 @@ def end_by(
     that case the process ends with code 1 and prints the stacks of all threads on stderr.
     """
     off = threading.Event()
-    faulthandler.dump_traceback_later(grace_s + LAST_S, exit=True)
+    faulthandler.dump_traceback_later(grace_s + EXIT_AFTER_S, exit=True)
 
     def leave() -> None:
-        if off.wait(grace_s + LEAVE_S):
+        if off.wait(grace_s + ABANDON_AFTER_S):
             return
         names = sorted(running())
         log.warning(

@@ -12,12 +12,17 @@ from functools import partial
 from typing import Final
 
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.profiling.tasks import Options, Profile, missing_tasks, nominal
+from tessera.estimator.profiling.tasks import (
+    Profile,
+    ProfilingOptions,
+    missing_tasks,
+    nominal_estimates,
+)
 from tessera.estimator.workloads import (
     MAX_GPUS,
     Estimator,
-    counts_of,
-    fingerprint,
+    estimates_fingerprint,
+    gpu_counts_of,
     hardware_of,
     known_models,
     measured_cells,
@@ -30,9 +35,9 @@ from tessera.formulation.errors import AlreadyExists, TesseraError
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import (
     EstimateRecord,
-    Estimation,
+    EstimationInputs,
     MeasurementRecord,
-    Wanted,
+    UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
@@ -40,22 +45,22 @@ from tessera.service.ports import Store, Writer
 
 log = logging.getLogger(__name__)
 
-MOST_ESTIMATORS: Final = 16
+MAX_ESTIMATORS: Final = 16
 """Number of clusters whose estimator is kept in memory, because each holds what it has learned.
 Those that were built last are kept.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _EstimateTask:
     """A workload to estimate, with the GPU counts to estimate for each GPU type."""
 
-    wanted: Wanted
+    wanted: UnestimatedWorkload
     counts: Mapping[str, Sequence[int]]
     key: str  # a digest of everything that the estimates depend on
 
 
-class Deriving:
+class CellDeriver:
     """A deriver of the estimates that live jobs of a cluster need and that no user gave.
 
     Its methods block, and only one thread may use it at a time. GPU counts are the requests of jobs
@@ -70,10 +75,10 @@ class Deriving:
         multiples: Sequence[float],
         *,
         learns: bool = True,
-        profiling: Options | None = None,
+        profiling: ProfilingOptions | None = None,
     ) -> None:
         self._store, self._hardware, self._multiples = store, hardware, multiples
-        self._learns, self._profiling = learns, profiling or Options()
+        self._learns, self._profiling = learns, profiling or ProfilingOptions()
         self._recorded: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
@@ -144,7 +149,7 @@ class Deriving:
         )
         self._kept[cluster] = measurements
 
-    def _queue_profiling(self, cluster: str, known: Estimation) -> None:
+    def _queue_profiling(self, cluster: str, known: EstimationInputs) -> None:
         """Queue the profiling tasks that are requested and were never created.
 
         The name of a task ensures that it is created only once.
@@ -161,8 +166,8 @@ class Deriving:
             log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
 
     def _tasks(
-        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
-    ) -> list[_Task]:
+        self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
+    ) -> list[_EstimateTask]:
         """Return the workloads to estimate, those without estimates first.
 
         Record why the others cannot be estimated.
@@ -170,7 +175,7 @@ class Deriving:
         specs = {(spec.model, spec.params): spec for spec in known.models}
         models = known_models((w.workload for w in known.wanted if not w.derived_from), ())
         reasons: dict[Workload, Reason] = {}
-        hardware, tasks = self._hardware_of(known), list[_Task]()
+        hardware, tasks = self._hardware_of(known), list[_EstimateTask]()
         for wanted in known.wanted:
             workload = wanted.workload
             spec = specs.get((workload.model, workload.params))
@@ -183,20 +188,22 @@ class Deriving:
                     reasons[workload] = self._unfit_reason(known, wanted)
                 continue
             profiles = _profiles(known, workload)
-            key = fingerprint(workload, spec, counts, hardware, measurements, profiles)
+            key = estimates_fingerprint(workload, spec, counts, hardware, measurements, profiles)
             if key != wanted.derived_from:
-                tasks.append(_Task(wanted=wanted, counts=counts, key=key))
+                tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
                 if not wanted.derived_from:
-                    reasons[workload] = _being_made(workload, counts)
+                    reasons[workload] = _estimates_pending(workload, counts)
         self._record_reasons(cluster, reasons)
         return sorted(tasks, key=lambda task: bool(task.wanted.derived_from))
 
-    def _counts_by_type(self, known: Estimation, wanted: Wanted) -> dict[str, list[int]]:
+    def _counts_by_type(
+        self, known: EstimationInputs, wanted: UnestimatedWorkload
+    ) -> dict[str, list[int]]:
         """Return the GPU counts to estimate, by GPU type.
 
         GPU types that are unknown or have too few GPUs are absent.
         """
-        counts = sorted({*counts_of(wanted.requests, self._multiples), *wanted.counts})
+        counts = sorted({*gpu_counts_of(wanted.requests, self._multiples), *wanted.counts})
         by_type = {
             kind.gpu_type.name: [n for n in counts if n <= min(kind.gpus, MAX_GPUS)]
             for kind in known.kinds
@@ -204,19 +211,19 @@ class Deriving:
         }
         return {name: fit for name, fit in by_type.items() if fit}
 
-    def _hardware_of(self, known: Estimation) -> dict[str, Hardware]:
+    def _hardware_of(self, known: EstimationInputs) -> dict[str, Hardware]:
         return {
             kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware)
             for kind in known.kinds
             if kind.gpu_type.name in self._hardware
         }
 
-    def _unfit_reason(self, known: Estimation, wanted: Wanted) -> Reason:
+    def _unfit_reason(self, known: EstimationInputs, wanted: UnestimatedWorkload) -> Reason:
         there = {k.gpu_type.name: k.gpus for k in known.kinds if k.gpus}
         fits = {name: gpus for name, gpus in there.items() if name in self._hardware}
         if not fits:
             return _reason(wanted.workload, no_known_type(there, self._hardware), "")
-        counts = ", ".join(map(str, counts_of(wanted.requests, self._multiples))) or "none"
+        counts = ", ".join(map(str, gpu_counts_of(wanted.requests, self._multiples))) or "none"
         have = ", ".join(f"{gpus} x {name}" for name, gpus in fits.items())
         return _reason(
             wanted.workload,
@@ -227,9 +234,9 @@ class Deriving:
     def _estimate(
         self,
         cluster: str,
-        known: Estimation,
+        known: EstimationInputs,
         measurements: Sequence[MeasurementRecord],
-        task: _Task,
+        task: _EstimateTask,
         cancelled: Callable[[], bool],
     ) -> None:
         workload, facts = task.wanted.workload, {"action": "cells_estimated", "cluster": cluster}
@@ -260,9 +267,9 @@ class Deriving:
     def _records(
         self,
         cluster: str,
-        known: Estimation,
+        known: EstimationInputs,
         measurements: Sequence[MeasurementRecord],
-        task: _Task,
+        task: _EstimateTask,
         cancelled: Callable[[], bool],
     ) -> list[EstimateRecord] | None:
         """Return the estimates of one workload, or None if the pass was cancelled."""
@@ -279,7 +286,7 @@ class Deriving:
         return records
 
     def _estimator(
-        self, cluster: str, known: Estimation, measurements: Sequence[MeasurementRecord]
+        self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
     ) -> Estimator:
         """Return an estimator that has learned from the measurements.
 
@@ -294,7 +301,7 @@ class Deriving:
         estimator = Estimator(hardware, models, measurements)
         self._estimators.pop(cluster, None)
         self._estimators[cluster] = (key, estimator)
-        while len(self._estimators) > MOST_ESTIMATORS:
+        while len(self._estimators) > MAX_ESTIMATORS:
             del self._estimators[next(iter(self._estimators))]
         return estimator
 
@@ -327,7 +334,7 @@ class Deriving:
         return kept[-1]
 
 
-def _profiles(known: Estimation, workload: Workload) -> Mapping[str, Profile]:
+def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profile]:
     """Return the profiles of a workload by GPU type.
 
     The result is empty if the model is not known any more.
@@ -338,7 +345,7 @@ def _profiles(known: Estimation, workload: Workload) -> Mapping[str, Profile]:
 
 
 def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
-    writer.derive(cluster, nominal([spec.requested_type]), {})
+    writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
     writer.submit_jobs(cluster, [spec])
     return b""
 
@@ -357,7 +364,7 @@ def _unknown(workload: Workload) -> Reason:
     return _reason(workload, problem, remedy)
 
 
-def _being_made(workload: Workload, counts: Mapping[str, Sequence[int]]) -> Reason:
+def _estimates_pending(workload: Workload, counts: Mapping[str, Sequence[int]]) -> Reason:
     return _reason(
         workload, f"they are being computed for {', '.join(counts)}", "wait until they are ready"
     )

@@ -7,62 +7,62 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.network.fabrics import host_names
-from tessera.benchmarks.network.workload import SIZES
-from tessera.formulation.network.contention import Contention, Demand
-from tessera.formulation.network.flows import NetworkJob, contention
+from tessera.benchmarks.network.workload import GPU_COUNTS
+from tessera.formulation.network.contention import Contention, LinkDemand
+from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
 from tessera.formulation.tables import Floats, Ints
-from tessera.formulation.topologies.builders import clos
+from tessera.formulation.topologies.builders import build_clos
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
-MIXED: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
+MIXED_SHARES: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
 """Shares of jobs by number of GPUs, chosen to resemble the trace of Crux (6).
 
 There a tenth of the jobs have 128 GPUs or more, the largest has 512, and a third share links with
 other jobs.
 """
-CROSSING: Final = (0.0, 0.0, 0.0, 0.0, 0.45, 0.30, 0.15, 0.07, 0.02, 0.01)
+CROSSING_SHARES: Final = (0.0, 0.0, 0.0, 0.0, 0.45, 0.30, 0.15, 0.07, 0.02, 0.01)
 """Shares of jobs by number of GPUs where no job fits on one host."""
-HOSTS_A_TOR: Final = 32
+HOSTS_PER_TOR: Final = 32
 AGGREGATIONS: Final = 16
 TOR_BYTES_PER_S: Final = 800 * GBIT_BYTES
 HOST_GPUS: Final = A100_HOST.gpus
-SPARE: Final = 1.1
+HOST_FACTOR: Final = 1.1
 """The number of hosts of the cluster, as a multiple of the hosts that jobs hold."""
 
 
 def pack_jobs(jobs: int, seed: int) -> Contention:
     """Return jobs of mixed sizes on neighbouring hosts."""
-    return _crowd(jobs, MIXED, False, seed)
+    return _crowd(jobs, MIXED_SHARES, False, seed)
 
 
 def scatter_jobs(jobs: int, seed: int) -> Contention:
     """Return jobs of mixed sizes on randomly chosen hosts."""
-    return _crowd(jobs, MIXED, True, seed)
+    return _crowd(jobs, MIXED_SHARES, True, seed)
 
 
-def crossing(jobs: int, seed: int) -> Contention:
+def crossing_jobs(jobs: int, seed: int) -> Contention:
     """Return jobs on two or more randomly chosen hosts each."""
-    return _crowd(jobs, CROSSING, True, seed)
+    return _crowd(jobs, CROSSING_SHARES, True, seed)
 
 
-def half(jobs: int, seed: int) -> Demand:
+def half_shared(jobs: int, seed: int) -> LinkDemand:
     """Return jobs of which half of all pairs share links. Each job loads 8 of 100 links."""
     rng = np.random.default_rng(seed)
     links = np.sort(rng.permuted(np.tile(np.arange(100), (jobs, 1)), axis=1)[:, :8], axis=1)
     return _drawn(links.astype(np.int64), rng)
 
 
-def one_link(jobs: int, seed: int) -> Demand:
+def one_link(jobs: int, seed: int) -> LinkDemand:
     """Return jobs that all share one link."""
     return _drawn(np.zeros((jobs, 1), np.int64), np.random.default_rng(seed))
 
 
-def _drawn(links: Ints, rng: np.random.Generator) -> Demand:
+def _drawn(links: Ints, rng: np.random.Generator) -> LinkDemand:
     jobs, each = len(links), links.shape[1]
     work_flop: Floats = rng.lognormal(0.0, 1.5, jobs)
     ones: Floats = np.ones(jobs)
-    return Demand(
+    return LinkDemand(
         work_flop=work_flop,
         compute_s=ones,
         start_s=ones,
@@ -76,14 +76,14 @@ def _drawn(links: Ints, rng: np.random.Generator) -> Demand:
 
 def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> Contention:
     rng = np.random.default_rng(seed)
-    gpus = rng.choice(SIZES, jobs, p=shares)
+    gpus = rng.choice(GPU_COUNTS, jobs, p=shares)
     rooms = _rooms(gpus)
-    names = host_names(int(SPARE * (max(map(max, rooms)) + 1)) + 1)
+    names = host_names(int(HOST_FACTOR * (max(map(max, rooms)) + 1)) + 1)
     place = rng.permutation(len(names)) if anywhere else np.arange(len(names))
-    topology = clos(
+    topology = build_clos(
         names,
         A100_HOST,
-        tors=-(-len(names) // HOSTS_A_TOR),
+        tors=-(-len(names) // HOSTS_PER_TOR),
         aggregations=AGGREGATIONS,
         tor_bytes_per_s=TOR_BYTES_PER_S,
     )
@@ -98,7 +98,7 @@ def _crowd(jobs: int, shares: tuple[float, ...], anywhere: bool, seed: int) -> C
         result.append(
             NetworkJob(name=f"job-{number}", gang=tuple(gang), traffic=_traffic(size, rng))
         )
-    return contention(topology, result)[0]
+    return build_contention(topology, result)[0]
 
 
 def _rooms(gpus: Ints) -> list[list[int]]:

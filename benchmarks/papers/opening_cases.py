@@ -16,27 +16,27 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import GpuType, Workload
-from tessera.simulator.comparison.contestants import information_of, options_of
+from tessera.simulator.comparison.policies import information_of, options_of
 from tessera.simulator.metrics import reference_of
-from tessera.simulator.overheads import overheads
+from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.traces.speeds import Room, Speeds
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import truth_of
 from tessera.simulator.world import World
 
-HOURS: Final = 10.0
+JOB_HOURS: Final = 10.0
 """The length of each job at its reference rate. It matters only to objectives about time."""
 
-Cell = tuple[str, int]
+TypeAndGpus = tuple[str, int]
 """A GPU type and a number of GPUs, or ("", 0) for no GPUs."""
-Plan = tuple[Cell, ...]
-NONE: Final[Cell] = ("", 0)
+CellPlan = tuple[TypeAndGpus, ...]
+NO_CELL: Final[TypeAndGpus] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class OpeningJob:
     """A job of a case, as it was requested."""
 
     workload: Workload
@@ -50,22 +50,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class OpeningCase:
     """A cluster, its waiting jobs in order of arrival, and the plans that the papers compare."""
 
     name: str
     nodes: tuple[tuple[str, int], ...]  # the type and number of GPUs of each node
-    jobs: tuple[Job, ...]
-    plans: tuple[Plan, ...]
+    jobs: tuple[OpeningJob, ...]
+    plans: tuple[CellPlan, ...]
 
 
-def _job(model: str, params: str, batch: int, gpus: int = 4, gpu_type: str = "a100") -> Job:
+def _job(model: str, params: str, batch: int, gpus: int = 4, gpu_type: str = "a100") -> OpeningJob:
     workload = Workload(model=model, params=params, global_batch=batch)
-    return Job(workload=workload, gpus=gpus, gpu_type=gpu_type)
+    return OpeningJob(workload=workload, gpus=gpus, gpu_type=gpu_type)
 
 
-def _on_a100(*counts: int) -> Plan:
-    return tuple(("a100", n) if n else NONE for n in counts)
+def _on_a100(*counts: int) -> CellPlan:
+    return tuple(("a100", n) if n else NO_CELL for n in counts)
 
 
 _WRES, _BERT, _MOE = (
@@ -73,8 +73,8 @@ _WRES, _BERT, _MOE = (
     _job("bert", "1.3B", 256),
     _job("moe", "1.3B", 256),
 )
-OPENINGS: Final = (
-    Opening(
+OPENING_CASES: Final = (
+    OpeningCase(
         name="resized",
         nodes=(("a100", 4), ("a100", 4)),
         jobs=(_WRES, _job("moe", "2.4B", 256), _BERT, _MOE),
@@ -85,25 +85,25 @@ OPENINGS: Final = (
             _on_a100(2, 2, 2, 2),
         ),
     ),
-    Opening(
+    OpeningCase(
         name="swapped",
         nodes=(("a100", 4), ("v100", 4)),
         jobs=(_job("bert", "2.6B", 256, 4, "v100"), _job("wide_resnet", "2B", 256, 4, "a100")),
         plans=((("v100", 4), ("a100", 4)), (("a100", 4), ("v100", 4))),
     ),
-    Opening(
+    OpeningCase(
         name="inverted",
         nodes=(("a100", 4), ("a100", 4)),
         jobs=(_WRES, _job("moe", "2.4B", 512), _BERT, _MOE),
         plans=(_on_a100(4, 4, 0, 0), _on_a100(2, 2, 2, 2)),
     ),
-    Opening(
+    OpeningCase(
         name="over-allocated",
         nodes=(("a100", 4),),
         jobs=(_job("moe", "2.4B", 512), _BERT),
         plans=(_on_a100(4, 0), _on_a100(2, 2)),
     ),
-    Opening(
+    OpeningCase(
         name="surplus",
         nodes=(("a100", 4),),
         jobs=(_BERT, _MOE),
@@ -114,15 +114,15 @@ OPENINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class OpeningScene:
     """An opening case with its scenario and rates."""
 
     scenario: Scenario
-    rates: tuple[Mapping[Cell, float], ...]  # of each job: samples/s on each Cell
+    rates: tuple[Mapping[TypeAndGpus, float], ...]  # of each job: samples/s on each Cell
     reference: tuple[float, ...]  # of each job, samples/s
 
     @classmethod
-    def of(cls, opening: Opening, records: Sequence[EstimateRecord]) -> Scene:
+    def of(cls, opening: OpeningCase, records: Sequence[EstimateRecord]) -> OpeningScene:
         """Return the scene, in which all jobs arrive at the same time, in order of their names."""
         nodes = [
             NodeSpec(name=f"{kind}-{i}", gpu_type=kind, gpus=gpus)
@@ -131,7 +131,7 @@ class Scene:
         kinds = {hardware.name: hardware.gpu_type for hardware in (A100, V100)}
         types: list[GpuType] = [kinds[kind] for kind in dict(opening.nodes)]
         there = [e for e in records if e.cell.gpu_type in dict(opening.nodes)]
-        speeds = Speeds(there, Room.of(nodes))
+        speeds = Speeds(there, ClusterRoom.of(nodes))
         rates = tuple(rates_of(job.workload, speeds) for job in opening.jobs)
         best = tuple(
             max(rate for (_, gpus), rate in of.items() if gpus == job.gpus)
@@ -145,7 +145,7 @@ class Scene:
                     workload=job.workload,
                     requested_gpus=job.gpus,
                     requested_type=job.gpu_type,
-                    iterations=math.ceil(HOURS * 3600 * rate / job.workload.global_batch),
+                    iterations=math.ceil(JOB_HOURS * 3600 * rate / job.workload.global_batch),
                 ),
             )
             for i, (job, rate) in enumerate(zip(opening.jobs, best, strict=True))
@@ -155,41 +155,41 @@ class Scene:
             scenario=scenario, rates=rates, reference=tuple(reference_of(scenario).rate.tolist())
         )
 
-    def total(self, plan: Plan) -> float:
+    def total(self, plan: CellPlan) -> float:
         """Return the samples/s of a plan. A Cell on which a job does not run adds nothing."""
         return sum(of.get(cell, 0.0) for of, cell in zip(self.rates, plan, strict=True))
 
-    def normalised(self, plan: Plan) -> float:
+    def normalised(self, plan: CellPlan) -> float:
         """Return the normalised throughput of a plan."""
         each = zip(self.rates, plan, self.reference, strict=True)
         return sum(of.get(cell, 0.0) / reference for of, cell, reference in each)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[CellPlan]:
         """Yield every plan that fits the GPUs of each type.
 
         Counts and node sizes are powers of two, so the Cells also fit the nodes.
         """
-        have = Room.of(self.scenario.nodes).gpus
-        for plan in product(*([NONE, *of] for of in self.rates)):
+        have = ClusterRoom.of(self.scenario.nodes).gpus
+        for plan in product(*([NO_CELL, *of] for of in self.rates)):
             if all(sum(n for t, n in plan if t == kind) <= most for kind, most in have.items()):
                 yield plan
 
 
-def rates_of(workload: Workload, speeds: Speeds) -> dict[Cell, float]:
+def rates_of(workload: Workload, speeds: Speeds) -> dict[TypeAndGpus, float]:
     """Return the samples/s of a workload on each Cell on which it runs."""
     return {cell: workload.global_batch / s for cell, s in speeds.cells(workload).items()}
 
 
 def seen_rates(
-    scene: Scene, opening: Opening, information: str, memory: Path | None
-) -> tuple[dict[Cell, float], ...]:
+    scene: OpeningScene, opening: OpeningCase, information: str, memory: Path | None
+) -> tuple[dict[TypeAndGpus, float], ...]:
     """Return each job's samples/s according to an information, on the Cells that run by it."""
     snapshot = information_of(information, memory)(_snapshot(scene))
     e, kinds = snapshot.estimates, [kind.name for kind in snapshot.gpu_types]
-    result: list[dict[Cell, float]] = []
+    result: list[dict[TypeAndGpus, float]] = []
     for job in opening.jobs:
         mine = e.workload == snapshot.workloads.index(job.workload)
-        cells: dict[Cell, float] = {}
+        cells: dict[TypeAndGpus, float] = {}
         each = zip(e.gpu_type[mine], e.gpus[mine], e.iter_time_s[mine], strict=True)
         for kind, gpus, iter_time_s in each:
             cell = (kinds[kind], int(gpus))
@@ -200,23 +200,23 @@ def seen_rates(
 
 
 def decide_openings(
-    scene: Scene, policy: str, information: str, memory: Path | None, seed: int
-) -> Plan:
+    scene: OpeningScene, policy: str, information: str, memory: Path | None, seed: int
+) -> CellPlan:
     """Return the Cell on which a policy starts each job, or no GPUs if the job cannot run there."""
     snapshot = _snapshot(scene)
     outcome = Decider(options_of(policy, seed), information_of(information, memory))(snapshot)
-    truth, plan = truth_of(snapshot), [NONE] * len(scene.rates)
+    truth, plan = truth_of(snapshot), [NO_CELL] * len(scene.rates)
     for one in outcome.decisions:
         if one.kind in CHANGES_GPUS and one.gang is not None:
             cell = snapshot.cell(one.cell).on(one.gang.nodes)
             rate = truth.iterations_per_s(int(snapshot.jobs.workload[one.job]), cell)
             job = int(snapshot.jobs.name[one.job].partition("-")[0])
-            plan[job] = (cell.gpu_type, cell.gpus) if rate > 0 else NONE
+            plan[job] = (cell.gpu_type, cell.gpus) if rate > 0 else NO_CELL
     return tuple(plan)
 
 
-def _snapshot(scene: Scene) -> Snapshot:
+def _snapshot(scene: OpeningScene) -> Snapshot:
     """Return the snapshot when all jobs have just arrived and restarts are free."""
-    world = World(scene.scenario, overheads=overheads("none"))
+    world = World(scene.scenario, overheads=preset_overheads("none"))
     world.advance(0.0)
     return world.snapshot()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tessera.formulation.check import score
+from tessera.formulation.check import score_solution
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state
+from tessera.formulation.statement import state_round
 from tessera.simulator.run import Decider
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import Outcome
+from tessera.solvers.rounds.plan import RoundOutcome
 from tessera.solvers.schedulers.base import translate_choice
 
 
-class Watch:
+class PausableClock:
     """The system's clock without the time of work that it does not count."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Watch:
         return result
 
 
-class Judged:
+class JudgedDecider:
     """A decider that compares some of its rounds with the decisions of the ILP.
 
     The ILP's time does not count as the decider's. Each entry of ``shares`` is the value of the
@@ -42,14 +42,16 @@ class Judged:
     restart cost, by the estimates that rounds see.
     """
 
-    def __init__(self, decide: Callable[[Snapshot], Outcome], every: int, watch: Watch) -> None:
+    def __init__(
+        self, decide: Callable[[Snapshot], RoundOutcome], every: int, watch: PausableClock
+    ) -> None:
         """Judge each ``every``-th round. If ``every`` is 0, judge none."""
         self.shares: list[float] = []
         self._decide, self._every, self._watch = decide, every, watch
         self._best = Decider(RoundOptions())
         self._rounds = 0
 
-    def __call__(self, snapshot: Snapshot) -> Outcome:
+    def __call__(self, snapshot: Snapshot) -> RoundOutcome:
         """Return the decider's outcome, and judge it in each ``every``-th round."""
         outcome = self._decide(snapshot)
         if self._every and self._rounds % self._every == 0 and not outcome.violations:
@@ -58,13 +60,13 @@ class Judged:
         self._rounds += 1
         return outcome
 
-    def _share(self, snapshot: Snapshot, outcome: Outcome) -> float:
+    def _share(self, snapshot: Snapshot, outcome: RoundOutcome) -> float:
         best = self._best(snapshot).placed_score
-        return placed_worth(snapshot, outcome) / best if best > 0 else 1.0
+        return placement_value(snapshot, outcome) / best if best > 0 else 1.0
 
 
-def placed_worth(snapshot: Snapshot, outcome: Outcome) -> float:
+def placement_value(snapshot: Snapshot, outcome: RoundOutcome) -> float:
     """Return the value of what was placed, in normalised throughput less the restart cost."""
-    every = state(snapshot, RoundOptions(), published=True).problem
+    every = state_round(snapshot, RoundOptions(), published=True).problem
     choice = translate_choice(outcome.problem, every, outcome.solution.choice)
-    return score(every, replace(outcome.solution, choice=choice), outcome.placed.placement)
+    return score_solution(every, replace(outcome.solution, choice=choice), outcome.placed.placement)

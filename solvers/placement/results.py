@@ -8,13 +8,13 @@ import numpy as np
 
 from tessera.formulation.placement import Placement
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.solvers.placement.blocks import carve
+from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.free import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacementResult:
     """A solution with its placement, changed where its Cells found no place."""
 
     solution: Solution
@@ -29,9 +29,9 @@ class Placed:
     """A map from a job to the column that was chosen for it, where the solution's now differs."""
 
 
-def outcome(
+def make_result(
     board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, str]
-) -> Placed:
+) -> PlacementResult:
     """Return the outcome that ``board`` holds.
 
     ``wanted`` is the solver's choice. ``reasons`` gives, for each job, the reason why it failed.
@@ -45,7 +45,7 @@ def outcome(
         solution = replace(solution, choice=choice, objective=objective, status=status)
     has = choice.tolist()
     denied = {job: column for job, column in wanted.items() if has[job] != column}
-    return Placed(
+    return PlacementResult(
         solution=solution,
         placement=board.placement(),
         unplaced={job: reasons[job] for job in sorted(denied)},
@@ -54,7 +54,7 @@ def outcome(
     )
 
 
-def shortage(board: Board, column: int) -> str:
+def describe_shortage(board: Board, column: int) -> str:
     """Return, in numbers, the reason why the Cell of ``column`` finds no place at its own shape now."""
     kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
     name = board.snapshot.gpu_types[kind].name
@@ -87,7 +87,7 @@ def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
         return ""
     share = demand.on_node(layout.each or layout.rest)
     short = sum(
-        carve(free.mask[node], share.gpus) > 0 and not free.fits(node, share)
+        carve_share(free.mask[node], share.gpus) > 0 and not free.fits(node, share)
         for node in free.of_type[board.gpu_type[column]]
     )
     if not short:

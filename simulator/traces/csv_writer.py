@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
-from tessera.simulator.traces.trace import EXACT, PLAN, Arrival
+from tessera.simulator.traces.trace import EXACT_ITERATIONS_COLUMN, PLAN_LABEL, Arrival
 
 COLUMNS = (
     "job_id",
@@ -17,13 +17,13 @@ COLUMNS = (
     "model",
     "params",
     "global_batch",
-    EXACT,
+    EXACT_ITERATIONS_COLUMN,
     "num_gpus",
     "gpu_type",
     "deadline_s",
     "tenant",
     "guaranteed",
-    PLAN,
+    PLAN_LABEL,
 )
 
 
@@ -54,7 +54,7 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
                 deadline,
                 spec.tenant,
                 int(spec.guaranteed),
-                spec.labels.get(PLAN, ""),
+                spec.labels.get(PLAN_LABEL, ""),
             ]
         )
     return text.getvalue()

@@ -13,35 +13,35 @@ import sqlalchemy as sa
 from tessera.db.decisions import find_reasons
 from tessera.db.documents import reason_from
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.promises.backoff import backs_off, tried_next
-from tessera.formulation.reasons import Reason, ReasonCode, is_held, is_leaving
+from tessera.formulation.promises.backoff import back_off_over_reason, back_off_reason
+from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
 
-Why = tuple[Reason | None, int]
+WaitReason = tuple[Reason | None, int]
 """A reason, and the round that gave it. The round is 0 if no round did."""
 
-_BY_ROUNDS: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
+_ROUND_STATES: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
 """States of waiting jobs that rounds decide on. For other states the state itself is the reason."""
 
-_OF_THEN: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF})
+_PAST_REASONS: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF})
 """Reasons that only describe the job's state at the time of the round."""
 
 
-def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict[int, Why]:
+def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict[int, WaitReason]:
     """Return the known reasons why jobs of one cluster do not run, by key.
 
     ``rows`` are rows of the queries in ``tessera.db.rows``. A rejected job has the reason of the
     round that rejected it. A reason that follows from the job's present state has precedence over
     the last round that was not refused. So has a later finding about its estimates.
     """
-    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _BY_ROUNDS}
-    given: dict[int, Why] = {}
+    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _ROUND_STATES}
+    given: dict[int, WaitReason] = {}
     if waiting:
         for job, reason, number in find_reasons(connection, rows[0]["cluster_id"], waiting):
             given[waiting[job]] = (reason, number)
     return {row["id"]: _why(row, *given.get(row["id"], (None, 0))) for row in rows}
 
 
-def _why(row: sa.RowMapping, given: Reason | None, number: int) -> Why:
+def _why(row: sa.RowMapping, given: Reason | None, number: int) -> WaitReason:
     """Return why the job of ``row`` does not run.
 
     ``given`` is the reason that round ``number`` gave, if any.
@@ -50,18 +50,18 @@ def _why(row: sa.RowMapping, given: Reason | None, number: int) -> Why:
     if row["rejection"] is not None:
         return reason_from(row["rejection"]["reason"]), int(row["rejection"]["round"])
     if state in (JobState.HELD, JobState.HOLDING):
-        return is_held(state, row["name"], row["held_s"]), 0
+        return held_reason(state, row["name"], row["held_s"]), 0
     if state in (JobState.CANCELLING, JobState.FAILING):
-        return is_leaving(state), 0
-    if state not in _BY_ROUNDS:
+        return leaving_reason(state), 0
+    if state not in _ROUND_STATES:
         return None, 0
     if row["retry_s"] is not None and row["retry_s"] > row["now_s"]:
-        return backs_off(row["failures"], row["retry_s"], row["last_error"]), 0
-    if given is not None and given.code in _OF_THEN:
-        given, number = (tried_next() if given.code is ReasonCode.BACK_OFF else None), 0
+        return back_off_reason(row["failures"], row["retry_s"], row["last_error"]), 0
+    if given is not None and given.code in _PAST_REASONS:
+        given, number = (back_off_over_reason() if given.code is ReasonCode.BACK_OFF else None), 0
     if state is JobState.QUEUED:
         return _of_estimating(row, given), number
-    return (is_leaving(state), 0) if given is None else (given, number)
+    return (leaving_reason(state), 0) if given is None else (given, number)
 
 
 def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:

@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from tessera.db.tables.jobs import jobs
 from tessera.formulation.records.jobs import JobSpec
 
-STATED: Final = tuple(
+STATED_COLUMNS: Final = tuple(
     f.name for f in fields(JobSpec) if f.name not in {"name", "workload", "avoid_nodes"}
 )
 """The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
 
-UPDATABLE: Final = frozenset({*STATED, "avoid_nodes"})
+UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})
 """Fields of a job that may change after its submission. Its name and its workload may not."""
 
-SUBMITTED: Final = ("name", "workload_id", *STATED)
+SUBMITTED_COLUMNS: Final = ("name", "workload_id", *STATED_COLUMNS)
 """The columns of a submitted row of ``jobs``, in addition to its cluster."""
 
 
@@ -30,5 +30,5 @@ def typed_columns(columns: Sequence[str]) -> str:
 
 def stated_in(row: sa.RowMapping) -> dict[str, Any]:
     """Return the fields of a ``JobSpec`` in a row of ``jobs``, with lists as tuples."""
-    values = {name: row[name] for name in STATED}
+    values = {name: row[name] for name in STATED_COLUMNS}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
