@@ -63,13 +63,13 @@ def error_of(server: FakeServer, job: str) -> str:
     return error
 
 
-async def hears_on(server: FakeServer) -> None:
+async def wait_for_heartbeats(server: FakeServer) -> None:
     """Wait until the agent has sent more heartbeats."""
     beats = server.heartbeats
     await until(lambda: server.heartbeats > beats + 2)
 
 
-async def test_a_job_that_lies_about_its_progress_does_not_end_its_agent(
+async def test_false_progress_of_a_job_does_not_end_its_agent(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
@@ -81,12 +81,12 @@ async def test_a_job_that_lies_about_its_progress_does_not_end_its_agent(
         part = progress.with_suffix(".lie")
         part.write_text(lie)
         part.rename(progress)
-        await hears_on(server)
+        await wait_for_heartbeats(server)
     assert server.seen(1) == [RUNNING, ("b", 1, "n1", "RUNNING")]
     await until(lambda: server.observed and server.observed.gangs[1].iterations_done >= 0)
 
 
-async def test_an_agent_whose_data_directory_is_removed_goes_on(
+async def test_an_agent_whose_data_directory_is_removed_continues(
     server: FakeServer, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
@@ -94,7 +94,7 @@ async def test_an_agent_whose_data_directory_is_removed_goes_on(
     await server.sees(1, RUNNING)
     pid = agent.pid_of("a")
     shutil.rmtree(agent.data_dir)
-    await hears_on(server)
+    await wait_for_heartbeats(server)
     server.want(2, a_gang("b", **NEXT))
     await server.sees(2, ("b", 1, "n1", "RUNNING"))
     assert not is_running(pid)
@@ -110,7 +110,7 @@ async def test_an_agent_whose_data_directory_is_removed_goes_on(
         ('{"generation": 1, "iterations": 10e12}', "it belongs to another job"),
     ],
 )
-async def test_a_broken_checkpoint_fails_its_job_with_what_to_do(
+async def test_a_broken_checkpoint_fails_its_job_and_the_error_says_what_to_do(
     server: FakeServer, make_agent: MakeAgent, tmp_path: Path, stored: str, says: str
 ) -> None:
     store = tmp_path / "agent-0" / "checkpoints" / "c" / "job-a"
@@ -157,35 +157,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def fill(path: Path) -> None:
+def fill_disk(path: Path) -> None:
     """Write until there is no space left."""
     with path.open("wb", buffering=0) as rest, contextlib.suppress(OSError):
         while rest.write(bytes(4096)):
             continue
 
 
-async def test_a_full_disk_fails_jobs_with_its_name_and_costs_no_agent(
+async def test_a_full_disk_fails_jobs_with_an_error_that_names_it_and_stops_no_agent(
     server: FakeServer, make_agent: MakeAgent, small_disk: Path
 ) -> None:
     agent = make_agent(server.port, "--clock-factor", "100", folder=small_disk / "agent")
     await until(lambda: server.hellos)
     await server.sees(0)
-    fill(small_disk / "rest")
+    fill_disk(small_disk / "rest")
     server.want(1, a_gang(iterations_total=LONG))
     await server.sees(1, ("a", 1, "n0", "FAILED"))
     assert "No space left" in error_of(server, "a")
-    await hears_on(server)
+    await wait_for_heartbeats(server)
     (small_disk / "rest").unlink()
     server.want(2, a_gang("b", **NEXT))
     await server.sees(2, ("b", 1, "n1", "RUNNING"))
     agent.pid_of("b")
-    await hears_on(server)
+    await wait_for_heartbeats(server)
     assert (agent.data_dir / "lease.json").exists()
     assert len(server.hellos) == 1
 
 
 @pytest.mark.parametrize("name", ["../../evil", "..", "a/../../b"])
-async def test_a_job_whose_name_leads_elsewhere_stays_in_the_agents_directories(
+async def test_a_job_name_with_a_path_stays_inside_the_agents_directories(
     server: FakeServer, make_agent: MakeAgent, tmp_path: Path, name: str
 ) -> None:
     server.want(1, a_gang(name, iterations_total=LONG))
@@ -200,7 +200,7 @@ async def test_a_job_whose_name_leads_elsewhere_stays_in_the_agents_directories(
     assert not gang.exists()
 
 
-def a_lab(store: PostgresStore) -> None:
+def store_lab_cluster(store: PostgresStore) -> None:
     """Store a cluster with a type, and a job that runs on one GPU for long."""
     workload = Workload(model="m", params="", global_batch=8)
     cell = EstimateRecord(
@@ -222,7 +222,7 @@ def a_lab(store: PostgresStore) -> None:
     store.write(None, work)
 
 
-def decide(store: PostgresStore) -> None:
+def decide_round(store: PostgresStore) -> None:
     """Decide and commit a round."""
     RoundLoop(store, SystemClock()).schedule(
         "c",
@@ -234,11 +234,11 @@ def decide(store: PostgresStore) -> None:
     )
 
 
-async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_once_and_stops(
+async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notified_and_stops(
     store: PostgresStore, database: Database, make_agent: MakeAgent
 ) -> None:
     """The twin has a directory of its own, so it could not stop what the first one left."""
-    a_lab(store)
+    store_lab_cluster(store)
     config = Config(
         listen="127.0.0.1:0",
         database_url=database.url,
@@ -259,7 +259,7 @@ async def test_of_two_agents_of_one_name_the_newer_wins_and_the_other_is_told_on
         nodes = ("n0:a100:1",)
         first = make_agent(port, nodes=nodes)
         await until(lambda: store.list_clusters("", 1)[0].nodes)
-        await asyncio.to_thread(decide, store)
+        await asyncio.to_thread(decide_round, store)
         await job_is(JobState.RUNNING)
         generation = store.get_job("c", "a").generation
         pid = first.pid_of("a", generation)

@@ -89,7 +89,7 @@ async def test_a_job_that_fails_says_why_and_is_not_started_again(
     assert "submit the job without a command" in errors[1]
 
 
-async def test_a_resized_job_goes_on_from_its_checkpoint_once_the_old_process_is_dead(
+async def test_a_resized_job_continues_from_its_checkpoint_once_the_old_process_is_dead(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
@@ -103,7 +103,7 @@ async def test_a_resized_job_goes_on_from_its_checkpoint_once_the_old_process_is
     assert server.observed.gangs[0].iterations_done >= checkpoint_of(agent, "a") > 0
 
 
-async def test_a_job_that_is_not_desired_any_more_is_stopped_and_absent(
+async def test_a_job_that_is_no_longer_desired_is_stopped_and_absent(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     keep = a_gang("b", shares=(("n1", (0,)),), leader="n1", iterations_total=LONG)
@@ -177,7 +177,7 @@ async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_igno
     assert len({hello.incarnation for hello in server.hellos}) == 1
 
 
-async def test_an_agent_that_hears_nothing_for_its_lease_stops_its_gangs(
+async def test_an_agent_without_contact_for_its_lease_stops_its_gangs(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.lease_s = 1.5
@@ -198,7 +198,7 @@ async def test_an_agent_that_hears_nothing_for_its_lease_stops_its_gangs(
     assert server.observed.gangs[0].iterations_done >= reached > 0
 
 
-async def test_what_an_agent_hears_late_does_not_prolong_its_lease(
+async def test_a_late_message_does_not_prolong_the_lease_of_an_agent(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.lease_s, server.heartbeat_s = 3.0, 1.0
@@ -219,7 +219,7 @@ async def test_what_an_agent_hears_late_does_not_prolong_its_lease(
     assert lease["heard_s"] <= frozen_s
 
 
-async def test_a_killed_agent_adopts_its_children_when_it_is_back(
+async def test_a_restarted_agent_adopts_its_children_after_a_kill(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     far = a_gang("b", shares=(("n1", (5,)),), leader="far")
@@ -240,7 +240,7 @@ async def test_a_killed_agent_adopts_its_children_when_it_is_back(
     assert not is_running(pid)
 
 
-async def test_an_end_while_no_agent_watched_is_reported_by_the_next(
+async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_agent(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang(command=("fail-at", "1500"), iterations_total=LONG))
@@ -273,7 +273,7 @@ async def test_a_superseded_agent_stops_its_children_and_ends(
     assert agent.pid_of("a") != pid
 
 
-async def test_an_agent_that_is_told_to_end_leaves_its_children_unless_asked_to_stop_them(
+async def test_a_terminated_agent_leaves_its_children_running_unless_asked_to_stop_them(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
@@ -311,7 +311,7 @@ async def test_an_agent_finds_the_server_that_answers(server: FakeServer, tmp_pa
             agent.clean()
 
 
-async def test_an_agent_says_once_which_of_its_nodes_were_deleted_and_goes_on(
+async def test_an_agent_logs_once_which_of_its_nodes_were_deleted_and_continues(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang())
@@ -329,7 +329,7 @@ async def test_an_agent_says_once_which_of_its_nodes_were_deleted_and_goes_on(
     await until(lambda: "in the cluster again: n1" in agent.log.read_text())
 
 
-async def test_an_agent_whose_cluster_does_not_exist_says_so_once_and_waits_for_it(
+async def test_an_agent_without_a_cluster_logs_it_once_and_waits_for_the_cluster(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.has_cluster = False

@@ -116,7 +116,7 @@ async def test_a_job_of_a_published_model_gets_cells_and_is_scheduled(database: 
     assert found.allocation.cell == best.cell
 
 
-async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_it_is_done(
+async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_the_model_is_added(
     database: Database,
 ) -> None:
     async with a_system(database) as user:
@@ -146,7 +146,7 @@ async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_it_is_don
         assert (await user.job("j")).state == jobs_pb2.STARTING
 
 
-async def test_a_server_that_is_told_not_to_estimates_nothing(database: Database) -> None:
+async def test_a_server_with_estimation_off_estimates_nothing(database: Database) -> None:
     async with a_system(database, estimate_cells=False) as user:
         await user.submit("j", "bert", "1.3B")
         await user.schedule()

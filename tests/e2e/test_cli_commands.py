@@ -25,7 +25,7 @@ def test_a_cluster_is_described_listed_and_shown(tessera: Tessera) -> None:
     assert tessera("cluster", "get", "absent", code=4).stdout == ""
 
 
-def test_validating_a_cluster_changes_nothing_even_where_it_is_new(tessera: Tessera) -> None:
+def test_validating_a_cluster_changes_nothing_even_if_the_cluster_is_new(tessera: Tessera) -> None:
     done = tessera("cluster", "apply", "-f", "-", "-c", "new", "--validate-only", stdin=CLUSTER)
     assert "nothing changed" in done.stderr
     tessera("cluster", "get", "new", code=4)
@@ -34,7 +34,7 @@ def test_validating_a_cluster_changes_nothing_even_where_it_is_new(tessera: Tess
     assert read(tessera, "cluster", "get")["nodes"] == "2"
 
 
-def test_jobs_are_submitted_scheduled_and_seen(tessera: Tessera, fleet: Fleet) -> None:
+def test_jobs_are_submitted_scheduled_and_listed(tessera: Tessera, fleet: Fleet) -> None:
     for name in ("one", "two", "three"):
         submit(tessera, name, "--label", f"run={name}")
     decided = read(tessera, "round", "--solver", "cp-sat", "--seed", "3")
@@ -71,7 +71,7 @@ def test_a_job_is_watched_until_it_ends(tessera: Tessera, fleet: Fleet, address:
     assert tessera("jobs", "--state", "succeeded", "-o", "name").stdout == "clusters/c/jobs/j\n"
 
 
-def test_a_file_of_jobs_is_submitted_whole_or_not_at_all(tessera: Tessera) -> None:
+def test_a_file_of_jobs_is_submitted_completely_or_not_at_all(tessera: Tessera) -> None:
     text = (
         "defaults: {model: bert, params: 1.3B, global_batch: 256, iterations: 10, gpus: 4}\n"
         "jobs: [{name: a}, {name: b, weight: 2, deadline: 1h}]\n"
@@ -136,7 +136,7 @@ def test_a_dry_run_commits_nothing(tessera: Tessera, fleet: Fleet) -> None:
     assert read(tessera, "job", "j")["state"] == "QUEUED"
 
 
-def test_a_round_is_replayed_as_recorded_and_otherwise(
+def test_a_round_is_replayed_as_recorded_and_with_another_solver(
     tessera: Tessera, fleet: Fleet, tmp_path: Path
 ) -> None:
     for name in ("one", "two", "three"):
@@ -166,7 +166,7 @@ def test_a_round_is_replayed_as_recorded_and_otherwise(
     tessera("round", "--solver", "magic", code=1)
 
 
-def test_estimates_that_are_imported_again_replace_what_came_between(
+def test_importing_estimates_again_replaces_later_changes(
     tessera: Tessera, address: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "profiles.csv"
@@ -196,7 +196,7 @@ def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_skipped(
     assert "has only estimates of other types" in only
 
 
-def test_an_imported_trace_may_be_imported_again_after_a_failure_half_way(
+def test_a_trace_import_that_failed_halfway_may_be_repeated(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"

@@ -15,7 +15,7 @@ from tests.support.rows import rows_left
 from tests.support.system import until
 
 
-def states(tessera: Tessera) -> list[str]:
+def node_states(tessera: Tessera) -> list[str]:
     return [node["state"] for node in read(tessera, "nodes")["nodes"]]
 
 
@@ -37,7 +37,7 @@ def test_a_cluster_with_live_jobs_is_refused_and_the_error_says_what_to_do(
     tessera("cluster", "delete", "c", "--allow-missing")
 
 
-def test_a_running_server_removes_the_rows_of_a_deleted_cluster_and_takes_its_name_again(
+def test_a_running_server_removes_the_rows_of_a_deleted_cluster_and_its_name_is_free_again(
     tessera: Tessera, database: Database
 ) -> None:
     PostgresStore(database).hello("c", "fleet", "first", NODES)
@@ -67,7 +67,7 @@ nodes: [{name: old, gpu_type: v100, gpus: 4}]
     tessera("cluster", "types", "delete", "v100", code=4)
 
 
-def test_cells_are_listed_and_deleted_by_what_matches(tessera: Tessera) -> None:
+def test_cells_are_listed_and_deleted_by_filter(tessera: Tessera) -> None:
     assert len(tessera("cells").stdout.splitlines()) == 4
     assert read(tessera, "cells", "delete", "--gpus", "1", "--validate-only") == {"deleted": 1}
     assert read(tessera, "cells", "delete", "--gpus", "1") == {"deleted": 1}
@@ -93,7 +93,7 @@ def test_a_model_is_deleted(tessera: Tessera, tmp_path: Path) -> None:
     tessera("models", "delete", "owl/1B", "--allow-missing")
 
 
-def test_a_terminal_is_asked_before_anything_is_deleted(
+def test_deletion_asks_for_confirmation_on_a_terminal(
     tessera: Tessera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal:
@@ -133,7 +133,7 @@ def test_draining_waits_until_the_jobs_have_left_and_says_why(
     done = tessera("drain", held, "--wait", "--timeout", "0s", "--reason", "bad fan", code=1)
     assert "not drained after 0 s: " in done.stderr
     assert "1 job left (j)" in done.stderr
-    assert sorted(states(tessera)) == ["DRAINING", "READY"]
+    assert sorted(node_states(tessera)) == ["DRAINING", "READY"]
     tessera("hold", "j")
     drained = tessera("drain", held, "--wait", "--timeout", "60s")
     assert "DRAINED" in drained.stdout
@@ -144,7 +144,7 @@ def test_draining_waits_until_the_jobs_have_left_and_says_why(
     assert node["drain_reason"] == "bad fan"
     assert node["drain_time"]
     tessera("undrain", held)
-    assert states(tessera) == ["READY", "READY"]
+    assert node_states(tessera) == ["READY", "READY"]
 
 
 def test_applying_a_printed_cluster_and_its_tenants_changes_nothing(

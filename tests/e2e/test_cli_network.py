@@ -103,7 +103,7 @@ def test_nodes_missing_from_a_description_are_reported(tessera: Tessera) -> None
     assert "free of contention" in found.stderr
 
 
-def test_plans_are_shown_made_and_listed(
+def test_network_plans_are_made_shown_and_listed(
     tessera: Tessera, fleet: Fleet, address: str, described: Path
 ) -> None:
     assert "no network plan yet" in tessera("network", "history").stderr
@@ -141,7 +141,7 @@ def test_plans_are_shown_made_and_listed(
     assert len(read(tessera, "network", "history")["plans"]) == 2
 
 
-def test_a_job_without_a_part_in_the_network_says_why(
+def test_a_job_without_a_part_in_the_network_plan_says_why(
     tessera: Tessera, fleet: Fleet, described: Path
 ) -> None:
     submit(tessera, "one", "--gpus", "8")
@@ -151,7 +151,7 @@ def test_a_job_without_a_part_in_the_network_says_why(
     assert "what its Cell sends is not known" in tessera("network").stdout
 
 
-def test_a_job_is_shown_by_its_full_name_whatever_the_cluster_of_the_command(
+def test_a_job_is_shown_by_its_full_name_whichever_cluster_the_command_names(
     tessera: Tessera, described: Path
 ) -> None:
     submit(tessera, "mine")

@@ -87,7 +87,7 @@ def test_a_round_shows_its_goals_promises_and_policy(tessera: Tessera, fleet: Fl
     assert "REPLAYED" in changed.stdout
 
 
-def test_a_snapshot_is_solved_by_another_policy_with_no_server(
+def test_a_snapshot_is_solved_by_another_policy_without_a_server(
     tessera: Tessera, fleet: Fleet, tmp_path: Path
 ) -> None:
     submit(tessera, "a")
@@ -99,7 +99,7 @@ def test_a_snapshot_is_solved_by_another_policy_with_no_server(
     assert "fcfs (published)" in tessera("solve", str(kept), "--scheduler", "fcfs").stdout
 
 
-def test_a_wrong_standing_policy_is_refused_before_anything_starts(tessera: Tessera) -> None:
+def test_an_invalid_standing_policy_is_refused_before_anything_starts(tessera: Tessera) -> None:
     for command in ("serve", "up"):
         refused = tessera(command, "--policy", "objective: speed", code=2).stderr
         assert (

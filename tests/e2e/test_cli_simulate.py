@@ -39,7 +39,7 @@ FREE = ("--overheads", "none", "--policy", "fcfs")
 Simulate = Callable[..., Result]
 
 
-def invoked(*arguments: str, code: int = 0) -> Result:
+def run_simulate(*arguments: str, code: int = 0) -> Result:
     done = CliRunner().invoke(app, ["simulate", *arguments])
     assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
     return done
@@ -54,18 +54,18 @@ def simulate(tmp_path: Path) -> Simulate:
     def run(text: str, *options: str, code: int = 0) -> Result:
         trace = tmp_path / "trace.csv"
         trace.write_text(text)
-        return invoked(str(trace), "--profiles", str(profiles), *options, code=code)
+        return run_simulate(str(trace), "--profiles", str(profiles), *options, code=code)
 
     return run
 
 
-def told(done: Result) -> Any:
+def parse_stdout(done: Result) -> Any:
     """Return the JSON on stdout, which must be all that is there."""
     return json.loads(done.stdout)
 
 
 def test_the_figures_are_those_computed_by_hand(simulate: Simulate) -> None:
-    found = told(simulate(TWO, *SMALL, *FREE, "--json"))
+    found = parse_stdout(simulate(TWO, *SMALL, *FREE, "--json"))
     (fcfs,) = found["policies"]
     assert fcfs["policy"] == "fcfs"
     assert fcfs["completed"] == found["jobs"] == 2
@@ -79,9 +79,9 @@ def test_the_figures_are_those_computed_by_hand(simulate: Simulate) -> None:
 
 def test_starts_are_charged_and_iterations_divided_as_requested(simulate: Simulate) -> None:
     text = TWO.replace("iterations", "num_iterations")
-    found = told(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
+    found = parse_stdout(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
     assert found["policies"][0]["jct_p50_s"] == pytest.approx(((240 + 129) + (240 + 300 + 129)) / 2)
-    whole = told(simulate(text, *SMALL, *FREE, "--divide-iterations", "1", "--json"))
+    whole = parse_stdout(simulate(text, *SMALL, *FREE, "--divide-iterations", "1", "--json"))
     assert whole["policies"][0]["jct_mean_s"] == pytest.approx(1650)
 
 
@@ -95,12 +95,15 @@ def test_a_row_is_printed_for_each_policy_and_progress_goes_to_stderr(simulate: 
     assert done.stderr.splitlines() == ["1/2 fcfs", "2/2 ilp:jct"]
 
 
-def test_with_no_trace_synthetic_jobs_run_on_the_tiny_cluster() -> None:
+def test_without_a_trace_synthetic_jobs_run_on_the_tiny_cluster() -> None:
     options = ("--jobs", "5", "--policy", "fcfs", "--on-events", "--json")
-    found = told(invoked(*options, "--seed", "1"))
+    found = parse_stdout(run_simulate(*options, "--seed", "1"))
     assert (found["trace"], found["gpus"], found["jobs"]) == ("synthetic", 64, 5)
     assert found["policies"][0]["completed"] == 5
-    again, other = told(invoked(*options, "--seed", "1")), told(invoked(*options, "--seed", "2"))
+    again, other = (
+        parse_stdout(run_simulate(*options, "--seed", "1")),
+        parse_stdout(run_simulate(*options, "--seed", "2")),
+    )
     times = [one["policies"][0]["jct_mean_s"] for one in (found, again, other)]
     assert times[0] == times[1] != times[2]
 
@@ -113,7 +116,7 @@ def test_bad_jobs_are_refused_by_default_with_all_reasons(simulate: Simulate) ->
 
 def test_bad_jobs_are_dropped_on_request_and_counted(simulate: Simulate) -> None:
     done = simulate(BAD, *SMALL, *FREE, "--on-bad", "drop", "--json")
-    found = told(done)
+    found = parse_stdout(done)
     assert found["jobs"] == 2
     assert sorted(one["job"] for one in found["dropped"]) == ["odd", "what", "wide", "zero"]
     assert done.stderr.count("warning: dropped 1 job with") == 4
@@ -129,16 +132,18 @@ def test_a_cluster_too_small_for_every_job_is_reported(simulate: Simulate) -> No
     assert dropped == "error: trace: has no jobs left\n"
 
 
-def test_jobs_that_nothing_would_ever_start_are_named(simulate: Simulate) -> None:
+def test_jobs_that_could_never_start_are_named(simulate: Simulate) -> None:
     quota = ("--guaranteed", "1", "--quota", "2", "--on-events")
     done = simulate(TWO, *SMALL, *quota, "--policy", "ilp:jct", "--json")
     assert "warning: ilp:jct: stuck after 7d: nothing would ever start 2 jobs: a, b" in done.stderr
-    (found,) = told(done)["policies"]
+    (found,) = parse_stdout(done)["policies"]
     assert found["stuck_jobs"] == ["a", "b"]
     assert found["jct_mean_s"] is None
 
 
-def test_jct_is_over_the_jobs_of_all_policies_that_finished_any(simulate: Simulate) -> None:
+def test_jct_is_averaged_over_jobs_finished_under_all_policies_that_finished_any(
+    simulate: Simulate,
+) -> None:
     one_late = TWO.replace(",1300", ",1").replace(",900\n", ",9000\n")
     both_late = TWO.replace(",1300", ",1").replace(",900\n", ",301\n")
     policies = ("--policy", "edf", "--policy", "srt", "--on-events", "--overheads", "none")
@@ -155,7 +160,7 @@ def test_jct_is_over_the_jobs_of_all_policies_that_finished_any(simulate: Simula
 def test_jobs_cut_off_by_a_horizon_are_counted(simulate: Simulate) -> None:
     late = TWO + "c,9000,bert,1.3B,256,2000,4,a100,\n"
     done = simulate(late, *SMALL, *FREE, "--horizon", "30m", "--json")
-    (found,) = told(done)["policies"]
+    (found,) = parse_stdout(done)["policies"]
     assert (found["completed"], found["ended_s"]) == (1, 1800)
     assert "1 job of 3 arrive after the horizon" in done.stderr
     assert "fcfs: not finished at the horizon of 30m: 1 job: b" in done.stderr
@@ -200,25 +205,25 @@ def test_an_executor_with_different_times_fails_the_command(
 
 def test_a_trace_of_durations_runs_once_its_models_are_drawn(simulate: Simulate) -> None:
     assert "--redraw: is required" in simulate(DURATIONS, *SMALL, code=2).stderr
-    found = told(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
+    found = parse_stdout(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
     assert found["policies"][0]["completed"] == 2
 
 
 def test_failures_and_wrong_estimates_are_drawn_by_the_seed(simulate: Simulate) -> None:
     hard = (*SMALL, *FREE, "--failures", "10m", "--stragglers", "30m", "--error", "0.2", "--json")
-    found = told(simulate(TWO, *hard, "--replay"))
+    found = parse_stdout(simulate(TWO, *hard, "--replay"))
     assert found["failures"] > 0
     assert found["policies"][0]["jct_mean_s"] > 1650
     assert found["policies"][0]["replay"]["wrong"] == ""
-    again = told(simulate(TWO, *hard))
+    again = parse_stdout(simulate(TWO, *hard))
     assert again["policies"][0]["jct_mean_s"] == found["policies"][0]["jct_mean_s"]
-    other = told(simulate(TWO, *hard, "--seed", "5"))
+    other = parse_stdout(simulate(TWO, *hard, "--seed", "5"))
     assert other["policies"][0]["jct_mean_s"] != found["policies"][0]["jct_mean_s"]
 
 
 def test_cost_is_minimised_once_gpus_have_prices(simulate: Simulate) -> None:
     priced = ("--policy", "ilp:cost", "--price", "a100=3.5", "--json")
-    (cost,) = told(simulate(TWO, *SMALL, *priced))["policies"]
+    (cost,) = parse_stdout(simulate(TWO, *SMALL, *priced))["policies"]
     assert (cost["completed"], cost["stuck_jobs"]) == (2, [])
 
 
@@ -256,8 +261,10 @@ def test_gpus_without_profiles_are_named(simulate: Simulate) -> None:
         (("absent.csv", "--jobs", "3"), "--jobs: is only for synthetic jobs"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], said: str) -> None:
-    refused = invoked(*options, code=2).stderr
+def test_an_invalid_option_is_one_line_of_error_and_exit_code_2(
+    options: tuple[str, ...], said: str
+) -> None:
+    refused = run_simulate(*options, code=2).stderr
     assert said in refused
     assert len(refused.splitlines()) == 1
 
@@ -265,28 +272,29 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(options: tuple[str, ...], sa
 def test_a_trace_needs_profiles_and_a_cluster(tmp_path: Path) -> None:
     trace, profiles = tmp_path / "trace.csv", tmp_path / "profiles.csv"
     trace.write_text(TWO)
-    assert "--profiles: is required" in invoked(str(trace), *SMALL, code=2).stderr
+    assert "--profiles: is required" in run_simulate(str(trace), *SMALL, code=2).stderr
     profiles.write_text(PROFILES)
     named = (str(trace), "--profiles", str(profiles))
-    assert "--cluster, --nodes: one is required" in invoked(*named, code=2).stderr
+    assert "--cluster, --nodes: one is required" in run_simulate(*named, code=2).stderr
     profiles.write_text(PROFILES.replace("2.0", "0"))
     assert (
-        "profiles.csv line 2, column iter_time_s: must be" in invoked(*named, *SMALL, code=2).stderr
+        "profiles.csv line 2, column iter_time_s: must be"
+        in run_simulate(*named, *SMALL, code=2).stderr
     )
 
 
-def test_a_published_trace_brings_its_cluster_and_needs_the_data_sets(
+def test_a_published_trace_includes_its_cluster_and_needs_the_data_sets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if data_dir() is not None:
         options = ("--on-bad", "drop", "--limit", "5", "--horizon", "1h", "--on-events", "--json")
-        found = told(invoked("arena-testbed-a", "--policy", "fcfs", *options))
+        found = parse_stdout(run_simulate("arena-testbed-a", "--policy", "fcfs", *options))
         assert (found["gpus"], found["jobs"], len(found["dropped"])) == (64, 5, 25)
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "absent"))
-    assert "set TESSERA_DATA" in invoked("arena-testbed-a", code=2).stderr
+    assert "set TESSERA_DATA" in run_simulate("arena-testbed-a", code=2).stderr
 
 
-def test_throughput_is_measured_while_jobs_arrive_else_until_the_first_policy_is_done() -> None:
+def test_throughput_is_measured_during_arrivals_or_until_the_first_policy_finishes() -> None:
     never = math.inf
     assert window_s(1000.0, 300.0, [5000.0, 4000.0], never) == 1200.0
     assert window_s(300.0, 300.0, [5000.0, 4000.0], never) == 4000.0

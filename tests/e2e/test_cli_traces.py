@@ -8,7 +8,7 @@ from tessera.service.cli.names import short_name
 from tests.support.command_line import TRACE, Tessera, read
 
 
-def test_a_trace_is_shaped_for_the_servers_own_cluster_and_its_tenants_get_their_quota(
+def test_a_trace_is_shaped_for_the_servers_cluster_and_its_tenants_get_their_quota(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"
@@ -22,7 +22,7 @@ def test_a_trace_is_shaped_for_the_servers_own_cluster_and_its_tenants_get_their
     assert quotas == {"tenant-a": 8, "tenant-b": 0}
 
 
-def test_a_trace_that_the_servers_cluster_cannot_run_is_refused_whole(
+def test_a_trace_that_the_servers_cluster_cannot_run_is_refused_completely(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"
@@ -32,7 +32,7 @@ def test_a_trace_that_the_servers_cluster_cannot_run_is_refused_whole(
     assert read(tessera, "jobs").get("jobs", []) == []
 
 
-def test_the_plan_that_a_job_was_submitted_with_is_a_label(
+def test_the_execution_plan_of_a_submitted_job_becomes_a_label(
     tessera: Tessera, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.csv"

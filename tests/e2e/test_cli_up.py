@@ -30,19 +30,19 @@ TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 pytestmark = pytest.mark.slow
 
 
-def run(address: str, command: str) -> str:
+def run_client(address: str, command: str) -> str:
     """Run a client's command against the server, in this process, and return its stdout."""
     done = CliRunner().invoke(app, command.split(), env={"TESSERA_SERVER": address})
     assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
     return done.stdout
 
 
-def read(address: str, command: str) -> Any:
-    return json.loads(run(address, f"{command} -o json"))
+def read_json(address: str, command: str) -> Any:
+    return json.loads(run_client(address, f"{command} -o json"))
 
 
 @contextmanager
-def up(
+def run_up(
     home: Path, *options: str, directory: tuple[str, ...] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Yield the address of a running `tessera up`, and its process.
@@ -70,7 +70,7 @@ def up(
         process.stdout.close()
 
 
-def refused(home: Path, *options: str, code: int) -> str:
+def expect_refusal(home: Path, *options: str, code: int) -> str:
     """Run an `up` that must end at once with ``code``; return its one line of error."""
     done = subprocess.run(
         [*TESSERA, "up", *options],
@@ -87,7 +87,7 @@ def refused(home: Path, *options: str, code: int) -> str:
     return done.stderr
 
 
-def a_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
+def write_cluster_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
     """Write a cluster file without a cluster's name, and return its path."""
     path = home / name
     path.write_text(
@@ -99,7 +99,7 @@ def a_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
 
 def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
     """Return the states of a cluster's nodes."""
-    nodes = read(address, f"nodes -c {cluster}")["nodes"]
+    nodes = read_json(address, f"nodes -c {cluster}")["nodes"]
     return {node["name"].rpartition("/")[2]: node["state"] for node in nodes}
 
 
@@ -112,22 +112,28 @@ def home() -> Iterator[Path]:
 
 def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home: Path) -> None:
     bert = "--model bert --params 1.3B --batch 256 --restart 0"
-    with up(home, "--agents", "2", "--clock-factor", "2000") as (address, process):
-        run(address, f"submit j {bert} --iterations 9000 --gpus 8")
-        decided = read(address, "round --seed 1")
+    with run_up(home, "--agents", "2", "--clock-factor", "2000") as (address, process):
+        run_client(address, f"submit j {bert} --iterations 9000 --gpus 8")
+        decided = read_json(address, "round --seed 1")
         assert (decided["running"], decided["verified"]) == (1, True)
-        watched = run(address, "job j --watch -o json").splitlines()
+        watched = run_client(address, "job j --watch -o json").splitlines()
         seen = [json.loads(text) for text in watched]
         states = [job["state"] for job in seen]
         assert "RUNNING" in states
         assert states[-1] == "SUCCEEDED"
         assert seen[-1]["iterations_done"] == 9000.0
-        assert "SUCCEEDED" in run(address, "jobs --all")
-        assert [node["free_gpus"] for node in read(address, "nodes")["nodes"]] == [4, 4, 4, 4, 16]
-        assert read(address, "replay 1")["same_decisions"]
+        assert "SUCCEEDED" in run_client(address, "jobs --all")
+        assert [node["free_gpus"] for node in read_json(address, "nodes")["nodes"]] == [
+            4,
+            4,
+            4,
+            4,
+            16,
+        ]
+        assert read_json(address, "replay 1")["same_decisions"]
 
-        run(address, f"submit long {bert} --iterations 1000000000 --gpus 4")
-        run(address, "round")
+        run_client(address, f"submit long {bert} --iterations 1000000000 --gpus 4")
+        run_client(address, "round")
         with connect(address) as client:
             request = jobs_pb2.WatchJobRequest(name="clusters/default/jobs/long")
             for job in client.stream(client.jobs.WatchJob, request):
@@ -143,14 +149,14 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
 
 
 def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) -> None:
-    lab, other = a_file(home, "lab.yaml", 2), a_file(home, "other.yaml", 3)
+    lab, other = write_cluster_file(home, "lab.yaml", 2), write_cluster_file(home, "other.yaml", 3)
     outside = ("--database-url", database.url)
-    with up(home, "-f", lab, *outside) as (address, first):
-        same = refused(home, "--data-dir", str(home), "-f", lab, *outside, code=1)
+    with run_up(home, "-f", lab, *outside) as (address, first):
+        same = expect_refusal(home, "--data-dir", str(home), "-f", lab, *outside, code=1)
         assert f"is used by another `tessera up` (process {first.pid})" in same
         assert f"whose server is {address}" in same
         elsewhere = ("--data-dir", str(home / "second"))
-        port = refused(home, *elsewhere, "-f", other, "--listen", address, code=1)
+        port = expect_refusal(home, *elsewhere, "-f", other, "--listen", address, code=1)
         assert f"another Tessera server listens on {address}" in port
         assert "--listen 127.0.0.1:0" in port
         assert not (home / "second" / "pg").exists()
@@ -180,43 +186,49 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
 def test_a_port_used_by_another_program_is_recognised(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as program:
         address = f"127.0.0.1:{program.getsockname()[1]}"
-        said = refused(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
+        said = expect_refusal(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
     assert f"another program, which is not a Tessera server, listens on {address}" in said
     assert not (home / "d" / "pg").exists()
 
 
 def test_up_continues_with_the_cluster_of_its_data_directory(home: Path) -> None:
-    lab, other = a_file(home, "lab.yaml", 3), a_file(home, "other.yaml", 2, gpu_type="a10")
-    with up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (address, _):
-        run(
+    lab, other = (
+        write_cluster_file(home, "lab.yaml", 3),
+        write_cluster_file(home, "other.yaml", 2, gpu_type="a10"),
+    )
+    with run_up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (
+        address,
+        _,
+    ):
+        run_client(
             address,
             "submit kept --model bert --params 760M --batch 128 --iterations 1000000 --gpus 2",
         )
         assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
-    with up(home) as (address, _):
+    with run_up(home) as (address, _):
         assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
-        (job,) = read(address, "jobs")["jobs"]
+        (job,) = read_json(address, "jobs")["jobs"]
         assert (job["name"], job["state"]) == ("clusters/default/jobs/kept", "QUEUED")
     said = (home / "messages").read_text()
     assert f"continuing with cluster default of {lab}" in said
     assert "clock factor is" not in said
     assert json.loads((home / "up.json").read_text())["clock_factor"] == 60
-    wrong = refused(home, "--data-dir", str(home), "-f", other, code=2)
+    wrong = expect_refusal(home, "--data-dir", str(home), "-f", other, code=2)
     assert f"{other} has no GPU type a40 with the same memory, but {home} was made with" in wrong
     assert "omit --file" in wrong
     assert "--data-dir" in wrong
     assert "--reset" in wrong
-    a_file(home, "lab.yaml", 4)
-    with up(home, "-f", lab) as (address, _):
+    write_cluster_file(home, "lab.yaml", 4)
+    with run_up(home, "-f", lab) as (address, _):
         assert len(nodes_of(address)) == 4
 
 
-def test_each_cluster_file_has_a_data_directory_of_its_own_unless_one_is_named(home: Path) -> None:
-    lab = a_file(home, "lab.yaml", 2)
-    with up(home, "--clock-factor", "60", directory=()) as (address, _):
+def test_each_cluster_file_has_its_own_data_directory_unless_one_is_given(home: Path) -> None:
+    lab = write_cluster_file(home, "lab.yaml", 2)
+    with run_up(home, "--clock-factor", "60", directory=()) as (address, _):
         assert len(nodes_of(address)) == 5
     Path(lab).write_text(f"name: lab\n{Path(lab).read_text()}")
-    with up(home, "--file", lab, directory=()) as (address, _):
+    with run_up(home, "--file", lab, directory=()) as (address, _):
         assert nodes_of(address, "lab") == {"n0": "READY", "n1": "READY"}
     folders = {p.parent.relative_to(home / "home") for p in (home / "home").rglob("up.json")}
     assert len(folders) == 2
@@ -225,42 +237,42 @@ def test_each_cluster_file_has_a_data_directory_of_its_own_unless_one_is_named(h
 
 
 def test_reset_deletes_only_what_up_made_and_starts_from_scratch(home: Path) -> None:
-    lab, place = a_file(home, "lab.yaml", 2), home / "d"
+    lab, place = write_cluster_file(home, "lab.yaml", 2), home / "d"
     foreign = home / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("all of it")
     where = ("--data-dir", str(place))
-    assert "was not made by `tessera up`" in refused(
+    assert "was not made by `tessera up`" in expect_refusal(
         home, "--data-dir", str(foreign), "--reset", "--yes", code=2
     )
-    with up(home, "-f", lab, directory=where) as (address, _):
-        run(
+    with run_up(home, "-f", lab, directory=where) as (address, _):
+        run_client(
             address,
             "submit gone --model bert --params 760M --batch 128 --iterations 1000000 --gpus 2",
         )
-        assert "is used by another" in refused(home, *where, "--reset", "--yes", code=1)
+        assert "is used by another" in expect_refusal(home, *where, "--reset", "--yes", code=1)
     (place / "mine.txt").write_text("kept")
-    assert "add --yes" in refused(home, *where, "--reset", code=2)
-    other = a_file(home, "other.yaml", 3, gpu_type="a10")
-    with up(home, "-f", other, "--reset", "--yes", directory=where) as (address, _):
-        assert read(address, "jobs --all")["jobs"] == []
+    assert "add --yes" in expect_refusal(home, *where, "--reset", code=2)
+    other = write_cluster_file(home, "other.yaml", 3, gpu_type="a10")
+    with run_up(home, "-f", other, "--reset", "--yes", directory=where) as (address, _):
+        assert read_json(address, "jobs --all")["jobs"] == []
         assert len(nodes_of(address)) == 3
     assert (place / "mine.txt").read_text() == "kept"
     assert (foreign / "thesis.tex").read_text() == "all of it"
 
 
 def test_processes_left_by_a_killed_up_are_named_and_not_taken_over(home: Path) -> None:
-    with up(home, "--agents", "1") as (_, process):
+    with run_up(home, "--agents", "1") as (_, process):
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
         left = [child for child in children if "service" in " ".join(child.cmdline())]
         assert len(left) == 2  # the server and an agent
-        said = refused(home, "--data-dir", str(home), code=1)
+        said = expect_refusal(home, "--data-dir", str(home), code=1)
         assert "still used by processes of a `tessera up` that was killed" in said
         for child in left:
             assert str(child.pid) in said
             child.terminate()
         psutil.wait_procs(left, timeout=PATIENCE_S)
-    with up(home, "--agents", "1") as (address, _):
+    with run_up(home, "--agents", "1") as (address, _):
         assert set(nodes_of(address).values()) == {"READY"}

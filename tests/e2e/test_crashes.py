@@ -63,11 +63,11 @@ def user(stack: Stack) -> Iterator[User]:
         yield caller
 
 
-def test_servers_killed_at_any_moment_lose_nothing_acknowledged(stack: Stack, user: User) -> None:
+def test_servers_killed_at_any_moment_lose_no_acknowledged_change(stack: Stack, user: User) -> None:
     rng = np.random.default_rng(1)
     with Lab(stack, user, "killed-servers") as lab:
         agents = [lab.agent(("n0", 2), ("n1", 2)), lab.agent(("n2", 2), ("n3", 2))]
-        with Load(lab, seed=1) as load, looking_at(stack) as database:
+        with Load(lab, seed=1) as load, open_connection(stack) as database:
             load.wait_for_answers(10)
             for turn in range(KILLS):
                 load.first = turn % 2
@@ -82,11 +82,11 @@ def test_servers_killed_at_any_moment_lose_nothing_acknowledged(stack: Stack, us
                 victim.start()
                 victim.wait()
         assert grpc.StatusCode.UNAVAILABLE in load.user.failures, "no call was interrupted"
-        audit(lab, load, agents)
+        check_all_acknowledged(lab, load, agents)
 
 
 @contextmanager
-def looking_at(stack: Stack) -> Iterator[sa.Connection]:
+def open_connection(stack: Stack) -> Iterator[sa.Connection]:
     """Yield a connection that sees each commit at once."""
     database = connect_database(stack.database_url)
     with database.engine.connect() as connection:
@@ -101,7 +101,7 @@ def wait_for_a_commit(connection: sa.Connection) -> None:
     until(lambda: connection.execute(count).scalar_one() > before, "a commit", every_s=0.0)
 
 
-def audit(lab: Lab, load: Load, agents: list[Agent]) -> None:
+def check_all_acknowledged(lab: Lab, load: Load, agents: list[Agent]) -> None:
     """Compare what was acknowledged, what is stored and what runs."""
     lab.settle()
     last = lab.schedule()
@@ -115,8 +115,10 @@ def audit(lab: Lab, load: Load, agents: list[Agent]) -> None:
         assert (job.state == jobs_pb2.CANCELLED) == (name in load.cancelled)
         assert job.retries == 0
     rounds = lab.rounds()
-    assert [number(r.name) for r in rounds] == list(range(1, len(rounds) + 1))
-    assert sorted([*load.rounds.values(), last.name], key=number) == [r.name for r in rounds]
+    assert [trailing_number(r.name) for r in rounds] == list(range(1, len(rounds) + 1))
+    assert sorted([*load.rounds.values(), last.name], key=trailing_number) == [
+        r.name for r in rounds
+    ]
     assert all(r.verified and r.outcome == "committed" for r in rounds)
     decided = {d.job: d.allocation for r in rounds for d in r.decisions if d.applied}
     for name in jobs.keys() - load.cancelled:
@@ -148,11 +150,11 @@ def assert_processes_match(jobs: list[jobs_pb2.Job], agents: list[Agent]) -> Non
         assert agent.children() == {agent.pid_of(*key) for key in led}
 
 
-def number(name: str) -> int:
+def trailing_number(name: str) -> int:
     return int(name.rpartition("/")[2])
 
 
-def test_a_killed_database_is_told_clearly_and_costs_no_job(stack: Stack, user: User) -> None:
+def test_a_killed_database_is_reported_clearly_and_costs_no_job(stack: Stack, user: User) -> None:
     folder = stack.folder / "pg"
     with Lab(stack, user, "killed-database") as lab:
         agents = [lab.agent(("n0", 2), ("n1", 2))]
@@ -168,10 +170,15 @@ def test_a_killed_database_is_told_clearly_and_costs_no_job(stack: Stack, user: 
                 user.replicas[0].jobs.GetJob(jobs_pb2.GetJobRequest(name=before.name), timeout=5)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "cannot be reached or has failed; start it" in str(caught.value.details())
-            until(lambda: status(health) == health_pb2.HealthCheckResponse.NOT_SERVING, "ill")
+            until(
+                lambda: health_status(health) == health_pb2.HealthCheckResponse.NOT_SERVING, "ill"
+            )
             assert is_running(pid)
             embedded.start_server(folder)
-            until(lambda: status(health) == health_pb2.HealthCheckResponse.SERVING, "well again")
+            until(
+                lambda: health_status(health) == health_pb2.HealthCheckResponse.SERVING,
+                "well again",
+            )
             load.wait_for_answers(10)
         assert set(load.user.failures) >= {grpc.StatusCode.UNAVAILABLE}
         after = lab.wait_for_state("steady", jobs_pb2.RUNNING)
@@ -179,14 +186,14 @@ def test_a_killed_database_is_told_clearly_and_costs_no_job(stack: Stack, user: 
         assert (agents[0].pid_of("steady"), is_running(pid)) == (pid, True)
         until(lambda: lab.job("steady").iterations_done > after.iterations_done, "it goes on")
         load.submitted["steady"], load.rounds["first"] = before.name, first.name
-        audit(lab, load, agents)
+        check_all_acknowledged(lab, load, agents)
 
 
-def status(health: health_pb2_grpc.HealthStub) -> int:
+def health_status(health: health_pb2_grpc.HealthStub) -> int:
     return int(health.Check(health_pb2.HealthCheckRequest(), timeout=5).status)
 
 
-def test_a_killed_agent_comes_back_to_its_children(stack: Stack, user: User) -> None:
+def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, user: User) -> None:
     with Lab(stack, user, "killed-agent") as lab:
         agent = lab.agent(("n0", 2), ("n1", 2))
         lab.submit("a", 2)
@@ -207,7 +214,7 @@ def test_a_killed_agent_comes_back_to_its_children(stack: Stack, user: User) -> 
         assert "started a generation 1" not in agent.log.read_text().partition("adopted")[2]
 
 
-def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_shut_out(
+def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_is_locked_out(
     stack: Stack, user: User
 ) -> None:
     with Lab(stack, user, "frozen-agent") as lab:
@@ -221,7 +228,7 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_shut_out(
         old = {saved: saves.pid_of(saved), unsaved: silent.pid_of(unsaved)}
         until(lambda: lab.checkpoint(saved), "a checkpoint")
         until(lambda: all(lab.job(name).iterations_done > 0 for name in old), "progress is known")
-        with Watched(lab, list(old)) as watched:
+        with ProgressWatcher(lab, list(old)) as watched:
             saves.freeze()
             silent.freeze()
             known = lab.job(saved).iterations_done
@@ -283,7 +290,7 @@ def node_of(job: jobs_pb2.Job) -> str:
     return job.allocation.shares[0].node.rpartition("/")[2]
 
 
-class Watched(threading.Thread):
+class ProgressWatcher(threading.Thread):
     """Notes what the store and the checkpoints say of jobs' progress, again and again."""
 
     def __init__(self, lab: Lab, names: list[str]) -> None:
@@ -308,7 +315,9 @@ class Watched(threading.Thread):
                     self.kept[name].append((found["generation"], found["iterations"]))
 
 
-def test_a_gang_starts_only_when_the_slow_one_before_it_is_gone(stack: Stack, user: User) -> None:
+def test_a_gang_starts_only_after_the_slow_one_before_it_has_ended(
+    stack: Stack, user: User
+) -> None:
     grace_s = 2.0
     with Lab(stack, user, "handover") as lab:
         agents = [lab.agent(("n0", 2), grace_s=grace_s)]
@@ -340,7 +349,7 @@ def test_a_gang_starts_only_when_the_slow_one_before_it_is_gone(stack: Stack, us
         assert lab.job("old").state == jobs_pb2.QUEUED
 
 
-def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, user: User) -> None:
+def test_a_round_whose_deadline_ends_halfway_writes_nothing(stack: Stack, user: User) -> None:
     types, nodes = tiny_cluster()
     make_cluster(stack, types, nodes)
     add_estimates(stack, sample_profiles())
@@ -374,12 +383,12 @@ def test_a_round_whose_deadline_ends_in_the_middle_writes_nothing(stack: Stack, 
         assert [r.name for r in list_rounds(scheduler)] == [answer.name]
 
 
-def test_a_round_whose_deadline_ends_before_its_turn_comes_writes_nothing(
+def test_a_round_whose_deadline_ends_while_it_waits_for_the_lock_writes_nothing(
     stack: Stack, user: User
 ) -> None:
     turn = sa.text("SELECT FROM clusters WHERE name = :name FOR NO KEY UPDATE")
     scheduler = user.replicas[0].scheduler
-    with Lab(stack, user, "late-turn") as lab, looking_at(stack) as database:
+    with Lab(stack, user, "late-turn") as lab, open_connection(stack) as database:
         lab.agent(("n0", 2))
         lab.submit("a", 2)
         request = scheduler_pb2.ScheduleRequest(parent=lab.parent, request_id=uuid("late"))

@@ -38,7 +38,7 @@ def user(stack: Stack) -> Iterator[User]:
         yield user
 
 
-class Networked(Lab):
+class NetworkLab(Lab):
     """A cluster of four nodes under two agents, and what its network is asked."""
 
     def __init__(self, stack: Stack, user: User, cluster: str) -> None:
@@ -79,7 +79,7 @@ class Networked(Lab):
 
     def describe(self, decided: scheduler_pb2.Round, aggregations: int = 1) -> None:
         """Describe a network of two ToRs; with one way between them the jobs of a round meet on it."""
-        gangs = [[short(s.node) for s in d.allocation.shares] for d in decided.decisions]
+        gangs = [[short_name(s.node) for s in d.allocation.shares] for d in decided.decisions]
         (a, b), (c, d) = gangs
         document = {
             "kind": "clos",
@@ -122,7 +122,7 @@ class Networked(Lab):
 
     def leader(self, job: str) -> Agent:
         """Return the agent that runs a job's process."""
-        node = short(self.job(job).allocation.shares[0].node)
+        node = short_name(self.job(job).allocation.shares[0].node)
         return next(agent for agent in self.agents if node in agent.nodes)
 
     def told(self, job: str) -> dict[str, Any]:
@@ -134,11 +134,11 @@ class Networked(Lab):
         until(lambda: self.told(job)["levels"] == levels, f"{job} is told of {levels} levels")
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def placements(decided: scheduler_pb2.Round) -> list[str]:
+def placement_texts(decided: scheduler_pb2.Round) -> list[str]:
     return [f"{d.job} {d.kind} {d.allocation}" for d in decided.decisions]
 
 
@@ -148,27 +148,29 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if word)
 
 
-def by_job(plan: pb.NetworkPlan) -> dict[str, pb.NetworkDecision]:
-    return {short(d.job): d for d in plan.decisions}
+def decisions_by_job(plan: pb.NetworkPlan) -> dict[str, pb.NetworkDecision]:
+    return {short_name(d.job): d for d in plan.decisions}
 
 
-def test_jobs_that_meet_are_marked_at_their_start_and_planned_anew_without_a_restart(
+def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
     stack: Stack, user: User
 ) -> None:
-    with Networked(stack, user, "meets") as lab:
+    with NetworkLab(stack, user, "meets") as lab:
         lab.say_what_is_sent()
         for job in JOBS:
             lab.submit(job, GPUS)
         before = lab.decide(dry_run=True)
         lab.describe(before)
         decided = lab.decide()
-        assert placements(decided) == placements(before)  # the network places nobody elsewhere
+        assert placement_texts(decided) == placement_texts(
+            before
+        )  # the network places nobody elsewhere
         for job in JOBS:
             lab.wait_for_state(job, RUNNING)
         plan = lab.plan()
         assert (plan.cause, plan.levels) == ("round", 8)
-        parts = by_job(plan)
-        assert [short(d) for d in parts["one"].meets] == ["two"]
+        parts = decisions_by_job(plan)
+        assert [short_name(d) for d in parts["one"].meets] == ["two"]
         assert parts["one"].level != parts["two"].level
         pids = {job: lab.leader(job).pid_of(job) for job in JOBS}
         for job in JOBS:
@@ -185,14 +187,14 @@ def test_jobs_that_meet_are_marked_at_their_start_and_planned_anew_without_a_res
 
         one_level = lab.decide(network_levels=1)
         assert {d.kind for d in one_level.decisions} == {"keep"}
-        again = by_job(lab.plan())
+        again = decisions_by_job(lab.plan())
         assert {(d.level, d.dscp) for d in again.values()} == {
             (0, parts[job].dscp) for job in JOBS
         }  # their marks stay
         for job in JOBS:
             lab.hears_of(job, levels=1)
 
-        first, second = (short(d.job) for d in plan.decisions)
+        first, second = (short_name(d.job) for d in plan.decisions)
         cancel = jobs_pb2.CancelJobRequest(name=f"{lab.parent}/jobs/{first}")
         user.insist(lambda r: r.jobs.CancelJob(cancel))
         ended = lab.planned("end", 1)
@@ -204,10 +206,10 @@ def test_jobs_that_meet_are_marked_at_their_start_and_planned_anew_without_a_res
         assert lab.leader(second).pid_of(second) == pids[second]
 
 
-def test_jobs_that_run_before_their_network_is_described_are_planned_then_and_not_marked(
+def test_jobs_started_before_their_network_is_set_are_planned_later_and_not_marked(
     stack: Stack, user: User
 ) -> None:
-    with Networked(stack, user, "later") as lab:
+    with NetworkLab(stack, user, "later") as lab:
         lab.say_what_is_sent()
         for job in JOBS:
             lab.submit(job, GPUS)
@@ -221,7 +223,7 @@ def test_jobs_that_run_before_their_network_is_described_are_planned_then_and_no
         for job in JOBS:
             folder = lab.leader(job).folder / "gangs" / f"{job}@1"
             until((folder / "network.json").exists, f"{job} is told its part")
-            ways = [[r.source, r.target, list(r.via)] for r in by_job(plan)[job].routes]
+            ways = [[r.source, r.target, list(r.via)] for r in decisions_by_job(plan)[job].routes]
             assert ways
             assert lab.told(job)["routes"] == ways
             assert lab.job(job).generation == 1

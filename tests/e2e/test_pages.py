@@ -59,14 +59,14 @@ def blocks_of(page: str) -> list[Block]:
     return list(blocks((ROOT / page).read_text(encoding="utf-8")))
 
 
-def of_command(table: Mapping[str, Any] | None, command: str, default: Any = None) -> Any:
+def entry_of_command(table: Mapping[str, Any] | None, command: str, default: Any = None) -> Any:
     """Return the entry of ``table`` whose key the command begins with; the longest key counts."""
     keys = [key for key in table or {} if command.startswith(key)]
     return (table or {})[max(keys, key=len)] if keys else default
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_a_page_is_classified_and_nothing_else(page: str) -> None:
+def test_every_block_of_a_page_is_classified_and_no_other_block_is(page: str) -> None:
     named, present = PAGES[page], [block.first for block in blocks_of(page)]
     unknown = [first for first in present if first not in named]
     assert unknown == [], f"classify these blocks in {CONVENTIONS.name}"
@@ -207,7 +207,7 @@ class Reader:
             command = without_comment(step.command)
             if step.made_file:
                 (self.clone / step.made_file).write_text(step.shown + "\n")
-            elif of_command(entry.get("skip"), command) is None:
+            elif entry_of_command(entry.get("skip"), command) is None:
                 self._type(block, entry, step, command)
 
     def stop(self) -> None:
@@ -231,7 +231,7 @@ class Reader:
         self._expect(block, "node page_block.mjs", 0)
 
     def _type(self, block: Block, entry: Mapping[str, Any], step: Step, command: str) -> None:
-        if condition := of_command(entry.get("before"), command):
+        if condition := entry_of_command(entry.get("before"), command):
             self._until(condition)
         if SERVERS.search(command):
             self.stop()
@@ -239,7 +239,7 @@ class Reader:
             self._serves = True
             self.second.wait_for_match(READY, COMMAND_S)
             return
-        said = self._expect(block, step.command, of_command(entry.get("codes"), command, 0))
+        said = self._expect(block, step.command, entry_of_command(entry.get("codes"), command, 0))
         if command.startswith("source "):
             self.second.run(step.command, CONDITION_S)
         for how, names in entry.get("output", {}).items():

@@ -146,7 +146,7 @@ async def a_system(
             agent.clean()
 
 
-def others(cells: list[estimates_pb2.CellEstimate]) -> list[estimates_pb2.CellEstimate]:
+def other_cells(cells: list[estimates_pb2.CellEstimate]) -> list[estimates_pb2.CellEstimate]:
     """Return the Cells that a job on one GPU does not run: its own is measured soon."""
     return [cell for cell in cells if cell.cell.gpus > 1]
 
@@ -155,7 +155,7 @@ def mean_sd(cells: list[estimates_pb2.CellEstimate]) -> float:
     return sum(cell.sd for cell in cells) / len(cells)
 
 
-async def test_a_job_that_asks_is_profiled_on_an_idle_gpu_and_its_cells_become_surer(
+async def test_a_job_with_a_profiling_request_is_profiled_on_an_idle_gpu_and_its_cells_get_surer(
     database: Database, tmp_path: Path
 ) -> None:
     async with a_system(database, tmp_path, profile_samples="1, 4", estimate_counts="1,2") as user:
@@ -177,7 +177,7 @@ async def test_a_job_that_asks_is_profiled_on_an_idle_gpu_and_its_cells_become_s
         found = await user.profiling()
 
         async def is_profiled() -> bool:
-            return {c.source for c in others(await user.cells())} == {estimates_pb2.PROFILED}
+            return {c.source for c in other_cells(await user.cells())} == {estimates_pb2.PROFILED}
 
         await until(is_profiled)
         after = await user.cells()
@@ -187,11 +187,11 @@ async def test_a_job_that_asks_is_profiled_on_an_idle_gpu_and_its_cells_become_s
     assert done.device_seconds > 0
     assert done.service_gpu_seconds >= done.device_seconds
     assert mean_sd(after) < mean_sd(before)
-    assert "profiled on cpu" in others(after)[0].provenance
+    assert "profiled on cpu" in other_cells(after)[0].provenance
     assert [c.cell for c in after] == [c.cell for c in before]
 
 
-async def test_a_task_gives_its_gpu_to_a_job_that_wants_it_and_goes_on_afterwards(
+async def test_a_task_gives_up_its_gpu_to_a_job_that_needs_it_and_continues_later(
     database: Database, tmp_path: Path
 ) -> None:
     async with a_system(database, tmp_path, gpus=1, profile_samples="1,2,4,8,16,32") as user:
@@ -220,7 +220,7 @@ async def test_a_task_gives_its_gpu_to_a_job_that_wants_it_and_goes_on_afterward
     assert done.records == 6 * (done.records // 6)
 
 
-async def test_a_step_that_fails_on_the_node_leaves_the_estimates_analytic_and_says_why(
+async def test_a_step_that_fails_on_the_node_leaves_estimates_analytic_with_a_reason(
     database: Database, tmp_path: Path
 ) -> None:
     async with a_system(database, tmp_path) as user:
@@ -255,7 +255,9 @@ async def test_without_a_request_nothing_is_profiled(database: Database, tmp_pat
     assert not found.tasks
 
 
-async def test_a_server_may_ask_for_all(database: Database, tmp_path: Path) -> None:
+async def test_a_server_may_request_profiling_of_all_jobs(
+    database: Database, tmp_path: Path
+) -> None:
     async with a_system(database, tmp_path, profile=True) as user:
         await user.describe(STEP)
         await user.submit("j", requested_gpus=1)

@@ -46,12 +46,12 @@ class Replica(threading.Thread):
                     name = stub.Schedule(request, timeout=PATIENCE_S).name
                     self.won.append(name)
                 except grpc.RpcError as error:
-                    name = winner(error)
+                    name = winning_round(error)
                     self.lost.append(name)
                 number = int(name.rpartition("/")[2])
 
 
-def winner(error: grpc.RpcError) -> str:
+def winning_round(error: grpc.RpcError) -> str:
     """Return the round that won, from the error's details; raise the error if it is another one."""
     assert isinstance(error, grpc.Call)
     info = error_details_pb2.ErrorInfo()
@@ -78,7 +78,7 @@ def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
 
 
 @pytest.mark.slow
-def test_two_replicas_racing_give_no_gpu_and_no_round_twice() -> None:
+def test_two_racing_replicas_assign_no_gpu_and_no_round_number_twice() -> None:
     types, nodes = tiny_cluster()
     jobs = [spec for _, spec in philly_like(60, seed=1)]
     with run_stack(replicas=2) as stack:

@@ -16,7 +16,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.values import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import do
+from tests.support.stored_cluster import do
 
 GRACE_S = 1.0
 
@@ -57,7 +57,7 @@ def a_server(database: Database, log: Path) -> Iterator[tuple[subprocess.Popen[s
         process.communicate()
 
 
-def test_a_stuck_thread_does_not_keep_the_process(
+def test_a_stuck_thread_does_not_keep_the_process_alive(
     database: Database, store: PostgresStore, tmp_path: Path
 ) -> None:
     do(store, lambda w: w.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None))

@@ -76,13 +76,13 @@ def stack() -> Iterator[Stack]:
     with run_stack() as started:
         make_cluster(started, types, nodes)
         add_estimates(started, profiles)
-        make_other(started)
+        make_other_cluster(started)
         with Fleet(started.addresses[0], CLUSTER, nodes, "fleet"):
             submit_jobs(started, [arrival.spec for arrival in arrivals])
             yield started
 
 
-def make_other(stack: Stack) -> None:
+def make_other_cluster(stack: Stack) -> None:
     place = cluster_name(OTHER)
     kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
     cluster = clusters_pb2.Cluster(name=place, gpu_types=[kind])
@@ -102,7 +102,7 @@ def another_client(stack: Stack) -> Iterator[grpc.Channel]:
         yield channel
 
 
-class HostileRounds:
+class EndlessDryRuns:
     """Dry runs without an end in sight. One that is answered is asked for again, until all are cancelled."""
 
     def __init__(self, stack: Stack, *options: scheduler_pb2.RoundOptions) -> None:
@@ -119,7 +119,7 @@ class HostileRounds:
         self._before_s = self._used_s()
         self._calls = [self._ask(k) for k in range(HOSTILE_CALLS)]
 
-    def __enter__(self) -> HostileRounds:
+    def __enter__(self) -> EndlessDryRuns:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,11 +161,11 @@ class HostileRounds:
             self._calls[k] = self._ask(k)
 
 
-def test_another_cluster_gets_its_rounds_and_health_while_dry_runs_hold_the_threads(
+def test_other_clusters_get_rounds_and_health_checks_while_dry_runs_hold_the_threads(
     stack: Stack,
 ) -> None:
     request = scheduler_pb2.ScheduleRequest(parent=cluster_name(OTHER))
-    with another_client(stack) as channel, HostileRounds(stack, *ENDLESS) as hostile:
+    with another_client(stack) as channel, EndlessDryRuns(stack, *ENDLESS) as hostile:
         scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
         hostile.wait_until_they_compute()
@@ -176,8 +176,8 @@ def test_another_cluster_gets_its_rounds_and_health_while_dry_runs_hold_the_thre
             assert hostile.outstanding() >= HOSTILE_CALLS // 2
 
 
-def test_callers_who_left_hold_no_thread(stack: Stack) -> None:
-    with HostileRounds(stack, *LONG) as hostile:
+def test_disconnected_callers_hold_no_thread(stack: Stack) -> None:
+    with EndlessDryRuns(stack, *LONG) as hostile:
         hostile.wait_until_they_compute()
         assert hostile.outstanding() >= HOSTILE_CALLS // 2
         hostile.cancel()
@@ -190,7 +190,7 @@ def test_callers_who_left_hold_no_thread(stack: Stack) -> None:
     assert stack.scheduler.Schedule(request, timeout=PATIENCE_S).outcome == "dry_run"
 
 
-def test_watches_that_nobody_reads_keep_no_change_from_another_watcher(stack: Stack) -> None:
+def test_unread_watches_do_not_delay_changes_for_another_watcher(stack: Stack) -> None:
     name = f"{cluster_name(OTHER)}/jobs/watched"
     watch = jobs_pb2.WatchJobRequest(name=name)
     connections = [

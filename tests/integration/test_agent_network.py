@@ -27,7 +27,7 @@ LINK_BIT_PER_S = 20_000_000
 WINDOW = 1_500_000
 
 
-def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() -> None:
+def test_a_higher_priority_wins_a_shaped_link_and_a_new_map_reverses_the_order() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.91.1")
         table = TcBackend(
@@ -50,7 +50,7 @@ def test_a_higher_priority_gains_a_shaped_link_and_a_new_map_turns_it_round() ->
     assert 0.3 < level[10] < 0.7
 
 
-def test_applying_the_same_map_again_runs_no_command_that_writes() -> None:
+def test_applying_the_same_map_again_runs_no_writing_command() -> None:
     with hosts(1) as (host,):
         runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         ran: list[list[str]] = []
@@ -77,7 +77,7 @@ def test_a_dry_run_leaves_the_interface_as_it_is() -> None:
         assert runner_inside(host)(["tc", "qdisc", "show", "dev", "x"]) == before
 
 
-def test_a_root_discipline_of_someone_else_is_left_alone() -> None:
+def test_another_programs_root_discipline_is_left_alone() -> None:
     with hosts(1) as (host,):
         runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
@@ -88,7 +88,7 @@ def test_a_root_discipline_of_someone_else_is_left_alone() -> None:
             table.apply({10: 6})
 
 
-def test_a_half_made_discipline_is_completed() -> None:
+def test_a_partly_configured_discipline_is_completed() -> None:
     with hosts(1) as (host,):
         runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         table = TcBackend(
@@ -118,7 +118,7 @@ def test_the_prio_discipline_reads_back_as_it_was_set() -> None:
         assert table.apply({10: 6, 20: 0}) == ()
 
 
-def test_an_interface_that_is_not_there_is_named_with_what_to_do() -> None:
+def test_a_missing_interface_is_named_and_the_error_says_what_to_do() -> None:
     with (
         hosts(1) as (host,),
         pytest.raises(Unavailable, match=r"tc -j qdisc show dev nowhere.*ip link"),
@@ -201,7 +201,7 @@ print(json.dumps([trace_hops("10.93.0.1", int(port)) for port in sys.argv[1:]]))
 """
 
 
-def test_a_source_port_that_leads_over_a_wanted_path_is_found_by_probing() -> None:
+def test_probing_finds_a_source_port_that_takes_the_wanted_path() -> None:
     with hosts(4) as (sender, one, two, receiver):
         for router, subnet in ((one, "10.92.1"), (two, "10.92.2")):
             cable(sender, router, subnet)

@@ -23,14 +23,14 @@ from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.rpc.calls import Calls
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     BERT,
     C,
     a_record,
     a_spec,
     agents_report,
+    apply_event,
     do,
-    happen,
     job,
     run,
     submit,
@@ -64,11 +64,11 @@ def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
     ]
 
 
-def counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
+def types_and_counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
     return {(r.cell.gpu_type, r.cell.gpus) for r in records}
 
 
-def told(store: PostgresStore, name: str) -> str:
+def reason_text(store: PostgresStore, name: str) -> str:
     reason = job(store, name).reason
     return "" if reason is None else f"{reason.code}: {reason.message}; {reason.next_step}"
 
@@ -78,19 +78,19 @@ def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     assert a_deriving(store).derive(C) == 1
     found = cells_of(store, PUBLISHED)
-    assert counts(found) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
+    assert types_and_counts(found) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
     assert {r.source for r in found} == {EstimateSource.ANALYTIC}
-    assert told(store, "j") == ""
+    assert reason_text(store, "j") == ""
 
 
-def test_counts_can_be_widened_and_never_exceed_the_type(store: PostgresStore) -> None:
+def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
     a_deriving(store, 0.25, 0.5, 1, 2, 4, 8).derive(C)
-    assert counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
+    assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
 
 
-def test_doing_it_again_changes_nothing(store: PostgresStore) -> None:
+def test_deriving_cells_again_changes_nothing(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
     assert a_deriving(store).derive(C) == 1
@@ -99,7 +99,7 @@ def test_doing_it_again_changes_nothing(store: PostgresStore) -> None:
     assert cells_of(store, PUBLISHED) == before
 
 
-def test_a_workload_with_a_users_estimates_is_left_alone(store: PostgresStore) -> None:
+def test_a_workload_with_user_estimates_is_left_alone(store: PostgresStore) -> None:
     a_bare_cluster(store)
     do(store, lambda w: w.upsert_estimates(C, [a_record(1, workload=PUBLISHED)]))
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
@@ -107,24 +107,24 @@ def test_a_workload_with_a_users_estimates_is_left_alone(store: PostgresStore) -
     assert len(cells_of(store, PUBLISHED)) == 1
 
 
-def test_another_request_brings_more_counts_and_loses_none(store: PostgresStore) -> None:
+def test_another_request_adds_counts_and_removes_none(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
     deriving = a_deriving(store)
     deriving.derive(C)
-    assert counts(cells_of(store, PUBLISHED)) == {("a100", 1), ("a100", 2)}
+    assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", 1), ("a100", 2)}
     submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
     assert deriving.derive(C) == 1
-    assert counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
+    assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
 
 
-def test_counts_that_nobody_requests_any_more_are_kept_up(store: PostgresStore) -> None:
+def test_counts_that_are_no_longer_requested_stay_up_to_date(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
     submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
     deriving = a_deriving(store)
     deriving.derive(C)
-    happen(store, "small", JobEvent.CANCEL)
+    apply_event(store, "small", JobEvent.CANCEL)
     assert deriving.derive(C) == 0
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
     before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
@@ -138,14 +138,14 @@ def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) 
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=UNKNOWN))
     assert a_deriving(store).derive(C) == 0
-    said = told(store, "j")
+    said = reason_text(store, "j")
     assert said.startswith(
         "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
     )
     assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in said
 
 
-def test_once_its_model_is_described_it_gets_cells(store: PostgresStore) -> None:
+def test_a_job_gets_cells_once_its_model_is_described(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=UNKNOWN))
     deriving = a_deriving(store)
@@ -154,45 +154,46 @@ def test_once_its_model_is_described_it_gets_cells(store: PostgresStore) -> None
     do(store, lambda w: w.upsert_models(C, [spec]))
     assert deriving.derive(C) == 1
     assert all(math.isfinite(r.iter_time_s) for r in cells_of(store, UNKNOWN))
-    assert told(store, "j") == ""
+    assert reason_text(store, "j") == ""
     before = cells_of(store, UNKNOWN)
     do(store, lambda w: w.upsert_models(C, [replace(spec, micro_batches=8)]))
     assert deriving.derive(C) == 1
     assert [r.iter_time_s for r in cells_of(store, UNKNOWN)] != [r.iter_time_s for r in before]
 
 
-def test_types_that_are_unknown_are_left_out_and_said_if_none_is_left(store: PostgresStore) -> None:
+def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: PostgresStore) -> None:
     a_bare_cluster(store, "a100", "abacus")
     submit(store, a_spec("j", workload=PUBLISHED))
     a_deriving(store).derive(C)
-    assert {t for t, _ in counts(cells_of(store, PUBLISHED))} == {"a100"}
+    assert {t for t, _ in types_and_counts(cells_of(store, PUBLISHED))} == {"a100"}
     submit(store, a_spec("k", workload=MOE))
     known = {"h100": catalogue_of()["h100"]}
     assert CellDeriver(store, known, (1.0,)).derive(C) == 0
-    assert "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue" in told(
-        store, "k"
+    assert (
+        "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue"
+        in reason_text(store, "k")
     )
 
 
-def test_requests_that_fit_no_type_are_said(store: PostgresStore) -> None:
+def test_requests_that_fit_no_type_are_reported(store: PostgresStore) -> None:
     a_bare_cluster(store, nodes=1)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     a_deriving(store, 2.0).derive(C)
-    assert "to estimate are 8, but the cluster has only 4 x a100" in told(store, "j")
+    assert "to estimate are 8, but the cluster has only 4 x a100" in reason_text(store, "j")
 
 
-def test_a_cluster_without_nodes_waits_for_them(store: PostgresStore) -> None:
+def test_a_cluster_without_nodes_gets_no_cells_until_nodes_are_added(store: PostgresStore) -> None:
     a_bare_cluster(store, nodes=0)
     submit(store, a_spec("j", workload=PUBLISHED))
     deriving = a_deriving(store)
     assert deriving.derive(C) == 0
-    assert "has no nodes yet" in told(store, "j")
+    assert "has no nodes yet" in reason_text(store, "j")
     store.hello(C, "agent-n", "first", [NodeSpec(name="n", gpu_type="a100", gpus=4)])
     assert deriving.derive(C) == 1
-    assert told(store, "j") == ""
+    assert reason_text(store, "j") == ""
 
 
-def test_while_they_are_made_the_job_says_so(
+def test_a_job_says_that_its_cells_are_being_made(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_bare_cluster(store)
@@ -201,7 +202,7 @@ def test_while_they_are_made_the_job_says_so(
     real = Estimator.cells
 
     def cells(self: Estimator, *args: Any) -> Any:
-        said.append(told(store, "j"))
+        said.append(reason_text(store, "j"))
         return real(self, *args)
 
     monkeypatch.setattr(Estimator, "cells", cells)
@@ -209,7 +210,7 @@ def test_while_they_are_made_the_job_says_so(
     assert "they are being computed for a100" in said[0]
 
 
-def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
+def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_bare_cluster(store)
@@ -223,26 +224,26 @@ def test_a_workload_that_cannot_be_estimated_keeps_no_other_waiting(
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "could not be computed: its experts are on strike" in told(store, "bad")
+    assert "could not be computed: its experts are on strike" in reason_text(store, "bad")
     assert cells_of(store, PUBLISHED)
     assert "cannot estimate Cells of moe/690M/256" in caplog.text
 
 
-def test_what_is_cancelled_is_not_written(store: PostgresStore) -> None:
+def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED))
     assert a_deriving(store).derive(C, lambda: True) == 0
     assert cells_of(store, PUBLISHED) == []
 
 
-def measure(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
+def measure_job(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
     """Let a job run on a Cell of degree 1 long enough to be measured."""
     run(store, **{name: [("a100-0", list(range(gpus)))]})
     for done in range(1, 8):
         agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s)
 
 
-def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore) -> None:
+def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
     submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
@@ -251,7 +252,7 @@ def test_a_measured_cell_is_measured_and_corrects_like_ones(store: PostgresStore
     before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     others = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
     slow = 1.5 * before[2, 1].iter_time_s
-    measure(store, "runs", 2, slow)
+    measure_job(store, "runs", 2, slow)
     assert deriving.derive(C) == 2
     after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     own, like = after[2, 1], after[2, 2]
@@ -276,24 +277,24 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
     deriving = a_deriving(store, learns=False)
     deriving.derive(C)
     before = cells_of(store, PUBLISHED)
-    measure(store, "runs", 2, 99.0)
+    measure_job(store, "runs", 2, 99.0)
     assert deriving.derive(C) == 0
     assert cells_of(store, PUBLISHED) == before
 
 
-def test_a_users_estimate_of_a_measured_cell_stays(store: PostgresStore) -> None:
+def test_a_measurement_does_not_replace_a_user_estimate(store: PostgresStore) -> None:
     a_bare_cluster(store)
     users = a_record(1, iter_time_s=1.0, source=EstimateSource.PROFILED)
     do(store, lambda w: w.upsert_estimates(C, [users]))
     submit(store, a_spec("runs"))
-    measure(store, "runs", 1, 3.0)
+    measure_job(store, "runs", 1, 3.0)
     assert a_deriving(store).derive(C) == 0
     assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [
         (1.0, EstimateSource.PROFILED)
     ]
 
 
-def test_a_measurement_on_a_shape_without_an_estimate_is_a_new_one(store: PostgresStore) -> None:
+def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresStore) -> None:
     a_bare_cluster(store)
     do(store, lambda w: w.upsert_estimates(C, [a_record(2, nodes=1, iter_time_s=1.0)]))
     submit(store, a_spec("runs", requested_gpus=2))
@@ -334,7 +335,7 @@ async def a_replica(
     await asyncio.gather(calls.close(), estimate_calls.close())
 
 
-class Counting(CellDeriver):
+class CountingCellDeriver(CellDeriver):
     """Counts how often it is asked."""
 
     def __init__(self, store: PostgresStore, fail: bool = False) -> None:
@@ -356,9 +357,9 @@ class Counting(CellDeriver):
         self.seen.clear()
 
 
-async def test_only_the_replica_that_holds_the_lease_estimates(store: PostgresStore) -> None:
+async def test_only_the_replica_with_the_lease_estimates(store: PostgresStore) -> None:
     a_bare_cluster(store)
-    one, other = Counting(store), Counting(store)
+    one, other = CountingCellDeriver(store), CountingCellDeriver(store)
     async with a_replica(store, one, "one") as first, a_replica(store, other, "other") as second:
         await first.look(None)
         await second.look(None)
@@ -367,10 +368,10 @@ async def test_only_the_replica_that_holds_the_lease_estimates(store: PostgresSt
     assert (one.asked, other.asked) == ([C, C], [])
 
 
-async def test_a_replica_that_is_woken_looks_at_that_cluster(store: PostgresStore) -> None:
+async def test_a_woken_replica_checks_only_the_cluster_that_woke_it(store: PostgresStore) -> None:
     a_bare_cluster(store)
     do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
-    deriving = Counting(store)
+    deriving = CountingCellDeriver(store)
     async with a_replica(store, deriving, "one") as cells:
         cells.start()
         while "quiet" not in deriving.asked:
@@ -381,11 +382,11 @@ async def test_a_replica_that_is_woken_looks_at_that_cluster(store: PostgresStor
     assert deriving.asked == [C, "quiet", C]
 
 
-async def test_a_mistake_does_not_end_the_task(
+async def test_an_error_does_not_end_the_task(
     store: PostgresStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_bare_cluster(store)
-    deriving = Counting(store, fail=True)
+    deriving = CountingCellDeriver(store, fail=True)
     with caplog.at_level(logging.ERROR):
         async with a_replica(store, deriving, "one") as cells:
             cells.start()

@@ -21,15 +21,15 @@ from tessera.service.rpc.calls import Calls
 from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agents_report,
+    apply_event,
     commit,
     execute,
     fail,
-    happen,
     job,
     run,
     start,
@@ -86,7 +86,7 @@ def back_off_s(store: PostgresStore, name: str = "a") -> float:
     return job(store, name).retry_s - crashes[-1]
 
 
-def why(store: PostgresStore, name: str = "a") -> Reason:
+def reason_of(store: PostgresStore, name: str = "a") -> Reason:
     reason = job(store, name).reason
     assert reason is not None
     return reason
@@ -103,7 +103,7 @@ def test_each_failure_in_a_row_doubles_the_back_off(one: PostgresStore, database
         assert expected_s - 10.0 < wait_s <= expected_s  # the history is written a moment later
 
 
-def test_after_a_good_run_the_next_failure_is_the_first_again(
+def test_a_failure_after_a_good_run_counts_as_the_first(
     one: PostgresStore, database: Database
 ) -> None:
     fail(one, "a")
@@ -123,7 +123,7 @@ def fail_again(store: PostgresStore, database: Database) -> None:
     fail(store, "a")
 
 
-def test_a_failed_start_and_a_lost_node_are_told_apart(
+def test_a_failed_start_and_a_lost_node_are_distinguished(
     one: PostgresStore, database: Database
 ) -> None:
     execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
@@ -131,41 +131,41 @@ def test_a_failed_start_and_a_lost_node_are_told_apart(
     assert job(one, "a").retry_s == 0.0  # it is not the job's fault
 
 
-def test_a_round_leaves_it_out_and_another_job_has_its_gpus(
+def test_a_round_skips_a_job_in_back_off_and_gives_its_gpus_to_another(
     one: PostgresStore, database: Database
 ) -> None:
     fail(one, "a", "out of memory")
     prolong_back_off(database)
     decide(one)
     assert states(one) == {"a": JobState.QUEUED, "b": JobState.STARTING}, job(one, "b").reason
-    reason = why(one)
+    reason = reason_of(one)
     assert reason.code is ReasonCode.BACK_OFF
     assert reason.message.startswith(
         "the job failed once, the last time with: out of memory; it will be tried again"
     )
 
 
-def test_it_says_at_once_that_it_waits_and_when_that_is_over(
+def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
     one: PostgresStore, database: Database
 ) -> None:
     fail(one, "a", "x" * 5000)
-    reason = why(one)  # no round has looked at it since
+    reason = reason_of(one)  # no round has looked at it since
     assert (reason.code, job(one, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
     assert len(reason.message) < 400
     prolong_back_off(database)
     assert 0 < one.retry_in_s(C) <= 3600
     decide(one)
     end_back_off(database)
-    assert "the next round may start it" in why(one).message
+    assert "the next round may start it" in reason_of(one).message
     assert one.retry_in_s(C) == float("inf")
 
 
-def test_a_released_job_is_tried_at_once(one: PostgresStore, database: Database) -> None:
+def test_a_released_job_is_retried_at_once(one: PostgresStore, database: Database) -> None:
     fail(one, "a")
     fail_again(one, database)
-    happen(one, "a", JobEvent.HOLD)
-    assert why(one).code is ReasonCode.HELD
-    happen(one, "a", JobEvent.RELEASE)
+    apply_event(one, "a", JobEvent.HOLD)
+    assert reason_of(one).code is ReasonCode.HELD
+    apply_event(one, "a", JobEvent.RELEASE)
     assert (job(one, "a").retry_s, job(one, "a").reason) == (0.0, None)
     run(one, a=[(A0, range(4))])
     fail(one, "a")
@@ -175,18 +175,18 @@ def test_a_released_job_is_tried_at_once(one: PostgresStore, database: Database)
 def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore) -> None:
     snapshot = one.snapshot(C)
     commit(one, snapshot, start(snapshot, "a", [(A0, range(4))]), wait(snapshot, "b"))
-    assert why(one, "b").code is ReasonCode.NO_CAPACITY
-    happen(one, "b", JobEvent.HOLD)
+    assert reason_of(one, "b").code is ReasonCode.NO_CAPACITY
+    apply_event(one, "b", JobEvent.HOLD)
     for decided in (False, True):
         if decided:
             decide(one)
-        reason = why(one, "b")
+        reason = reason_of(one, "b")
         assert reason.code is ReasonCode.HELD
         assert reason.message.startswith("a user has held the job since 20")
         assert dict(reason.evidence)["since"].startswith("20")
         assert reason.next_step == "release the job: `tessera release b`"
         assert job(one, "b").reason_round == 0
-    happen(one, "b", JobEvent.RELEASE)
+    apply_event(one, "b", JobEvent.RELEASE)
     assert job(one, "b").reason is None  # that it was held is not why it waits
 
 
@@ -198,12 +198,12 @@ def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
 ) -> None:
     snapshot = one.snapshot(C)
     commit(one, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
-    assert why(one).code is ReasonCode.NO_CAPACITY  # while it stops, that is why
-    happen(one, "a", event)
+    assert reason_of(one).code is ReasonCode.NO_CAPACITY  # while it stops, that is why
+    apply_event(one, "a", event)
     assert states(one)["a"] is state
     expected = ReasonCode.HELD if state is JobState.HOLDING else ReasonCode.LEAVING
-    assert why(one).code is expected
-    assert "GPUs are being given back" in why(one).message
+    assert reason_of(one).code is expected
+    assert "GPUs are being given back" in reason_of(one).message
     agents_report(one)
     assert (job(one, "a").reason is None) == (state is JobState.CANCELLING)
 
@@ -211,10 +211,10 @@ def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
 def test_a_job_that_runs_or_has_ended_has_no_reason(one: PostgresStore) -> None:
     snapshot = one.snapshot(C)
     commit(one, snapshot, wait(snapshot, "b"))
-    happen(one, "b", JobEvent.CANCEL)
+    apply_event(one, "b", JobEvent.CANCEL)
     assert job(one, "b").reason is None
     assert job(one, "a").reason is None
-    happen(one, "a", JobEvent.CANCEL)
+    apply_event(one, "a", JobEvent.CANCEL)
     agents_report(one)
     submit(one, a_spec("c", max_retries=0))
     run(one, c=[(A0, [0])])
@@ -229,7 +229,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_failure_wakes_the_rounds_so_that_its_gpus_go_to_another_at_once(
+async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_once(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store, nodes=1, gpus=4)
@@ -261,7 +261,7 @@ class HandClock:
         return self.now_s
 
 
-async def test_the_end_of_a_back_off_and_events_in_a_storm_have_rounds_that_are_spaced(
+async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
     one: PostgresStore, database: Database
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
@@ -300,7 +300,7 @@ async def test_the_end_of_a_back_off_and_events_in_a_storm_have_rounds_that_are_
     await asyncio.gather(calls.close(), round_calls.close())
 
 
-async def test_a_woken_round_is_begun_by_the_replica_that_holds_the_lease(
+async def test_a_triggered_round_is_decided_by_the_replica_with_the_lease(
     one: PostgresStore,
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
@@ -323,7 +323,7 @@ async def test_a_woken_round_is_begun_by_the_replica_that_holds_the_lease(
     await asyncio.gather(calls.close(), round_calls.close())
 
 
-async def test_a_wake_up_outlives_an_outage_of_the_database(
+async def test_a_wake_up_survives_a_database_outage(
     one: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")

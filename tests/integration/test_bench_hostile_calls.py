@@ -40,7 +40,7 @@ class Echo(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def echoing() -> AsyncIterator[tuple[Echo, str]]:
+async def serve_echo() -> AsyncIterator[tuple[Echo, str]]:
     echo, server = Echo(), grpc.aio.server()
     server.add_generic_rpc_handlers((echo,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -51,21 +51,21 @@ async def echoing() -> AsyncIterator[tuple[Echo, str]]:
         await server.stop(None)
 
 
-def pumped(caller: UnreadConnection) -> bool:
+def pump(caller: UnreadConnection) -> bool:
     """Let the caller answer what keeps its connection alive."""
     caller.pump()
     return True
 
 
-async def test_an_unread_call_is_heard_and_takes_no_byte_of_its_answer() -> None:
-    async with echoing() as (echo, address):
+async def test_an_unread_call_reaches_the_server_and_takes_no_byte_of_its_answer() -> None:
+    async with serve_echo() as (echo, address):
         caller = UnreadConnection(address, source="127.0.0.3")
         stream = caller.call("/a.B/C", b"first", end=False)
-        await until(lambda: pumped(caller) and echo.received == [b"first"])
+        await until(lambda: pump(caller) and echo.received == [b"first"])
         caller.say(stream, b"y" * 40_000, end=True)  # three frames
-        await until(lambda: pumped(caller) and len(echo.received) == 1)
+        await until(lambda: pump(caller) and len(echo.received) == 1)
         assert echo.peers[0].startswith("ipv4:127.0.0.3:")
-        await until(lambda: pumped(caller) and caller.begun_streams == {stream})
+        await until(lambda: pump(caller) and caller.begun_streams == {stream})
         assert caller.open_streams == {stream}
         assert not caller.closed
         # the answer is larger than what the server may send: nothing
@@ -75,16 +75,16 @@ async def test_an_unread_call_is_heard_and_takes_no_byte_of_its_answer() -> None
 
 
 async def test_an_unread_call_notes_that_the_server_has_ended_it() -> None:
-    async with echoing() as (echo, address):
+    async with serve_echo() as (echo, address):
         caller = UnreadConnection(address)
         caller.call("/a.B/C", b"first", end=False)
-        await until(lambda: pumped(caller) and echo.received == [b"first"])
-    await until(lambda: pumped(caller) and (caller.closed or not caller.open_streams))
+        await until(lambda: pump(caller) and echo.received == [b"first"])
+    await until(lambda: pump(caller) and (caller.closed or not caller.open_streams))
     caller.close()
 
 
 async def test_a_forwarder_carries_calls_from_another_host() -> None:
-    async with echoing() as (echo, address):
+    async with serve_echo() as (echo, address):
         with forward_from("127.0.0.4", address) as forwarded:
             async with grpc.aio.insecure_channel(forwarded) as channel:
                 method: grpc.aio.StreamStreamMultiCallable[bytes, bytes]

@@ -10,15 +10,15 @@ import sqlalchemy as sa
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobState
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agents_report,
     commit,
     execute,
-    hear,
     job,
+    record_heartbeat,
     run,
     start,
     submit,
@@ -36,12 +36,12 @@ SKEW = """
 """
 
 
-def hear_both(store: PostgresStore) -> None:
+def record_both_heartbeats(store: PostgresStore) -> None:
     for agent in ("agent-a100-0", "agent-a100-1"):
-        hear(store, agent)
+        record_heartbeat(store, agent)
 
 
-class Seconds:
+class ManualClock:
     """A process's own clock, which only tests move."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Seconds:
 
 
 @pytest.fixture
-def seconds() -> Seconds:
-    return Seconds()
+def seconds() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def skewed(database: Database, seconds: Seconds) -> PostgresStore:
+def skewed(database: Database, seconds: ManualClock) -> PostgresStore:
     """Return a store on a database whose clock can be set, with a job that runs on a node."""
     execute(database, SKEW)
     name = database.engine.url.database
@@ -71,20 +71,20 @@ def skewed(database: Database, seconds: Seconds) -> PostgresStore:
     return store
 
 
-def step(database: Database, by_s: float) -> None:
+def step_clock(database: Database, by_s: float) -> None:
     execute(database, f"UPDATE skewed.clock SET ahead = ahead + make_interval(secs => {by_s})")
 
 
-def pass_time(database: Database, seconds: Seconds, by_s: float) -> None:
+def pass_time(database: Database, seconds: ManualClock, by_s: float) -> None:
     """Let time pass for both clocks."""
-    step(database, by_s)
+    step_clock(database, by_s)
     seconds.now_s += by_s
 
 
-def test_the_fixture_moves_the_database_s_clock(skewed: PostgresStore, database: Database) -> None:
+def test_the_fixture_moves_the_databases_clock(skewed: PostgresStore, database: Database) -> None:
     with connect_database(database.url).read() as connection:
         before = connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
-    step(database, 3600.0)
+    step_clock(database, 3600.0)
     with connect_database(database.url).read() as connection:
         assert (
             connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
@@ -92,43 +92,43 @@ def test_the_fixture_moves_the_database_s_clock(skewed: PostgresStore, database:
         )
 
 
-def test_a_minute_forward_loses_no_job_of_a_live_node(
-    skewed: PostgresStore, database: Database, seconds: Seconds
+def test_a_clock_step_of_a_minute_forward_loses_no_job_of_a_live_node(
+    skewed: PostgresStore, database: Database, seconds: ManualClock
 ) -> None:
-    step(database, 60.0)
+    step_clock(database, 60.0)
     assert skewed.expire(C) == []
     assert skewed.snapshot(C).nodes.schedulable.all()
-    hear_both(skewed)
+    record_both_heartbeats(skewed)
     for _ in range(4):
         pass_time(database, seconds, 20.0)
-        hear_both(skewed)
+        record_both_heartbeats(skewed)
         assert skewed.expire(C) == []
     assert (job(skewed, "a").state, job(skewed, "a").generation) == (JobState.RUNNING, 1)
 
 
-def test_after_a_minute_forward_an_agent_that_connects_again_keeps_its_gangs(
+def test_an_agent_that_reconnects_after_a_step_forward_keeps_its_gangs(
     skewed: PostgresStore, database: Database
 ) -> None:
-    step(database, 60.0)
+    step_clock(database, 60.0)
     spec = skewed.get_node(C, "a100-0").spec
     skewed.hello(C, AGENT, "second", [spec])
     assert (job(skewed, "a").state, job(skewed, "a").generation) == (JobState.RUNNING, 1)
 
 
-def test_a_node_that_died_before_the_clock_was_set_forward_is_lost_after_the_grace(
-    skewed: PostgresStore, database: Database, seconds: Seconds
+def test_a_node_that_died_before_a_step_forward_is_lost_after_the_grace(
+    skewed: PostgresStore, database: Database, seconds: ManualClock
 ) -> None:
-    step(database, 60.0)
+    step_clock(database, 60.0)
     assert skewed.expire(C) == []
     pass_time(database, seconds, SILENCE_S + 1)
     assert skewed.expire(C) == ["a"]
 
 
 @pytest.mark.parametrize("back_s", [60.0, 3600.0])
-def test_a_node_that_dies_when_the_clock_is_set_back_is_lost_as_soon_as_any(
-    skewed: PostgresStore, database: Database, seconds: Seconds, back_s: float
+def test_a_node_that_dies_while_the_clock_is_set_back_is_lost_after_the_usual_time(
+    skewed: PostgresStore, database: Database, seconds: ManualClock, back_s: float
 ) -> None:
-    step(database, -back_s)
+    step_clock(database, -back_s)
     assert skewed.expire(C) == []
     pass_time(database, seconds, SILENCE_S - 5)
     assert skewed.expire(C) == []
@@ -136,12 +136,12 @@ def test_a_node_that_dies_when_the_clock_is_set_back_is_lost_as_soon_as_any(
     assert skewed.expire(C) == ["a"]
 
 
-def test_live_nodes_live_on_when_the_clock_is_set_back_by_an_hour(
-    skewed: PostgresStore, database: Database, seconds: Seconds
+def test_live_nodes_survive_a_clock_set_back_by_an_hour(
+    skewed: PostgresStore, database: Database, seconds: ManualClock
 ) -> None:
-    step(database, -3600.0)
+    step_clock(database, -3600.0)
     for _ in range(4):
-        hear_both(skewed)
+        record_both_heartbeats(skewed)
         pass_time(database, seconds, 20.0)
         assert skewed.expire(C) == []
     snapshot = skewed.snapshot(C)
@@ -150,12 +150,12 @@ def test_live_nodes_live_on_when_the_clock_is_set_back_by_an_hour(
     assert job(skewed, "a").state is JobState.RUNNING
 
 
-def test_a_dead_replica_s_lease_is_taken_over_though_the_clock_was_set_back(
-    skewed: PostgresStore, database: Database, seconds: Seconds
+def test_the_lease_of_a_dead_replica_is_taken_over_although_the_clock_was_set_back(
+    skewed: PostgresStore, database: Database, seconds: ManualClock
 ) -> None:
     assert skewed.acquire_lease(C, "dead", 15.0)
     assert not skewed.acquire_lease(C, "alive", 15.0)
-    step(database, -3600.0)
+    step_clock(database, -3600.0)
     assert skewed.acquire_lease(C, "alive", 15.0)
     assert not skewed.acquire_lease(C, "third", 15.0)
     pass_time(database, seconds, 16.0)
@@ -164,14 +164,14 @@ def test_a_dead_replica_s_lease_is_taken_over_though_the_clock_was_set_back(
 
 @pytest.mark.parametrize(
     "change",
-    [lambda d, s: pass_time(d, s, 46.0), lambda d, s: step(d, -46.0)],
+    [lambda d, s: pass_time(d, s, 46.0), lambda d, s: step_clock(d, -46.0)],
     ids=["time", "back"],
 )
-def test_only_a_step_forward_is_held_against_the_clock(
+def test_only_a_step_forward_is_reported_as_set_forward(
     skewed: PostgresStore,
     database: Database,
-    seconds: Seconds,
-    change: Callable[[Database, Seconds], None],
+    seconds: ManualClock,
+    change: Callable[[Database, ManualClock], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     change(database, seconds)

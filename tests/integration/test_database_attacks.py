@@ -34,7 +34,7 @@ from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
@@ -64,21 +64,21 @@ def place(folder: Path) -> Iterator[Path]:
     embedded.stop_server(folder / "pg")
 
 
-def migrated(url: str) -> Database:
+def connect_migrated(url: str) -> Database:
     database = connect_database(url)
     migrate.upgrade_schema(database)
     return database
 
 
-def processes(place: Path) -> list[psutil.Process]:
+def server_processes(place: Path) -> list[psutil.Process]:
     first = psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
     return [first, *first.children(recursive=True)]
 
 
 @contextlib.contextmanager
-def stopped(place: Path) -> Iterator[None]:
+def stop_server(place: Path) -> Iterator[None]:
     """Stop every process of the server inside the block."""
-    frozen = processes(place)
+    frozen = server_processes(place)
     for process in frozen:
         process.send_signal(signal.SIGSTOP)
     try:
@@ -94,10 +94,10 @@ async def until_health_is(stub: health_pb2_grpc.HealthStub, status: int) -> None
             await asyncio.sleep(0.05)
 
 
-async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline(
+async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline(
     place: Path,
 ) -> None:
-    database = migrated(embedded.start_server(place))
+    database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -125,7 +125,7 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
         assert isinstance(welcome, agents_pb2.ServerMessage)
         assert welcome.HasField("welcome")
         request = jobs_pb2.GetJobRequest(name=f"clusters/{C}/jobs/a")
-        with stopped(place):
+        with stop_server(place):
             await until_health_is(health, answers.NOT_SERVING)
             with pytest.raises(grpc.aio.AioRpcError) as late:
                 await jobs.GetJob(request, timeout=1.0)
@@ -141,11 +141,11 @@ async def test_a_stopped_database_is_told_and_holds_nobody_up_who_has_a_deadline
     database.engine.dispose()
 
 
-def test_a_database_without_a_free_connection_says_so_and_is_used_again_once_it_has_one(
+def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
     place: Path,
 ) -> None:
     url = embedded.start_server(place)
-    database = migrated(url)
+    database = connect_migrated(url)
     store = PostgresStore(database)
     a_cluster(store)
     database.engine.dispose()
@@ -183,11 +183,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
+def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_is_room(
     small_disk: Path,
 ) -> None:
     place = small_disk / "pg"
-    database = migrated(embedded.start_server(place))
+    database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     ballast, acknowledged, errors = small_disk / "ballast", [], []
@@ -219,10 +219,10 @@ def test_a_database_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     database.engine.dispose()
 
 
-def test_a_database_that_is_restarted_hard_under_load_loses_and_doubles_nothing(
+def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
     place: Path,
 ) -> None:
-    database = migrated(embedded.start_server(place))
+    database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
     over, acknowledged, failures, strange = threading.Event(), [], [], []
@@ -286,7 +286,7 @@ HOLDERS = """
 """
 
 
-def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(place: Path) -> None:
+def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: Path) -> None:
     server = embedded.start_server(place)
     admin = sa.create_engine(
         connect_database(server).engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
@@ -299,7 +299,7 @@ def test_a_database_restored_to_an_older_state_comes_to_agree_with_its_agents(pl
 
     copy("template1", "live")
     url = sa.make_url(server).set(database="live").render_as_string(hide_password=False)
-    database = migrated(url)
+    database = connect_migrated(url)
     store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))

@@ -14,17 +14,17 @@ from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agent_reports,
     agents_report,
+    apply_event,
     commit,
     execute,
-    happen,
-    hear,
     job,
+    record_heartbeat,
     run,
     start,
     states,
@@ -36,7 +36,7 @@ A0, A1 = "a100-0", "a100-1"
 AGENT0, AGENT1 = f"agent-{A0}", f"agent-{A1}"
 
 
-def silence(database: Database, agent: str, seconds: float = 46.0) -> None:
+def make_silent(database: Database, agent: str, seconds: float = 46.0) -> None:
     execute(
         database,
         f"UPDATE agents SET heard_at = heard_at - {seconds} * interval '1 s' WHERE name = '{agent}'",
@@ -105,7 +105,7 @@ def test_an_older_generation_changes_nothing(pair: PostgresStore) -> None:
     assert replace(after, service_gpu_s=before.service_gpu_s) == before  # service grows by itself
 
 
-def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_gone(
+def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
     pair: PostgresStore,
 ) -> None:
     assert pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 1)
@@ -125,7 +125,7 @@ def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_gone(
 
 def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: PostgresStore) -> None:
     old = pair.desired(C, AGENT0).revision
-    happen(pair, "a", JobEvent.CANCEL)
+    apply_event(pair, "a", JobEvent.CANCEL)
     for agent in (AGENT0, AGENT1):
         assert not pair.observe(C, agent, "first", [], old)
     assert states(pair)["a"] is JobState.CANCELLING
@@ -148,7 +148,7 @@ def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: PostgresSto
 def test_a_user_takes_a_running_job_off_its_gpus(
     pair: PostgresStore, event: JobEvent, leaving: JobState, left: JobState
 ) -> None:
-    happen(pair, "a", event)
+    apply_event(pair, "a", event)
     assert states(pair)["a"] is leaving
     assert pair.desired(C, AGENT0).gangs == ()
     agents_report(pair)
@@ -156,12 +156,12 @@ def test_a_user_takes_a_running_job_off_its_gpus(
 
 
 def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: PostgresStore) -> None:
-    happen(pair, "a", JobEvent.CANCEL)
+    apply_event(pair, "a", JobEvent.CANCEL)
     pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 99)
     assert states(pair)["a"] is JobState.SUCCEEDED
 
 
-def test_a_crash_is_retried_until_no_retry_is_left(pair: PostgresStore) -> None:
+def test_a_crash_is_retried_until_no_retries_are_left(pair: PostgresStore) -> None:
     pair.observe(C, AGENT1, "first", [a_gang(A1, phase="failed", error="out of memory\0")], 99)
     found = job(pair, "a")
     assert (found.state, found.retries) == (JobState.STOPPING, 1)
@@ -176,7 +176,7 @@ def test_a_crash_is_retried_until_no_retry_is_left(pair: PostgresStore) -> None:
     assert (found.state, found.retries) == (JobState.FAILED, 2)
 
 
-def test_a_job_runs_once_its_leader_says_so(store: PostgresStore) -> None:
+def test_a_job_is_running_once_its_leader_reports_it(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
@@ -192,7 +192,7 @@ def test_a_job_runs_once_its_leader_says_so(store: PostgresStore) -> None:
 
 def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -> None:
     assert pair.expire(C) == []
-    silence(database, AGENT1)
+    make_silent(database, AGENT1)
     assert pair.expire(C) == ["a"]
     assert pair.expire(C) == []
     assert states(pair)["a"] is JobState.STOPPING
@@ -204,20 +204,18 @@ def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -
     assert "lost" in [e.event for e in pair.job_history(C, "a")]
 
 
-def test_a_job_leaving_a_node_that_falls_silent_is_gone(
-    pair: PostgresStore, database: Database
-) -> None:
-    happen(pair, "a", JobEvent.CANCEL)
+def test_a_leaving_job_on_a_silent_node_is_gone(pair: PostgresStore, database: Database) -> None:
+    apply_event(pair, "a", JobEvent.CANCEL)
     for agent in (AGENT0, AGENT1):
-        silence(database, agent)
+        make_silent(database, agent)
     assert pair.expire(C) == []  # nobody lost a GPU of its own
     assert states(pair)["a"] is JobState.CANCELLED
 
 
 def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) -> None:
     for agent in (AGENT0, AGENT1):
-        silence(database, agent)
-        hear(pair, agent, "first")
+        make_silent(database, agent)
+        record_heartbeat(pair, agent, "first")
     assert pair.expire(C) == []
     assert pair.get_node(C, A0).silent_s < 40
 
@@ -225,14 +223,14 @@ def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) ->
 def test_a_newer_incarnation_takes_over(pair: PostgresStore) -> None:
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     with pytest.raises(NotAllowed, match="taken over"):
-        hear(pair, AGENT0, "first")
+        record_heartbeat(pair, AGENT0, "first")
     with pytest.raises(NotAllowed, match="taken over"):
         pair.observe(C, AGENT0, "first", [], 99)
-    hear(pair, AGENT0, "second")
+    record_heartbeat(pair, AGENT0, "second")
     assert [g.spec.name for g in pair.desired(C, AGENT0).gangs] == ["a"]
     assert pair.get_node(C, A0).version == 1  # nothing about the node changed
     with pytest.raises(NotFound):
-        hear(pair, "nobody", "x")
+        record_heartbeat(pair, "nobody", "x")
     with pytest.raises(NotFound):
         pair.observe(C, "nobody", "x", [], 0)
 
@@ -241,7 +239,7 @@ def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> N
     node = NodeSpec(name=A0, gpu_type="a100", gpus=4)
     with pytest.raises(NotAllowed, match=f"belongs to agent {AGENT0}"):
         pair.hello(C, "thief", "x", [node])
-    silence(database, AGENT0)
+    make_silent(database, AGENT0)
     pair.hello(C, "heir", "x", [node])  # nobody had expired the node yet
     assert states(pair)["a"] is JobState.STOPPING
     assert pair.desired(C, AGENT0).gangs == ()
@@ -249,7 +247,7 @@ def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> N
     assert states(pair)["a"] is JobState.QUEUED
 
 
-def test_a_node_that_its_agent_no_longer_names_falls_silent(
+def test_a_node_no_longer_named_by_its_agent_falls_silent(
     pair: PostgresStore, database: Database
 ) -> None:
     pair.hello(C, AGENT1, "second", [])
@@ -284,13 +282,13 @@ def test_the_revision_rises_only_when_the_desired_state_changes(pair: PostgresSt
     snapshot = pair.snapshot(C)
     keep = start(snapshot, "a", [(A0, range(4)), (A1, range(4))], DecisionKind.KEEP)
     commit(pair, snapshot, keep, wait(snapshot, "b"))
-    happen(pair, "b", JobEvent.CANCEL)
+    apply_event(pair, "b", JobEvent.CANCEL)
     assert pair.desired(C, AGENT0).revision == before
-    happen(pair, "a", JobEvent.HOLD)
+    apply_event(pair, "a", JobEvent.HOLD)
     assert pair.desired(C, AGENT0).revision == before + 1
 
 
-def test_one_replica_has_the_lease_of_the_loop(store: PostgresStore, database: Database) -> None:
+def test_only_one_replica_holds_the_lease(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     assert store.acquire_lease(C, "one", 60.0)
     assert not store.acquire_lease(C, "two", 60.0)
@@ -301,19 +299,19 @@ def test_one_replica_has_the_lease_of_the_loop(store: PostgresStore, database: D
     assert not store.acquire_lease("x", "one", 60.0)
 
 
-def test_what_an_agent_says_of_its_network_is_with_its_nodes_until_it_says_otherwise(
+def test_an_agents_network_report_stays_with_its_nodes_until_the_next_report(
     pair: PostgresStore,
 ) -> None:
     def said() -> list[tuple[str, ...]]:
         return [pair.get_node(C, node).network_remarks for node in (A0, A1)]
 
     assert said() == [(), ()]
-    hear(pair, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
+    record_heartbeat(pair, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
     assert said() == [("eth1: not strict", "eth2: gone"), ()]
-    hear(pair, AGENT0, "first")
+    record_heartbeat(pair, AGENT0, "first")
     assert said() == [("eth1: not strict", "eth2: gone"), ()]
-    hear(pair, AGENT0, "first", [])
+    record_heartbeat(pair, AGENT0, "first", [])
     assert said() == [(), ()]
-    hear(pair, AGENT0, "first", ["eth1: not strict"])
+    record_heartbeat(pair, AGENT0, "first", ["eth1: not strict"])
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     assert said() == [(), ()]

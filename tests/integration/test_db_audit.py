@@ -14,7 +14,7 @@ from tessera.db.audit import (
 )
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tests.support.stored import C, a_cluster, a_spec, execute, run, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, execute, run, submit
 
 BREAKS = {
     "a GPU has two holders": (
@@ -59,13 +59,15 @@ def busy(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def test_nothing_is_found_where_all_rules_hold(busy: PostgresStore, database: Database) -> None:
+def test_an_audit_without_broken_rules_reports_nothing(
+    busy: PostgresStore, database: Database
+) -> None:
     assert find_broken_rules(database) == []
     assert load_epochs(database)[C] == 1
     assert count_lost_jobs(database, C) == 0
 
 
-def test_there_is_a_case_of_each_rule() -> None:
+def test_every_rule_has_a_test_case() -> None:
     assert BREAKS.keys() == INVARIANTS.keys()
 
 
@@ -75,7 +77,7 @@ def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: s
     assert any(found.startswith(rule) for found in find_broken_rules(database))
 
 
-def test_the_silence_of_each_agent_is_known(busy: PostgresStore, database: Database) -> None:
+def test_the_silence_of_each_agent_is_loaded(busy: PostgresStore, database: Database) -> None:
     execute(
         database,
         "UPDATE agents SET heard_at = now() - interval '1 hour' WHERE name = 'agent-h100-0'",
@@ -85,7 +87,7 @@ def test_the_silence_of_each_agent_is_known(busy: PostgresStore, database: Datab
     assert silence_s["agent-h100-0"] >= 3600.0 > silence_s["agent-a100-0"]
 
 
-def test_jobs_that_a_silent_node_cost_are_counted(busy: PostgresStore, database: Database) -> None:
+def test_jobs_lost_with_a_silent_node_are_counted(busy: PostgresStore, database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 hour'")
     assert busy.expire(C) == ["busy"]
     assert count_lost_jobs(database, C) == 1

@@ -23,15 +23,15 @@ from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.store import Request
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agent_reports,
     agents_report,
+    apply_event,
     commit,
     execute,
-    happen,
     run,
     states,
     submit,
@@ -48,7 +48,7 @@ def test_an_unreachable_database_says_what_to_do_and_keeps_the_password() -> Non
 
 
 @pytest.mark.parametrize("url", ["postgresql://h/d", "postgres://h/d", "postgresql+psycopg://h/d"])
-def test_any_postgresql_url_is_read_by_the_driver_that_is_here(url: str) -> None:
+def test_any_postgresql_url_is_read_by_the_installed_driver(url: str) -> None:
     assert sqlalchemy_url(url).render_as_string() == "postgresql+psycopg2://h/d"
 
 
@@ -58,14 +58,14 @@ def test_other_databases_are_refused(url: str) -> None:
         connect_database(url)
 
 
-def test_a_statement_that_takes_too_long_is_given_up(server_url: str) -> None:
+def test_a_statement_that_takes_too_long_is_cancelled(server_url: str) -> None:
     database = connect_database(server_url, statement_timeout_s=0.05)
     with pytest.raises(Unavailable, match="too busy"):
         database.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
     database.engine.dispose()
 
 
-def test_a_turn_that_does_not_come_is_given_up(database: Database) -> None:
+def test_waiting_for_a_lock_times_out(database: Database) -> None:
     a_cluster(PostgresStore(database))
     hasty = connect_database(database.url, lock_timeout_s=0.05)
     with database.engine.begin() as connection:
@@ -75,30 +75,30 @@ def test_a_turn_that_does_not_come_is_given_up(database: Database) -> None:
     hasty.engine.dispose()
 
 
-def test_the_pool_is_bounded_and_says_so(server_url: str) -> None:
+def test_the_connection_pool_is_bounded_and_its_error_says_so(server_url: str) -> None:
     database = connect_database(server_url, pool_size=1, lock_timeout_s=0.05)
     with database.engine.connect(), pytest.raises(Unavailable, match="too busy"):
         database.write(lambda c: None)
     database.engine.dispose()
 
 
-def read(database: Database) -> object:
+def read_one(database: Database) -> object:
     with database.read() as connection:
         return connection.execute(sa.text("SELECT 1")).scalar()
 
 
-def write(database: Database) -> object:
+def write_one(database: Database) -> object:
     return database.write(lambda c: c.execute(sa.text("SELECT 1")).scalar())
 
 
-def hold(database: Database) -> object:
+def try_lock(database: Database) -> object:
     with database.held("a name") as free:
         return free
 
 
-@pytest.mark.parametrize("use", [read, write, hold])
+@pytest.mark.parametrize("use", [read_one, write_one, try_lock])
 @pytest.mark.parametrize("kind", [Database, MigratedDatabase])
-def test_connections_that_were_cut_are_replaced(
+def test_cut_connections_are_replaced(
     database: Database, kind: type[Database], use: Callable[[Database], object]
 ) -> None:
     tried, admin = kind(database.engine), connect_database(database.url)
@@ -111,7 +111,7 @@ def test_connections_that_were_cut_are_replaced(
         assert use(tried)
 
 
-def test_a_connection_cut_in_the_middle_is_unavailable_not_wrong(database: Database) -> None:
+def test_a_connection_cut_halfway_is_reported_as_unavailable(database: Database) -> None:
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
@@ -135,13 +135,13 @@ def test_two_processes_share_the_embedded_server(postgres_url: str) -> None:
         assert connection.execute(sa.text("SELECT 1")).scalar() == 1
 
 
-def test_an_embedded_server_that_cannot_start_says_where(tmp_path: Path) -> None:
+def test_an_embedded_server_that_cannot_start_names_its_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Unavailable, match="does not start"):
         embedded.start_server(tmp_path / "file" / "pg")
 
 
-def test_subscribers_hear_of_changes_of_the_desired_state(
+def test_subscribers_are_notified_of_changes_of_the_desired_state(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -155,7 +155,7 @@ def test_subscribers_hear_of_changes_of_the_desired_state(
         assert heard.get(timeout=PATIENCE_S) == C
 
 
-def test_a_listener_that_lost_its_connection_comes_back(
+def test_a_listener_that_lost_its_connection_reconnects(
     store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
@@ -177,7 +177,7 @@ def test_a_listener_that_lost_its_connection_comes_back(
     assert "tessera-listen" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely(
+def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_often(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float | None] = []
@@ -205,24 +205,26 @@ def test_a_database_that_cannot_be_heard_is_told_once_and_asked_ever_more_rarely
     ]
 
 
-def age(database: Database, *changes: str) -> None:
+def make_older(database: Database, *changes: str) -> None:
     for change in changes:
         execute(database, f"UPDATE {change} - interval '1 day'")
 
 
-def test_old_things_are_pruned_and_young_ones_kept(
+def test_old_rows_are_pruned_and_young_ones_are_kept(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("old"), a_spec("young"), a_spec("waits"))
     for name in ("old", "young"):
-        happen(store, name, JobEvent.CANCEL)
+        apply_event(store, name, JobEvent.CANCEL)
     for key in ("r1", "r2"):
         store.write(Request(id=key, method="m", digest="d"), lambda w: b"x")
     for _ in range(4):
         snapshot = store.snapshot(C)
         commit(store, snapshot, wait(snapshot, "waits"))
-    age(database, "request_ids SET created_at = created_at", "rounds SET created_at = created_at")
+    make_older(
+        database, "request_ids SET created_at = created_at", "rounds SET created_at = created_at"
+    )
     execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day' WHERE name = 'old'")
     store.write(Request(id="r3", method="m", digest="d"), lambda w: b"x")
     deleted = {
@@ -244,17 +246,15 @@ def test_old_things_are_pruned_and_young_ones_kept(
     submit(store, a_spec("old"))  # the name is free again
 
 
-def test_of_a_job_that_stays_the_latest_of_its_history_stay(
-    store: PostgresStore, database: Database
-) -> None:
+def test_the_latest_history_of_a_live_job_is_kept(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("long"), a_spec("short"), a_spec("young"))
     for name, times in (("long", 30), ("short", 2), ("young", 30)):
         for _ in range(times):
-            happen(store, name, JobEvent.HOLD)
-            happen(store, name, JobEvent.RELEASE)
+            apply_event(store, name, JobEvent.HOLD)
+            apply_event(store, name, JobEvent.RELEASE)
     before = store.job_history(C, "long")
-    age(database, "job_history SET at = at")
+    make_older(database, "job_history SET at = at")
     execute(
         database,
         "UPDATE job_history SET at = now()"
@@ -274,7 +274,7 @@ def test_a_job_is_not_pruned_before_its_gpus_are_free(
     submit(store, a_spec("a"))
     run(store, a=[("a100-0", [0])])
     agent_reports(store, "agent-a100-0", phase="succeeded")
-    age(database, "jobs SET ended_at = ended_at")
+    make_older(database, "jobs SET ended_at = ended_at")
     assert store.prune(0.0, 0)["jobs"] == 0
     agents_report(store)
     assert store.prune(0.0, 0)["jobs"] == 1

@@ -15,7 +15,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.codec import digest
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.stored import C, a_cluster, a_spec, commit, execute, submit, wait
+from tests.support.stored_cluster import C, a_cluster, a_spec, commit, execute, submit, wait
 
 AWKWARD = (
     "",
@@ -38,43 +38,45 @@ def notes(database: Database) -> Database:
     return database
 
 
-def read(notes: Database) -> list[str | None]:
+def read_texts(notes: Database) -> list[str | None]:
     with notes.read() as connection:
         return list(connection.execute(sa.text("SELECT text FROM notes ORDER BY n")).scalars())
 
 
-def write(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
+def write_texts(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
     notes.write(lambda connection: write_rows(connection, "notes", ("n", "text"), rows))
 
 
-def test_any_text_comes_back_as_it_went_in(notes: Database) -> None:
-    write(notes, ((str(i), escape_text(text)) for i, text in enumerate(AWKWARD)))
-    assert read(notes) == list(AWKWARD)
+def test_any_text_reads_back_unchanged(notes: Database) -> None:
+    write_texts(notes, ((str(i), escape_text(text)) for i, text in enumerate(AWKWARD)))
+    assert read_texts(notes) == list(AWKWARD)
 
 
-def test_null_is_no_text_and_nul_is_left_out(notes: Database) -> None:
-    write(notes, iter([("0", NULL), ("1", escape_text("a\0b"))]))
-    assert read(notes) == [None, "ab"]
+def test_null_is_distinct_from_text_and_nul_characters_are_removed(notes: Database) -> None:
+    write_texts(notes, iter([("0", NULL), ("1", escape_text("a\0b"))]))
+    assert read_texts(notes) == [None, "ab"]
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS_PER_CHUNK, 2 * ROWS_PER_CHUNK + 1])
-def test_any_number_of_rows_goes_in(notes: Database, rows: int) -> None:
-    write(notes, ((str(i), str(i)) for i in range(rows)))
-    assert read(notes) == [str(i) for i in range(rows)]
+def test_any_number_of_rows_can_be_written(notes: Database, rows: int) -> None:
+    write_texts(notes, ((str(i), str(i)) for i in range(rows)))
+    assert read_texts(notes) == [str(i) for i in range(rows)]
 
 
-def test_a_row_that_cannot_be_made_is_no_busy_database_and_none_goes_in(notes: Database) -> None:
+def test_a_row_that_cannot_be_made_is_not_reported_as_busy_and_nothing_is_written(
+    notes: Database,
+) -> None:
     def rows() -> Iterator[tuple[str, str]]:
         yield from ((str(i), "") for i in range(ROWS_PER_CHUNK + 1))
         raise KeyError("what")
 
     with pytest.raises(AssertionError, match="row of notes cannot be made") as error:
-        write(notes, rows())
+        write_texts(notes, rows())
     assert "KeyError 'what'" in str(error.value.__cause__)
-    assert read(notes) == []
+    assert read_texts(notes) == []
 
 
-def test_a_decision_comes_back_with_any_text(store: PostgresStore) -> None:
+def test_a_decision_with_any_text_reads_back_unchanged(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
@@ -88,7 +90,7 @@ def test_a_decision_comes_back_with_any_text(store: PostgresStore) -> None:
     assert found.reason == reason
 
 
-def test_a_round_is_named_by_the_digest_of_the_snapshot_that_is_stored(
+def test_a_round_is_named_by_the_digest_of_its_stored_snapshot(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)

@@ -22,7 +22,7 @@ from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import EstimateSource, GpuType
 from tests.support.patience import PATIENCE_S
 from tests.support.rows import rows_left
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     BERT,
     C,
     a_cluster,
@@ -30,12 +30,12 @@ from tests.support.stored import (
     a_round,
     a_spec,
     agents_report,
+    apply_event,
     commit,
     do,
     execute,
-    happen,
-    hear,
     job,
+    record_heartbeat,
     run,
     start,
     submit,
@@ -63,11 +63,11 @@ def delete_nodes(store: PostgresStore, *names: str, **options: Any) -> None:
     do(store, lambda w: w.delete_nodes(C, names, **values))
 
 
-def drain(store: PostgresStore, *names: str, draining: bool = True, **told: str) -> None:
+def drain_nodes(store: PostgresStore, *names: str, draining: bool = True, **told: str) -> None:
     do(store, lambda w: w.drain_nodes(C, names, draining=draining, **told))
 
 
-def fall_silent(database: Database) -> None:
+def make_agents_silent(database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
 
 
@@ -103,8 +103,8 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
     ):
         execute(database, statement)
-    happen(store, "runs", JobEvent.CANCEL)
-    happen(store, "waits", JobEvent.CANCEL)
+    apply_event(store, "runs", JobEvent.CANCEL)
+    apply_event(store, "waits", JobEvent.CANCEL)
     agents_report(store)
 
 
@@ -134,7 +134,7 @@ def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clu
     a_cluster(store)
     submit(store, *(a_spec(f"j{i}") for i in range(25)))
     for i in range(25):
-        happen(store, f"j{i}", JobEvent.CANCEL)
+        apply_event(store, f"j{i}", JobEvent.CANCEL)
     small = tuple(
         (sa.text(str(text).replace(f"LIMIT {limit}", "LIMIT 10")), 10)
         for text, limit in purge._STATEMENTS
@@ -149,7 +149,7 @@ def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clu
     assert [c.name for c in store.list_clusters("", 10)] == ["other"]
 
 
-def test_a_cluster_with_live_jobs_is_refused_even_by_force_and_the_error_names_them(
+def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names_them(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -176,7 +176,7 @@ def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresSt
     delete_cluster(store)
 
 
-def test_connected_agents_are_named_and_force_deletes_nonetheless(
+def test_connected_agents_are_named_and_force_deletes_anyway(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -184,13 +184,13 @@ def test_connected_agents_are_named_and_force_deletes_nonetheless(
         delete_cluster(store, force=False)
     do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
     delete_cluster(store, "quiet", force=False)
-    fall_silent(database)
+    make_agents_silent(database)
     delete_cluster(store, force=False)
     with pytest.raises(NotFound):
         store.get_cluster(C)
 
 
-def test_agents_and_rounds_of_a_deleted_cluster_are_told_that_there_is_none(
+def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -198,7 +198,7 @@ def test_agents_and_rounds_of_a_deleted_cluster_are_told_that_there_is_none(
     delete_cluster(store)
     calls: list[Callable[[], object]] = [
         lambda: store.commit(solved),
-        lambda: hear(store, "agent-a100-0", "first"),
+        lambda: record_heartbeat(store, "agent-a100-0", "first"),
         lambda: store.desired(C, "agent-a100-0"),
         lambda: store.observe(C, "agent-a100-0", "first", [], 0),
         lambda: store.hello(C, "a", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)]),
@@ -210,14 +210,14 @@ def test_agents_and_rounds_of_a_deleted_cluster_are_told_that_there_is_none(
     assert not store.acquire_lease(C, "me", 60.0)
 
 
-def test_a_cluster_of_a_deleted_name_counts_from_above_the_deleted_one(
+def test_a_cluster_with_a_deleted_name_continues_the_counters_of_the_deleted_one(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
     (first,) = store.desired(C, "agent-a100-0").gangs
-    happen(store, "j", JobEvent.CANCEL)
+    apply_event(store, "j", JobEvent.CANCEL)
     agents_report(store)
     old, revision = store.snapshot(C), store.desired(C, "agent-a100-0").revision
     etag = store.get_cluster(C).version
@@ -240,7 +240,7 @@ def test_a_cluster_of_a_deleted_name_counts_from_above_the_deleted_one(
     assert second.job_number > first.job_number  # so the first one's checkpoint is not resumed
 
 
-def test_a_submission_that_is_under_way_is_not_lost_in_a_deletion(
+def test_a_concurrent_submission_is_not_lost_in_a_deletion(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -283,7 +283,9 @@ def test_an_etag_and_a_missing_cluster_are_checked(store: PostgresStore) -> None
     delete_cluster(store, version=store.get_cluster(C).version)
 
 
-def test_a_node_in_use_is_refused_with_the_jobs_that_hold_it(store: PostgresStore) -> None:
+def test_a_node_in_use_is_refused_and_the_error_names_the_jobs_that_hold_it(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     submit(store, *(a_spec(f"j{i}") for i in range(4)))
     run(store, **{f"j{i}": [("a100-0", [i])] for i in range(4)})
@@ -297,7 +299,7 @@ def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresSto
     a_cluster(store)
     submit(store, a_spec("j", avoid_nodes=("a100-1",)))
     number = run(store, j=[("a100-0", [0])]).summary.number
-    happen(store, "j", JobEvent.HOLD)
+    apply_event(store, "j", JobEvent.HOLD)
     agents_report(store)
     delete_nodes(store, "a100-0", "a100-1")
     assert store.list_nodes(C, "", 10) == []
@@ -309,7 +311,7 @@ def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresSto
     assert [event.event for event in store.job_history(C, "j")][-1] == "gone"
 
 
-def test_a_node_that_is_missing_or_has_another_version_is_refused_and_none_is_deleted(
+def test_a_missing_or_changed_node_is_refused_and_no_node_is_deleted(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -322,7 +324,7 @@ def test_a_node_that_is_missing_or_has_another_version_is_refused_and_none_is_de
     assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["a100-1"]
 
 
-def test_a_round_that_was_solved_before_a_node_was_made_anew_does_not_use_it(
+def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -334,25 +336,27 @@ def test_a_round_that_was_solved_before_a_node_was_made_anew_does_not_use_it(
     assert decision.skipped == "node a100-0 changed during the solve"
 
 
-def hello(store: PostgresStore, incarnation: str, *nodes: str, agent: str = "both") -> None:
+def register_nodes(
+    store: PostgresStore, incarnation: str, *nodes: str, agent: str = "both"
+) -> None:
     specs = [NodeSpec(name=n, gpu_type="a100", gpus=4) for n in nodes]
     store.hello(C, agent, incarnation, specs)
 
 
-def test_an_agent_does_not_make_a_deleted_node_again_until_it_is_restarted(
+def test_an_agent_does_not_recreate_a_deleted_node_until_it_is_restarted(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=0)
-    hello(store, "first", "n1", "n2")
+    register_nodes(store, "first", "n1", "n2")
     before = store.desired(C, "both").revision
     delete_nodes(store, "n1")
     desired = store.desired(C, "both")
     assert desired.deleted_nodes == ("n1",)
     assert desired.revision > before  # its stream is woken
-    hello(store, "first", "n1", "n2")  # the connection was lost
+    register_nodes(store, "first", "n1", "n2")  # the connection was lost
     assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n2"]
     assert store.desired(C, "both").deleted_nodes == ("n1",)
-    hello(store, "second", "n1", "n2")
+    register_nodes(store, "second", "n1", "n2")
     assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n1", "n2"]
     assert store.desired(C, "both").deleted_nodes == ()
 
@@ -361,7 +365,7 @@ def test_a_deleted_node_that_a_user_creates_again_goes_back_to_its_agent(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=0)
-    hello(store, "first", "n1", "n2")
+    register_nodes(store, "first", "n1", "n2")
     delete_nodes(store, "n1", "n2")
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n1", gpu_type="a100", gpus=4)]))
     assert store.desired(C, "both").deleted_nodes == ("n2",)
@@ -369,7 +373,7 @@ def test_a_deleted_node_that_a_user_creates_again_goes_back_to_its_agent(
     assert node.silent_s < 60
 
 
-def test_a_gpu_type_in_use_is_refused_with_all_that_use_it_and_what_to_do(
+def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store, types=("a100", "v100"))
@@ -388,7 +392,7 @@ def test_a_gpu_type_in_use_is_refused_with_all_that_use_it_and_what_to_do(
     )
     with pytest.raises(InvalidInput, match=r"gpu_types: .*cells delete --gpu-type v100.*or keep"):
         do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
-    happen(store, "j", JobEvent.CANCEL)
+    apply_event(store, "j", JobEvent.CANCEL)
     do(store, lambda w: w.delete_tenants(C, ["nlp"]))
     do(store, lambda w: w.delete_cells(C, CellFilter(gpu_type="v100")))
     delete_nodes(store, "v100-0", "v100-1")
@@ -401,7 +405,7 @@ def test_a_gpu_type_in_use_is_refused_with_all_that_use_it_and_what_to_do(
         delete("a100")
 
 
-def test_cells_that_jobs_run_on_are_refused_and_others_are_deleted(store: PostgresStore) -> None:
+def test_cells_in_use_by_jobs_are_refused_and_others_are_deleted(store: PostgresStore) -> None:
     a_cluster(store, types=("a100", "v100"))
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
@@ -419,12 +423,12 @@ def test_cells_that_jobs_run_on_are_refused_and_others_are_deleted(store: Postgr
     with pytest.raises(InvalidInput, match="no GPU type 'h100'"):
         delete(gpu_type="h100")
     assert len(store.list_estimates(C, "", "", 0, 0, 100)[0]) == 3
-    happen(store, "j", JobEvent.CANCEL)
+    apply_event(store, "j", JobEvent.CANCEL)
     agents_report(store)
     assert delete() == 3
 
 
-def test_deleted_cells_of_the_service_itself_are_estimated_again(store: PostgresStore) -> None:
+def test_deleted_cells_that_the_service_derived_are_estimated_again(store: PostgresStore) -> None:
     a_cluster(store, nodes=1)
     do(store, lambda w: w.delete_cells(C, CellFilter()))
     submit(store, a_spec("j"))
@@ -435,7 +439,7 @@ def test_deleted_cells_of_the_service_itself_are_estimated_again(store: Postgres
     assert [w.derived_from for w in store.estimation(C).wanted] != ["digest"]
 
 
-def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed_from_it(
+def test_a_model_of_live_jobs_is_refused_and_is_deleted_with_its_derived_cells(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=1)
@@ -451,7 +455,7 @@ def test_a_model_that_live_jobs_train_is_refused_and_goes_with_what_was_computed
     )
     with pytest.raises(InUse, match=r"1 live job \(j\)"):
         delete(("bert", "1B"))
-    happen(store, "j", JobEvent.CANCEL)
+    apply_event(store, "j", JobEvent.CANCEL)
     delete(("bert", "1B"))
     assert store.list_models(C) == []
     assert [e.cell.gpus for e in store.list_estimates(C, "", "", 0, 0, 100)[0]] == [4]
@@ -471,11 +475,11 @@ def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None
     do(store, lambda w: w.drop_topology(C, allow_missing=True))
 
 
-def test_a_drained_node_says_why_by_whom_and_since_when(store: PostgresStore) -> None:
+def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    drain(store, "a100-0", reason="bad fan", drained_by="ann")
+    drain_nodes(store, "a100-0", reason="bad fan", drained_by="ann")
     node = store.get_node(C, "a100-0")
     assert (node.draining, node.drained, node.drain_reason, node.drained_by) == (
         True,
@@ -484,17 +488,17 @@ def test_a_drained_node_says_why_by_whom_and_since_when(store: PostgresStore) ->
         "ann",
     )
     assert node.drained_s is not None
-    drain(store, "a100-0", drained_by="bob")  # drains already, and no other reason is given
+    drain_nodes(store, "a100-0", drained_by="bob")  # drains already, and no other reason is given
     assert store.get_node(C, "a100-0").drained_by == "ann"
-    drain(store, "a100-0", reason="bad disk", drained_by="bob")
+    drain_nodes(store, "a100-0", reason="bad disk", drained_by="bob")
     assert store.get_node(C, "a100-0").drain_reason == "bad disk"
-    happen(store, "j", JobEvent.HOLD)
+    apply_event(store, "j", JobEvent.HOLD)
     assert not store.get_node(
         C, "a100-0"
     ).drained  # its agent has not yet said that the job is gone
     agents_report(store)
     assert store.get_node(C, "a100-0").drained
-    drain(store, "a100-0", draining=False)
+    drain_nodes(store, "a100-0", draining=False)
     node = store.get_node(C, "a100-0")
     assert (node.draining, node.drain_reason, node.drained_by, node.drained_s) == (
         False,

@@ -22,17 +22,17 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, UnestimatedWorkload
 from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     BERT,
     C,
     a_cluster,
     a_record,
     a_spec,
     agents_report,
+    apply_event,
     commit,
     do,
     execute,
-    happen,
     job,
     run,
     start,
@@ -51,7 +51,7 @@ def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
 
 
-def test_a_round_keeps_the_uncertainty_that_it_saw(store: PostgresStore) -> None:
+def test_a_stored_round_keeps_the_uncertainty_that_it_used(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25)]))
@@ -62,7 +62,7 @@ def test_a_round_keeps_the_uncertainty_that_it_saw(store: PostgresStore) -> None
 
 
 @pytest.mark.parametrize("sd", ["-0.1", "'NaN'", "'Infinity'"])
-def test_the_database_refuses_an_uncertainty_without_meaning(
+def test_the_database_refuses_a_meaningless_uncertainty(
     database: Database, store: PostgresStore, sd: str
 ) -> None:
     a_cluster(store)
@@ -80,12 +80,12 @@ WAITS = Reason(
 )
 
 
-def derive(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
+def write_derived(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
     """Let the service write estimates; ``moe="x"``: those of OTHER were computed from x."""
     do(store, lambda w: w.derive(C, records, {OTHER: moe} if moe else {}))
 
 
-def analytic(gpus: int, **overrides: Any) -> EstimateRecord:
+def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
     fields: dict[str, Any] = {
         "workload": OTHER,
         "nodes": 1,
@@ -122,7 +122,7 @@ def test_models_of_a_cluster_that_does_not_exist_are_not_found(store: PostgresSt
         do(store, lambda w: w.upsert_models("nowhere", [MINE]))
 
 
-def test_only_workloads_of_live_jobs_without_a_users_estimates_are_wanted(
+def test_only_workloads_of_live_jobs_without_user_estimates_need_estimation(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -133,17 +133,17 @@ def test_only_workloads_of_live_jobs_without_a_users_estimates_are_wanted(
         a_spec("two", workload=OTHER, requested_gpus=2),
         a_spec("over", workload=replace(OTHER, params="x")),
     )
-    happen(store, "over", JobEvent.CANCEL)
+    apply_event(store, "over", JobEvent.CANCEL)
     (wanted,) = store.estimation(C).wanted
     assert wanted == UnestimatedWorkload(
         workload=OTHER, requests=(2, 4), counts=(), derived_from=""
     )
-    derive(store, analytic(8), moe="digest")
+    write_derived(store, an_analytic_record(8), moe="digest")
     (wanted,) = store.estimation(C).wanted
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")
 
 
-def test_the_clusters_types_come_with_their_nodes(store: PostgresStore) -> None:
+def test_the_clusters_types_are_loaded_with_their_nodes(store: PostgresStore) -> None:
     a_cluster(store, nodes=3, gpus=4, types=("v100", "a100"))
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
     kinds = store.estimation(C).kinds
@@ -153,46 +153,60 @@ def test_the_clusters_types_come_with_their_nodes(store: PostgresStore) -> None:
     ]
 
 
-def test_what_the_service_derives_replaces_its_own_alone(store: PostgresStore) -> None:
+def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) -> None:
     a_cluster(store)
-    users = analytic(1, iter_time_s=1.0, sd=None)
+    users = an_analytic_record(1, iter_time_s=1.0, sd=None)
     do(store, lambda w: w.upsert_estimates(C, [users]))
-    derive(store, analytic(1), analytic(1, pipeline_degree=2), analytic(2))
+    write_derived(
+        store,
+        an_analytic_record(1),
+        an_analytic_record(1, pipeline_degree=2),
+        an_analytic_record(2),
+    )
     assert cells_of(store, OTHER) == {
         (1, 1): (1.0, EstimateSource.ANALYTIC, None),
         (2, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
     }
-    derive(store, analytic(2, iter_time_s=6.0, sd=0.3))
+    write_derived(store, an_analytic_record(2, iter_time_s=6.0, sd=0.3))
     assert cells_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
 
 
 @pytest.mark.parametrize("source", list(EstimateSource))
-def test_no_measurement_changes_what_a_user_wrote(
+def test_no_measurement_changes_a_user_estimate(
     store: PostgresStore, source: EstimateSource
 ) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [analytic(1, iter_time_s=1.0, source=source)]))
-    derive(store, analytic(1, source=EstimateSource.MEASURED))
+    do(
+        store,
+        lambda w: w.upsert_estimates(C, [an_analytic_record(1, iter_time_s=1.0, source=source)]),
+    )
+    write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
     assert cells_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
 
 
-def test_what_was_measured_outranks_what_was_computed(store: PostgresStore) -> None:
+def test_measured_estimates_outrank_computed_ones(store: PostgresStore) -> None:
     a_cluster(store)
-    derive(store, analytic(1), analytic(2))
-    derive(store, analytic(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06))
-    derive(store, analytic(1), analytic(2, iter_time_s=4.0))
+    write_derived(store, an_analytic_record(1), an_analytic_record(2))
+    write_derived(
+        store, an_analytic_record(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
+    )
+    write_derived(store, an_analytic_record(1), an_analytic_record(2, iter_time_s=4.0))
     assert cells_of(store, OTHER) == {
         (1, 1): (7.0, EstimateSource.MEASURED, 0.06),
         (2, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
     }
 
 
-def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
+def test_user_estimates_replace_derived_ones_on_the_same_gpus(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
-    derive(store, *(analytic(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x")
-    profiled = analytic(2, plan="mine", source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
+    write_derived(
+        store, *(an_analytic_record(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x"
+    )
+    profiled = an_analytic_record(
+        2, plan="mine", source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None
+    )
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
     assert cells_of(store, OTHER) == {
         (2, 1): (3.0, EstimateSource.PROFILED, None),
@@ -201,45 +215,45 @@ def test_a_users_estimates_take_the_place_of_derived_ones_of_the_same_gpus(
     }
 
 
-def test_a_cell_that_a_job_runs_on_stays(store: PostgresStore) -> None:
+def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
     a_cluster(store)
-    derive(store, analytic(1), analytic(1, pipeline_degree=2), moe="x")
+    write_derived(store, an_analytic_record(1), an_analytic_record(1, pipeline_degree=2), moe="x")
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
-    do(store, lambda w: w.upsert_estimates(C, [analytic(1, plan="mine", sd=None)]))
+    do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1, plan="mine", sd=None)]))
     found, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
     assert sorted((e.cell.plan, e.cell.pipeline_degree) for e in found) == [("", 1), ("mine", 1)]
 
 
-def test_derived_estimates_keep_no_gpu_type_in_the_cluster(store: PostgresStore) -> None:
+def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None))
-    derive(store, analytic(1, gpu_type="b"))
+    write_derived(store, an_analytic_record(1, gpu_type="b"))
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a", memory_bytes=1)], None))
     assert cells_of(store, OTHER) == {}
 
 
-def test_why_a_workload_has_no_estimates_shows_with_its_queued_jobs(store: PostgresStore) -> None:
+def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j", workload=OTHER), a_spec("known"), a_spec("held", workload=OTHER))
-    happen(store, "held", JobEvent.HOLD)
+    apply_event(store, "held", JobEvent.HOLD)
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
     assert job(store, "j").reason == WAITS
     held = job(store, "held").reason
     assert held is not None
     assert held.code is ReasonCode.HELD  # its state, not its workload, says why
-    derive(store, analytic(1), moe="x")
+    write_derived(store, an_analytic_record(1), moe="x")
     assert job(store, "j").reason is None
 
 
-def test_a_users_estimates_end_the_waiting(store: PostgresStore) -> None:
+def test_user_estimates_clear_the_waiting_reason(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j", workload=OTHER))
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS}))
-    do(store, lambda w: w.upsert_estimates(C, [analytic(1)]))
+    do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1)]))
     assert job(store, "j").reason is None
 
 
-def test_after_a_round_that_saw_no_estimate_the_newer_word_counts(store: PostgresStore) -> None:
+def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j", workload=OTHER), a_spec("other"))
     snapshot = store.snapshot(C)
@@ -251,13 +265,13 @@ def test_after_a_round_that_saw_no_estimate_the_newer_word_counts(store: Postgre
     other = job(store, "other").reason
     assert other is not None
     assert other.code is ReasonCode.NO_CAPACITY
-    derive(store, analytic(1), moe="x")
+    write_derived(store, an_analytic_record(1), moe="x")
     since = job(store, "j").reason
     assert since is not None
     assert "estimated since the last round" in since.message
 
 
-def reports(store: PostgresStore, *times_s: float, start: float = 1.0) -> None:
+def report_progress(store: PostgresStore, *times_s: float, start: float = 1.0) -> None:
     for i, iter_time_s in enumerate(times_s):
         agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s)
 
@@ -266,9 +280,9 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     a_cluster(store)
     submit(store, a_spec("j", requested_gpus=6))
     run(store, j=[("a100-0", [0, 1, 2]), ("a100-1", [0, 1, 2])])
-    reports(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
+    report_progress(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
     assert store.estimation(C).measurements == ()
-    reports(store, 1.9, start=10.0)
+    report_progress(store, 1.9, start=10.0)
     (found,) = store.estimation(C).measurements
     assert (found.cell.gpu_type, found.cell.gpus, found.cell.nodes, found.cell.pipeline_degree) == (
         "a100",
@@ -277,50 +291,48 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
         1,
     )
     assert found.iter_time_s == 2.1  # the median of the last five
-    reports(store, 50.0, 50.0, 50.0, start=20.0)
+    report_progress(store, 50.0, 50.0, 50.0, start=20.0)
     assert store.estimation(C).measurements == (found,)
 
 
-def test_a_report_without_progress_measures_nothing(store: PostgresStore) -> None:
+def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
     for _ in range(20):
-        reports(store, 2.0, start=5.0)
+        report_progress(store, 2.0, start=5.0)
     assert store.estimation(C).measurements == ()
 
 
 @pytest.mark.parametrize("iter_time_s", [0.0, 1e-9, 1e9])
-def test_a_time_that_means_nothing_measures_nothing(
-    store: PostgresStore, iter_time_s: float
-) -> None:
+def test_a_meaningless_time_is_not_a_measurement(store: PostgresStore, iter_time_s: float) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    reports(store, *[iter_time_s] * 10)
+    report_progress(store, *[iter_time_s] * 10)
     assert store.estimation(C).measurements == ()
 
 
-def test_each_generation_of_a_job_is_measured_by_itself(store: PostgresStore) -> None:
+def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    reports(store, *[2.0] * 7)
+    report_progress(store, *[2.0] * 7)
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
     agents_report(store)
-    reports(store, *[1.0] * 7, start=20.0)
+    report_progress(store, *[1.0] * 7, start=20.0)
     found = store.estimation(C).measurements
     assert [(m.cell.gpus, m.iter_time_s) for m in found] == [(1, 2.0), (2, 1.0)]
 
 
-def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(
+def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    reports(store, *[2.0] * 7)
+    report_progress(store, *[2.0] * 7)
     agents_report(store, phase="succeeded")
     agents_report(store)
     assert store.prune(-1.0, 1)["jobs"] == 1
@@ -337,7 +349,7 @@ def test_measurements_outlive_their_jobs_and_are_pruned_beyond_the_latest(
     assert store.prune(-1.0, 1)["measurements"] == 51
 
 
-def test_whoever_estimates_is_woken_by_a_job_without_estimates(
+def test_a_job_without_estimates_wakes_the_estimation(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tessera.db.store import PostgresStore
 from tessera.formulation.snapshot import NO_PRICES, Snapshot
-from tests.support.stored import C, a_cluster, a_round, a_spec, a_summary, submit, wait
+from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, a_summary, submit, wait
 
 
-def decided(store: PostgresStore, prices: dict[str, float], outcome: str = "") -> Snapshot:
+def commit_with_prices(
+    store: PostgresStore, prices: dict[str, float], outcome: str = ""
+) -> Snapshot:
     """Commit a round with these prices and return the next one's snapshot."""
     found = store.snapshot(C)
     summary = a_summary(found, prices=prices, outcome=outcome)
@@ -26,27 +28,29 @@ def test_the_next_round_reads_the_last_decided_rounds_prices_to_the_bit(
     a_cluster(store)
     submit(store, a_spec("a"))
     third = 1.0 / 3.0
-    found = decided(store, {"gpus/v100": 1e-17, "gpus/a100": third, "changes": 0.0, "Z": 2e300})
+    found = commit_with_prices(
+        store, {"gpus/v100": 1e-17, "gpus/a100": third, "changes": 0.0, "Z": 2e300}
+    )
     assert found.prices.name == ("Z", "changes", "gpus/a100", "gpus/v100")
     assert found.prices.price.tolist() == [2e300, 0.0, third, 1e-17]
-    refused = decided(store, {"gpus/a100": 9.0}, outcome="refused")
+    refused = commit_with_prices(store, {"gpus/a100": 9.0}, outcome="refused")
     assert refused.prices.equals(found.prices)
-    later = decided(store, {"gpus/a100": 0.5})
+    later = commit_with_prices(store, {"gpus/a100": 0.5})
     assert (later.prices.name, later.prices.price.tolist()) == (("gpus/a100",), [0.5])
-    assert decided(store, {}).prices.equals(NO_PRICES)
+    assert commit_with_prices(store, {}).prices.equals(NO_PRICES)
 
 
-def test_numbers_that_are_no_prices_never_stop_a_cluster(store: PostgresStore) -> None:
+def test_invalid_prices_never_stop_a_cluster(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
-    found = decided(store, {"a": -1e-12, "b": float("inf"), "c": float("nan"), "d": 1.0})
+    found = commit_with_prices(store, {"a": -1e-12, "b": float("inf"), "c": float("nan"), "d": 1.0})
     assert (found.prices.name, found.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
 
 
 def test_a_stored_round_keeps_the_prices_that_it_began_with(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
-    decided(store, {"gpus/a100": 0.25})
-    decided(store, {"gpus/a100": 0.75})
+    commit_with_prices(store, {"gpus/a100": 0.25})
+    commit_with_prices(store, {"gpus/a100": 0.75})
     assert store.round_snapshot(C, 1).prices.equals(NO_PRICES)
     assert store.round_snapshot(C, 2).prices.price.tolist() == [0.25]

@@ -20,8 +20,18 @@ from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workl
 from tessera.service.cell_deriver import CellDeriver
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
-from tests.support.rpc import details, serving
-from tests.support.stored import C, a_cluster, a_record, a_spec, do, execute, happen, job, submit
+from tests.support.rpc import error_details, serving
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    apply_event,
+    do,
+    execute,
+    job,
+    submit,
+)
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 STEP = step_of(BERT, ())
@@ -53,7 +63,7 @@ def a_row(**changed: Any) -> ProfileRow:
     return ProfileRow(**(fields | changed))
 
 
-def add(store: PostgresStore, *rows: ProfileRow) -> int:
+def add_profiles(store: PostgresStore, *rows: ProfileRow) -> int:
     found: list[int] = []
     do(store, lambda w: found.append(w.add_profiles(C, rows)))
     return found[0]
@@ -68,23 +78,23 @@ def cells_of(store: PostgresStore, workload: Workload = BERT) -> list[EstimateRe
     return store.list_estimates(C, *key, 0, 1000)[0]
 
 
-def test_records_come_back_as_they_went_in_and_twice_is_once(store: PostgresStore) -> None:
+def test_records_read_back_unchanged_and_duplicates_are_stored_once(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, ASKS)
     rows = (a_row(), a_row(kind="norm", backward_s=0.0), a_row(samples=2.5))
-    assert add(store, *rows) == 3
-    assert add(store, *rows) == 0
+    assert add_profiles(store, *rows) == 3
+    assert add_profiles(store, *rows) == 0
     assert store.estimation(C).profiles == rows
 
 
-def test_what_a_task_has_sent_is_never_changed_and_a_new_task_adds_rows(
+def test_records_of_a_task_never_change_and_a_new_task_adds_rows(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
-    add(store, a_row())
-    assert add(store, a_row(forward_s=9.0)) == 0
-    assert add(store, a_row(task="u", forward_s=9.0)) == 1
+    add_profiles(store, a_row())
+    assert add_profiles(store, a_row(forward_s=9.0)) == 0
+    assert add_profiles(store, a_row(task="u", forward_s=9.0)) == 1
     assert [r.forward_s for r in store.estimation(C).profiles] == [1e-3, 9.0]
 
 
@@ -92,18 +102,18 @@ def test_records_are_read_while_a_job_of_the_model_lives_whatever_its_batch(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
-    add(store, a_row())
+    add_profiles(store, a_row())
     assert not store.estimation(C).profiles
     submit(store, replace(ASKS, workload=replace(BERT, global_batch=512)))
     assert len(store.estimation(C).profiles) == 1
-    happen(store, "j", JobEvent.CANCEL)
+    apply_event(store, "j", JobEvent.CANCEL)
     assert not store.estimation(C).profiles
 
 
 def test_unknown_types_and_clusters_are_refused(store: PostgresStore) -> None:
     a_cluster(store)
     with pytest.raises(InvalidInput, match="gpu_type"):
-        add(store, a_row(gpu_type="abacus"))
+        add_profiles(store, a_row(gpu_type="abacus"))
     with pytest.raises(NotFound, match="clusters/none"):
         do(store, lambda w: w.add_profiles("none", [a_row()]))
 
@@ -112,27 +122,29 @@ def test_unknown_types_and_clusters_are_refused(store: PostgresStore) -> None:
     "change",
     ["forward_s = 'NaN'", "backward_s = -1", "samples = 0", "layers = 0", "device_s = 'NaN'"],
 )
-def test_the_database_refuses_numbers_without_meaning(
+def test_the_database_refuses_meaningless_numbers(
     database: Database, store: PostgresStore, change: str
 ) -> None:
     a_cluster(store)
-    add(store, a_row())
+    add_profiles(store, a_row())
     with pytest.raises(InvalidInput, match="ck_profiles_"):
         execute(database, f"UPDATE profiles SET {change}")
 
 
-def test_a_type_that_is_dropped_takes_its_records_along(store: PostgresStore) -> None:
+def test_a_dropped_type_takes_its_records_along(store: PostgresStore) -> None:
     a_cluster(store)
     both = [GpuType(name=t, memory_bytes=2**30) for t in ("a100", "spare")]
     do(store, lambda w: w.upsert_cluster(C, both, None))
     submit(store, ASKS)
-    add(store, a_row(), a_row(gpu_type="spare"))
+    add_profiles(store, a_row(), a_row(gpu_type="spare"))
     do(store, lambda w: w.derive(C, nominal_estimates(["spare"]), {}))
     do(store, lambda w: w.upsert_cluster(C, both[:1], None))
     assert [r.gpu_type for r in store.estimation(C).profiles] == ["a100"]
 
 
-def test_whether_a_job_asks_is_kept_and_shows_with_its_workload(store: PostgresStore) -> None:
+def test_a_jobs_profiling_request_is_stored_and_shown_with_its_workload(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     submit(store, ASKS, a_spec("k", workload=replace(BERT, global_batch=64)))
     assert [job(store, name).spec.profile for name in "jk"] == [True, False]
@@ -160,7 +172,7 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
     assert store.snapshot(C).profiling().tolist() == [False, True]
 
 
-def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(
+def test_a_task_that_another_replica_made_meanwhile_does_no_harm(
     store: PostgresStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_cluster(store)
@@ -181,7 +193,7 @@ def test_another_replica_that_makes_the_task_meanwhile_does_no_harm(
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresStore) -> None:
+def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, ASKS)
     a_deriving(store).derive(C)
@@ -190,7 +202,7 @@ def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresSto
         source=EstimateSource.MEASURED,
     )
     do(store, lambda w: w.derive(C, [ran], {}))
-    add(store, a_row())
+    add_profiles(store, a_row())
     assert a_deriving(store).derive(C) == 1
     by_degree = {c.cell.pipeline_degree: c for c in cells_of(store)}
     assert [by_degree[d].source for d in (1, 2)] == [
@@ -201,7 +213,7 @@ def test_records_make_the_cells_anew_and_what_ran_stays_first(store: PostgresSto
     assert a_deriving(store).derive(C) == 0
 
 
-def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> None:
+def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None:
     a_cluster(store)
     own = ModelSpec(
         model="bert",
@@ -215,7 +227,7 @@ def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> 
     assert store.list_models(C) == [own]
     submit(store, ASKS)
     source = "my.steps:bert(layers=2)"
-    add(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
+    add_profiles(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
     a_deriving(store).derive(C)
     assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
     do(store, lambda w: w.upsert_models(C, [replace(own, step_arguments=("layers=3",))]))
@@ -223,11 +235,11 @@ def test_a_step_that_changes_leaves_old_records_behind(store: PostgresStore) -> 
     assert {c.source for c in cells_of(store)} == {EstimateSource.ANALYTIC}
 
 
-def test_a_users_estimates_keep_profiled_ones_away(store: PostgresStore) -> None:
+def test_user_estimates_prevent_profiled_ones(store: PostgresStore) -> None:
     a_cluster(store)
     do(store, lambda w: w.upsert_estimates(C, [a_record(2, workload=BERT, nodes=1)]))
     submit(store, ASKS)
-    add(store, a_row())
+    add_profiles(store, a_row())
     a_deriving(store).derive(C)
     assert [c.source for c in cells_of(store)] == [EstimateSource.MEASURED]
     assert not store.estimation(C).profiling
@@ -261,7 +273,7 @@ def a_request(**changed: Any) -> pb.AddProfilesRequest:
     )
 
 
-async def test_over_a_socket_records_are_added_once_and_bad_ones_are_refused(
+async def test_records_sent_over_a_socket_are_added_once_and_bad_ones_are_refused(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -270,7 +282,7 @@ async def test_over_a_socket_records_are_added_once_and_bad_ones_are_refused(
         stub = estimates_pb2_grpc.EstimatesStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.AddProfiles(a_request(forward_s=math.nan))
-        assert details(refused.value)[1] == ["layers[0].forward_s"]
+        assert error_details(refused.value)[1] == ["layers[0].forward_s"]
         assert not store.estimation(C).profiles
         answers = [(await stub.AddProfiles(a_request())).added for _ in range(2)]
         with pytest.raises(grpc.aio.AioRpcError, match="used for another request"):

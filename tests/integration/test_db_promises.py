@@ -12,7 +12,7 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.solvers.rounds.plan import RoundOptions
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_leg,
@@ -21,10 +21,10 @@ from tests.support.stored import (
     a_summary,
     agent_reports,
     agents_report,
+    apply_event,
     commit,
     do,
     execute,
-    happen,
     job,
     legs_of,
     run,
@@ -74,7 +74,7 @@ def test_the_next_round_reads_the_promises(promised: PostgresStore) -> None:
     assert found.legs.gpus.tolist() == [1, 2, 1]
 
 
-def test_times_of_a_schedule_come_back_to_the_bit(store: PostgresStore) -> None:
+def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", deadline_s=LATE_S))
     snapshot = store.snapshot(C)
@@ -140,7 +140,7 @@ def test_a_job_that_asks_for_more_is_no_longer_promised(
     assert job(promised, "a").admitted
 
 
-def test_a_schedule_on_a_type_that_is_gone_is_not_read(
+def test_a_schedule_on_a_removed_type_is_not_read(
     promised: PostgresStore, database: Database
 ) -> None:
     execute(
@@ -151,7 +151,7 @@ def test_a_schedule_on_a_type_that_is_gone_is_not_read(
 
 
 def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
-    happen(promised, "b", JobEvent.CANCEL)
+    apply_event(promised, "b", JobEvent.CANCEL)
     found = promised.snapshot(C)
     assert [found.jobs.name[j] for j in found.legs.job] == ["a"]
 
@@ -163,7 +163,7 @@ def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
     assert job(promised, "b").admitted
 
 
-def test_an_opportunistic_job_is_one_only_while_it_runs(store: PostgresStore) -> None:
+def test_a_job_is_opportunistic_only_while_it_runs(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -182,7 +182,7 @@ def test_an_opportunistic_job_is_one_only_while_it_runs(store: PostgresStore) ->
     assert not job(store, "a").opportunistic
 
 
-def test_a_rejection_outlives_the_rounds_that_follow(store: PostgresStore) -> None:
+def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", deadline_s=LATE_S), a_spec("b"))
     snapshot = store.snapshot(C)

@@ -25,7 +25,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import Hold
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     Members,
     a_cluster,
@@ -35,9 +35,9 @@ from tests.support.stored import (
     a_summary,
     agent_reports,
     agents_report,
+    apply_event,
     commit,
     do,
-    happen,
     job,
     run,
     start,
@@ -49,7 +49,7 @@ from tests.support.stored import (
 A0, A1 = "a100-0", "a100-1"
 
 
-def holds(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
+def allocation_rows(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
     """Return (job, node, GPU, hold) of every allocation, in order of node and GPU."""
     found = store.snapshot(C)
     assert find_doubly_held(found) == []
@@ -70,11 +70,11 @@ def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
     assert found.allocation is not None
     assert found.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
     assert (found.state, found.generation, found.version) == (JobState.STARTING, 1, 2)
-    assert {hold for _, _, _, hold in holds(store)} == {Hold.HELD}
+    assert {hold for _, _, _, hold in allocation_rows(store)} == {Hold.HELD}
     assert store.job_history(C, "a")[-1].event == "start"
 
 
-def test_a_round_is_read_back_as_it_was_committed(store: PostgresStore) -> None:
+def test_a_round_reads_back_as_committed(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -92,7 +92,7 @@ def test_a_round_is_read_back_as_it_was_committed(store: PostgresStore) -> None:
         store.list_rounds("x", 0, 1)
 
 
-def test_a_waiting_job_tells_the_last_rounds_reason(store: PostgresStore) -> None:
+def test_a_waiting_job_shows_the_last_rounds_reason(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -108,7 +108,7 @@ def test_a_waiting_job_tells_the_last_rounds_reason(store: PostgresStore) -> Non
     assert (job(store, "a").reason, job(store, "a").reason_round) == (None, 0)
 
 
-def test_a_round_that_is_not_in_time_leaves_nothing(store: PostgresStore) -> None:
+def test_a_late_round_changes_nothing(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
@@ -120,7 +120,7 @@ def test_a_round_that_is_not_in_time_leaves_nothing(store: PostgresStore) -> Non
     with pytest.raises(DeadlineTooShort, match="nothing was changed"):
         store.commit(late, in_time=lambda: False)
     assert store.list_rounds(C, 0, 1) == []
-    assert (states(store), holds(store)) == ({"a": JobState.QUEUED}, [])
+    assert (states(store), allocation_rows(store)) == ({"a": JobState.QUEUED}, [])
     assert store.commit(late).summary.number == 1  # neither the epoch nor the request id was used
 
 
@@ -155,15 +155,15 @@ def test_a_repeated_round_is_replayed(store: PostgresStore) -> None:
 Interference = Callable[[PostgresStore], None]
 
 
-def updated(store: PostgresStore) -> None:
+def update_job(store: PostgresStore) -> None:
     do(store, lambda w: w.update_job(C, a_spec("a", weight=9.0), ["weight"], None))
 
 
-def drained(store: PostgresStore) -> None:
+def drain_node(store: PostgresStore) -> None:
     do(store, lambda w: w.drain_nodes(C, [A0], draining=True))
 
 
-def grown(store: PostgresStore) -> None:
+def grow_node(store: PostgresStore) -> None:
     node = NodeSpec(name=A0, gpu_type="a100", gpus=8)
     do(store, lambda w: w.upsert_nodes(C, [node]))
 
@@ -171,14 +171,14 @@ def grown(store: PostgresStore) -> None:
 @pytest.mark.parametrize(
     ("interfere", "why", "state"),
     [
-        (lambda s: happen(s, "a", JobEvent.CANCEL), "cancelled", JobState.CANCELLED),
-        (lambda s: happen(s, "a", JobEvent.HOLD), "held", JobState.HELD),
-        (updated, "etag 1, now 2", JobState.QUEUED),
-        (drained, "node a100-0 changed", JobState.QUEUED),
-        (grown, "node a100-0 changed", JobState.QUEUED),
+        (lambda s: apply_event(s, "a", JobEvent.CANCEL), "cancelled", JobState.CANCELLED),
+        (lambda s: apply_event(s, "a", JobEvent.HOLD), "held", JobState.HELD),
+        (update_job, "etag 1, now 2", JobState.QUEUED),
+        (drain_node, "node a100-0 changed", JobState.QUEUED),
+        (grow_node, "node a100-0 changed", JobState.QUEUED),
     ],
 )
-def test_what_changed_during_the_solve_is_left_alone(
+def test_jobs_and_nodes_that_changed_during_the_solve_are_left_alone(
     store: PostgresStore, interfere: Interference, why: str, state: JobState
 ) -> None:
     a_cluster(store)
@@ -193,7 +193,7 @@ def test_what_changed_during_the_solve_is_left_alone(
     assert why in first.skipped
     assert states(store) == {"a": state, "b": JobState.STARTING}
     assert record.summary.started == 1
-    assert [name for name, *_ in holds(store)] == ["b"]
+    assert [name for name, *_ in allocation_rows(store)] == ["b"]
 
 
 def test_a_cancelled_running_job_is_not_moved(store: PostgresStore) -> None:
@@ -201,10 +201,10 @@ def test_a_cancelled_running_job_is_not_moved(store: PostgresStore) -> None:
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0])])
     snapshot = store.snapshot(C)
-    happen(store, "a", JobEvent.CANCEL)
+    apply_event(store, "a", JobEvent.CANCEL)
     record = commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
     assert "cancelling" in record.decisions[0].skipped
-    assert holds(store) == [("a", A0, 0, Hold.RELEASING)]
+    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING)]
 
 
 def test_a_job_that_ended_during_the_solve_is_not_kept(store: PostgresStore) -> None:
@@ -218,7 +218,7 @@ def test_a_job_that_ended_during_the_solve_is_not_kept(store: PostgresStore) -> 
     assert (record.summary.running, record.summary.waiting) == (0, 0)
 
 
-def test_progress_during_the_solve_disturbs_no_decision(store: PostgresStore) -> None:
+def test_progress_during_the_solve_invalidates_no_decision(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
@@ -230,13 +230,15 @@ def test_progress_during_the_solve_disturbs_no_decision(store: PostgresStore) ->
     assert job(store, "a").iterations_done == 5.0
 
 
-def test_who_wants_the_gpus_of_a_skipped_decision_is_skipped_too(store: PostgresStore) -> None:
+def test_decisions_that_need_the_gpus_of_a_skipped_decision_are_skipped_too(
+    store: PostgresStore,
+) -> None:
     """c wants b's GPU, b wants a's GPU, and a, which was to be suspended, has changed."""
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"), a_spec("b"), a_spec("c"), a_spec("d"))
     run(store, a=[(A0, [0])], b=[(A0, [1])])
     snapshot = store.snapshot(C)
-    updated(store)
+    update_job(store)
     record = commit(
         store,
         snapshot,
@@ -263,12 +265,12 @@ def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
         wait(snapshot, "a", DecisionKind.SUSPEND),
         start(snapshot, "b", [(A0, [0])]),
     )
-    assert holds(store) == [("a", A0, 0, Hold.RELEASING), ("b", A0, 0, Hold.RESERVED)]
+    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("b", A0, 0, Hold.RESERVED)]
     assert states(store) == {"a": JobState.STOPPING, "b": JobState.STARTING}
     desired = store.desired(C, f"agent-{A0}")
     assert desired.gangs == ()  # b is not told to start before a is gone
     assert store.observe(C, f"agent-{A0}", "first", [], desired.revision)
-    assert holds(store) == [("b", A0, 0, Hold.HELD)]
+    assert allocation_rows(store) == [("b", A0, 0, Hold.HELD)]
     assert states(store) == {"a": JobState.QUEUED, "b": JobState.STARTING}
     assert [g.spec.name for g in store.desired(C, f"agent-{A0}").gangs] == ["b"]
 
@@ -280,7 +282,7 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
     snapshot = store.snapshot(C)
     bigger = start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE)
     commit(store, snapshot, bigger)
-    assert holds(store) == [
+    assert allocation_rows(store) == [
         ("a", A0, 0, Hold.RELEASING),
         ("a", A0, 0, Hold.RESERVED),
         ("a", A0, 1, Hold.RELEASING),
@@ -295,7 +297,7 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
     assert found.allocation.shares == ((A0, (0, 1, 2, 3)),)
 
 
-def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_nothing_it_was_never_told(
+def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_only_the_last_allocation(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=2)
@@ -310,11 +312,11 @@ def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_nothing_it_was_n
     )
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
-    assert holds(store) == [("b", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    assert allocation_rows(store) == [("b", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
     assert job(store, "a").generation == 2
 
 
-def test_a_job_that_was_never_told_to_run_is_suspended_at_once(store: PostgresStore) -> None:
+def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresStore) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[(A0, [0])])
@@ -335,7 +337,7 @@ def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresSto
     commit(store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A1, [0])]))
-    assert holds(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
     agents_report(store)
     assert states(store) == {"a": JobState.RUNNING}
 
@@ -349,7 +351,7 @@ def test_a_rejected_job_keeps_its_reason(store: PostgresStore) -> None:
     assert (found.state, found.last_error) == (JobState.REJECTED, "no GPU is free")
 
 
-def test_a_round_that_fails_half_way_leaves_nothing(store: PostgresStore) -> None:
+def test_a_round_that_fails_halfway_changes_nothing(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -361,7 +363,7 @@ def test_a_round_that_fails_half_way_leaves_nothing(store: PostgresStore) -> Non
     assert store.list_rounds(C, 0, 1) == []
 
 
-def test_two_replicas_racing_never_commit_a_round_twice_nor_a_gpu_twice(
+def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
     store: PostgresStore,
 ) -> None:
     """100 attempts each, while a third thread lets agents report."""
@@ -400,4 +402,4 @@ def test_two_replicas_racing_never_commit_a_round_twice_nor_a_gpu_twice(
     assert lost, "the race never happened"
     assert store.get_cluster(C).epoch == len(committed)
     agents_report(store)
-    assert all(hold is Hold.HELD for *_, hold in holds(store))
+    assert all(hold is Hold.HELD for *_, hold in allocation_rows(store))

@@ -14,7 +14,17 @@ from tessera.formulation.errors import InvalidInput, NotMigrated
 from tessera.formulation.lifecycle import JobEvent, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import a_database
-from tests.support.stored import C, a_cluster, a_spec, do, execute, happen, job, run, submit
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_spec,
+    apply_event,
+    do,
+    execute,
+    job,
+    run,
+    submit,
+)
 
 CATALOGS = {
     "columns": """
@@ -43,7 +53,7 @@ def catalog(database: Database) -> dict[str, set[tuple[object, ...]]]:
         }
 
 
-def test_migrations_build_what_the_models_say(database: Database, postgres_url: str) -> None:
+def test_migrations_build_the_schema_of_the_models(database: Database, postgres_url: str) -> None:
     with a_database(postgres_url, "template1") as fresh:
         with fresh.engine.begin() as connection:
             tables.metadata.create_all(connection)
@@ -63,12 +73,12 @@ def test_migrations_can_be_undone(database: Database) -> None:
     PostgresStore(database).ready()
 
 
-def test_what_an_older_release_stored_is_upgraded(database: Database) -> None:
+def test_data_of_an_older_release_is_upgraded(database: Database) -> None:
     store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("runs"), a_spec("waits"), a_spec("ended"))
     run(store, runs=[("a100-0", [0])])
-    happen(store, "ended", JobEvent.CANCEL)
+    apply_event(store, "ended", JobEvent.CANCEL)
     execute(database, "UPDATE jobs SET created_at = created_at - interval '1 h'")
     migrate.downgrade_schema(database, "0001")
     with pytest.raises(NotMigrated, match="has schema 0001, but this release needs"):
@@ -85,7 +95,7 @@ def test_what_an_older_release_stored_is_upgraded(database: Database) -> None:
     run(store, waits=[("a100-0", [1])])
 
 
-def test_a_store_on_a_database_without_schema_says_to_migrate(postgres_url: str) -> None:
+def test_a_store_on_a_database_without_a_schema_says_to_migrate(postgres_url: str) -> None:
     with a_database(postgres_url, "template1") as fresh:
         store = PostgresStore(fresh)
         with pytest.raises(NotMigrated, match="no schema yet; run `tessera migrate`"):
@@ -94,7 +104,7 @@ def test_a_store_on_a_database_without_schema_says_to_migrate(postgres_url: str)
             store.snapshot(C)
 
 
-def test_a_newer_schema_is_told_from_an_older_one(database: Database) -> None:
+def test_a_newer_schema_is_distinguished_from_an_older_one(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(NotMigrated, match="newer release"):
@@ -116,7 +126,7 @@ def test_two_replicas_may_migrate_at_once(postgres_url: str) -> None:
         PostgresStore(fresh).ready()
 
 
-def refuse(database: Database, statement: str, constraint: str) -> None:
+def expect_constraint(database: Database, statement: str, constraint: str) -> None:
     """Check that ``statement`` fails on ``constraint``."""
     with pytest.raises(InvalidInput, match=constraint):
         database.write(lambda c: c.execute(sa.text(statement)))
@@ -144,22 +154,24 @@ ALLOCATE = """
 @pytest.mark.parametrize(("hold", "revision"), [("held", "NULL"), ("releasing", "1")])
 def test_a_gpu_cannot_have_two_holders(running: Database, hold: str, revision: str) -> None:
     statement = ALLOCATE.format(gpu=0, hold=hold, revision=revision)
-    refuse(running, statement, "uq_allocations_holder")
+    expect_constraint(running, statement, "uq_allocations_holder")
 
 
 def test_a_gpu_cannot_have_two_successors(running: Database) -> None:
     reserve = ALLOCATE.format(gpu=0, hold="reserved", revision="NULL")
     running.write(lambda c: c.execute(sa.text(reserve)))
-    refuse(running, reserve.replace("1, '", "2, '"), "uq_allocations_successor")
+    expect_constraint(running, reserve.replace("1, '", "2, '"), "uq_allocations_successor")
 
 
 def test_a_gpu_that_does_not_exist_cannot_be_allocated(running: Database) -> None:
     statement = ALLOCATE.format(gpu=4, hold="reserved", revision="NULL")
-    refuse(running, statement, "fk_allocations_node_id_gpu")
+    expect_constraint(running, statement, "fk_allocations_node_id_gpu")
 
 
 def test_a_running_job_cannot_become_queued_at_once(running: Database) -> None:
-    refuse(running, "UPDATE jobs SET state = 'queued' WHERE name = 'a'", "cannot become queued")
+    expect_constraint(
+        running, "UPDATE jobs SET state = 'queued' WHERE name = 'a'", "cannot become queued"
+    )
 
 
 def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Database) -> None:
@@ -193,13 +205,13 @@ def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Da
         connection.rollback()
 
 
-def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
+def test_an_ended_job_cannot_own_gpus(running: Database) -> None:
     statement = """
         UPDATE jobs SET state = 'succeeded', cell_type_id = NULL, cell_gpus = NULL,
             cell_degree = NULL, cell_plan_id = NULL, cell_rate = NULL, since_at = NULL
         WHERE name = 'a'
     """
-    refuse(running, statement, "cannot own GPUs")
+    expect_constraint(running, statement, "cannot own GPUs")
 
 
 @pytest.mark.parametrize(
@@ -242,4 +254,4 @@ def test_a_job_that_ended_cannot_own_gpus(running: Database) -> None:
 def test_the_database_refuses_impossible_values(
     running: Database, change: str, constraint: str
 ) -> None:
-    refuse(running, f"UPDATE {change}", constraint)
+    expect_constraint(running, f"UPDATE {change}", constraint)

@@ -16,7 +16,7 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.snapshot import STATE_CODE, STATES
 from tessera.formulation.values import Hold, Workload
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     BERT,
     C,
     a_cluster,
@@ -24,10 +24,10 @@ from tests.support.stored import (
     a_spec,
     agent_reports,
     agents_report,
+    apply_event,
     commit,
     do,
     execute,
-    happen,
     job,
     run,
     start,
@@ -43,7 +43,7 @@ def test_an_empty_cluster_has_a_snapshot(store: PostgresStore) -> None:
     assert codec.digest(codec.decode(codec.encode(found))) == codec.digest(found)
 
 
-def test_a_snapshot_holds_what_is_stored(store: PostgresStore) -> None:
+def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("v100", "a100"))
     other = Workload(model="alpha", params="2B", global_batch=32)
     do(
@@ -84,30 +84,30 @@ def test_a_snapshot_holds_what_is_stored(store: PostgresStore) -> None:
     assert (found.epoch, found.round_number) == (1, 2)
 
 
-def records_of(model: str) -> Workload:
+def a_workload_of(model: str) -> Workload:
     return Workload(model=model, params="1B", global_batch=8)
 
 
-def test_only_estimates_of_jobs_that_have_not_ended_are_loaded(store: PostgresStore) -> None:
+def test_only_estimates_of_live_jobs_are_loaded(store: PostgresStore) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(workload=records_of("other"))]))
-    submit(store, a_spec("a"), a_spec("b", workload=records_of("other")))
+    do(store, lambda w: w.upsert_estimates(C, [a_record(workload=a_workload_of("other"))]))
+    submit(store, a_spec("a"), a_spec("b", workload=a_workload_of("other")))
     assert {store.snapshot(C).workloads[w].model for w in store.snapshot(C).estimates.workload} == {
         "bert",
         "other",
     }
-    happen(store, "b", JobEvent.CANCEL)
+    apply_event(store, "b", JobEvent.CANCEL)
     found = store.snapshot(C)
     assert {found.workloads[w].model for w in found.estimates.workload} == {"bert"}
 
 
-def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) -> None:
+def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresStore) -> None:
     a_cluster(store, types=("v100", "a100"))
     rng = np.random.default_rng(0)
     records = [
         a_record(
             gpus,
-            workload=records_of(m),
+            workload=a_workload_of(m),
             gpu_type=t,
             nodes=int(rng.integers(1, gpus + 1)),
             pipeline_degree=d,
@@ -121,7 +121,7 @@ def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) 
     ]
     rng.shuffle(records)
     do(store, lambda w: w.upsert_estimates(C, records))
-    submit(store, *(a_spec(m, workload=records_of(m)) for m in "ab"), a_spec("c"))
+    submit(store, *(a_spec(m, workload=a_workload_of(m)) for m in "ab"), a_spec("c"))
     found = store.snapshot(C)
     e = found.estimates
     keys = list(
@@ -145,7 +145,7 @@ def test_estimates_are_sorted_whatever_order_they_came_in(store: PostgresStore) 
     } <= set(keys)
 
 
-def test_a_job_that_ended_is_seen_only_by_the_gpus_it_has_not_given_back(
+def test_an_ended_job_appears_only_through_gpus_it_has_not_given_back(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=1)
@@ -158,7 +158,7 @@ def test_a_job_that_ended_is_seen_only_by_the_gpus_it_has_not_given_back(
     assert found.allocations.hold.tolist() == [Hold.RELEASING]
 
 
-def test_draining_silent_and_unheard_nodes_are_not_schedulable(
+def test_draining_silent_and_unconnected_nodes_are_not_schedulable(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store, nodes=4)
@@ -179,17 +179,17 @@ def test_iterations_left_and_states_follow_the_jobs(store: PostgresStore) -> Non
     submit(store, a_spec("a", iterations=100), a_spec("b"))
     run(store, a=[("a100-0", [0])])
     agent_reports(store, "agent-a100-0", iterations_done=30.5)
-    happen(store, "b", JobEvent.HOLD)
+    apply_event(store, "b", JobEvent.HOLD)
     found = store.snapshot(C).jobs
     assert found.iterations_left.tolist() == [69.5, 1000.0]
     assert [STATES[s] for s in found.state] == [JobState.RUNNING, JobState.HELD]
-    happen(store, "a", JobEvent.CANCEL)
+    apply_event(store, "a", JobEvent.CANCEL)
     cancelling = store.snapshot(C).jobs
     assert STATES[cancelling.state[0]] is JobState.CANCELLING
     assert cancelling.current_gpus.tolist() == [0, 0]
 
 
-def shift(database: Database, seconds: float) -> None:
+def let_time_pass(database: Database, seconds: float) -> None:
     """Let ``seconds`` pass for jobs."""
     past = f"- {seconds} * interval '1 s'"
     execute(
@@ -199,19 +199,21 @@ def shift(database: Database, seconds: float) -> None:
     )
 
 
-def test_service_is_what_a_job_has_held(store: PostgresStore, database: Database) -> None:
+def test_attained_service_is_the_gpu_time_that_a_job_has_held(
+    store: PostgresStore, database: Database
+) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"), a_spec("b"))
     assert store.snapshot(C).jobs.since_s.tolist() == [0.0, 0.0]
     run(store, a=[("a100-0", [0, 1])])
-    shift(database, 100.0)
+    let_time_pass(database, 100.0)
     found = store.snapshot(C)
     assert found.jobs.service_gpu_s == pytest.approx([200.0, 0.0], abs=20.0)
     assert found.now_s - found.jobs.since_s[0] == pytest.approx(100.0, abs=10.0)
     move = start(found, "a", [("a100-1", [0, 1, 2])], DecisionKind.RESIZE)
     commit(store, found, move)
     agents_report(store)
-    shift(database, 10.0)
+    let_time_pass(database, 10.0)
     found = store.snapshot(C)
     assert found.jobs.service_gpu_s == pytest.approx([230.0, 0.0], abs=25.0)
     assert found.now_s - found.jobs.since_s[0] == pytest.approx(10.0, abs=8.0)
@@ -221,11 +223,11 @@ def test_service_is_what_a_job_has_held(store: PostgresStore, database: Database
     agent_reports(store, "agent-a100-1", phase="succeeded")
     served = job(store, "a").service_gpu_s
     assert served == pytest.approx(230.0, abs=25.0)
-    shift(database, 1000.0)
+    let_time_pass(database, 1000.0)
     assert job(store, "a").service_gpu_s == served
 
 
-def test_a_job_waits_since_its_submission_or_since_it_lost_its_gpus(
+def test_a_jobs_wait_starts_at_submission_or_when_it_lost_its_gpus(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -234,11 +236,11 @@ def test_a_job_waits_since_its_submission_or_since_it_lost_its_gpus(
     assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
     assert job(store, "a").queued_s == found.jobs.queued_s[0]
     run(store, a=[("a100-0", [0])])
-    happen(store, "b", JobEvent.HOLD)
-    shift(database, 100.0)
+    apply_event(store, "b", JobEvent.HOLD)
+    let_time_pass(database, 100.0)
     now = store.snapshot(C)
     commit(store, now, wait(now, "a", DecisionKind.SUSPEND))
-    happen(store, "b", JobEvent.RELEASE)  # time that its user took is not waiting
+    apply_event(store, "b", JobEvent.RELEASE)  # time that its user took is not waiting
     stopping = store.snapshot(C).jobs
     assert STATES[stopping.state[0]] is JobState.STOPPING
     waited = now.now_s - stopping.queued_s
@@ -250,7 +252,7 @@ def test_a_job_waits_since_its_submission_or_since_it_lost_its_gpus(
     assert queued.queued_s.tolist() == stopping.queued_s.tolist()
 
 
-def test_the_keys_of_rows_do_not_show(store: PostgresStore) -> None:
+def test_snapshots_do_not_depend_on_row_ids(store: PostgresStore) -> None:
     for name in ("first", "second"):
         a_cluster(store, name=name)
         do(store, partial(PostgresWriter.submit_jobs, cluster=name, jobs=[a_spec("a")]))

@@ -15,25 +15,25 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import GpuType, Workload
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_record,
     a_spec,
+    apply_event,
     do,
     execute,
-    happen,
     job,
     states,
     submit,
 )
 
 
-def put(store: PostgresStore, *tenants: TenantSpec) -> None:
+def upsert_tenants(store: PostgresStore, *tenants: TenantSpec) -> None:
     do(store, lambda w: w.upsert_tenants(C, tenants))
 
 
-def test_tenants_are_read_back_by_name_as_they_were_set(store: PostgresStore) -> None:
+def test_tenants_read_back_as_set_in_order_of_name(store: PostgresStore) -> None:
     a_cluster(store, types=("a100", "v100"))
     second = TenantSpec(name="b", weight=0.0, borrow_gpus=0, lends=False, quotas={"": 3, "v100": 2})
     first = TenantSpec(name="a", weight=2.5)
@@ -42,13 +42,13 @@ def test_tenants_are_read_back_by_name_as_they_were_set(store: PostgresStore) ->
     assert given == [[second, first]]
     assert store.list_tenants(C) == [first, second]
     other = TenantSpec(name="b", quotas={"a100": 8})
-    put(store, other)
+    upsert_tenants(store, other)
     assert store.list_tenants(C) == [first, other]
 
 
-def test_a_forgotten_tenants_jobs_stay(store: PostgresStore) -> None:
+def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
     a_cluster(store)
-    put(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
+    upsert_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
     submit(store, a_spec("x", tenant="a"))
     with pytest.raises(NotFound, match=f"clusters/{C}/tenants/z does not exist"):
         do(store, lambda w: w.delete_tenants(C, ["a", "z"]))
@@ -58,7 +58,7 @@ def test_a_forgotten_tenants_jobs_stay(store: PostgresStore) -> None:
     assert len(store.snapshot(C).quotas) == 0
 
 
-def test_tenants_of_a_cluster_that_does_not_exist(store: PostgresStore) -> None:
+def test_tenants_of_a_missing_cluster_are_refused(store: PostgresStore) -> None:
     for call in (
         lambda: store.list_tenants("x"),
         lambda: do(store, lambda w: w.upsert_tenants("x", [])),
@@ -78,29 +78,31 @@ def test_tenants_of_a_cluster_that_does_not_exist(store: PostgresStore) -> None:
         (({"a100": -1},), "ck_quotas_gpus"),
     ],
 )
-def test_quotas_that_cannot_be_used_at_once_are_refused(
+def test_quotas_that_cannot_be_met_together_are_refused(
     store: PostgresStore, quotas: tuple[dict[str, int], ...], message: str
 ) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
     do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # counts all the same
-    put(store, TenantSpec(name="t0", quotas={"v100": 1}))
+    upsert_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
     tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
     with pytest.raises(InvalidInput, match=message):
-        put(store, *tenants)
+        upsert_tenants(store, *tenants)
     for tenant in tenants[:-1]:  # those before the last are fine without it
-        put(store, tenant)
+        upsert_tenants(store, tenant)
     with pytest.raises(InvalidInput, match=message):
-        put(store, tenants[-1])
+        upsert_tenants(store, tenants[-1])
 
 
-def test_quotas_up_to_the_whole_cluster_are_fine(store: PostgresStore) -> None:
+def test_quotas_up_to_the_whole_cluster_are_accepted(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    put(
+    upsert_tenants(
         store,
         TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
         TenantSpec(name="b", quotas={"": 6}),
     )
-    put(store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8}))
+    upsert_tenants(
+        store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8})
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,19 +114,19 @@ def test_quotas_up_to_the_whole_cluster_are_fine(store: PostgresStore) -> None:
         ({"borrow_gpus": -2}, "ck_tenants_borrow"),
     ],
 )
-def test_settings_without_meaning_are_refused(
+def test_meaningless_settings_are_refused(
     store: PostgresStore, wrong: dict[str, float], message: str
 ) -> None:
     a_cluster(store)
     with pytest.raises(InvalidInput, match=message):
-        put(store, TenantSpec(**{"name": "a"} | wrong))  # type: ignore[arg-type]  # a test's shorthand
+        upsert_tenants(store, TenantSpec(**{"name": "a"} | wrong))  # type: ignore[arg-type]  # a test's shorthand
     with pytest.raises(InvalidInput, match="a is named twice"):
-        put(store, TenantSpec(name="a"), TenantSpec(name="a"))
+        upsert_tenants(store, TenantSpec(name="a"), TenantSpec(name="a"))
 
 
 def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> None:
     a_cluster(store, types=("v100", "a100"))
-    put(
+    upsert_tenants(
         store,
         TenantSpec(name="b", borrow_gpus=2, lends=False, quotas={"a100": 3, "": 4}),
         TenantSpec(name="a", weight=0.5, quotas={"a100": 1, "v100": 2}),
@@ -139,7 +141,7 @@ def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> N
     assert list(rows) == [(0, 0, 2), (0, 1, 1), (1, -1, 4), (1, 1, 3)]
 
 
-def test_types_know_what_they_cost(store: PostgresStore) -> None:
+def test_gpu_types_store_their_costs(store: PostgresStore) -> None:
     a_cluster(store, types=("a100", "v100"))
     kinds = (
         GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.21, watts=400.0),
@@ -157,15 +159,15 @@ def test_types_know_what_they_cost(store: PostgresStore) -> None:
             do(store, put_types)
 
 
-def test_a_type_that_a_quota_names_stays(store: PostgresStore) -> None:
+def test_a_type_named_by_a_quota_cannot_be_removed(store: PostgresStore) -> None:
     kinds = [GpuType(name=name, memory_bytes=1) for name in ("a100", "v100")]
     do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    put(store, TenantSpec(name="a", quotas={"v100": 0}))
+    upsert_tenants(store, TenantSpec(name="a", quotas={"v100": 0}))
     with pytest.raises(InvalidInput, match=r"v100 is in use by 1 tenant with a quota of it \(a\)"):
         do(store, lambda w: w.upsert_cluster(C, kinds[:1], None))
 
 
-def change(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
+def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
     do(store, lambda w: w.update_job(C, spec, fields, None))
 
 
@@ -174,13 +176,13 @@ def test_avoided_nodes_are_stored_and_in_the_snapshot(store: PostgresStore) -> N
     submit(store, a_spec("a", avoid_nodes=("a100-2", "a100-0", "a100-2")), a_spec("b"))
     assert job(store, "a").spec.avoid_nodes == ("a100-0", "a100-2")
     assert job(store, "b").spec.avoid_nodes == ()
-    change(store, a_spec("b", avoid_nodes=("a100-1",)), "avoid_nodes")
+    update_job(store, a_spec("b", avoid_nodes=("a100-1",)), "avoid_nodes")
     avoids = store.snapshot(C).avoids
     pairs = list(zip(avoids.job.tolist(), avoids.node.tolist(), strict=True))
     assert pairs == [(0, 0), (0, 2), (1, 1)]
     assert job(store, "b").version == 2
-    change(store, a_spec("a"), "avoid_nodes")
-    happen(store, "b", JobEvent.CANCEL)
+    update_job(store, a_spec("a"), "avoid_nodes")
+    apply_event(store, "b", JobEvent.CANCEL)
     assert len(store.snapshot(C).avoids) == 0
 
 
@@ -191,13 +193,13 @@ def test_a_node_to_avoid_must_exist(store: PostgresStore) -> None:
     assert states(store) == {}
     submit(store, a_spec("a"))
     with pytest.raises(InvalidInput, match="no node a100-9"):
-        change(store, a_spec("a", avoid_nodes=("a100-9",)), "avoid_nodes")
+        update_job(store, a_spec("a", avoid_nodes=("a100-9",)), "avoid_nodes")
 
 
 def test_a_job_with_avoided_nodes_can_be_deleted(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", avoid_nodes=("a100-0",)))
-    happen(store, "a", JobEvent.CANCEL)
+    apply_event(store, "a", JobEvent.CANCEL)
     assert store.prune(0.0, 1)["jobs"] == 1
 
 
@@ -206,9 +208,9 @@ def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> No
     submit(store, a_spec("a", requested_type="a100", pinned_type=True), a_spec("b"))
     found = store.snapshot(C).jobs
     assert (found.pinned_type.tolist(), found.requested_type.tolist()) == ([True, False], [1, -1])
-    change(store, a_spec("a", requested_type="v100"), "requested_type")
+    update_job(store, a_spec("a", requested_type="v100"), "requested_type")
     assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("v100", True)
-    change(store, a_spec("a"), "pinned_type", "requested_type")
+    update_job(store, a_spec("a"), "pinned_type", "requested_type")
     assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("", False)
 
 
@@ -217,7 +219,7 @@ def test_bounds_on_gpus_are_stored_and_in_the_snapshot(store: PostgresStore) -> 
     submit(store, a_spec("a", requested_gpus=2, min_gpus=1, max_gpus=4), a_spec("b"))
     found = store.snapshot(C).jobs
     assert (found.min_gpus.tolist(), found.max_gpus.tolist()) == ([1, 0], [4, 0])
-    change(store, a_spec("a", min_gpus=2, max_gpus=0), "min_gpus", "max_gpus")
+    update_job(store, a_spec("a", min_gpus=2, max_gpus=0), "min_gpus", "max_gpus")
     assert (job(store, "a").spec.min_gpus, job(store, "a").spec.max_gpus) == (2, 0)
 
 
@@ -229,10 +231,10 @@ def test_bounds_that_contradict_the_request_are_refused(store: PostgresStore) ->
         submit(store, a_spec("a", requested_gpus=2, max_gpus=1))
     submit(store, a_spec("a", requested_gpus=2))
     with pytest.raises(InvalidInput, match="give at most that, or 0 for no bound"):
-        change(store, a_spec("a", requested_gpus=2, min_gpus=3), "min_gpus")
+        update_job(store, a_spec("a", requested_gpus=2, min_gpus=3), "min_gpus")
 
 
-def test_the_bounds_of_jobs_are_counts_that_estimates_are_wanted_at(store: PostgresStore) -> None:
+def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None:
     a_cluster(store)
     fresh = Workload(model="new", params="1B", global_batch=8)
     submit(store, a_spec("a", workload=fresh, requested_gpus=4, min_gpus=3, max_gpus=6))
@@ -266,20 +268,20 @@ def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
     submit(store, a_spec("a", workload=lone, requested_type="k80"))  # a wish is no demand
     submit(store, a_spec("b", workload=fresh, requested_type="k80", pinned_type=True))
     with pytest.raises(InvalidInput, match="gpt has no Cells on it"):
-        change(store, a_spec("a", pinned_type=True), "pinned_type")
+        update_job(store, a_spec("a", pinned_type=True), "pinned_type")
     with pytest.raises(InvalidInput, match="needs a GPU type to pin"):
-        change(store, a_spec("b"), "requested_type")
+        update_job(store, a_spec("b"), "requested_type")
     assert job(store, "a").version == job(store, "b").version == 1
 
 
-def test_a_deadline_must_lie_ahead(store: PostgresStore, database: Database) -> None:
+def test_a_deadline_must_be_in_the_future(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     past = store.snapshot(C).now_s - 60.0
     with pytest.raises(InvalidInput, match=r"jobs/b.deadline: lies 6\d s in the past"):
         submit(store, a_spec("a", deadline_s=4e9), a_spec("b", deadline_s=past), a_spec("c"))
     submit(store, a_spec("a", deadline_s=4e9))
     with pytest.raises(InvalidInput, match="in the past"):
-        change(store, a_spec("a", deadline_s=past), "deadline_s")
+        update_job(store, a_spec("a", deadline_s=past), "deadline_s")
     execute(database, "UPDATE jobs SET deadline_s = 1")
-    change(store, a_spec("a", weight=2.0), "weight")  # it has passed; other fields may change
+    update_job(store, a_spec("a", weight=2.0), "weight")  # it has passed; other fields may change
     assert job(store, "a").spec.weight == 2.0

@@ -25,14 +25,14 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     BERT,
     C,
     a_cluster,
     a_record,
     a_spec,
+    apply_event,
     do,
-    happen,
     job,
     run,
     states,
@@ -42,7 +42,7 @@ from tests.support.stored import (
 REQUEST = Request(id="r-1", method="SubmitJobs", digest="d")
 
 
-def submitting(*names: str) -> Work:
+def submit_work(*names: str) -> Work:
     def work(writer: PostgresWriter) -> bytes:
         return ",".join(
             j.spec.name for j in writer.submit_jobs(C, [a_spec(name) for name in names])
@@ -51,29 +51,29 @@ def submitting(*names: str) -> Work:
     return work
 
 
-def test_a_repeated_request_is_answered_without_doing_it_again(store: PostgresStore) -> None:
+def test_a_repeated_request_is_answered_without_repeating_the_work(store: PostgresStore) -> None:
     a_cluster(store)
-    first = store.write(REQUEST, submitting("a", "b"))
+    first = store.write(REQUEST, submit_work("a", "b"))
     assert first == b"a,b"
-    assert store.write(REQUEST, submitting("c")) == first
+    assert store.write(REQUEST, submit_work("c")) == first
     assert list(states(store)) == ["a", "b"]
 
 
-def test_a_request_that_failed_may_be_repeated(store: PostgresStore) -> None:
+def test_a_failed_request_may_be_repeated(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     with pytest.raises(AlreadyExists):
-        store.write(REQUEST, submitting("a"))
-    assert store.write(REQUEST, submitting("b")) == b"b"
+        store.write(REQUEST, submit_work("a"))
+    assert store.write(REQUEST, submit_work("b")) == b"b"
 
 
 @pytest.mark.parametrize("change", [{"method": "CancelJob"}, {"digest": "other"}])
-def test_a_request_id_is_good_for_one_request(store: PostgresStore, change: dict[str, str]) -> None:
+def test_a_request_id_belongs_to_one_request(store: PostgresStore, change: dict[str, str]) -> None:
     a_cluster(store)
-    store.write(REQUEST, submitting("a"))
+    store.write(REQUEST, submit_work("a"))
     fields = {"id": REQUEST.id, "method": REQUEST.method, "digest": REQUEST.digest} | change
     with pytest.raises(RequestIdReused):
-        store.write(Request(**fields), submitting("b"))
+        store.write(Request(**fields), submit_work("b"))
 
 
 def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
@@ -82,7 +82,7 @@ def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
 
     def call() -> None:
         both_started.wait()
-        answers.append(store.write(REQUEST, submitting("a")))
+        answers.append(store.write(REQUEST, submit_work("a")))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
@@ -92,17 +92,17 @@ def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
     assert answers == [b"a", b"a"]
 
 
-def test_validating_only_answers_and_leaves_no_trace(store: PostgresStore) -> None:
+def test_validation_answers_and_changes_nothing(store: PostgresStore) -> None:
     a_cluster(store)
-    assert store.write(REQUEST, submitting("a"), validate_only=True) == b"a"
+    assert store.write(REQUEST, submit_work("a"), validate_only=True) == b"a"
     assert states(store) == {}
     too_large = a_spec("x", requested_gpus=9)
     with pytest.raises(InvalidInput):
         store.write(None, lambda w: str(w.submit_jobs(C, [too_large])).encode(), validate_only=True)
-    assert store.write(REQUEST, submitting("b")) == b"b"
+    assert store.write(REQUEST, submit_work("b")) == b"b"
 
 
-def test_a_job_is_read_back_as_submitted(store: PostgresStore) -> None:
+def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
     a_cluster(store)
     spec = a_spec(
         "a",
@@ -149,15 +149,13 @@ def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
         {"max_retries": -1},
     ],
 )
-def test_numbers_without_meaning_are_refused(
-    store: PostgresStore, wrong: dict[str, object]
-) -> None:
+def test_meaningless_numbers_are_refused(store: PostgresStore, wrong: dict[str, object]) -> None:
     a_cluster(store)
     with pytest.raises(InvalidInput):
         submit(store, a_spec("a", **wrong))
 
 
-def test_a_job_that_can_never_fit_is_refused_and_told_why(store: PostgresStore) -> None:
+def test_a_job_that_can_never_fit_is_refused_with_the_reason(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
     large = Workload(model="gpt", params="175B", global_batch=8)
     do(
@@ -180,7 +178,7 @@ def test_a_job_that_can_never_fit_is_refused_and_told_why(store: PostgresStore) 
     submit(store, a_spec("b", workload=Workload(model="new", params="1B", global_batch=1)))
 
 
-def test_a_cluster_without_nodes_takes_jobs(store: PostgresStore) -> None:
+def test_a_cluster_without_nodes_accepts_jobs(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     submit(store, a_spec("a", requested_gpus=64))
     assert states(store) == {"a": JobState.QUEUED}
@@ -192,7 +190,7 @@ def test_a_drained_node_still_counts_for_what_fits(store: PostgresStore) -> None
     submit(store, a_spec("a", requested_gpus=8))
 
 
-def test_updates_change_what_they_name_and_nothing_else(store: PostgresStore) -> None:
+def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", weight=1.0, tenant="t"))
     change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
@@ -206,7 +204,7 @@ def test_updates_change_what_they_name_and_nothing_else(store: PostgresStore) ->
         do(store, lambda w: w.update_job(C, change, ["workload"], None))
     with pytest.raises(NotFound):
         do(store, lambda w: w.update_job(C, a_spec("z"), ["weight"], None))
-    happen(store, "a", JobEvent.CANCEL)
+    apply_event(store, "a", JobEvent.CANCEL)
     with pytest.raises(NotAllowed):
         do(store, lambda w: w.update_job(C, change, ["weight"], None))
 
@@ -215,7 +213,7 @@ def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> No
     a_cluster(store)
     submit(store, a_spec("a"))
     for event in (JobEvent.HOLD, JobEvent.RELEASE, JobEvent.CANCEL):
-        happen(store, "a", event)
+        apply_event(store, "a", event)
     found = job(store, "a")
     assert (found.state, found.version) == (JobState.CANCELLED, 4)
     assert found.ended_s is not None
@@ -225,7 +223,7 @@ def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> No
         ("cancel", "cancelled"),
     ]
     with pytest.raises(NotAllowed):
-        happen(store, "a", JobEvent.CANCEL)
+        apply_event(store, "a", JobEvent.CANCEL)
 
 
 def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
@@ -245,7 +243,7 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     assert len(everything) == 6
 
 
-def test_pages_of_estimates_join_up(store: PostgresStore) -> None:
+def test_pages_of_estimates_cover_every_estimate_once(store: PostgresStore) -> None:
     a_cluster(store)
     found, after = [], 0
     while True:
@@ -256,13 +254,13 @@ def test_pages_of_estimates_join_up(store: PostgresStore) -> None:
     assert found == [1, 2, 4, 8]
 
 
-def test_an_estimate_without_nodes_needs_a_node_to_guess_from(store: PostgresStore) -> None:
+def test_an_estimate_without_node_counts_needs_a_node_in_the_cluster(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
         do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
 
 
-def test_a_type_in_use_stays(store: PostgresStore) -> None:
+def test_a_type_in_use_cannot_be_removed(store: PostgresStore) -> None:
     a_cluster(store, types=("a100", "v100"))
     keep = [GpuType(name="v100", memory_bytes=1)]
     with pytest.raises(InvalidInput, match=r"gpuTypes/a100 is in use by .*Cells on it"):
@@ -304,10 +302,10 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
             put(**{"name": "a100-0"} | wrong)
 
 
-def test_pages_of_jobs_and_nodes_join_up(store: PostgresStore) -> None:
+def test_pages_of_jobs_and_nodes_cover_every_row_once(store: PostgresStore) -> None:
     a_cluster(store, nodes=5)
     submit(store, *(a_spec(f"j{i}") for i in range(7)))
-    happen(store, "j3", JobEvent.HOLD)
+    apply_event(store, "j3", JobEvent.HOLD)
     found, after = [], 0
     while True:
         page, after = store.list_jobs(C, [JobState.QUEUED], after, 2)
@@ -321,7 +319,7 @@ def test_pages_of_jobs_and_nodes_join_up(store: PostgresStore) -> None:
     assert [c.name for c in store.list_clusters("", 5)] == [C]
 
 
-def test_what_does_not_exist_is_named(store: PostgresStore) -> None:
+def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     a_cluster(store)
     for call, resource in (
         (lambda: store.get_cluster("x"), "clusters/x"),
@@ -339,7 +337,7 @@ def test_what_does_not_exist_is_named(store: PostgresStore) -> None:
             call()
 
 
-def test_a_deadlock_is_tried_again(store: PostgresStore, database: Database) -> None:
+def test_a_deadlocked_transaction_is_retried(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     both_hold_one, attempts = threading.Barrier(2, timeout=PATIENCE_S), []

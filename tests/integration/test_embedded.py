@@ -47,10 +47,10 @@ def place(folder: Path) -> Iterator[Path]:
     """Return where a server may live; none does at the end."""
     yield folder / "pg"
     embedded.stop_server(folder / "pg")
-    assert not processes(folder / "pg")
+    assert not processes_in(folder / "pg")
 
 
-def processes(place: Path) -> list[psutil.Process]:
+def processes_in(place: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(place)]
 
 
@@ -58,7 +58,7 @@ def postmaster(place: Path) -> psutil.Process:
     return psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
 
 
-def answer(url: str, question: str) -> object:
+def query_scalar(url: str, question: str) -> object:
     connection = psycopg2.connect(url)
     try:
         with connection, connection.cursor() as cursor:
@@ -68,7 +68,7 @@ def answer(url: str, question: str) -> object:
         connection.close()
 
 
-def run(program: str, place: Path) -> list[str]:
+def run_program(program: str, place: Path) -> list[str]:
     """Run a program in a process of its own; return the words that it printed."""
     command = [sys.executable, "-c", PROGRAM + program, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -76,7 +76,7 @@ def run(program: str, place: Path) -> list[str]:
     return done.stdout.split()
 
 
-def begin(program: str, place: Path) -> subprocess.Popen[str]:
+def start_program(program: str, place: Path) -> subprocess.Popen[str]:
     """Start a program and return it once it has printed a line; it goes on when its input ends."""
     command = [sys.executable, "-c", PROGRAM + program, str(place)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -85,7 +85,7 @@ def begin(program: str, place: Path) -> subprocess.Popen[str]:
     return process
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def close_input(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
@@ -102,37 +102,37 @@ print(embedded.start(place))
 pid = libc.fork()
 print(os.waitpid(pid, 0)[1] & 127 if pid else "")
 """
-    _, signal = run(program, place)
+    _, signal = run_program(program, place)
     assert int(signal) == 6, "the trap does not work"
-    assert not processes(place)
+    assert not processes_in(place)
 
 
-def test_what_was_stored_is_there_after_every_process_was_killed(place: Path) -> None:
-    answer(embedded.start_server(place), "CREATE TABLE kept AS SELECT 7 AS value")
+def test_stored_data_survives_a_kill_of_every_process(place: Path) -> None:
+    query_scalar(embedded.start_server(place), "CREATE TABLE kept AS SELECT 7 AS value")
     kill_postgres(place)
-    assert answer(embedded.start_server(place), "SELECT value FROM kept") == (7,)
+    assert query_scalar(embedded.start_server(place), "SELECT value FROM kept") == (7,)
 
 
-def test_a_start_waits_until_nothing_of_a_killed_server_is_left(place: Path) -> None:
+def test_a_start_waits_until_all_processes_of_a_killed_server_are_gone(place: Path) -> None:
     url = embedded.start_server(place)
     backend = psycopg2.connect(url)
-    workers = [p for p in processes(place) if p != postmaster(place)]
+    workers = [p for p in processes_in(place) if p != postmaster(place)]
     stopped = workers[0]
     stopped.suspend()  # it does not see that its postmaster is gone
     killed = postmaster(place)
     killed.kill()
-    starter = begin("print('now', flush=True);" + USES, place)
-    until(lambda: {p.pid for p in processes(place)} <= {stopped.pid}, "the others go")
+    starter = start_program("print('now', flush=True);" + USES, place)
+    until(lambda: {p.pid for p in processes_in(place)} <= {stopped.pid}, "the others go")
     assert stopped.is_running()
     stopped.kill()
     assert starter.stdout is not None
-    assert answer(starter.stdout.readline().strip(), "SELECT 1") == (1,)
-    assert killed not in processes(place)
+    assert query_scalar(starter.stdout.readline().strip(), "SELECT 1") == (1,)
+    assert killed not in processes_in(place)
     backend.close()
-    end(starter)
+    close_input(starter)
 
 
-def test_a_first_process_collects_the_server_that_was_killed_below_it(place: Path) -> None:
+def test_an_init_process_reaps_the_killed_server(place: Path) -> None:
     program = """
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans are ours, as a container's are
 def postmaster():
@@ -144,74 +144,74 @@ os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # it is a zombie now
 embedded.start(place)
 print(first, postmaster())
 """
-    first, second = run(program, place)
+    first, second = run_program(program, place)
     assert first != second
 
 
-def test_the_last_to_exit_stops_the_server_and_the_killed_do_not_count(place: Path) -> None:
-    one, two, three = (begin(USES, place) for _ in range(3))
+def test_the_last_user_to_exit_stops_the_server_and_killed_users_do_not_count(place: Path) -> None:
+    one, two, three = (start_program(USES, place) for _ in range(3))
     pid = postmaster(place).pid
     one.kill()
     one.communicate()
-    end(two)
+    close_input(two)
     assert postmaster(place).pid == pid
-    end(three)
-    assert not processes(place)
+    close_input(three)
+    assert not processes_in(place)
     assert not (place / "postmaster.pid").exists()
 
 
-def test_who_uses_the_server_keeps_it_when_others_let_go(place: Path) -> None:
+def test_the_server_stays_while_a_user_remains(place: Path) -> None:
     url = embedded.start_server(place)
-    run("embedded.start(place); embedded.stop(place)", place)
-    run("embedded.stop(place)", place)
-    run("embedded.start(place)", place)
-    assert answer(url, "SELECT 1") == (1,)
+    run_program("embedded.start(place); embedded.stop(place)", place)
+    run_program("embedded.stop(place)", place)
+    run_program("embedded.start(place)", place)
+    assert query_scalar(url, "SELECT 1") == (1,)
 
 
-def test_a_forked_child_that_exits_is_no_user(place: Path) -> None:
+def test_a_forked_child_does_not_count_as_a_user(place: Path) -> None:
     program = """
 url = embedded.start(place)
 if pid := os.fork():
     os.waitpid(pid, 0)
     print(embedded.pgserver.settled_url(place) == url)
 """
-    assert run(program, place) == ["True"]
+    assert run_program(program, place) == ["True"]
 
 
-def test_a_directory_that_is_gone_is_no_error_at_exit_nor_in_the_way_of_a_new_one(
+def test_a_removed_directory_is_no_error_at_exit_and_does_not_block_a_new_one(
     place: Path,
 ) -> None:
-    run("import shutil; embedded.start(place); shutil.rmtree(place)", place)
-    orphans = processes(place)  # until the server looks for its directory, once a minute
+    run_program("import shutil; embedded.start(place); shutil.rmtree(place)", place)
+    orphans = processes_in(place)  # until the server looks for its directory, once a minute
     assert orphans
-    assert answer(embedded.start_server(place), "SELECT 1") == (1,)
+    assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
     psutil.wait_procs(orphans)
 
 
-def test_a_socket_whose_path_would_be_too_long_lies_elsewhere(folder: Path) -> None:
+def test_a_socket_whose_path_would_be_too_long_is_placed_elsewhere(folder: Path) -> None:
     place = folder / ("long" * 30) / "pg"
     url = embedded.start_server(place)
-    assert answer(url, "SELECT current_setting('data_directory')") == (str(place),)
+    assert query_scalar(url, "SELECT current_setting('data_directory')") == (str(place),)
     sockets = Path(str(sa.make_url(url).query["host"]))
     assert sockets.stat().st_mode & 0o777 == 0o700
-    assert run("print(embedded.start(place))", place) == [url]
+    assert run_program("print(embedded.start(place))", place) == [url]
     embedded.stop_server(place)
     assert not sockets.exists()
 
 
 @pytest.mark.parametrize("lines", [1, 3, 5, 7])
-def test_a_half_written_file_of_a_killed_server_is_no_hindrance(place: Path, lines: int) -> None:
+def test_a_half_written_file_of_a_killed_server_does_no_harm(place: Path, lines: int) -> None:
     embedded.start_server(place)
     kill_postgres(place)
     file = place / "postmaster.pid"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]).rstrip())
-    assert answer(embedded.start_server(place), "SELECT 1") == (1,)
+    assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
 
 
-def test_a_stranger_that_has_the_killed_server_s_number_is_left_alone(place: Path) -> None:
+def test_an_unrelated_process_with_the_killed_servers_pid_is_left_alone(place: Path) -> None:
     embedded.start_server(place)
     kill_postgres(place)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
@@ -233,7 +233,7 @@ def test_a_directory_of_another_release_is_refused(place: Path) -> None:
         embedded.start_server(place)
 
 
-def test_a_failure_names_the_program_its_words_and_the_log(place: Path) -> None:
+def test_a_failure_names_the_program_its_output_and_the_log(place: Path) -> None:
     embedded.start_server(place)
     kill_postgres(place)
     (place / "postmaster.pid").write_text("")
@@ -243,7 +243,7 @@ def test_a_failure_names_the_program_its_words_and_the_log(place: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run as a user then")
-def test_any_user_may_have_one(folder: Path) -> None:
+def test_any_system_user_may_run_an_embedded_server(folder: Path) -> None:
     nobody, home = pwd.getpwnam("nobody"), folder / "home"
     home.mkdir()
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
@@ -254,5 +254,5 @@ os.setgroups([]); os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})
 url = embedded.start(place)
 print(place.stat().st_uid, embedded.start(place) == url)
 """
-    assert run(program, home / "pg") == [str(nobody.pw_uid), "True"]
-    assert not processes(home / "pg")
+    assert run_program(program, home / "pg") == [str(nobody.pw_uid), "True"]
+    assert not processes_in(home / "pg")

@@ -25,20 +25,20 @@ from tessera.service.wiring import run_server
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agents import until
-from tests.support.described import BOTH, a_network, two_jobs
+from tests.support.networked_cluster import BOTH, a_network, start_two_jobs
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.running_server import settings
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agent_reports,
+    apply_event,
     do,
     execute,
-    happen,
     run,
     submit,
 )
-from tests.support.wired import settings
 from tests.support.worlds import StoppedClock
 
 LEAVES = 5e9
@@ -47,7 +47,7 @@ LEAVES = 5e9
 MEASURE = RoundOptions(network_measure_s=30.0)
 
 
-def tell(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
+def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
     """Let a node's agent say what it measured of a job."""
     desired = store.desired(C, f"agent-{node}")
     gangs = [
@@ -63,7 +63,7 @@ def tell(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
     store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
 
 
-def rows(store: PostgresStore) -> list[tuple[Any, ...]]:
+def measured_rows(store: PostgresStore) -> list[tuple[Any, ...]]:
     """Return what the snapshot holds as measured."""
     s = store.snapshot(C)
     return [
@@ -72,25 +72,27 @@ def rows(store: PostgresStore) -> list[tuple[Any, ...]]:
     ]
 
 
-def one_job(store: PostgresStore) -> None:
+def start_one_job(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
     run(store, one=BOTH[0])
 
 
-def decisions(store: PostgresStore) -> dict[str, NetworkDecision]:
+def decisions_by_job(store: PostgresStore) -> dict[str, NetworkDecision]:
     return {d.job: d for d in store.network_in_force(C).decisions}
 
 
-def plan(store: PostgresStore, options: RoundOptions = MEASURE) -> NetworkPlanRecord | None:
+def keep_network_plan(
+    store: PostgresStore, options: RoundOptions = MEASURE
+) -> NetworkPlanRecord | None:
     return NetworkPlanner(store, StoppedClock(), options).keep(C)
 
 
-def sent(decision: NetworkDecision) -> float:
+def bytes_sent(decision: NetworkDecision) -> float:
     return sum(route.sent_bytes for route in decision.routes)
 
 
-def age(database: Database, job: str, seconds: float) -> None:
+def make_allocation_older(database: Database, job: str, seconds: float) -> None:
     """Let an allocation have begun so much earlier."""
     execute(
         database,
@@ -98,21 +100,21 @@ def age(database: Database, job: str, seconds: float) -> None:
     )
 
 
-def test_what_agents_measure_is_kept_by_node_once_for_an_allocation(store: PostgresStore) -> None:
-    one_job(store)
-    tell(store, "a100-1", "one", period_s=0.5, sent_bytes=6e9)
-    tell(store, "a100-0", "one", period_s=0.4, sent_bytes=5e9)
-    tell(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
+def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: PostgresStore) -> None:
+    start_one_job(store)
+    report_traffic(store, "a100-1", "one", period_s=0.5, sent_bytes=6e9)
+    report_traffic(store, "a100-0", "one", period_s=0.4, sent_bytes=5e9)
+    report_traffic(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
     kept = [("one", "a100-0", 0.4, 5e9), ("one", "a100-1", 0.5, 6e9)]
-    assert rows(store) == kept
-    happen(store, "one", JobEvent.HOLD)
+    assert measured_rows(store) == kept
+    apply_event(store, "one", JobEvent.HOLD)
     for node in ("a100-0", "a100-1"):
         store.observe(C, f"agent-{node}", "first", [], store.desired(C, f"agent-{node}").revision)
-    happen(store, "one", JobEvent.RELEASE)
+    apply_event(store, "one", JobEvent.RELEASE)
     run(store, one=BOTH[0])
-    assert rows(store) == []  # it is another allocation, though the same job
-    tell(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
-    assert rows(store) == [("one", "a100-0", 0.9, 1e9)]
+    assert measured_rows(store) == []  # it is another allocation, though the same job
+    report_traffic(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
+    assert measured_rows(store) == [("one", "a100-0", 0.9, 1e9)]
 
 
 @pytest.mark.parametrize(
@@ -129,14 +131,16 @@ def test_what_agents_measure_is_kept_by_node_once_for_an_allocation(store: Postg
         {},
     ],
 )
-def test_what_means_nothing_is_not_kept(store: PostgresStore, facts: dict[str, float]) -> None:
-    one_job(store)
-    tell(store, "a100-0", "one", **facts)
-    assert rows(store) == []
+def test_meaningless_measurements_are_not_kept(
+    store: PostgresStore, facts: dict[str, float]
+) -> None:
+    start_one_job(store)
+    report_traffic(store, "a100-0", "one", **facts)
+    assert measured_rows(store) == []
 
 
 def test_a_measurement_of_an_older_allocation_is_not_kept(store: PostgresStore) -> None:
-    one_job(store)
+    start_one_job(store)
     desired = store.desired(C, "agent-a100-0")
     (gang,) = desired.gangs
     late = ObservedGang(
@@ -149,38 +153,38 @@ def test_a_measurement_of_an_older_allocation_is_not_kept(store: PostgresStore) 
     )
     now = ObservedGang(job="one", generation=gang.generation, node="a100-0", phase="running")
     store.observe(C, "agent-a100-0", "first", [late, now], desired.revision)
-    assert rows(store) == []
+    assert measured_rows(store) == []
 
 
-def test_who_plans_networks_is_woken_once_by_a_measurement(
+def test_a_measurement_wakes_network_planning_once(
     store: PostgresStore, database: Database
 ) -> None:
-    one_job(store)
+    start_one_job(store)
     heard: list[str] = []
     with Listener(database.url) as listener:
         listener.subscribe(heard.append)
         assert listener.listening.wait(PATIENCE_S)
-        tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
-        tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
-        tell(store, "a100-0", "one")
+        report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+        report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+        report_traffic(store, "a100-0", "one")
         execute(database, "SELECT pg_notify('tessera', 'end')")
         asyncio.run(until(lambda: "end" in heard))
     assert [name for name in heard if name == C] == [C]
 
 
-def test_a_snapshot_without_a_topology_or_a_measurement_is_written_as_before(
+def test_a_snapshot_without_topology_and_measurements_is_encoded_as_before(
     store: PostgresStore,
 ) -> None:
     a_cluster(store, nodes=4)
-    two_jobs(store)
-    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
-    assert rows(store) == []
+    start_two_jobs(store)
+    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+    assert measured_rows(store) == []
     assert b"measured" not in encode(store.snapshot(C))
 
 
 def test_a_snapshot_with_a_measurement_reads_back(store: PostgresStore) -> None:
-    one_job(store)
-    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+    start_one_job(store)
+    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
     snapshot = store.snapshot(C)
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
@@ -190,57 +194,57 @@ def test_a_snapshot_with_a_measurement_reads_back(store: PostgresStore) -> None:
 
 def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
-    plan(store, RoundOptions())
-    before = decisions(store)
+    start_two_jobs(store)
+    keep_network_plan(store, RoundOptions())
+    before = decisions_by_job(store)
     for node in ("a100-0", "a100-1"):
-        tell(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
+        report_traffic(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
     record = NetworkPlanner(store, StoppedClock(), RoundOptions()).keep(C)
     assert record is not None
-    after = decisions(store)
-    assert sent(after["one"]) == pytest.approx(1.5 * sent(before["one"]))
-    assert sent(after["two"]) == pytest.approx(sent(before["two"]))
+    after = decisions_by_job(store)
+    assert bytes_sent(after["one"]) == pytest.approx(1.5 * bytes_sent(before["one"]))
+    assert bytes_sent(after["two"]) == pytest.approx(bytes_sent(before["two"]))
     assert after["one"].intensity == pytest.approx(before["one"].intensity / 1.5, rel=0.05)
     assert after["one"].note.startswith("measured on 2 nodes: 1.5 times the estimate")
     assert after["two"].note == ""
 
 
-def test_a_measurement_beyond_belief_changes_nothing_but_the_note(store: PostgresStore) -> None:
+def test_an_implausible_measurement_changes_only_the_note(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
-    plan(store, RoundOptions())
-    before = decisions(store)["one"]
-    tell(store, "a100-0", "one", period_s=0.2, sent_bytes=1e14)
-    plan(store, RoundOptions())
-    after = decisions(store)["one"]
+    start_two_jobs(store)
+    keep_network_plan(store, RoundOptions())
+    before = decisions_by_job(store)["one"]
+    report_traffic(store, "a100-0", "one", period_s=0.2, sent_bytes=1e14)
+    keep_network_plan(store, RoundOptions())
+    after = decisions_by_job(store)["one"]
     assert "not credible" in after.note
     assert (after.intensity, after.routes) == (before.intensity, before.routes)
 
 
-def test_a_measurement_is_planned_with_at_once_and_once(store: PostgresStore) -> None:
-    one_job(store)
+def test_a_measurement_triggers_one_immediate_plan(store: PostgresStore) -> None:
+    start_one_job(store)
     replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
-    tell(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
+    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
     again = replanning.keep(C)
     assert again is not None
     assert again.cause == "measured"
     assert replanning.keep(C) is None
 
 
-def test_the_period_counts_only_of_a_job_that_nobody_hindered(store: PostgresStore) -> None:
+def test_the_measured_period_is_used_only_of_a_job_without_contention(store: PostgresStore) -> None:
     """One has been served after two, so how long its iteration took says nothing of its own times."""
     a_network(store, aggregations=1)
-    two_jobs(store)
-    plan(store, RoundOptions())
-    ranked = sorted(decisions(store).values(), key=lambda d: d.rank)
+    start_two_jobs(store)
+    keep_network_plan(store, RoundOptions())
+    ranked = sorted(decisions_by_job(store).values(), key=lambda d: d.rank)
     first, last = ranked
     assert first.level > last.level
     assert last.meets == (first.job,)
     for decision in ranked:
         node = {"one": "a100-0", "two": "a100-2"}[decision.job]
-        tell(store, node, decision.job, period_s=0.7, sent_bytes=LEAVES)
+        report_traffic(store, node, decision.job, period_s=0.7, sent_bytes=LEAVES)
     s = store.snapshot(C)
     flags = dict(zip((s.jobs.name[j] for j in s.measured.job), s.measured.unhindered, strict=True))
     assert flags == {first.job: True, last.job: False}
@@ -249,57 +253,57 @@ def test_the_period_counts_only_of_a_job_that_nobody_hindered(store: PostgresSto
     assert notes[last.job] == "measured on 1 node: 1 times the estimate"
 
 
-def test_a_new_job_goes_first_until_it_is_measured(store: PostgresStore) -> None:
+def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: PostgresStore) -> None:
     a_network(store, aggregations=1)
-    two_jobs(store)
+    start_two_jobs(store)
     replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
     replanning.keep(C)
-    before = decisions(store)
+    before = decisions_by_job(store)
     first, last = sorted(before.values(), key=lambda d: d.rank)
     assert first.level == 7 > last.level  # alone on the highest: they meet
     assert first.note == "has the highest level until it is measured, for at most 30 s"
     assert last.note == ""
     node = {"one": "a100-0", "two": "a100-2"}
-    tell(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
+    report_traffic(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
     assert replanning.keep(C) is not None
-    turned = decisions(store)  # now it is the other one's turn
+    turned = decisions_by_job(store)  # now it is the other one's turn
     assert turned[last.job].level == 7 > turned[first.job].level
     assert turned[last.job].note.startswith("has the highest level")
     assert turned[first.job].note.startswith("measured on 1 node: 1 times the estimate")
-    tell(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
+    report_traffic(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
     replanning.keep(C)
-    assert all(d.note.startswith("measured") for d in decisions(store).values())
+    assert all(d.note.startswith("measured") for d in decisions_by_job(store).values())
     assert replanning.again_in_s(C) is None
 
 
-def test_the_time_to_be_measured_ends_and_is_known_beforehand(
+def test_the_measuring_time_is_bounded_and_known_in_advance(
     store: PostgresStore, database: Database
 ) -> None:
-    one_job(store)
+    start_one_job(store)
     replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
     assert replanning.again_in_s(C) is None
     replanning.keep(C)
-    assert decisions(store)["one"].note.startswith("has the highest level")
+    assert decisions_by_job(store)["one"].note.startswith("has the highest level")
     left_s = replanning.again_in_s(C)
     assert left_s is not None
     assert 0 < left_s <= 30 + MEASUREMENT_DELAY_S
-    age(database, "one", 31)
+    make_allocation_older(database, "one", 31)
     ended = replanning.keep(C)
     assert ended is not None
     assert ended.cause == "measured"
-    assert decisions(store)["one"].note == ""
+    assert decisions_by_job(store)["one"].note == ""
     assert replanning.again_in_s(C) is None
 
 
-def test_by_default_nobody_goes_first_for_being_new(store: PostgresStore) -> None:
-    one_job(store)
+def test_by_default_a_new_job_gets_no_precedence(store: PostgresStore) -> None:
+    start_one_job(store)
     replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     replanning.keep(C)
-    assert decisions(store)["one"].note == ""
+    assert decisions_by_job(store)["one"].note == ""
     assert replanning.again_in_s(C) is None
 
 
-def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
+def test_a_round_gives_precedence_to_the_jobs_it_starts(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
     RoundLoop(store, StoppedClock()).schedule(
@@ -311,10 +315,10 @@ def test_a_round_lets_what_it_starts_go_first(store: PostgresStore) -> None:
         cancelled=lambda: False,
     )
     assert store.network_in_force(C).cause == "round"
-    assert decisions(store)["one"].note.startswith("has the highest level")
+    assert decisions_by_job(store)["one"].note.startswith("has the highest level")
 
 
-def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
+def test_a_job_on_one_node_is_not_measured_first(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("small", requested_gpus=4))
     run(store, small=[("a100-0", range(4))])
@@ -323,7 +327,7 @@ def test_a_job_on_one_node_is_not_waited_for(store: PostgresStore) -> None:
     assert replanning.again_in_s(C) is None
 
 
-async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_place(
+async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -362,21 +366,21 @@ async def test_a_wake_up_that_was_asked_for_comes_and_a_later_one_takes_its_plac
     assert len(looked) == 4
 
 
-def test_agents_that_report_nothing_measured_leave_all_as_it_is(store: PostgresStore) -> None:
-    one_job(store)
+def test_agents_without_measurements_change_nothing(store: PostgresStore) -> None:
+    start_one_job(store)
     agent_reports(store, "agent-a100-0")
-    assert rows(store) == []
+    assert measured_rows(store) == []
 
 
-async def test_a_server_plans_anew_soon_after_the_time_of_a_measurement_is_over(
+async def test_a_server_replans_soon_after_the_measuring_time_ends(
     store: PostgresStore, database: Database
 ) -> None:
-    one_job(store)
-    age(database, "one", 99)
+    start_one_job(store)
+    make_allocation_older(database, "one", 99)
     config = settings(database, policy="{network_measure: 101s}")
     async with run_server(config):
         await until(lambda: store.list_network_plans(C, 0, 9))
-        assert decisions(store)["one"].note.startswith("has the highest level")
+        assert decisions_by_job(store)["one"].note.startswith("has the highest level")
         await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)
     assert store.list_network_plans(C, 0, 9)[0].cause == "measured"
-    assert decisions(store)["one"].note == ""
+    assert decisions_by_job(store)["one"].note == ""

@@ -22,14 +22,14 @@ from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_record,
     a_spec,
     agents_report,
+    apply_event,
     do,
-    happen,
     run,
     submit,
 )
@@ -46,7 +46,7 @@ CLOS: dict[str, Any] = {
 BOTH = (("a100-0", range(4)), ("a100-1", range(4))), (("a100-2", range(4)), ("a100-3", range(4)))
 
 
-def described(store: PostgresStore, **changes: object) -> None:
+def set_described_topology(store: PostgresStore, **changes: object) -> None:
     text = json.dumps(CLOS | changes, sort_keys=True)
     do(store, lambda w: w.set_topology(C, decode_topology(text), None))
 
@@ -55,7 +55,7 @@ def described(store: PostgresStore, **changes: object) -> None:
 def sending(store: PostgresStore) -> PostgresStore:
     """A cluster with a network and two jobs that run across it."""
     a_cluster(store, nodes=4)
-    described(store)
+    set_described_topology(store)
     stage = StageTraffic(dp=8, tp=1, data=(5e9, 14))
     cell = CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
     do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=cell)]))
@@ -64,7 +64,7 @@ def sending(store: PostgresStore) -> PostgresStore:
     return store
 
 
-class Meanwhile:
+class StoreWithInterference:
     """A store in which something happens after each snapshot."""
 
     def __init__(self, store: PostgresStore, happens: Callable[[], object]) -> None:
@@ -84,7 +84,7 @@ class Meanwhile:
         return found
 
 
-def a_round(store: Any) -> RoundRecord:
+def commit_round(store: Any) -> RoundRecord:
     return RoundLoop(store, StoppedClock()).schedule(
         C,
         RoundOptions(),
@@ -95,10 +95,12 @@ def a_round(store: Any) -> RoundRecord:
     )
 
 
-def test_a_round_is_committed_where_the_network_was_dropped_while_it_was_solved(
+def test_a_round_is_committed_although_its_network_was_dropped_during_the_solve(
     sending: PostgresStore,
 ) -> None:
-    record = a_round(Meanwhile(sending, lambda: do(sending, lambda w: w.drop_topology(C))))
+    record = commit_round(
+        StoreWithInterference(sending, lambda: do(sending, lambda w: w.drop_topology(C)))
+    )
     assert record.summary.outcome == "committed"
     with pytest.raises(NotFound):
         sending.network_in_force(C)
@@ -112,30 +114,34 @@ def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
     replanning.keep(C)
 
     def replaced() -> None:
-        described(sending, aggregations=1)
+        set_described_topology(sending, aggregations=1)
         assert replanning.keep(C) is not None
 
-    a_round(Meanwhile(sending, replaced))
+    commit_round(StoreWithInterference(sending, replaced))
     assert sending.network_in_force(C).cause == "topology"
     ways = {via for d in sending.network_in_force(C).decisions for r in d.routes for via in r.via}
     assert "agg-1" not in ways
 
 
-def test_a_plan_for_another_topology_is_not_put_in_force(sending: PostgresStore) -> None:
+def test_a_network_plan_for_another_topology_does_not_come_into_force(
+    sending: PostgresStore,
+) -> None:
     snapshot = sending.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
-    described(sending, aggregations=1)
+    set_described_topology(sending, aggregations=1)
     late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="call", seconds=0.1)
     with pytest.raises(StaleEtag, match="plan again"):
         sending.commit_network(late)
     other = NetworkPlanner(
-        Meanwhile(sending, lambda: described(sending)), StoppedClock(), RoundOptions()
+        StoreWithInterference(sending, lambda: set_described_topology(sending)),
+        StoppedClock(),
+        RoundOptions(),
     )
     assert other.keep(C) is None
     assert other.keep(C) is not None
 
 
-def test_a_tag_given_while_a_plan_was_made_stays(sending: PostgresStore) -> None:
+def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
     snapshot = sending.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     tags = {d.job: d.tag for d in outcome.decisions}
@@ -152,24 +158,24 @@ def test_a_tag_given_while_a_plan_was_made_stays(sending: PostgresStore) -> None
     assert {d.job: d.rank for d in found} == {d.job: d.rank for d in outcome.decisions}
 
 
-def test_keeping_a_network_ends_with_nothing_left_to_do(sending: PostgresStore) -> None:
+def test_replanning_reaches_a_fixed_point(sending: PostgresStore) -> None:
     """Each plan that is put in force wakes who keeps it: it must be one that is not planned again."""
     replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     for happens in (
         lambda: None,
-        lambda: described(sending, aggregations=1),
-        lambda: a_round(sending),
+        lambda: set_described_topology(sending, aggregations=1),
+        lambda: commit_round(sending),
     ):
         happens()
         plans = [replanning.keep(C) for _ in range(3)]
         assert plans[1:] == [None, None]
 
 
-def test_a_tag_that_an_ended_job_gave_up_is_not_given_at_once(sending: PostgresStore) -> None:
+def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: PostgresStore) -> None:
     replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     replanning.keep(C)
     before = {d.job: d.tag for d in sending.network_in_force(C).decisions}
-    happen(sending, "one", JobEvent.CANCEL)
+    apply_event(sending, "one", JobEvent.CANCEL)
     agents_report(sending)
     submit(sending, a_spec("three", requested_gpus=8))
     run(sending, three=BOTH[0])

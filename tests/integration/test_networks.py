@@ -22,16 +22,16 @@ from tessera.service.network_planner import NetworkPlanner
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.described import CLOS, a_network, set_topology, two_jobs
-from tests.support.stored import (
+from tests.support.networked_cluster import CLOS, a_network, set_topology, start_two_jobs
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agents_of,
     agents_report,
+    apply_event,
     do,
     execute,
-    happen,
     submit,
 )
 from tests.support.worlds import StoppedClock
@@ -52,7 +52,7 @@ def a_round(store: PostgresStore) -> RoundRecord:
     )
 
 
-def test_a_round_plans_the_network_of_what_it_starts(store: PostgresStore) -> None:
+def test_a_round_plans_the_network_of_the_jobs_it_starts(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
     record = a_round(store)
@@ -64,11 +64,11 @@ def test_a_round_plans_the_network_of_what_it_starts(store: PostgresStore) -> No
         assert decision.generation == store.get_job(C, decision.job).generation
 
 
-def test_jobs_that_meet_have_different_paths_or_levels_and_know_of_each_other(
+def test_contending_jobs_get_different_paths_or_levels_and_name_each_other(
     store: PostgresStore,
 ) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     plan = replan(store)
     assert plan is not None
     assert plan.cause == "start"
@@ -87,11 +87,11 @@ def test_jobs_that_meet_have_different_paths_or_levels_and_know_of_each_other(
 
 def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
-    happen(store, "two", JobEvent.CANCEL)
+    apply_event(store, "two", JobEvent.CANCEL)
     ended = replanning.keep(C)
     assert ended is not None
     assert ended.cause == "end"
@@ -105,9 +105,9 @@ def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) 
     assert [p.number for p in store.list_network_plans(C, 3, 1)] == [2]
 
 
-def test_agents_are_told_levels_tags_and_paths(store: PostgresStore) -> None:
+def test_agents_receive_levels_tags_and_paths(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     agents_report(store)
     before = store.desired(C, agents_of(store)[0])
     assert before.network_levels == 0
@@ -122,18 +122,18 @@ def test_agents_are_told_levels_tags_and_paths(store: PostgresStore) -> None:
 
 def test_a_tag_stays_as_long_as_the_allocation(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     before = {d.job: d.tag for d in store.network_in_force(C).decisions}
-    happen(store, "one", JobEvent.CANCEL)
+    apply_event(store, "one", JobEvent.CANCEL)
     replan(store)
     after = {d.job: d.tag for d in store.network_in_force(C).decisions}
     assert after == {"two": before["two"]}
 
 
-def test_a_plan_that_a_round_overtook_is_not_put_in_force(store: PostgresStore) -> None:
+def test_a_network_plan_overtaken_by_a_round_does_not_come_into_force(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     snapshot = store.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="start", seconds=0.1)
@@ -143,9 +143,9 @@ def test_a_plan_that_a_round_overtook_is_not_put_in_force(store: PostgresStore) 
     assert [p.cause for p in store.list_network_plans(C, 0, 10)] == ["round"]
 
 
-def test_decisions_for_allocations_that_are_gone_are_left_out(store: PostgresStore) -> None:
+def test_decisions_for_ended_allocations_are_left_out(store: PostgresStore) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     snapshot = store.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     other = [replace(d, generation=d.generation + 7) for d in outcome.decisions if d.job == "one"]
@@ -154,26 +154,26 @@ def test_decisions_for_allocations_that_are_gone_are_left_out(store: PostgresSto
     assert [d.job for d in store.network_in_force(C).decisions] == ["two"]
 
 
-def test_a_job_of_whose_cell_nothing_is_known_is_said_to_have_no_part(store: PostgresStore) -> None:
+def test_a_job_with_unknown_traffic_is_noted_to_have_no_part(store: PostgresStore) -> None:
     a_cluster(store, nodes=4)
     set_topology(store, CLOS)
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     for decision in store.network_in_force(C).decisions:
         assert "is not known" in decision.note
         assert (decision.tag, decision.level, decision.routes) == (-1, 0, ())
 
 
-def test_a_node_that_the_topology_lacks_is_said(store: PostgresStore) -> None:
+def test_a_node_missing_from_the_topology_is_reported(store: PostgresStore) -> None:
     a_network(store, nodes=["a100-0", "a100-1"])
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     decisions = {d.job: d for d in store.network_in_force(C).decisions}
     assert decisions["one"].note == ""
     assert "a100-2 is not in the topology" in decisions["two"].note
 
 
-def test_a_topology_changes_by_its_etag(store: PostgresStore) -> None:
+def test_a_topology_is_changed_by_its_etag(store: PostgresStore) -> None:
     a_cluster(store)
     one, other = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
     with pytest.raises(NotFound):
@@ -201,14 +201,14 @@ def test_snapshots_share_a_topology_until_it_changes(store: PostgresStore) -> No
     assert store.snapshot(C).topology != first
 
 
-def test_a_plan_that_breaks_a_rule_is_refused_and_the_one_in_force_stays(
+def test_a_network_plan_that_breaks_a_rule_is_refused_and_the_current_one_stays(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     before = store.network_in_force(C)
-    happen(store, "two", JobEvent.CANCEL)
+    apply_event(store, "two", JobEvent.CANCEL)
     broken = Violation(rule="no inversion", detail="planted")
     monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
     with pytest.raises(NotAllowed, match="no inversion: planted"):
@@ -229,11 +229,11 @@ def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
     assert store.get_job(C, "one").allocation is None
 
 
-def test_old_plans_are_pruned_and_the_last_ones_kept(
+def test_old_plans_are_pruned_and_the_latest_ones_are_kept(
     store: PostgresStore, database: Database
 ) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     for aggregations in (1, 2, 3):
         set_topology(store, CLOS | {"aggregations": aggregations})
@@ -248,14 +248,14 @@ def test_a_topology_that_is_deleted_meanwhile_needs_no_plan(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store, nodes=4)
-    two_jobs(store)
+    start_two_jobs(store)
     monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
     assert replan(store) is None
 
 
 def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
     a_cluster(store, nodes=4)
-    two_jobs(store)
+    start_two_jobs(store)
     assert replan(store) is None
     with pytest.raises(NotFound):
         store.network_in_force(C)
@@ -263,11 +263,9 @@ def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
         NetworkPlanner(store, StoppedClock(), RoundOptions()).keep("nowhere")
 
 
-def test_a_topology_that_is_dropped_takes_its_plans_along(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_dropped_topology_takes_its_plans_along(store: PostgresStore, database: Database) -> None:
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     replan(store)
     do(store, lambda w: w.drop_topology(C))
     assert store.desired(C, agents_of(store)[0]).network_levels == 0

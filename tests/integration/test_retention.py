@@ -21,10 +21,19 @@ from tessera.service.config import Config, load_config
 from tessera.service.retention import Pruner
 from tessera.service.wiring import run_server
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import C, a_cluster, a_spec, commit, execute, happen, submit, wait
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_spec,
+    apply_event,
+    commit,
+    execute,
+    submit,
+    wait,
+)
 
 
-def tessera(*arguments: str, **environment: str) -> Result:
+def run_tessera(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, arguments, env=environment)
 
 
@@ -32,12 +41,12 @@ def url_of(database: Database) -> str:
     return database.url.replace("+psycopg2", "", 1)
 
 
-def a_past(store: PostgresStore, database: Database, jobs: int = 3) -> None:
+def store_old_data(store: PostgresStore, database: Database, jobs: int = 3) -> None:
     """Make ended jobs, a request and a round that are two months old."""
     a_cluster(store)
     submit(store, a_spec("stays"), *(a_spec(f"old-{i}") for i in range(jobs)))
     for i in range(jobs):
-        happen(store, f"old-{i}", JobEvent.CANCEL)
+        apply_event(store, f"old-{i}", JobEvent.CANCEL)
     store.write(Request(id="r", method="m", digest="d"), lambda w: b"x")
     for _ in range(102):
         snapshot = store.snapshot(C)
@@ -60,27 +69,27 @@ def counts(output: str) -> dict[str, int]:
 def test_a_dry_run_names_the_database_and_counts_without_deleting(
     store: PostgresStore, database: Database
 ) -> None:
-    a_past(store, database)
+    store_old_data(store, database)
     url = url_of(database).replace("postgres:@", "postgres:secret@")
     for _ in range(2):
-        done = tessera("prune", "--dry-run", TESSERA_DATABASE_URL=url)
+        done = run_tessera("prune", "--dry-run", TESSERA_DATABASE_URL=url)
         assert done.exit_code == 0
         assert counts(done.stdout) == OLD
         assert f"would delete from postgresql://postgres:***@/{database.engine.url.database}" in (
             done.stderr
         )
         assert "secret" not in done.output
-    done = tessera("prune", TESSERA_DATABASE_URL=url)
+    done = run_tessera("prune", TESSERA_DATABASE_URL=url)
     assert (done.exit_code, counts(done.stdout)) == (0, OLD)
     assert "deleting from postgresql://" in done.stderr
     assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
 
 
 @pytest.mark.parametrize("arguments", [("prune",), ("prune", "--dry-run")])
-def test_without_a_url_prune_asks_for_explicitness(
+def test_prune_without_a_url_demands_an_explicit_database(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    done = tessera(*arguments, TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
+    done = run_tessera(*arguments, TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
     assert done.exit_code == 2
     assert "set TESSERA_DATABASE_URL" in done.stderr
     assert "--embedded" in done.stderr
@@ -88,23 +97,23 @@ def test_without_a_url_prune_asks_for_explicitness(
     assert not (tmp_path / "pg").exists()
 
 
-def test_prune_makes_no_embedded_database(tmp_path: Path) -> None:
-    done = tessera("prune", "--embedded", TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
+def test_prune_creates_no_embedded_database(tmp_path: Path) -> None:
+    done = run_tessera("prune", "--embedded", TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
     assert done.exit_code == 2
     assert "there is no embedded database" in done.stderr
     assert not (tmp_path / "pg").exists()
 
 
-def test_an_embedded_database_and_a_url_are_too_much() -> None:
-    done = tessera("prune", "--embedded", TESSERA_DATABASE_URL="postgresql://u:secret@h/d")
+def test_an_embedded_database_together_with_a_url_is_refused() -> None:
+    done = run_tessera("prune", "--embedded", TESSERA_DATABASE_URL="postgresql://u:secret@h/d")
     assert done.exit_code == 2
     assert "postgresql://u:***@h/d" in done.stderr
 
 
-async def test_a_server_deletes_what_its_settings_do_not_keep(
+async def test_a_server_deletes_what_exceeds_its_retention_settings(
     store: PostgresStore, database: Database
 ) -> None:
-    a_past(store, database)
+    store_old_data(store, database)
     config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
     async with run_server(config), asyncio.timeout(PATIENCE_S):
         while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
@@ -115,11 +124,11 @@ async def test_a_server_deletes_what_its_settings_do_not_keep(
     assert not any(store.count_old(30 * 86_400.0, 100).values())
 
 
-def test_one_batch_is_bounded_and_the_rest_goes_with_the_next(
+def test_one_batch_is_bounded_and_the_next_deletes_the_rest(
     store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
-    a_past(store, database, jobs=5)
+    store_old_data(store, database, jobs=5)
     kept = Retention(jobs_s=86_400.0)
     assert [store.prune_batch(C, kept)["jobs"] for _ in range(4)] == [2, 2, 1, 0]
 
@@ -128,7 +137,7 @@ def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
     store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 1)
-    a_past(store, database)
+    store_old_data(store, database)
     pauses: list[float] = []
     pruner = Pruner(store, Retention(jobs_s=86_400.0), pauses.append)
     assert pruner.prune(C, lambda: len(pauses) == 1)["jobs"] == 1
@@ -136,10 +145,10 @@ def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
     assert len(pauses) == 3
 
 
-def test_nothing_is_deleted_where_everything_is_kept_for_ever(
+def test_nothing_is_deleted_if_everything_is_kept_for_ever(
     store: PostgresStore, database: Database
 ) -> None:
-    a_past(store, database)
+    store_old_data(store, database)
     forever = load_config(
         None,
         {
@@ -150,13 +159,13 @@ def test_nothing_is_deleted_where_everything_is_kept_for_ever(
     assert not any(store.prune_batch(C, forever.retention()).values())
 
 
-def test_a_submission_and_the_deletion_of_its_workload_do_not_meet(
+def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
     store: PostgresStore, database: Database
 ) -> None:
     """The workload was deleted between the two statements of a submission, which then failed."""
     a_cluster(store)
     submit(store, a_spec("a"))
-    happen(store, "a", JobEvent.CANCEL)
+    apply_event(store, "a", JobEvent.CANCEL)
     execute(database, "DELETE FROM jobs; DELETE FROM estimates")
     other = connect_database(database.url)
 

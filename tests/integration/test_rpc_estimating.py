@@ -16,8 +16,8 @@ from tessera.formulation.values import EstimateSource, GpuType
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc
-from tests.support.rpc import details, serving
-from tests.support.stored import C, a_record, a_spec, do, submit
+from tests.support.rpc import error_details, serving
+from tests.support.stored_cluster import C, a_record, a_spec, do, submit
 
 PARENT = f"clusters/{C}"
 MINE = pb.Model(
@@ -47,7 +47,7 @@ def a_call(**fields: Any) -> pb.EstimateCellsRequest:
     return pb.EstimateCellsRequest(parent=PARENT, **fields)
 
 
-async def test_a_jobs_cells_are_estimated_on_all_types_around_what_it_requests(
+async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_count(
     store: PostgresStore,
 ) -> None:
     async with estimates(store) as stub:
@@ -69,7 +69,7 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_what_it_requests(
     assert 1e9 < stage.memory_bytes < 40 * 2**30
 
 
-async def test_what_is_only_validated_is_answered_and_not_kept(store: PostgresStore) -> None:
+async def test_a_validated_estimate_is_answered_and_not_stored(store: PostgresStore) -> None:
     async with estimates(store) as stub:
         answer = await stub.EstimateCells(
             a_call(
@@ -86,7 +86,7 @@ async def test_what_is_only_validated_is_answered_and_not_kept(store: PostgresSt
     assert (answer.kept, len(kept.cells)) == (0, 0)
 
 
-async def test_a_users_estimate_stays_when_its_workload_is_estimated(store: PostgresStore) -> None:
+async def test_user_estimates_stay_when_their_workload_is_estimated(store: PostgresStore) -> None:
     async with estimates(store, "a100") as stub:
         users = a_record(
             2, workload=to_workload("w", BERT), source=EstimateSource.PROFILED, iter_time_s=9.0
@@ -100,7 +100,7 @@ async def test_a_users_estimate_stays_when_its_workload_is_estimated(store: Post
     assert (found[2, 1].iter_time_s, found[2, 1].source) == (9.0, pb.PROFILED)
 
 
-async def test_a_users_model_is_kept_listed_and_estimated(store: PostgresStore) -> None:
+async def test_a_user_model_is_stored_listed_and_estimated(store: PostgresStore) -> None:
     async with estimates(store) as stub:
         stored = await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE]))
         listed = await stub.ListModels(pb.ListModelsRequest(parent=PARENT))
@@ -114,14 +114,14 @@ async def test_a_users_model_is_kept_listed_and_estimated(store: PostgresStore) 
     assert {c.micro_batches for c in cells.cells} == {8}
 
 
-async def test_a_model_that_is_only_validated_is_not_kept(store: PostgresStore) -> None:
+async def test_a_validated_model_is_not_stored(store: PostgresStore) -> None:
     async with estimates(store) as stub:
         call = pb.UpsertModelsRequest(parent=PARENT, models=[MINE], validate_only=True)
         assert (await stub.UpsertModels(call)).models
         assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
 
 
-async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
+async def test_pages_of_models_cover_each_once_and_include_published_ones_on_request(
     store: PostgresStore,
 ) -> None:
     async with estimates(store) as stub:
@@ -176,7 +176,7 @@ async def test_pages_of_models_join_up_and_hold_published_ones_on_request(
         ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
     ],
 )
-async def test_what_cannot_be_estimated_is_refused_by_the_field(
+async def test_an_impossible_estimate_is_refused_by_field(
     store: PostgresStore, fields: dict[str, Any], field: str, says: str
 ) -> None:
     async with estimates(store, "a100", "abacus") as stub:
@@ -184,10 +184,10 @@ async def test_what_cannot_be_estimated_is_refused_by_the_field(
             await stub.EstimateCells(a_call(**fields))
     assert wrong.value.code() is StatusCode.INVALID_ARGUMENT
     assert says in str(wrong.value.details())
-    assert details(wrong.value)[1] == [field]
+    assert error_details(wrong.value)[1] == [field]
 
 
-async def test_types_that_are_unknown_are_left_out_unless_none_is_left(
+async def test_unknown_types_are_skipped_unless_no_type_remains(
     store: PostgresStore,
 ) -> None:
     async with estimates(store, "a100", "abacus") as stub:
@@ -210,9 +210,7 @@ async def test_types_that_are_unknown_are_left_out_unless_none_is_left(
             )
 
 
-async def test_a_type_of_the_users_own_is_estimated_for(
-    store: PostgresStore, tmp_path: Any
-) -> None:
+async def test_a_user_defined_type_is_estimated(store: PostgresStore, tmp_path: Any) -> None:
     file = tmp_path / "hardware.yaml"
     file.write_text("hardware: [{name: abacus, like: a100, memory_gib: 20}]")
     async with estimates(store, "abacus", hardware=str(file)) as stub:
@@ -220,7 +218,7 @@ async def test_a_type_of_the_users_own_is_estimated_for(
     assert {c.estimate.cell.gpu_type for c in found.cells} == {"abacus"}
 
 
-async def test_a_wrong_model_is_refused_by_its_field(store: PostgresStore) -> None:
+async def test_an_invalid_model_is_refused_by_its_field(store: PostgresStore) -> None:
     wrong = pb.Model(model="b", architecture="{architecture: transformer, layers: many}")
     async with estimates(store) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -229,4 +227,4 @@ async def test_a_wrong_model_is_refused_by_its_field(store: PostgresStore) -> No
         with pytest.raises(grpc.aio.AioRpcError, match="repeats"):
             await stub.UpsertModels(again)
         assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
-    assert details(refused.value)[1] == ["models[1].architecture.layers"]
+    assert error_details(refused.value)[1] == ["models[1].architecture.layers"]

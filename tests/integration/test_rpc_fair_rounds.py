@@ -30,7 +30,7 @@ from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support.builders import a_random_snapshot
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import details, serving
+from tests.support.rpc import error_details, serving
 
 HOUR_S = 3600.0
 
@@ -119,7 +119,7 @@ async def failure_of(call: Any) -> grpc.aio.AioRpcError:
     return failed.value
 
 
-async def end(calls: list[Any]) -> None:
+async def cancel_all(calls: list[Any]) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
@@ -132,17 +132,15 @@ async def test_rounds_that_take_minutes_leave_others_a_thread(dry_run: bool) -> 
         answer = await a.schedule("small", dry_run=dry_run)
         assert answer.verified
         assert not any(call.done() for call in held)
-        await end(held)
+        await cancel_all(held)
 
 
-async def test_rounds_that_callers_commit_wait_for_no_dry_run_and_for_their_own_cluster_only() -> (
-    None
-):
+async def test_committing_rounds_wait_only_for_rounds_of_their_own_cluster() -> None:
     async with api() as a:
         held = await a.hold(2)
         assert (await a.schedule("small")).verified
         assert a.server.running() == ["Schedule of huge"]  # the other one waits for it
-        await end(held)
+        await cancel_all(held)
 
 
 async def test_periodic_rounds_wait_for_no_caller() -> None:
@@ -151,18 +149,18 @@ async def test_periodic_rounds_wait_for_no_caller() -> None:
         async with asyncio.timeout(PATIENCE_S):
             assert await a.server.round_calls.run(lambda: "decided") == "decided"
         assert not any(call.done() for call in held)
-        await end(held)
+        await cancel_all(held)
 
 
-async def test_the_threads_of_callers_who_left_are_free_again() -> None:
+async def test_threads_of_disconnected_callers_become_free() -> None:
     async with api() as a:
         held = await a.hold(3, dry_run=True) + await a.hold(1)
-        await end(held)
+        await cancel_all(held)
         await a.idle()
         assert not a.store.committed
 
 
-async def test_calls_beyond_the_queue_are_refused_with_what_to_do() -> None:
+async def test_calls_beyond_the_queue_limit_are_refused_with_what_to_do() -> None:
     async with api(trial_threads=1, round_queue=4) as a:
         held = await a.hold(1, dry_run=True)
         waiting = a.schedule("huge", HOUR_S, dry_run=True)
@@ -173,11 +171,11 @@ async def test_calls_beyond_the_queue_are_refused_with_what_to_do() -> None:
                 pass  # the server has not seen the second call yet
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "then call again" in str(refused.details())
-        assert details(refused)[0].reason == "TOO_BUSY"
-        await end([*held, waiting])
+        assert error_details(refused)[0].reason == "TOO_BUSY"
+        await cancel_all([*held, waiting])
 
 
-async def test_an_hours_deadline_is_cut_to_the_longest_and_gets_the_best_answer() -> None:
+async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer_so_far() -> None:
     async with api(max_deadline_s=2.0) as a:
         answer = await a.schedule("huge", HOUR_S, dry_run=True, options=ENDLESS, summary_only=True)
         assert answer.verified
@@ -185,7 +183,7 @@ async def test_an_hours_deadline_is_cut_to_the_longest_and_gets_the_best_answer(
         assert any(work.solver.startswith("over:") for work in answer.work)  # it would have gone on
 
 
-async def test_more_levels_than_the_limit_are_refused_and_recorded_ones_are_replayed() -> None:
+async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_recorded() -> None:
     async with api() as a:
         options = pb.RoundOptions(objective="max-min", fairness_levels=1000)
         with pytest.raises(grpc.aio.AioRpcError, match="must lie in 1 to 64") as wrong:
@@ -214,10 +212,10 @@ async def test_a_baseline_commits_no_round(baseline: str) -> None:
         assert not a.store.committed
 
 
-async def test_a_baseline_that_nothing_interrupts_ends_with_its_caller() -> None:
+async def test_an_uninterrupted_baseline_ends_with_its_call() -> None:
     async with api() as a:
         call = a.schedule("huge", HOUR_S, dry_run=True, options=pb.RoundOptions(solver="highs"))
         assert await asyncio.to_thread(a.store.loaded.acquire, timeout=PATIENCE_S)
         assert (await a.schedule("small", dry_run=True)).verified
-        await end([call])
+        await cancel_all([call])
         await a.idle()

@@ -17,10 +17,10 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobEvent
 from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
-from tests.support.api import refused
-from tests.support.described import CLOS, HOSTS, a_network, two_jobs
+from tests.support.api import refusal_of
+from tests.support.networked_cluster import CLOS, HOSTS, a_network, start_two_jobs
 from tests.support.rpc import serving
-from tests.support.stored import C, a_cluster, happen
+from tests.support.stored_cluster import C, a_cluster, apply_event
 
 PARENT = f"clusters/{C}"
 NAME = f"{PARENT}/topology"
@@ -69,15 +69,15 @@ async def api(store: PostgresStore) -> AsyncIterator[Api]:
 
 
 @asynccontextmanager
-async def two_that_meet(store: PostgresStore) -> AsyncIterator[Api]:
+async def serve_two_contending_jobs(store: PostgresStore) -> AsyncIterator[Api]:
     """Yield stubs to a server on whose network two jobs run, with one aggregation switch for both."""
     a_network(store, aggregations=1)
-    two_jobs(store)
+    start_two_jobs(store)
     async with serving(store) as (channel, _):
         yield Api(channel)
 
 
-async def test_a_network_is_described_shown_replaced_and_forgotten(store: PostgresStore) -> None:
+async def test_a_network_is_set_shown_replaced_and_deleted(store: PostgresStore) -> None:
     async with api(store) as a:
         made = await a.describe()
         assert (made.name, made.hosts, made.switches) == (NAME, 4, 4)
@@ -88,13 +88,15 @@ async def test_a_network_is_described_shown_replaced_and_forgotten(store: Postgr
         other = await a.describe(CLOS | {"aggregations": 3})
         assert (other.switches, other.etag != made.etag) == (5, True)
         await a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
-        code, _, _ = await refused(a.topology())
+        code, _, _ = await refusal_of(a.topology())
         assert code is NOT_FOUND
-        code, _, _ = await refused(a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME)))
+        code, _, _ = await refusal_of(
+            a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
+        )
     assert code is NOT_FOUND
 
 
-async def test_yaml_is_taken_and_what_does_not_fit_the_cluster_is_said(
+async def test_yaml_is_accepted_and_mismatches_with_the_cluster_are_reported(
     store: PostgresStore,
 ) -> None:
     text = (
@@ -143,7 +145,7 @@ TWO_PARTS: dict[str, Any] = {
         (TWO_PARTS, "topology.document", "no path joins a and b"),
     ],
 )
-async def test_a_description_that_is_none_is_refused_by_field_and_nothing_is_kept(
+async def test_an_invalid_description_is_refused_by_field_and_nothing_is_stored(
     store: PostgresStore, document: object, field: str, says: str
 ) -> None:
     async with api(store) as a:
@@ -152,9 +154,9 @@ async def test_a_description_that_is_none_is_refused_by_field_and_nothing_is_kep
         assert (caught.value.code(), says in str(caught.value.details())) == (INVALID, True), (
             caught.value.details()
         )
-        code, _, wrong = await refused(a.describe(document))
+        code, _, wrong = await refusal_of(a.describe(document))
         assert (code, wrong) == (INVALID, [field])
-        code, _, _ = await refused(a.topology())
+        code, _, _ = await refusal_of(a.topology())
     assert code is NOT_FOUND
 
 
@@ -162,22 +164,22 @@ async def test_an_etag_lets_only_the_first_of_two_changes_through(store: Postgre
     async with api(store) as a:
         first = await a.describe(etag='"0"')
         await a.describe(CLOS | {"aggregations": 3}, etag=first.etag)
-        code, reason, _ = await refused(a.describe(CLOS | {"aggregations": 4}, etag=first.etag))
+        code, reason, _ = await refusal_of(a.describe(CLOS | {"aggregations": 4}, etag=first.etag))
         assert (code, reason) == (StatusCode.ABORTED, "STALE_ETAG")
-        code, _, _ = await refused(a.describe(etag="never given"))
+        code, _, _ = await refusal_of(a.describe(etag="never given"))
         assert code is StatusCode.ABORTED
         assert (await a.topology()).switches == 5
 
 
-async def test_what_is_only_validated_is_not_kept(store: PostgresStore) -> None:
+async def test_a_validated_network_is_not_stored(store: PostgresStore) -> None:
     async with api(store) as a:
         checked = await a.describe(validate_only=True)
         assert checked.hosts == 4
-        code, _, _ = await refused(a.topology())
+        code, _, _ = await refusal_of(a.topology())
     assert code is NOT_FOUND
 
 
-async def test_a_repeated_change_is_answered_as_before_and_another_under_its_id_refused(
+async def test_a_repeated_change_gets_the_same_answer_and_another_under_its_id_is_refused(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
@@ -185,7 +187,7 @@ async def test_a_repeated_change_is_answered_as_before_and_another_under_its_id_
         await a.describe(CLOS | {"aggregations": 3})
         assert await a.describe(request_id="r") == first
         assert (await a.topology()).switches == 5
-        code, reason, _ = await refused(a.describe(CLOS | {"tors": 4}, request_id="r"))
+        code, reason, _ = await refusal_of(a.describe(CLOS | {"tors": 4}, request_id="r"))
         assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
         gone = pb.DeleteTopologyRequest(name=NAME, request_id="d")
         await a.networks.DeleteTopology(gone)
@@ -247,17 +249,17 @@ WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_what_is_named_wrongly_is_refused(store: PostgresStore, wrong: str) -> None:
+async def test_wrong_resource_names_are_refused(store: PostgresStore, wrong: str) -> None:
     call, code, fields = WRONG[wrong]
     async with api(store) as a:
-        found = await refused(call(a))
+        found = await refusal_of(call(a))
     assert (found[0], found[2]) == (code, fields)
 
 
-async def test_a_plan_says_of_each_job_rank_level_mark_paths_and_whom_it_meets(
+async def test_a_network_plan_shows_rank_level_mark_paths_and_contending_jobs(
     store: PostgresStore,
 ) -> None:
-    async with two_that_meet(store) as a:
+    async with serve_two_contending_jobs(store) as a:
         found = await a.plan()
         assert found == await a.in_force()
         one = await a.in_force(job=f"{PARENT}/jobs/one")
@@ -276,46 +278,46 @@ async def test_a_plan_says_of_each_job_rank_level_mark_paths_and_whom_it_meets(
 
 
 async def test_a_dry_run_answers_and_changes_nothing(store: PostgresStore) -> None:
-    async with two_that_meet(store) as a:
+    async with serve_two_contending_jobs(store) as a:
         tried = await a.plan(dry_run=True)
         assert tried.name == f"{PARENT}/networkPlans/-"
         assert len(tried.decisions) == 2
         assert not (await a.plans()).plans
-        code, _, _ = await refused(a.in_force())
+        code, _, _ = await refusal_of(a.in_force())
         assert code is NOT_FOUND
         assert list((await a.plan()).decisions) == list(tried.decisions)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_plan_is_refused_where_the_topology_is_deleted_meanwhile(
+async def test_planning_is_refused_if_the_topology_is_deleted_meanwhile(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
     a_cluster(store)
     monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
     async with api(store) as a:
-        code, _, _ = await refused(a.plan(dry_run=dry_run))
+        code, _, _ = await refusal_of(a.plan(dry_run=dry_run))
         assert code is StatusCode.NOT_FOUND
 
 
-async def test_a_plan_where_nothing_runs_is_empty(store: PostgresStore) -> None:
+async def test_a_plan_without_running_jobs_is_empty(store: PostgresStore) -> None:
     async with api(store) as a:
         await a.describe()
         found = await a.plan()
     assert (found.name, list(found.decisions)) == (f"{PARENT}/networkPlans/-", [])
 
 
-async def test_pages_of_plans_join_up_newest_first(store: PostgresStore) -> None:
-    async with two_that_meet(store) as a:
+async def test_pages_of_plans_cover_each_once_newest_first(store: PostgresStore) -> None:
+    async with serve_two_contending_jobs(store) as a:
         await a.plan()
         for number in (2, 3):
             await a.describe(CLOS | {"aggregations": number, "tors": 2})
             await a.plan()
-        happen(store, "one", JobEvent.CANCEL)
+        apply_event(store, "one", JobEvent.CANCEL)
         await a.plan()
         every = (await a.plans()).plans
         first = await a.plans(page_size=2)
         rest = await a.plans(page_size=2, page_token=first.next_page_token)
-        code, _, wrong = await refused(
+        code, _, wrong = await refusal_of(
             a.networks.ListNetworkPlans(
                 pb.ListNetworkPlansRequest(
                     parent="clusters/other", page_size=2, page_token=first.next_page_token
@@ -330,7 +332,7 @@ async def test_pages_of_plans_join_up_newest_first(store: PostgresStore) -> None
     assert (code, wrong) == (INVALID, ["page_token"])
 
 
-async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_others_their_part(
+async def test_a_job_without_a_path_between_its_gpus_stops_no_plan_and_affects_no_other_job(
     store: PostgresStore,
 ) -> None:
     """Host b joins the switches by name only: hosts pass nothing on."""
@@ -346,7 +348,7 @@ async def test_a_job_without_a_way_between_its_gpus_stops_no_plan_and_leaves_oth
         )
     ]
     a_network(store)
-    two_jobs(store)
+    start_two_jobs(store)
     document = {"hosts": HOSTS, "host": CLOS["host"], "switches": tors, "links": links}
     async with serving(store) as (channel, _):
         a = Api(channel)
@@ -390,7 +392,7 @@ def a_cell(traffic: estimates_pb2.CellTraffic | None) -> estimates_pb2.UpsertCel
     return estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=[cell])
 
 
-async def test_what_a_cell_sends_comes_back_as_it_was_sent(store: PostgresStore) -> None:
+async def test_the_traffic_of_a_cell_reads_back_as_sent(store: PostgresStore) -> None:
     async with api(store) as a:
 
         async def kept() -> estimates_pb2.CellEstimate:
@@ -438,16 +440,16 @@ def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:
         (a_traffic(stages=[a_stage(data_parallel=4)]), "stages"),
     ],
 )
-async def test_what_no_cell_can_send_is_refused_by_field(
+async def test_impossible_traffic_is_refused_by_field(
     store: PostgresStore, traffic: estimates_pb2.CellTraffic, field: str
 ) -> None:
     async with api(store) as a:
-        code, _, wrong = await refused(a.estimates.UpsertCells(a_cell(traffic)))
+        code, _, wrong = await refusal_of(a.estimates.UpsertCells(a_cell(traffic)))
     assert (code, wrong) == (INVALID, [f"cells[0].traffic.{field}"])
 
 
 @pytest.mark.parametrize("levels", [0, 9])
-async def test_a_round_with_more_or_fewer_levels_than_a_network_has_is_refused(
+async def test_a_round_with_an_unsupported_number_of_priority_levels_is_refused(
     store: PostgresStore, levels: int
 ) -> None:
     a_cluster(store)
@@ -459,5 +461,5 @@ async def test_a_round_with_more_or_fewer_levels_than_a_network_has_is_refused(
         )
         options = scheduler_pb2.RoundOptions(network_levels=levels)
         request = scheduler_pb2.ScheduleRequest(parent=PARENT, options=options)
-        code, _, wrong = await refused(schedule(request))
+        code, _, wrong = await refusal_of(schedule(request))
     assert (code, wrong) == (INVALID, ["options.network_levels"])

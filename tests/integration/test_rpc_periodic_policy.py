@@ -10,7 +10,7 @@ from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
-from tests.support.stored import C, a_cluster, a_spec, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, submit
 
 
 async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore) -> None:

@@ -22,24 +22,24 @@ from tests.support.api import (
     a_submit,
     a_tenant,
     api,
-    refused,
+    refusal_of,
     some_tenants,
 )
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S
 
 
-def wake(store: PostgresStore) -> None:
+def connect_agent(store: PostgresStore) -> None:
     """Let an agent be heard that stands for both nodes."""
     nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
     store.hello("c", "agent", "first", nodes)
 
 
-async def listed(a: Api, **page: Any) -> tenants_pb2.ListTenantsResponse:
+async def list_tenants(a: Api, **page: Any) -> tenants_pb2.ListTenantsResponse:
     return await a.tenants.ListTenants(tenants_pb2.ListTenantsRequest(parent=C, **page))
 
 
-async def test_tenants_are_kept_replaced_and_forgotten(store: PostgresStore) -> None:
+async def test_tenants_are_stored_replaced_and_deleted(store: PostgresStore) -> None:
     async with api(store) as a:
         nlp = a_tenant(
             "nlp", weight=2.0, borrow_gpus=0, keeps_idle_quota=True, quotas={"a100": 8, "": 4}
@@ -47,41 +47,41 @@ async def test_tenants_are_kept_replaced_and_forgotten(store: PostgresStore) -> 
         answer = await a.tenants.UpsertTenants(some_tenants(nlp, a_tenant("vision")))
         plain = a_tenant("vision", weight=1.0)
         assert list(answer.tenants) == [nlp, plain]
-        assert list((await listed(a)).tenants) == [nlp, plain]
+        assert list((await list_tenants(a)).tenants) == [nlp, plain]
         await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", weight=0.0)))
-        assert list((await listed(a)).tenants) == [a_tenant("nlp", weight=0.0), plain]
+        assert list((await list_tenants(a)).tenants) == [a_tenant("nlp", weight=0.0), plain]
         gone = tenants_pb2.DeleteTenantsRequest(parent=C, names=[nlp.name], request_id="r")
         await a.tenants.DeleteTenants(gone)
         await a.tenants.DeleteTenants(gone)  # the same request: answered as before
-        assert list((await listed(a)).tenants) == [plain]
+        assert list((await list_tenants(a)).tenants) == [plain]
 
 
-async def test_tenants_that_are_only_validated_are_not_kept(store: PostgresStore) -> None:
+async def test_validated_tenants_are_not_stored(store: PostgresStore) -> None:
     async with api(store) as a:
         await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), validate_only=True))
-        assert not (await listed(a)).tenants
+        assert not (await list_tenants(a)).tenants
         request = some_tenants(a_tenant("nlp"), request_id="r")
         await a.tenants.UpsertTenants(request)
         request.tenants[0].weight = 3.0
-        assert (await refused(a.tenants.UpsertTenants(request)))[1] == "REQUEST_ID_REUSED"
+        assert (await refusal_of(a.tenants.UpsertTenants(request)))[1] == "REQUEST_ID_REUSED"
 
 
-async def test_pages_of_tenants_add_up_to_all(store: PostgresStore) -> None:
+async def test_pages_of_tenants_cover_each_once(store: PostgresStore) -> None:
     async with api(store) as a:
         names = [f"t{k}" for k in range(5)]
         await a.tenants.UpsertTenants(some_tenants(*map(a_tenant, names)))
         found, token = [], ""
         for size in (2, 2, 1):
-            page = await listed(a, page_size=2, page_token=token)
+            page = await list_tenants(a, page_size=2, page_token=token)
             assert len(page.tenants) == size
             found += [t.name for t in page.tenants]
             token = page.next_page_token
         assert (found, token) == ([f"{C}/tenants/{name}" for name in names], "")
         missing = tenants_pb2.ListTenantsRequest(parent="clusters/d")
-        assert (await refused(a.tenants.ListTenants(missing)))[0] is StatusCode.NOT_FOUND
+        assert (await refusal_of(a.tenants.ListTenants(missing)))[0] is StatusCode.NOT_FOUND
 
 
-async def test_what_gpus_cost_is_kept(store: PostgresStore) -> None:
+async def test_gpu_costs_are_stored(store: PostgresStore) -> None:
     async with api(store) as a:
         kind = clusters_pb2.GpuType(
             name="a100", memory_bytes=2**35, dollars_per_hour=2.5, watts=400.0
@@ -110,13 +110,13 @@ async def test_a_pinned_type_and_avoided_nodes_are_kept_and_may_change(
         assert changed.requested_gpu_type == "a100"
         change.avoid_nodes[:] = [f"{C}/nodes/n9"]
         request = jobs_pb2.UpdateJobRequest(job=change, update_mask=mask)
-        assert (await refused(a.jobs.UpdateJob(request)))[0] is INVALID
+        assert (await refusal_of(a.jobs.UpdateJob(request)))[0] is INVALID
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == changed
 
 
 async def test_bounds_on_gpus_are_kept_may_change_and_hold_in_rounds(store: PostgresStore) -> None:
     async with api(store) as a:
-        wake(store)
+        connect_agent(store)
         job = await a.jobs.SubmitJob(a_submit(requested_gpus=1, min_gpus=1, max_gpus=1))
         assert (job.min_gpus, job.max_gpus) == (1, 1)
         done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
@@ -126,7 +126,7 @@ async def test_bounds_on_gpus_are_kept_may_change_and_hold_in_rounds(store: Post
             request = jobs_pb2.UpdateJobRequest(
                 job=change, update_mask=FieldMask(paths=["min_gpus"])
             )
-            problem = await refused(a.jobs.UpdateJob(request))
+            problem = await refusal_of(a.jobs.UpdateJob(request))
             assert problem == (INVALID, "INVALID_INPUT", ["job.min_gpus"])
         free = jobs_pb2.UpdateJobRequest(
             job=jobs_pb2.Job(name=job.name), update_mask=FieldMask(paths=["min_gpus", "max_gpus"])
@@ -142,20 +142,20 @@ async def test_a_job_that_asks_for_no_type_cannot_be_pinned_later(store: Postgre
         request = jobs_pb2.UpdateJobRequest(
             job=change, update_mask=FieldMask(paths=["pinned_gpu_type"])
         )
-        assert await refused(a.jobs.UpdateJob(request)) == (
+        assert await refusal_of(a.jobs.UpdateJob(request)) == (
             INVALID,
             "INVALID_INPUT",
             ["job.pinned_gpu_type"],
         )
 
 
-async def test_pins_that_contradict_each_other_wait_with_a_reason_and_the_round_goes_on(
+async def test_a_job_with_contradictory_pins_waits_with_a_reason_and_the_round_continues(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
         everywhere = [f"{C}/nodes/n1", f"{C}/nodes/n2"]
         stuck = a_submit("stuck", avoid_nodes=everywhere)
-        wake(store)
+        connect_agent(store)
         await a.jobs.SubmitJobs(a_batch(stuck, a_submit("fine")))
         done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
         kinds = {d.job.rpartition("/")[2]: (d.kind, d.reason.code) for d in done.decisions}
@@ -163,9 +163,9 @@ async def test_pins_that_contradict_each_other_wait_with_a_reason_and_the_round_
         assert kinds == {"stuck": ("wait", "PINS_CONTRADICT"), "fine": ("start", "")}
 
 
-async def test_a_round_keeps_its_policy_and_tells_its_goals_in_order(store: PostgresStore) -> None:
+async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: PostgresStore) -> None:
     async with api(store) as a:
-        wake(store)
+        connect_agent(store)
         await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
         done = await a.scheduler.Schedule(
             a_round(
@@ -185,7 +185,7 @@ async def test_a_round_keeps_its_policy_and_tells_its_goals_in_order(store: Post
         assert again.same_decisions
 
 
-async def test_rounds_follow_the_standing_policy_where_the_call_says_nothing(
+async def test_rounds_follow_the_standing_policy_unless_the_call_overrides_it(
     store: PostgresStore,
 ) -> None:
     policy = "{objective: jct, queue_order: true, seed: 3}"
@@ -203,9 +203,9 @@ async def test_rounds_follow_the_standing_policy_where_the_call_says_nothing(
         assert chosen.seed == 3
 
 
-async def test_a_published_policy_decides_a_round(store: PostgresStore) -> None:
+async def test_a_published_scheduler_decides_a_round(store: PostgresStore) -> None:
     async with api(store) as a:
-        wake(store)
+        connect_agent(store)
         await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
         done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
         assert (done.outcome, done.verified, done.options.scheduler) == ("committed", True, "fcfs")
@@ -213,13 +213,13 @@ async def test_a_published_policy_decides_a_round(store: PostgresStore) -> None:
 
 
 @pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
-async def test_a_deadline_is_promised_or_refused_with_what_could_be_met(
+async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
     store: PostgresStore, mode: str
 ) -> None:
     far, near = Timestamp(seconds=int(WALL_S) + 10**7), Timestamp(seconds=int(WALL_S) + 1)
     async with api(store) as a:
         never = a_submit("never", iterations=10**9, deadline=near)
-        wake(store)
+        connect_agent(store)
         await a.jobs.SubmitJobs(a_batch(a_submit("easy", deadline=far), never))
         request = a_round(objective="deadline then throughput", deadlines=mode)
         done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
@@ -241,7 +241,7 @@ async def test_a_deadline_is_promised_or_refused_with_what_could_be_met(
 @pytest.mark.parametrize(
     ("clock_factor", "promised"), [(1.0, {"short"}), (60.0, {"short", "hours"})]
 )
-async def test_deadlines_are_real_time_also_where_training_is_replayed_faster(
+async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
     store: PostgresStore, mode: str, clock_factor: float, promised: set[str]
 ) -> None:
     """Training takes 100 s, 2 hours and 40 hours at the estimates, and each deadline is in 20 minutes."""
@@ -249,7 +249,7 @@ async def test_deadlines_are_real_time_also_where_training_is_replayed_faster(
     due.GetCurrentTime()
     due.seconds += 1200
     async with api(store, clock_factor=clock_factor, real_time=True) as a:
-        wake(store)
+        connect_agent(store)
         jobs = {"short": 800, "hours": 57_600, "days": 1_152_000}
         await a.jobs.SubmitJobs(
             a_batch(*[a_submit(k, iterations=n, deadline=due) for k, n in jobs.items()])

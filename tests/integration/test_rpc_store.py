@@ -36,7 +36,7 @@ from tests.support.api import (
     a_tenant,
     a_workload,
     api,
-    refused,
+    refusal_of,
     some_cells,
     some_nodes,
     some_tenants,
@@ -45,7 +45,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S, serving
 
 
-async def kept(api: Api) -> list[str]:
+async def stored_texts(api: Api) -> list[str]:
     """Return all that is stored, but what serves to repeat calls."""
     found: list[Message] = [
         await api.clusters.ListClusters(clusters_pb2.ListClustersRequest()),
@@ -362,33 +362,33 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_what_is_wrong_is_refused_whole(store: PostgresStore, what: str) -> None:
+async def test_an_invalid_request_is_refused_completely(store: PostgresStore, what: str) -> None:
     call, code, field = BAD[what]
     async with api(store) as a:
-        before = await kept(a)
-        got_code, _, wrong = await refused(call(a))
+        before = await stored_texts(a)
+        got_code, _, wrong = await refusal_of(call(a))
         assert (got_code, wrong) == (code, [field] if field else [])
-        assert await kept(a) == before
+        assert await stored_texts(a) == before
 
 
 async def test_a_job_whose_cells_all_exceed_the_cluster_is_refused(store: PostgresStore) -> None:
     async with api(store) as a:
         big = a_cell(32, workload=a_workload("huge"))
         await a.estimates.UpsertCells(some_cells(big))
-        code, _, wrong = await refused(a.jobs.SubmitJob(a_submit(workload=a_workload("huge"))))
+        code, _, wrong = await refusal_of(a.jobs.SubmitJob(a_submit(workload=a_workload("huge"))))
         assert (code, wrong) == (INVALID, ["jobs/j.workload"])
         assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
 
 
-async def test_a_repeated_request_is_answered_as_before_and_another_body_is_refused(
+async def test_a_repeated_request_gets_the_same_answer_and_another_body_is_refused(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
         first = await a.jobs.SubmitJob(a_submit("", request_id="r1"))
         assert await a.jobs.SubmitJob(a_submit("", request_id="r1")) == first
-        code, reason, wrong = await refused(a.jobs.SubmitJob(a_submit("k", request_id="r1")))
+        code, reason, wrong = await refusal_of(a.jobs.SubmitJob(a_submit("k", request_id="r1")))
         assert (code, reason, wrong) == (INVALID, "REQUEST_ID_REUSED", ["request_id"])
-        code, reason, _ = await refused(
+        code, reason, _ = await refusal_of(
             a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=first.name, request_id="r1"))
         )
         assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
@@ -396,17 +396,17 @@ async def test_a_repeated_request_is_answered_as_before_and_another_body_is_refu
         assert [job.name for job in jobs] == [first.name]
 
 
-async def test_a_call_that_only_validates_keeps_nothing(store: PostgresStore) -> None:
+async def test_a_validating_call_stores_nothing(store: PostgresStore) -> None:
     async with api(store) as a:
-        before = await kept(a)
+        before = await stored_texts(a)
         job = await a.jobs.SubmitJob(a_submit(validate_only=True, request_id="r1"))
         assert job.state == jobs_pb2.QUEUED
         await a.clusters.UpsertNodes(some_nodes("n9", validate_only=True))
-        assert await kept(a) == before
+        assert await stored_texts(a) == before
         assert (await a.jobs.SubmitJob(a_submit(request_id="r1"))).name == f"{C}/jobs/j"
 
 
-async def test_a_job_goes_through_update_hold_release_and_cancel_by_etag(
+async def test_a_job_is_updated_held_released_and_cancelled_by_etag(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
@@ -418,11 +418,11 @@ async def test_a_job_goes_through_update_hold_release_and_cancel_by_etag(
         changed = await a.jobs.UpdateJob(request)
         assert (changed.weight, changed.pinned, changed.priority) == (2.0, True, 1)
         assert dict(changed.labels) == {"k": "v"}
-        code, reason, _ = await refused(a.jobs.UpdateJob(request))
+        code, reason, _ = await refusal_of(a.jobs.UpdateJob(request))
         assert (code, reason) == (StatusCode.ABORTED, "STALE_ETAG")
         held = await a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=job.name, etag=changed.etag))
         assert held.state == jobs_pb2.HELD
-        code, _, _ = await refused(a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=job.name)))
+        code, _, _ = await refusal_of(a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=job.name)))
         assert code is StatusCode.FAILED_PRECONDITION
         released = await a.jobs.ReleaseJob(jobs_pb2.ReleaseJobRequest(name=job.name))
         assert released.state == jobs_pb2.QUEUED
@@ -431,7 +431,7 @@ async def test_a_job_goes_through_update_hold_release_and_cancel_by_etag(
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == cancelled
 
 
-async def test_only_what_may_change_is_changed(store: PostgresStore) -> None:
+async def test_only_mutable_fields_can_be_changed(store: PostgresStore) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit())
         for mask, change, field in (
@@ -444,11 +444,15 @@ async def test_only_what_may_change_is_changed(store: PostgresStore) -> None:
             request = jobs_pb2.UpdateJobRequest(
                 job=jobs_pb2.Job(name=job.name, **change), update_mask=FieldMask(paths=mask)
             )
-            assert await refused(a.jobs.UpdateJob(request)) == (INVALID, "INVALID_INPUT", [field])
+            assert await refusal_of(a.jobs.UpdateJob(request)) == (
+                INVALID,
+                "INVALID_INPUT",
+                [field],
+            )
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
 
 
-async def test_pages_of_every_list_add_up_to_all(store: PostgresStore) -> None:
+async def test_pages_of_every_list_cover_each_item_once(store: PostgresStore) -> None:
     async with api(store) as a:
         await a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(5)]))
         await a.clusters.UpsertNodes(some_nodes("n3", "n4", "n5"))
@@ -508,20 +512,20 @@ async def test_a_deadline_that_is_too_short_changes_nothing(store: PostgresStore
     async with api(store, default_deadline_s=1e-6) as a:
         await a.jobs.SubmitJob(a_submit())
         request = scheduler_pb2.ScheduleRequest(parent=C, request_id="r")
-        code, reason, _ = await refused(a.scheduler.Schedule(request))
+        code, reason, _ = await refusal_of(a.scheduler.Schedule(request))
         assert (code, reason) == (StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT")
         assert not (await a.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C))).rounds
         assert (await a.scheduler.Schedule(request, timeout=PATIENCE_S)).outcome == "committed"
 
 
-async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -> None:
+async def test_a_database_without_tesseras_schema_is_not_served(postgres_url: str) -> None:
     database = connect_database(postgres_url)
     try:
         async with serving(PostgresStore(database)) as (channel, _):
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            code, reason, _ = await refused(
+            code, reason, _ = await refusal_of(
                 Api(channel).clusters.ListClusters(clusters_pb2.ListClustersRequest())
             )
             assert (code, reason) == (StatusCode.UNAVAILABLE, "NOT_MIGRATED")
@@ -529,7 +533,7 @@ async def test_a_database_without_our_schema_serves_nothing(postgres_url: str) -
         database.engine.dispose()
 
 
-async def test_a_cluster_says_when_its_next_round_is_at_the_latest(store: PostgresStore) -> None:
+async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: PostgresStore) -> None:
     async with api(store, period_s=300.0, real_time=True) as a:
         get = clusters_pb2.GetClusterRequest(name=C)
         unseen = await a.clusters.GetCluster(get)
@@ -548,7 +552,7 @@ async def test_a_cluster_says_when_its_next_round_is_at_the_latest(store: Postgr
         assert not never.HasField("next_round_time")
 
 
-async def test_a_cluster_says_how_many_gpus_its_largest_nodes_have(store: PostgresStore) -> None:
+async def test_a_cluster_shows_the_gpu_count_of_its_largest_nodes(store: PostgresStore) -> None:
     async with api(store) as a:
         await a.clusters.UpsertCluster(a_cluster("a100", "v100"))
         await a.clusters.UpsertNodes(some_nodes("n1", "n2"))

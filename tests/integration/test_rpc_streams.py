@@ -25,7 +25,7 @@ from tessera.service.ports import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import details, serving
+from tests.support.rpc import error_details, serving
 
 JOB = JobRecord(
     cluster="c",
@@ -70,7 +70,7 @@ HELLO = pb.AgentMessage(
 HEARTBEAT = pb.AgentMessage(heartbeat=pb.Heartbeat())
 
 
-def observed(revision: int, *phases: pb.ObservedGang.Phase.ValueType) -> pb.AgentMessage:
+def an_observed_message(revision: int, *phases: pb.ObservedGang.Phase.ValueType) -> pb.AgentMessage:
     gangs = [
         pb.ObservedGang(job=f"j{i}", generation=1, node="n", phase=phase)
         for i, phase in enumerate(phases)
@@ -183,7 +183,7 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_an_agent_is_welcomed_and_told_what_should_run(scripted: ScriptedStore) -> None:
+async def test_an_agent_is_welcomed_and_receives_the_desired_state(scripted: ScriptedStore) -> None:
     scripted.gangs = (GANG,)
     async with serving(as_store(scripted)) as (channel, _):
         agent = Agent(channel)
@@ -193,7 +193,7 @@ async def test_an_agent_is_welcomed_and_told_what_should_run(scripted: ScriptedS
         assert await agent.call.read() is grpc.aio.EOF
 
 
-async def test_a_change_of_the_cluster_is_pushed_and_a_change_elsewhere_is_not(
+async def test_a_change_is_pushed_to_agents_of_its_cluster_only(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
@@ -206,7 +206,7 @@ async def test_a_change_of_the_cluster_is_pushed_and_a_change_elsewhere_is_not(
         assert (await agent.read()).desired.gangs[0].job == "j"
 
 
-async def test_desired_is_repeated_as_a_heartbeat(scripted: ScriptedStore) -> None:
+async def test_the_desired_state_is_repeated_as_a_heartbeat(scripted: ScriptedStore) -> None:
     timing = {"heartbeat_s": 0.05, "margin_s": 10.0}
     async with serving(as_store(scripted), **timing) as (channel, _):
         agent = Agent(channel)
@@ -215,18 +215,18 @@ async def test_desired_is_repeated_as_a_heartbeat(scripted: ScriptedStore) -> No
         assert (await agent.read()).desired == first
 
 
-async def test_what_an_observation_changes_is_pushed_at_once(scripted: ScriptedStore) -> None:
+async def test_changes_caused_by_an_observation_are_pushed_at_once(scripted: ScriptedStore) -> None:
     async with serving(as_store(scripted)) as (channel, _):
         agent = Agent(channel)
         await agent.connect()
         scripted.gangs, scripted.changes = (GANG,), True
-        await agent.call.write(observed(1, pb.ObservedGang.RUNNING))
+        await agent.call.write(an_observed_message(1, pb.ObservedGang.RUNNING))
         assert (await agent.read()).desired.revision == 1
         assert scripted.observations == [(1, ["running"])]
         assert scripted.beats == 1
 
 
-async def test_a_lost_store_keeps_the_stream_and_never_empties_the_agent(
+async def test_losing_the_store_keeps_the_stream_open_and_never_stops_the_agents_gangs(
     scripted: ScriptedStore,
 ) -> None:
     scripted.gangs = (GANG,)
@@ -234,7 +234,7 @@ async def test_a_lost_store_keeps_the_stream_and_never_empties_the_agent(
         agent = Agent(channel)
         await agent.connect()
         scripted.failure, scripted.changes = Unavailable("gone for a moment"), True
-        await agent.call.write(observed(1, pb.ObservedGang.RUNNING))
+        await agent.call.write(an_observed_message(1, pb.ObservedGang.RUNNING))
         server.wakeups.changed("c")
         await until(lambda: scripted.refusals > 0)
         scripted.gangs, scripted.failure = (replace(GANG, generation=2),), None
@@ -251,10 +251,10 @@ async def test_an_old_incarnation_is_aborted(scripted: ScriptedStore) -> None:
         await agent.call.write(HEARTBEAT)
         error = await agent.end()
         assert error.code() is grpc.StatusCode.ABORTED
-        assert details(error)[0].reason == "CONFLICT"
+        assert error_details(error)[0].reason == "CONFLICT"
 
 
-async def test_an_agent_and_a_watcher_of_a_deleted_cluster_are_told_that_it_does_not_exist(
+async def test_agents_and_watchers_of_a_deleted_cluster_get_not_found(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
@@ -269,13 +269,15 @@ async def test_an_agent_and_a_watcher_of_a_deleted_cluster_are_told_that_it_does
         server.wakeups.changed("c")
         error = await agent.end()
         assert error.code() is grpc.StatusCode.NOT_FOUND
-        assert details(error)[0].metadata["resource"] == "clusters/c"
+        assert error_details(error)[0].metadata["resource"] == "clusters/c"
         with pytest.raises(grpc.aio.AioRpcError) as watched:
             await watch.read()
         assert watched.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_an_agent_is_told_which_of_its_nodes_were_deleted(scripted: ScriptedStore) -> None:
+async def test_an_agent_is_notified_which_of_its_nodes_were_deleted(
+    scripted: ScriptedStore,
+) -> None:
     async with serving(as_store(scripted)) as (channel, server):
         agent = Agent(channel)
         assert not (await agent.connect()).deleted_nodes
@@ -291,10 +293,13 @@ async def test_an_agent_is_told_which_of_its_nodes_were_deleted(scripted: Script
         ([pb.AgentMessage(hello=pb.Hello(parent="c"))], "hello.parent"),
         ([pb.AgentMessage(hello=pb.Hello(parent="clusters/c", agent_id="a"))], "hello.incarnation"),
         ([HELLO, HELLO], "hello"),
-        ([HELLO, observed(1, pb.ObservedGang.PHASE_UNSPECIFIED)], "observed.gangs[0].phase"),
+        (
+            [HELLO, an_observed_message(1, pb.ObservedGang.PHASE_UNSPECIFIED)],
+            "observed.gangs[0].phase",
+        ),
     ],
 )
-async def test_an_agent_that_breaks_the_protocol_is_told_how(
+async def test_an_agent_that_breaks_the_protocol_gets_an_explanation(
     scripted: ScriptedStore, messages: list[pb.AgentMessage], field: str
 ) -> None:
     async with serving(as_store(scripted)) as (channel, _):
@@ -303,10 +308,10 @@ async def test_an_agent_that_breaks_the_protocol_is_told_how(
             await agent.call.write(message)
         error = await agent.end()
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert details(error)[1] == [field]
+        assert error_details(error)[1] == [field]
 
 
-async def test_an_agent_that_says_nothing_for_its_lease_is_cut_off(
+async def test_an_agent_silent_for_its_lease_is_disconnected(
     scripted: ScriptedStore,
 ) -> None:
     timing = {"heartbeat_s": 0.02, "margin_s": 0.05, "lease_s": 0.1}
@@ -332,7 +337,9 @@ async def test_streams_end_as_unavailable_when_the_server_stops(scripted: Script
         await stopping
 
 
-async def test_a_watcher_sees_now_each_change_and_the_end(scripted: ScriptedStore) -> None:
+async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
+    scripted: ScriptedStore,
+) -> None:
     async with serving(as_store(scripted)) as (channel, server):
         watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
             jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
@@ -348,7 +355,7 @@ async def test_a_watcher_sees_now_each_change_and_the_end(scripted: ScriptedStor
         assert [cast(jobs_pb2.Job, job).state for job in seen] == states
 
 
-async def test_a_watcher_is_served_by_polling_where_no_notification_comes(
+async def test_a_watcher_is_served_by_polling_if_no_notification_arrives(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted), poll_s=0.02) as (channel, _):
@@ -360,13 +367,13 @@ async def test_a_watcher_is_served_by_polling_where_no_notification_comes(
         assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.CANCELLED
 
 
-def looks_again(scripted: ScriptedStore) -> Callable[[], bool]:
+def reads_after_now(scripted: ScriptedStore) -> Callable[[], bool]:
     """Return what tells whether the job was asked for since this call."""
     before = scripted.asked
     return lambda: scripted.asked > before
 
 
-async def test_a_watcher_is_not_told_that_a_job_goes_on_holding_gpus(
+async def test_a_watcher_is_not_notified_of_growing_gpu_service(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
@@ -375,7 +382,7 @@ async def test_a_watcher_is_not_told_that_a_job_goes_on_holding_gpus(
         )
         await watch.read()
         for service_gpu_s, state in ((5.0, JobState.QUEUED), (9.0, JobState.SUCCEEDED)):
-            looked = looks_again(scripted)
+            looked = reads_after_now(scripted)
             scripted.job = replace(JOB, service_gpu_s=service_gpu_s, state=state)
             server.wakeups.changed("c")
             await until(looked)
@@ -383,7 +390,7 @@ async def test_a_watcher_is_not_told_that_a_job_goes_on_holding_gpus(
         assert (told.state, told.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
 
 
-async def test_health_follows_the_store(scripted: ScriptedStore) -> None:
+async def test_health_follows_the_state_of_the_store(scripted: ScriptedStore) -> None:
     scripted.failure = NotMigrated("run tessera migrate")
     async with serving(as_store(scripted), health_period_s=0.02) as (channel, _):
         health = health_pb2_grpc.HealthStub(channel)
@@ -396,7 +403,7 @@ async def test_health_follows_the_store(scripted: ScriptedStore) -> None:
                 jobs_pb2.GetJobRequest(name="clusters/c/jobs/j")
             )
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert details(caught.value)[0].reason == "NOT_MIGRATED"
+        assert error_details(caught.value)[0].reason == "NOT_MIGRATED"
         watch = health.Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         scripted.failure = None
@@ -404,7 +411,7 @@ async def test_health_follows_the_store(scripted: ScriptedStore) -> None:
         watch.cancel()
 
 
-async def test_an_unexpected_error_is_logged_but_not_told(
+async def test_an_unexpected_error_is_logged_but_not_exposed(
     scripted: ScriptedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(as_store(scripted)) as (channel, _):
@@ -437,7 +444,7 @@ class StuckStore(ScriptedStore):
         return []
 
 
-async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
+async def test_agents_are_served_while_other_calls_hold_every_thread() -> None:
     scripted = StuckStore()
     async with serving(as_store(scripted), store_threads=2) as (channel, _):
         jobs = jobs_pb2_grpc.JobsStub(channel)
@@ -455,7 +462,7 @@ async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
         async with asyncio.timeout(PATIENCE_S):
             assert cast(pb.ServerMessage, await call.read()).HasField("welcome")
             await call.write(HEARTBEAT)
-            await call.write(observed(1, pb.ObservedGang.RUNNING))
+            await call.write(an_observed_message(1, pb.ObservedGang.RUNNING))
             await until(lambda: scripted.beats > 0 and len(scripted.observations) > 0)
         assert not any(waiting.done() for waiting in flood)
         scripted.go_on.set()
@@ -463,7 +470,7 @@ async def test_agents_are_heard_while_other_calls_hold_every_thread() -> None:
         await call.done_writing()
 
 
-async def test_watches_beyond_the_limit_are_refused_and_places_are_given_back() -> None:
+async def test_watches_beyond_the_limit_are_refused_until_others_end() -> None:
     scripted = ScriptedStore()
     async with serving(as_store(scripted), watches_per_client=2, poll_s=0.02) as (channel, _):
         jobs = jobs_pb2_grpc.JobsStub(channel)
@@ -501,7 +508,7 @@ async def test_streams_of_agents_beyond_the_limit_are_refused() -> None:
         await first.done_writing()
 
 
-async def test_a_stream_whose_client_does_not_read_ends() -> None:
+async def test_a_stream_whose_client_does_not_read_is_ended() -> None:
     scripted = ScriptedStore()
     long = "x" * 100_000
     scripted.job = replace(JOB, last_error=long)

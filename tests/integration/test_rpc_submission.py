@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
 from tessera.v1 import jobs_pb2
-from tests.support.api import INVALID, C, a_batch, a_submit, api, refused
+from tests.support.api import INVALID, C, a_batch, a_submit, api, refusal_of
 from tests.support.rpc import WALL_S
 
 SOON = Timestamp(seconds=int(WALL_S) + 3600)
@@ -26,15 +26,15 @@ async def test_a_command_that_no_agent_can_run_is_refused_with_what_to_do(
             "job.command: this release's agents replay jobs and train nothing, so they cannot run"
             " 'python train.py'; submit the job without a command"
         )
-        assert (await refused(a.jobs.SubmitJob(request)))[::2] == (INVALID, ["job.command"])
+        assert (await refusal_of(a.jobs.SubmitJob(request)))[::2] == (INVALID, ["job.command"])
         batch = a_batch(a_submit("a"), a_submit("b", command=["python", "train.py"]))
-        code, _, wrong = await refused(a.jobs.SubmitJobs(batch))
+        code, _, wrong = await refusal_of(a.jobs.SubmitJobs(batch))
         assert (code, wrong) == (INVALID, ["requests[1].job.command"])
         assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
         await a.jobs.SubmitJob(a_submit(command=["fail-at", "7"]))
 
 
-async def test_a_deadline_that_the_standing_policy_does_not_look_at_is_warned_of(
+async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
@@ -68,7 +68,7 @@ async def test_a_deadline_that_the_standing_policy_does_not_look_at_is_warned_of
         ("{scheduler: fcfs, deadlines: look-ahead}", "the scheduler 'fcfs' decides rounds"),
     ],
 )
-async def test_what_is_warned_of_follows_the_standing_policy(
+async def test_warnings_follow_the_standing_policy(
     store: PostgresStore, policy: str, says: str
 ) -> None:
     async with api(store, policy=policy) as a:

@@ -24,14 +24,14 @@ from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_round,
     a_spec,
+    apply_event,
     do,
-    happen,
-    hear,
+    record_heartbeat,
     submit,
     wait,
 )
@@ -39,14 +39,14 @@ from tests.support.stored import (
 NEWER = "9999"
 
 CHANGES: dict[str, Callable[[PostgresStore], object]] = {
-    "a change of a user": lambda s: happen(s, "a", JobEvent.CANCEL),
+    "a change of a user": lambda s: apply_event(s, "a", JobEvent.CANCEL),
     "a submission": lambda s: submit(s, a_spec("b")),
     "a dry run": lambda s: s.write(None, lambda w: b"", validate_only=True),
     "a repeated request": lambda s: s.write(Request(id="r", method="m", digest="d"), lambda w: b""),
     "a lease": lambda s: s.acquire_lease(C, "me", 5.0),
     "nodes that fell silent": lambda s: s.expire(C),
     "an agent's hello": lambda s: s.hello(C, "agent-a100-0", "second", []),
-    "an agent's heartbeat": lambda s: hear(s, "agent-a100-0", "first"),
+    "an agent's heartbeat": lambda s: record_heartbeat(s, "agent-a100-0", "first"),
     "an agent's report": lambda s: s.observe(C, "agent-a100-0", "first", [], 1),
     "retention": lambda s: s.prune_batch(C, Retention(jobs_s=0.0)),
     "prune": lambda s: s.prune(-1.0, 0),
@@ -69,7 +69,7 @@ def migrated_by_a_newer_release(database: Database) -> Iterator[None]:
     set_revision(database, migrate.head_revision())
 
 
-def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
+def all_rows(database: Database) -> dict[str, list[tuple[object, ...]]]:
     """Return every row of every table."""
     with database.read() as connection:
         names = connection.execute(
@@ -91,12 +91,12 @@ def test_a_running_program_neither_writes_nor_reads_once_a_newer_one_has_migrate
     submit(store, a_spec("a"))
     store.ready()
     with migrated_by_a_newer_release(database):
-        before = contents(database)
+        before = all_rows(database)
         with pytest.raises(
             NotMigrated, match=r"schema 9999 of a newer release.*upgrade this program"
         ):
             CHANGES[what](store)
-        assert contents(database) == before
+        assert all_rows(database) == before
 
 
 def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committed(
@@ -155,7 +155,7 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
             assert migrating.is_alive()
     go_on.set()
     with pytest.raises(NotMigrated, match="tessera migrate"):  # it waits, then sees what came of it
-        happen(store, "a", JobEvent.CANCEL)
+        apply_event(store, "a", JobEvent.CANCEL)
     changing.join()
     migrating.join()
     other.engine.dispose()
@@ -174,7 +174,7 @@ def test_migrating_a_newer_schema_is_refused(
         change(database)
 
 
-def tessera(database: Database, *arguments: str) -> Result:
+def run_tessera(database: Database, *arguments: str) -> Result:
     url = database.url.replace("+psycopg2", "", 1)
     return CliRunner().invoke(app, arguments, env={"TESSERA_DATABASE_URL": url})
 
@@ -182,11 +182,11 @@ def tessera(database: Database, *arguments: str) -> Result:
 @pytest.mark.parametrize(
     "command", [("migrate",), ("prune",), ("prune", "--dry-run"), ("serve", "--migrate")]
 )
-def test_commands_on_a_newer_schema_say_so_in_a_line(
+def test_commands_on_a_newer_schema_print_one_line_of_error(
     database: Database, command: tuple[str, ...]
 ) -> None:
     with migrated_by_a_newer_release(database):
-        done = tessera(database, *command)
+        done = run_tessera(database, *command)
     assert done.exit_code not in (0, 1)
     assert "schema 9999 of a newer release" in done.stderr
     assert "upgrade this program" in done.stderr
@@ -223,7 +223,7 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
         )
         await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
         set_revision(database, NEWER)
-        before = contents(database)
+        before = all_rows(database)
         name = jobs_pb2.SubmitJobRequest(parent=f"clusters/{C}", job=a_job())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await jobs.SubmitJob(name)
@@ -233,7 +233,7 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
             await agents.Sync(iter([hello])).read()
         assert turned_away.value.code() is grpc.StatusCode.UNAVAILABLE
         await wait_for(health, health_pb2.HealthCheckResponse.NOT_SERVING)
-        assert contents(database) == before
+        assert all_rows(database) == before
         set_revision(database, migrate.head_revision())
         await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
         await jobs.SubmitJob(name)

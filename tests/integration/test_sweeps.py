@@ -31,14 +31,14 @@ def _code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "code_digest", lambda: "this code")
 
 
-def here(tasks: list[Task]) -> dict[str, Any]:
+def run_here(tasks: list[Task]) -> dict[str, Any]:
     """Return what the tasks come to in this process."""
     return {task.name: json.loads(answer_call(task.call)) for task in tasks}
 
 
-def test_one_process_and_two_find_what_this_one_finds_in_the_order_of_the_tasks() -> None:
+def test_worker_processes_return_the_same_results_in_the_order_of_the_tasks() -> None:
     tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1, 4, 2)]
-    expected = here(tasks)
+    expected = run_here(tasks)
     for workers in (1, 2):
         found = run_tasks(tasks, workers=workers)
         assert found == expected
@@ -46,13 +46,13 @@ def test_one_process_and_two_find_what_this_one_finds_in_the_order_of_the_tasks(
     assert expected["seed 5"]["no bound"] == math.inf
 
 
-def test_no_process_is_started_for_0_workers_and_nothing_is_kept(
+def test_zero_workers_start_no_process_and_refuse_to_store_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     monkeypatch.setattr(runner, "measured_commit", lambda: "a commit")
     tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1)]
-    assert run_tasks(tasks, workers=0) == here(tasks)
+    assert run_tasks(tasks, workers=0) == run_here(tasks)
     with pytest.raises(FileNotFoundError):
         run_tasks([a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=2)], workers=0)
     for elsewhere in ({"folder": tmp_path}, {"ray": "auto"}):
@@ -60,7 +60,7 @@ def test_no_process_is_started_for_0_workers_and_nothing_is_kept(
             run_tasks(tasks, workers=0, **elsewhere)
 
 
-def test_a_sweep_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_sweep_that_failed_halfway_continues_where_it_was(tmp_path: Path) -> None:
     log, missing, kept = tmp_path / "log", tmp_path / "missing", tmp_path / "kept"
     tasks = [
         a_task("first", "counted", file=str(log), seed=1),
@@ -77,12 +77,12 @@ def test_a_sweep_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> No
 
     missing.write_text("here")
     found = run_tasks(tasks, folder=kept, workers=2)
-    assert found == here(tasks[1:2]) | {"first": {"seed": 1}, "last": {"seed": 3}}
+    assert found == run_here(tasks[1:2]) | {"first": {"seed": 1}, "last": {"seed": 3}}
     assert list(found) == ["first", "lacks", "last"]
     assert log.read_text() == "1\n3\n"
 
 
-def test_every_failure_is_told_and_a_process_that_dies_takes_no_other_along() -> None:
+def test_every_failure_is_reported_and_a_dying_process_affects_no_other_task() -> None:
     tasks = [
         a_task("leaves", "leaves", status=7),
         a_task("killed", "killed"),
@@ -100,7 +100,7 @@ def test_every_failure_is_told_and_a_process_that_dies_takes_no_other_along() ->
     assert "no_such_function" in said["nowhere"]
 
 
-def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_results_and_kills_running_tasks(tmp_path: Path) -> None:
     log, kept = tmp_path / "log", tmp_path / "kept"
     tasks = [
         a_task("before", "counted", file=str(log), seed=1),
@@ -115,7 +115,7 @@ def test_an_interrupt_keeps_what_has_ended_and_kills_what_runs(tmp_path: Path) -
     assert log.read_text() == "1\n2\n"
 
 
-def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_sweep(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     code = (
         "from tessera.simulator.sweeps.runner import run_tasks\n"
@@ -132,7 +132,7 @@ def test_no_process_outlives_a_sweep_that_was_killed(tmp_path: Path) -> None:
     assert gone == [worker]
 
 
-def test_what_a_task_prints_is_not_its_answer() -> None:
+def test_the_output_of_a_task_is_not_its_result() -> None:
     assert run_tasks([a_task("a", "noisy", seed=4)], workers=1) == {"a": {"seed": 4}}
 
 
@@ -164,7 +164,7 @@ def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
     assert runs(task) == 4
 
 
-def test_the_digest_of_the_code_changes_with_it_but_not_with_what_only_draws(
+def test_the_code_digest_changes_with_the_code_but_not_with_code_that_only_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in (*module.PACKAGES, "v1", "simulator/report"):
@@ -182,7 +182,7 @@ def test_the_digest_of_the_code_changes_with_it_but_not_with_what_only_draws(
     assert len({before, renamed, module.code_digest()}) == 3
 
 
-def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
+def test_progress_is_one_line_per_run_without_a_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tasks = [a_task(f"[bold] {n}", seed=n) for n in (1, 2)]
@@ -197,7 +197,7 @@ def test_progress_is_a_line_for_each_run_where_there_is_no_terminal(
     ]
 
 
-def test_a_result_that_no_sweep_wrote_is_named(tmp_path: Path) -> None:
+def test_a_file_that_no_sweep_wrote_is_named(tmp_path: Path) -> None:
     task = a_task("a", seed=1)
     run_tasks([task], folder=tmp_path, workers=1)
     [file] = tmp_path.iterdir()
@@ -207,7 +207,7 @@ def test_a_result_that_no_sweep_wrote_is_named(tmp_path: Path) -> None:
     assert str(file) in str(refused.value)
 
 
-def test_names_that_repeat_and_options_that_json_lacks_are_refused() -> None:
+def test_duplicate_names_and_options_that_json_lacks_are_refused() -> None:
     with pytest.raises(InvalidInput, match="unique"):
         run_tasks([a_task("a", seed=1), a_task("a", seed=2)])
     with pytest.raises(InvalidInput, match="options of a: must be JSON"):
@@ -215,16 +215,16 @@ def test_names_that_repeat_and_options_that_json_lacks_are_refused() -> None:
     assert run_tasks([]) == {}
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match="pip install"):
         import_ray()
 
 
-def test_a_ray_cluster_finds_the_same_and_keeps_it(tmp_path: Path) -> None:
+def test_a_ray_cluster_returns_and_stores_the_same_results(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra 'ray'")
     tasks = [a_task(f"seed {n}", seed=n) for n in (3, 1)]
-    assert run_tasks(tasks, folder=tmp_path, ray="local") == here(tasks)
+    assert run_tasks(tasks, folder=tmp_path, ray="local") == run_here(tasks)
     lacks = a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=1)
     with pytest.raises(TasksFailed, match="FileNotFoundError") as failed:
         run_tasks([*tasks, lacks], folder=tmp_path, ray="local", workers=1)

@@ -26,7 +26,7 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.patience import PATIENCE_S
-from tests.support.wired import a_cluster, channel_to, settings
+from tests.support.running_server import a_cluster, channel_to, settings
 
 HELLO = agents_pb2.AgentMessage(
     hello=agents_pb2.Hello(
@@ -38,7 +38,7 @@ HELLO = agents_pb2.AgentMessage(
 )
 
 
-async def test_a_round_at_one_replica_wakes_a_watcher_and_an_agent_at_another(
+async def test_a_round_at_one_replica_notifies_a_watcher_and_an_agent_at_another(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
@@ -97,7 +97,7 @@ async def a_replica(
     await asyncio.gather(calls.close(), round_calls.close())
 
 
-async def test_one_round_is_committed_in_each_period_by_one_replica(store: PostgresStore) -> None:
+async def test_one_replica_commits_one_round_in_each_period(store: PostgresStore) -> None:
     clock = HandClock()
     a_cluster(store, "c")
     a_cluster(store, "d")
@@ -116,7 +116,7 @@ async def test_one_round_is_committed_in_each_period_by_one_replica(store: Postg
         assert await rounds_after_ticks() == [2, 2]
 
 
-async def test_a_round_that_someone_asked_for_counts(store: PostgresStore) -> None:
+async def test_a_requested_round_restarts_the_period(store: PostgresStore) -> None:
     clock = HandClock()
     a_cluster(store)
     async with a_replica(store, clock, "one") as one:
@@ -124,7 +124,7 @@ async def test_a_round_that_someone_asked_for_counts(store: PostgresStore) -> No
         await asyncio.gather(*one.begun())
         clock.now_s += 200.0
         asked = RoundLoop(store, clock)
-        await asyncio.to_thread(_schedule, asked)
+        await asyncio.to_thread(_schedule_round, asked)
         for step_s in (1.0, 298.0):
             clock.now_s += step_s
             await one.tick()
@@ -136,7 +136,7 @@ async def test_a_round_that_someone_asked_for_counts(store: PostgresStore) -> No
         assert len(store.list_rounds("c", 0, 100)) == 3
 
 
-def _schedule(rounds: RoundLoop) -> None:
+def _schedule_round(rounds: RoundLoop) -> None:
     rounds.schedule(
         "c",
         RoundOptions(),
@@ -147,7 +147,7 @@ def _schedule(rounds: RoundLoop) -> None:
     )
 
 
-async def test_a_store_that_cannot_be_reached_is_told_of_once_not_at_each_tick(
+async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticks, enough = 0, asyncio.Event()

@@ -8,11 +8,11 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.wired import a_cluster, channel_to, settings
+from tests.support.running_server import a_cluster, channel_to, settings
 
 
 @pytest.mark.parametrize(("from_jobs", "elsewhere"), [(1, True), (2, False)])
-async def test_a_round_of_enough_jobs_is_decided_elsewhere_and_committed_here(
+async def test_a_round_with_enough_jobs_is_decided_in_a_worker_and_committed_by_the_server(
     store: PostgresStore, database: Database, from_jobs: int, elsewhere: bool
 ) -> None:
     a_cluster(store)

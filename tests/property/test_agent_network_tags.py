@@ -12,7 +12,7 @@ JOBS = st.dictionaries(
 
 
 @given(st.lists(JOBS, min_size=1, max_size=4))
-def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level(
+def test_tags_stay_through_any_history_and_no_job_is_served_below_its_level(
     history: list[dict[str, int]],
 ) -> None:
     tags: dict[str, int] = {}
@@ -30,6 +30,6 @@ def test_through_any_history_tags_stay_and_no_job_is_served_later_than_its_level
 
 
 @given(JOBS)
-def test_the_same_again_changes_nothing(jobs: dict[str, int]) -> None:
+def test_assigning_the_same_jobs_again_changes_nothing(jobs: dict[str, int]) -> None:
     once = assign_tags(jobs, LEVELS)
     assert assign_tags(jobs, LEVELS, once.tags) == once

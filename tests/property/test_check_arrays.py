@@ -33,7 +33,7 @@ def solution_of(choice: list[int], objective: int = 0) -> Solution:
 
 @examples(60)
 @given(st.integers(0, 50), st.data())
-def test_rows_are_overdrawn_and_columns_foreign_where_a_plain_count_says_so(
+def test_overdrawn_rows_and_foreign_columns_are_found_exactly_as_by_plain_counting(
     seed: int, data: st.DataObject
 ) -> None:
     problem = build_problem(make_instance(8, 16, 2, seed), Policy())
@@ -63,7 +63,7 @@ GANGS = st.lists(
 
 @examples(150)
 @given(st.lists(GANGS, min_size=3, max_size=3))
-def test_gangs_are_refused_just_where_plain_loops_find_fault(gangs: list[Gang]) -> None:
+def test_the_checker_refuses_exactly_the_gangs_that_plain_loops_refuse(gangs: list[Gang]) -> None:
     """Nodes 0 to 2 are of the Cell's type, node 2 is not schedulable and node 3 of another type."""
     nodes = some_nodes((0, 3, 4), (1, 1, 4))
     nodes[2]["schedulable"] = False
@@ -95,7 +95,7 @@ def test_gangs_are_refused_just_where_plain_loops_find_fault(gangs: list[Gang]) 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_gangs_of_now_are_the_allocations_that_are_not_given_back(seed: int) -> None:
+def test_current_gangs_are_the_allocations_that_are_not_being_given_back(seed: int) -> None:
     rng = np.random.default_rng(seed)
     nodes = some_nodes((0, 3, 4))
     jobs = [a_job(f"j{j}", state=JobState.RUNNING, cell=(0, 4, 1)) for j in range(3)]

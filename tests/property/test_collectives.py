@@ -31,22 +31,25 @@ def places(draw: st.DrawFn) -> tuple[Shape, Groups]:
     return shape, Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
 
 
-def one(network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Groups) -> float:
+def collective_s(
+    network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Groups
+) -> float:
     """Return seconds of one collective."""
     return float(network.seconds(p, np.array([payload]), g)[0])
 
 
 @given(kinds, places(), primitives, payloads, st.floats(1, 100))
 @examples(60)
-def test_more_bytes_and_more_groups_beside_never_take_less(
+def test_more_bytes_or_more_concurrent_groups_never_take_less_time(
     kind: Hardware, place: tuple[Shape, Groups], primitive: Primitive, payload: float, more: float
 ) -> None:
     shape, group = place
     network = LinkNetwork(hardware=kind, shape=shape)
-    base = one(network, primitive, payload, group)
-    assert one(network, primitive, payload * more, group) >= base
+    base = collective_s(network, primitive, payload, group)
+    assert collective_s(network, primitive, payload * more, group) >= base
     assert (
-        one(network, primitive, payload, replace(group, node_groups=group.node_groups + 1)) >= base
+        collective_s(network, primitive, payload, replace(group, node_groups=group.node_groups + 1))
+        >= base
     )
 
 
@@ -57,15 +60,15 @@ def test_an_all_reduce_is_never_longer_than_a_reduce_scatter_and_an_all_gather(
 ) -> None:
     shape, group = place
     network = LinkNetwork(hardware=kind, shape=shape)
-    scatter = one(network, Primitive.REDUCE_SCATTER, payload, group)
-    gather = one(network, Primitive.ALL_GATHER, payload, group)
-    reduce = one(network, Primitive.ALL_REDUCE, payload, group)
+    scatter = collective_s(network, Primitive.REDUCE_SCATTER, payload, group)
+    gather = collective_s(network, Primitive.ALL_GATHER, payload, group)
+    reduce = collective_s(network, Primitive.ALL_REDUCE, payload, group)
     assert reduce <= (scatter + gather) * (1 + 1e-9)
 
 
 @given(places(), primitives, st.lists(payloads, min_size=2, max_size=8))
 @examples(60)
-def test_rows_are_answered_one_by_one_as_together(
+def test_a_batch_of_rows_gives_the_same_times_as_single_rows(
     place: tuple[Shape, Groups], primitive: Primitive, amounts: list[float]
 ) -> None:
     shape, group = place
@@ -95,4 +98,6 @@ def test_rows_are_answered_one_by_one_as_together(
         many = Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
         together = network.seconds(primitive, np.array(amounts), many)
         assert (np.isfinite(together) & ((together > 0) | (group.size[0] == 1))).all()
-        np.testing.assert_allclose(together, [one(network, primitive, x, group) for x in amounts])
+        np.testing.assert_allclose(
+            together, [collective_s(network, primitive, x, group) for x in amounts]
+        )

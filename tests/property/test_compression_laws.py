@@ -46,7 +46,7 @@ def weight_between(dag: Dag, order: Ints, low: int, middle: int, high: int) -> i
     )
 
 
-def sources(dag: Dag) -> Ints:
+def edge_sources(dag: Dag) -> Ints:
     """Return the vertex that each edge leaves."""
     return np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
 
@@ -82,14 +82,14 @@ def test_the_program_finds_the_best_of_all_cuts_of_an_order(
 
 @examples(60)
 @given(demands(jobs=40), st.integers(1, 6), st.integers(0, 99))
-def test_levels_exist_and_never_invert_two_jobs_that_meet(
+def test_levels_are_in_range_and_never_invert_two_contending_jobs(
     demand: LinkDemand, levels: int, seed: int
 ) -> None:
     order = np.random.default_rng(seed).permutation(demand.jobs)
     level = compress_levels(demand, demand.intensity, order, levels, seed=seed)
     dag = dag_of(demand, order)
     assert ((level >= 0) & (level < levels)).all()
-    assert (level[dag.job[sources(dag)]] >= level[dag.job[dag.target]]).all()
+    assert (level[dag.job[edge_sources(dag)]] >= level[dag.job[dag.target]]).all()
 
 
 @examples(60)

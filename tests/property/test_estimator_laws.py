@@ -66,10 +66,10 @@ def jobs(draw: st.DrawFn) -> Setting:
     )
     shape = Shape(nodes=nodes, gpus_per_node=per_node)
     states = States(zero=draw(st.integers(0, 3)), offload=draw(st.booleans()))
-    return on(hardware, draw(graphs()), training, shape, Runtime(states=states))
+    return a_setting_on(hardware, draw(graphs()), training, shape, Runtime(states=states))
 
 
-def on(
+def a_setting_on(
     hardware: Hardware, graph: Graph, training: Training, shape: Shape, runtime: Runtime
 ) -> Setting:
     return Setting(
@@ -83,9 +83,9 @@ def on(
     )
 
 
-def at(job: Setting, hardware: Hardware) -> Setting:
+def on_hardware(job: Setting, hardware: Hardware) -> Setting:
     """Return the same job on other GPUs."""
-    return on(hardware, job.graph, job.training, job.shape, job.runtime)
+    return a_setting_on(hardware, job.graph, job.training, job.shape, job.runtime)
 
 
 def every_stage(job: Setting) -> tuple[Candidates, StageCosts]:
@@ -93,7 +93,7 @@ def every_stage(job: Setting) -> tuple[Candidates, StageCosts]:
     return candidates, job.costs(candidates)
 
 
-def never_slower(better: dict[int, Plan], than: dict[int, Plan]) -> None:
+def check_never_slower(better: dict[int, Plan], than: dict[int, Plan]) -> None:
     assert set(than) <= set(better)
     for degree, plan in than.items():
         assert better[degree].iter_time_s <= plan.iter_time_s * (1 + 1e-9)
@@ -105,7 +105,7 @@ def test_faster_gpus_links_and_ports_never_make_a_job_slower(
     job: Setting, rate: str, times: float
 ) -> None:
     faster = replace(job.hardware, **{rate: times * getattr(job.hardware, rate)})
-    never_slower(plan_cells(at(job, faster), DEGREES), plan_cells(job, DEGREES))
+    check_never_slower(plan_cells(on_hardware(job, faster), DEGREES), plan_cells(job, DEGREES))
 
 
 @given(jobs(), st.floats(1.0, 4.0))
@@ -113,12 +113,14 @@ def test_faster_gpus_links_and_ports_never_make_a_job_slower(
 def test_more_memory_loses_no_degree_and_no_time(job: Setting, times: float) -> None:
     tight = replace(job.hardware, memory_bytes=8 * GIB)
     roomy = replace(job.hardware, memory_bytes=round(times * tight.memory_bytes))
-    never_slower(plan_cells(at(job, roomy), DEGREES), plan_cells(at(job, tight), DEGREES))
+    check_never_slower(
+        plan_cells(on_hardware(job, roomy), DEGREES), plan_cells(on_hardware(job, tight), DEGREES)
+    )
 
 
 @given(jobs())
 @examples(60)
-def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
+def test_a_plan_covers_the_layers_uses_all_gpus_and_fits_in_memory(job: Setting) -> None:
     for degree, plan in plan_cells(job, DEGREES).items():
         assert len(plan.stages) == degree
         assert plan.gpus == job.shape.gpus
@@ -131,15 +133,13 @@ def test_a_plan_covers_the_layers_with_all_gpus_and_fits(job: Setting) -> None:
 
 @given(jobs(), st.integers(2, 6))
 @examples(60)
-def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
-    job: Setting, times: int
-) -> None:
+def test_n_times_the_micro_batches_take_at_most_n_times_as_long(job: Setting, times: int) -> None:
     few = job.training
     many = replace(
         few, global_batch=times * few.global_batch, micro_batches=times * few.micro_batches
     )
     plenty = replace(job.hardware, memory_bytes=10**15)
-    job = at(job, plenty)
+    job = on_hardware(job, plenty)
     if many.micro_batch != few.micro_batch:
         return
     short, long = plan_cells(job, DEGREES), plan_cells(replace(job, training=many), DEGREES)
@@ -150,7 +150,7 @@ def test_more_micro_batches_of_the_same_size_take_at_most_as_many_times_as_long(
 
 @given(jobs())
 @examples(60)
-def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) -> None:
+def test_costs_are_nonnegative_and_infinite_only_for_impossible_stages(job: Setting) -> None:
     candidates, costs = every_stage(job)
     amounts = [
         costs.backward_s,
@@ -177,7 +177,7 @@ def test_costs_are_amounts_and_only_what_cannot_run_takes_forever(job: Setting) 
 
 @given(jobs())
 @examples(60)
-def test_a_stage_under_more_tensor_parallelism_holds_no_more(job: Setting) -> None:
+def test_a_stage_with_more_tensor_parallelism_holds_no_more_memory(job: Setting) -> None:
     _, costs = every_stage(job)
     c = costs.candidates
     held = costs.state_bytes + costs.flight_bytes
@@ -190,16 +190,18 @@ def test_a_stage_under_more_tensor_parallelism_holds_no_more(job: Setting) -> No
 
 @given(jobs())
 @examples(30)
-def test_each_stage_of_zero_leaves_no_more_states_on_a_gpu_than_the_last(job: Setting) -> None:
-    held = [priced.state_bytes for priced in by_zero(job)]
+def test_each_stage_of_zero_leaves_at_most_the_states_of_the_one_before_on_a_gpu(
+    job: Setting,
+) -> None:
+    held = [priced.state_bytes for priced in costs_by_zero_stage(job)]
     for less, more in zip(held[1:], held[:-1], strict=True):
         assert (less <= more * (1 + 1e-9)).all()
 
 
 @given(jobs())
 @examples(30)
-def test_zero_changes_nothing_where_there_are_no_replicas(job: Setting) -> None:
-    first, *others = by_zero(job)
+def test_zero_changes_nothing_without_replicas(job: Setting) -> None:
+    first, *others = costs_by_zero_stage(job)
     c = first.candidates
     whole = (c.dp == 1) & (c.ep == c.gpus) & ~c.sp
     for other in others:
@@ -207,7 +209,7 @@ def test_zero_changes_nothing_where_there_are_no_replicas(job: Setting) -> None:
             assert np.array_equal(getattr(other, name)[whole], getattr(first, name)[whole])
 
 
-def by_zero(job: Setting) -> list[StageCosts]:
+def costs_by_zero_stage(job: Setting) -> list[StageCosts]:
     """Return the costs of every stage under each stage of ZeRO."""
     runtimes = [replace(job.runtime, states=States(zero=zero)) for zero in range(4)]
     return [every_stage(replace(job, runtime=runtime))[1] for runtime in runtimes]
@@ -217,7 +219,7 @@ def by_zero(job: Setting) -> list[StageCosts]:
     st.integers(1, 16), st.integers(1, 6), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)
 )
 @examples(200)
-def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
+def test_a_group_spans_as_many_nodes_as_its_worst_placed_gpus(
     per_node: int, nodes: int, log_gpus: int, log_tp: int, log_ep: int
 ) -> None:
     shape = Shape(nodes=nodes, gpus_per_node=per_node)
@@ -246,7 +248,7 @@ def test_a_group_lies_on_as_many_nodes_as_the_gpus_of_the_worst_one(
 
 @given(jobs(), st.integers(1, 100), st.integers(1, 100))
 @examples(60)
-def test_no_micro_batch_is_empty_and_none_grows_for_it(
+def test_no_micro_batch_is_empty_and_none_is_enlarged(
     job: Setting, batch: int, micro_batches: int
 ) -> None:
     asked = replace(job.training, global_batch=batch, micro_batches=micro_batches)

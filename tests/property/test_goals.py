@@ -24,21 +24,23 @@ from tests.support.goals import (
     value_of,
 )
 from tests.support.laws import examples
-from tests.support.problems import same
+from tests.support.problems import are_equal
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 
-def solved(statement: Statement, name: str, budget: Budget = EXACT) -> SolvedGoals:
+def solve_statement(statement: Statement, name: str, budget: Budget = EXACT) -> SolvedGoals:
     return solve_goals(statement, make_solver(name), budget, greedy_of(statement, budget))
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
 @given(statement=statements())
 @examples(150)
-def test_every_goal_is_reached_as_by_trying_all_answers(name: str, statement: Statement) -> None:
+def test_every_goal_reaches_the_optimum_found_by_enumeration(
+    name: str, statement: Statement
+) -> None:
     best = best_answers(statement)
-    found = solved(statement, name)
+    found = solve_statement(statement, name)
     if not best:
         assert found.solution.status is SolveStatus.INFEASIBLE
         return
@@ -50,9 +52,9 @@ def test_every_goal_is_reached_as_by_trying_all_answers(name: str, statement: St
 
 @given(statement=statements())
 @examples(60)
-def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) -> None:
+def test_bounds_are_never_better_than_the_optimum(statement: Statement) -> None:
     answers = every_answer(statement.problem)
-    found = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    found = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
     for goal, result in zip(statement.goals[:1], found.results[:1], strict=True):
         if not answers:
             assert result.gap == math.inf
@@ -65,7 +67,7 @@ def test_bounds_are_never_better_than_what_can_be_reached(statement: Statement) 
 
 @given(statement=statements())
 @examples(60)
-def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
+def test_the_solution_is_never_worse_than_greedy(statement: Statement) -> None:
     greedy = greedy_of(statement, EXACT)
     for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
         found = solve_goals(statement, make_solver("portfolio"), budget, greedy)
@@ -78,16 +80,16 @@ def test_the_answer_never_stands_below_greedys(statement: Statement) -> None:
 @given(statement=statements())
 @examples(40)
 def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
-    first = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    first = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
     work = dict(first.solution.work)
-    again = solved(statement, "portfolio", Budget(remaining_s=lambda: math.inf, work=work))
-    assert same(first.solution, again.solution)
+    again = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf, work=work))
+    assert are_equal(first.solution, again.solution)
     assert repr(first.results) == repr(again.results)
 
 
 @given(statement=statements())
 @examples(60)
-def test_values_of_all_goals_at_once_stay_small_and_keep_the_columns(statement: Statement) -> None:
+def test_surrogate_values_stay_small_and_keep_the_columns(statement: Statement) -> None:
     problem = build_surrogate(statement)
     assert np.array_equal(problem.cell, statement.problem.cell)
     if len(statement.goals) == 1:

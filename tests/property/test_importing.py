@@ -67,7 +67,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     )
 )
 @examples(50)
-def test_what_is_written_is_read_back(rows: list[tuple[int, float, int]]) -> None:
+def test_written_files_read_back_unchanged(rows: list[tuple[int, float, int]]) -> None:
     lines = [f"j{i},{t!r},m,p,8,{n},{g}" for i, (n, t, g) in enumerate(rows)]
     data = "\r\n".join([",".join(trace.REQUIRED), *lines]).encode()
     options = trace.TraceOptions(iteration_divisor=1)

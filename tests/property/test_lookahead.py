@@ -47,7 +47,7 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
     round_s=st.sampled_from([60.0, 300.0, 413.7]),
 )
 @examples(60)
-def test_a_later_grid_has_every_boundary_that_an_earlier_one_had_beyond_it(
+def test_a_later_grid_keeps_every_boundary_of_an_earlier_grid_that_lies_ahead(
     now_s: float, until_s: float, later_s: float, round_s: float
 ) -> None:
     before = slot_boundaries(now_s, now_s + until_s, round_s)
@@ -97,22 +97,22 @@ def snapshots(
     return replace(found, now_s=NOW_S)
 
 
-def stated(snapshot: Snapshot) -> Lookahead:
+def look_ahead_of(snapshot: Snapshot) -> Lookahead:
     return look_ahead(*drafts_before_deadlines(snapshot, AHEAD))
 
 
-def nobody(ahead: Lookahead) -> Ints:
+def no_job_runs(ahead: Lookahead) -> Ints:
     return np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
 
 
 @given(snapshots(jobs=5, slots=5))
 @examples(25)
-def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
-    ahead = stated(snapshot)
+def test_two_solvers_agree_on_the_admitted_weight(snapshot: Snapshot) -> None:
+    ahead = look_ahead_of(snapshot)
     assume(len(ahead.job) > 0)
-    whole = to_integers(ahead, nobody(ahead), ahead.allowed())
+    whole = to_integers(ahead, no_job_runs(ahead), ahead.allowed())
     none = np.zeros(len(ahead.job), dtype=np.bool_)
-    found = exact.solve_admission(whole, ENDLESS, 60.0, (nobody(ahead), none))
+    found = exact.solve_admission(whole, ENDLESS, 60.0, (no_job_runs(ahead), none))
     assert found.proven
     assert found.admitted is not None
     assert exact.weight_of(whole, found.admitted) == most_weight(whole, none)
@@ -120,10 +120,10 @@ def test_two_solvers_agree_on_what_can_be_admitted(snapshot: Snapshot) -> None:
 
 @given(snapshots(jobs=3, slots=2, counts=(1, 2)))
 @examples(25)
-def test_admission_is_the_best_of_all_schedules_tried_one_by_one(snapshot: Snapshot) -> None:
+def test_admission_matches_the_best_of_all_enumerated_schedules(snapshot: Snapshot) -> None:
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.proven
-    assert float(snapshot.jobs.weight[found.admitted].sum()) == brute_force(stated(snapshot))
+    assert float(snapshot.jobs.weight[found.admitted].sum()) == brute_force(look_ahead_of(snapshot))
     assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
 
 
@@ -140,7 +140,7 @@ def brute_force(ahead: Lookahead) -> float:
                 if work >= ahead.work[job] * (1 - 1e-7):
                     used = resource_usage_of(ahead, job, pick)
                     found[used.tobytes()] = used
-        idle = resource_usage_of(ahead, job, nobody(ahead)[job])
+        idle = resource_usage_of(ahead, job, no_job_runs(ahead)[job])
         lean = [
             u
             for u in found.values()
@@ -156,7 +156,7 @@ def brute_force(ahead: Lookahead) -> float:
 
 @given(snapshots(jobs=6, slots=6, guaranteed=False, whole_slots=True))
 @examples(25)
-def test_look_ahead_admits_whatever_myopic_admission_can_serve(snapshot: Snapshot) -> None:
+def test_look_ahead_admits_at_least_the_weight_of_myopic_admission(snapshot: Snapshot) -> None:
     found = admit(snapshot, AHEAD, ENDLESS)
     assert found.proven
     ahead_weight = float(snapshot.jobs.weight[found.admitted].sum())
@@ -190,19 +190,19 @@ def best_at_once(snapshot: Snapshot) -> float:
 
 @given(snapshots(jobs=5, slots=20), st.floats(0.05, 1.0))
 @examples(25)
-def test_certificates_hold_as_time_goes_on(snapshot: Snapshot, share: float) -> None:
+def test_certificates_stay_valid_as_time_passes(snapshot: Snapshot, share: float) -> None:
     """Train by the certificates up to some moment of the first slot: what is left of them still suffices."""
     found = admit(snapshot, AHEAD, ENDLESS)
     assume(found.admitted.any())
     moment_s = NOW_S + share * (found.until_s - NOW_S)
-    later = trained(snapshot, found.legs, found.admitted, moment_s)
+    later = train_until(snapshot, found.legs, found.admitted, moment_s)
     again = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
     assert find_schedule_violations(later, later.legs, found.admitted) == []
     assert again.given_up == frozenset()
     assert np.all(again.admitted[found.admitted])
 
 
-def trained(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Snapshot:
+def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Snapshot:
     """Return the snapshot at ``now_s``, those with a leg that began running on it since."""
     jobs, e = snapshot.jobs, snapshot.estimates
     column: dict[str, Any] = {
@@ -269,7 +269,9 @@ def with_others(load: OverloadCase, seed: int) -> OverloadCase:
 
 @given(st.integers(0, 10_000), st.sampled_from([300.0, 100.0]))
 @examples(4)
-def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s: float) -> None:
+def test_no_promised_deadline_is_missed_if_the_estimates_are_right(
+    seed: int, every_s: float
+) -> None:
     load = draw_overload(seed, 7, 1.5)
     for mode in DEADLINE_MODES[1:]:
         found = drive_load(load, mode, every_s=every_s)
@@ -278,6 +280,6 @@ def test_no_promised_deadline_is_missed_while_estimates_hold(seed: int, every_s:
 
 @given(st.integers(0, 10_000))
 @examples(4)
-def test_nor_beside_guaranteed_and_best_effort_jobs(seed: int) -> None:
+def test_no_promised_deadline_is_missed_next_to_guaranteed_and_best_effort_jobs(seed: int) -> None:
     found = drive_load(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
     assert (found.missed, found.violations) == (0, 0)

@@ -48,7 +48,7 @@ def scenes(draw: st.DrawFn) -> OpeningScene:
 
 @examples(25)
 @given(scenes())
-def test_ours_reaches_the_best_of_all_plans(scene: OpeningScene) -> None:
+def test_tessera_reaches_the_best_total_of_all_plans(scene: OpeningScene) -> None:
     raw = decide_openings(scene, RAW_POLICY, "estimates", None, 0)
     normalised = decide_openings(scene, NORMALISED_POLICY, "estimates", None, 0)
     assert scene.total(raw) >= max(map(scene.total, scene.plans())) * (1 - ROUNDING)
@@ -59,7 +59,7 @@ def test_ours_reaches_the_best_of_all_plans(scene: OpeningScene) -> None:
 
 @examples(8)
 @given(scenes())
-def test_what_any_policy_starts_is_one_of_the_plans(scene: OpeningScene) -> None:
+def test_every_policy_starts_one_of_the_enumerated_plans(scene: OpeningScene) -> None:
     plans = set(scene.plans())
     for policy in POLICIES:
         assert decide_openings(scene, policy, "estimates", None, 0) in plans

@@ -42,7 +42,7 @@ def _alone_s(job: AloneTimes) -> float:
     return float(max(job.compute_s[0], job.start_s[0] + job.comm_s[0]))
 
 
-def _followed(high: AloneTimes, low: AloneTimes, phase: Fraction, iterations: int) -> Fraction:
+def _simulated_s(high: AloneTimes, low: AloneTimes, phase: Fraction, iterations: int) -> Fraction:
     """Return the moment at which ``low`` has done so many iterations; exact, a step at a time."""
     compute, start, send = (
         Fraction(v[0]).limit_denominator(10**6) for v in (low.compute_s, low.start_s, low.comm_s)
@@ -65,7 +65,7 @@ def _followed(high: AloneTimes, low: AloneTimes, phase: Fraction, iterations: in
 
 @examples(60)
 @given(high=timings(), low=timings(), phase=st.integers(0, 47))
-def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
+def test_the_period_of_the_last_job_matches_a_step_by_step_run_from_any_start(
     high: AloneTimes, low: AloneTimes, phase: int
 ) -> None:
     found, slack = low_periods_s(high, low, np.zeros(1))
@@ -77,13 +77,13 @@ def test_the_period_of_who_is_last_is_what_following_it_shows_from_any_start(
     assert slack[0] == 0
     assert abs(moved[0] - found[0]) <= 1e-12 * found[0]
     count = 60
-    mean = float(_followed(high, low, Fraction(phase, 12), count)) / count
+    mean = float(_simulated_s(high, low, Fraction(phase, 12), count)) / count
     assert abs(mean - found[0]) <= _alone_s(high) / count + 1e-9
 
 
 @examples(100)
 @given(high=timings(), low=timings(), speed=st.sampled_from([0.0, 0.25, 1 / 3, 0.9]))
-def test_the_period_of_who_is_last_keeps_the_bounds_of_the_notes(
+def test_the_period_of_the_last_job_keeps_its_proven_bounds(
     high: AloneTimes, low: AloneTimes, speed: float
 ) -> None:
     found, slack = (v[0] for v in low_periods_s(high, low, np.array([speed])))
@@ -120,7 +120,7 @@ def _pair(
     weight=st.sampled_from([0.5, 1.0, 1.1, 1.5, 3.0]),
     shared=st.sampled_from([1.0, 0.75, 0.6]),
 )
-def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_engine(
+def test_serving_the_job_with_the_higher_unclipped_priority_first_does_more_work(
     first: AloneTimes, second: AloneTimes, weight: float, shared: float
 ) -> None:
     demand = a_demand(*_pair(first, second, (weight, 1.0), shared))
@@ -139,7 +139,7 @@ def test_the_job_with_the_higher_unclipped_priority_first_does_more_work_on_the_
 
 @examples(60)
 @given(first=timings(), second=timings(), shared=st.sampled_from([1.0, 0.75]))
-def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
+def test_the_factors_of_a_pair_in_both_directions_are_reciprocal(
     first: AloneTimes, second: AloneTimes, shared: float
 ) -> None:
     demand = a_demand(*_pair(first, second, (1.0, 1.0), shared))
@@ -156,7 +156,7 @@ def test_the_factor_of_a_pair_seen_from_the_other_side_is_its_reciprocal(
     margin=st.floats(0, 1),
     data=st.data(),
 )
-def test_a_held_order_puts_jobs_far_apart_by_priority_and_changes_nothing_needlessly(
+def test_a_stable_order_separates_distant_priorities_and_makes_no_needless_change(
     priority: list[float], margin: float, data: st.DataObject
 ) -> None:
     p = np.array(priority)

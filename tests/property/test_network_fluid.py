@@ -20,7 +20,7 @@ NEAR = 1e-7
 
 
 @dataclass
-class _Exact:
+class _ExactEngine:
     """A job as the second engine sees it; all times are fractions."""
 
     job: FluidJob
@@ -47,7 +47,7 @@ class _Exact:
         return self.wait == 0 and self.send > 0
 
 
-def _speeds(jobs: Sequence[_Exact]) -> dict[int, Fraction]:
+def _speeds(jobs: Sequence[_ExactEngine]) -> dict[int, Fraction]:
     """Return max-min fair speeds, level by level, from nothing but their definition."""
     room: dict[int, Fraction] = {e: Fraction(1) for job in jobs for e in job.busy}
     speed: dict[int, Fraction] = {}
@@ -72,9 +72,11 @@ def _speeds(jobs: Sequence[_Exact]) -> dict[int, Fraction]:
     return speed
 
 
-def _exactly(jobs: Sequence[FluidJob], level: Sequence[int], horizon: Fraction) -> list[_Exact]:
+def _exact_rates(
+    jobs: Sequence[FluidJob], level: Sequence[int], horizon: Fraction
+) -> list[_ExactEngine]:
     """Play the jobs in exact arithmetic, everything recomputed at each event."""
-    all_ = [_Exact(job=job, level=at) for job, at in zip(jobs, level, strict=True)]
+    all_ = [_ExactEngine(job=job, level=at) for job, at in zip(jobs, level, strict=True)]
     now = Fraction(0)
     while now < horizon:
         speed = _speeds(all_)
@@ -128,12 +130,12 @@ def _ints(values: Sequence[int]) -> Ints:
 
 @examples(150)
 @given(case=cases(), horizon=st.integers(1, 160).map(lambda n: Fraction(n, 8)))
-def test_rates_are_those_of_an_exact_engine_in_fractions(
+def test_rates_match_an_exact_engine_in_fractions(
     case: tuple[list[FluidJob], list[int]], horizon: Fraction
 ) -> None:
     jobs, level = case
     run = simulate_fluid(a_demand(*jobs), _ints(level), horizon_s=float(horizon))
-    for i, one in enumerate(_exactly(jobs, level, horizon)):
+    for i, one in enumerate(_exact_rates(jobs, level, horizon)):
         assert run.iterations[i] * float(horizon) == pytest.approx(float(one.iterations), abs=NEAR)
         if one.job.delay_s == 0:
             assert run.comm[i] * float(horizon) == pytest.approx(float(one.carried), abs=NEAR)
@@ -145,7 +147,7 @@ def test_rates_are_those_of_an_exact_engine_in_fractions(
     data=st.data(),
     horizon_s=st.integers(1, 500),
 )
-def test_on_one_link_what_intensity_carries_is_the_work_done_but_for_an_iteration_each(
+def test_on_one_link_the_carried_intensity_is_the_work_done_up_to_one_iteration_per_job(
     jobs: list[FluidJob], data: st.DataObject, horizon_s: int
 ) -> None:
     """Theorem 1 of Crux in its finite form, whatever the levels."""
@@ -159,7 +161,7 @@ def test_on_one_link_what_intensity_carries_is_the_work_done_but_for_an_iteratio
 
 @examples(80)
 @given(case=cases(most=6), horizon_s=st.integers(1, 60))
-def test_no_link_carries_more_than_it_can(
+def test_no_link_carries_more_than_its_capacity(
     case: tuple[list[FluidJob], list[int]], horizon_s: int
 ) -> None:
     jobs, level = case
@@ -187,7 +189,7 @@ def test_a_job_of_a_higher_level_never_notices_lower_ones(
 
 @examples(80)
 @given(data=st.data())
-def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
+def test_no_sender_can_be_faster_without_slowing_one_of_its_own_or_a_higher_level(
     data: st.DataObject,
 ) -> None:
     """All send from the start on, for a while in which nothing ends: ``comm`` is the speed."""
@@ -216,7 +218,7 @@ def test_no_sender_can_go_faster_without_slowing_one_of_its_level_or_above(
 
 @examples(60)
 @given(case=cases(most=5), data=st.data())
-def test_many_assignments_at_once_do_what_each_does_apart(
+def test_many_assignments_in_one_call_give_the_results_of_single_calls(
     case: tuple[list[FluidJob], list[int]], data: st.DataObject
 ) -> None:
     jobs, level = case
@@ -234,7 +236,7 @@ def test_many_assignments_at_once_do_what_each_does_apart(
 
 @examples(60)
 @given(case=cases(most=5), cut=st.integers(1, 30))
-def test_two_windows_in_a_row_add_up_to_one(
+def test_two_consecutive_windows_add_up_to_one(
     case: tuple[list[FluidJob], list[int]], cut: int
 ) -> None:
     jobs, level = case

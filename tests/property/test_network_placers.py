@@ -38,7 +38,7 @@ class Story:
         seen = []
         for at, move in enumerate(moves):
             if move > 0:
-                before = flat(self.book.free)
+                before = flat_indices(self.book.free)
                 if gang := self.book.allocate(f"job-{at}", move):
                     self.running[f"job-{at}"] = gang
                 seen.append((move, before, gang))
@@ -49,7 +49,7 @@ class Story:
         return seen
 
 
-def flat(free: list[list[int]]) -> Ints:
+def flat_indices(free: list[list[int]]) -> Ints:
     return np.array([h * HOST_GPUS + g for h, own in enumerate(free) for g in own], dtype=np.int64)
 
 
@@ -59,7 +59,7 @@ def gpus_of(gang: Gang) -> Ints:
 
 @examples(60)
 @given(steps, st.sampled_from(["hived", "strict", "first", "random"]))
-def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
+def test_no_gpu_is_given_twice_and_gangs_get_their_requested_count(
     moves: list[int], rule: str
 ) -> None:
     placers: dict[str, Placer] = {
@@ -77,12 +77,12 @@ def test_no_gpu_is_given_twice_and_gangs_have_what_they_asked_for(
         elif rule != "strict":
             assert len(before) < gpus
     held = [gpu for gang in story.running.values() for gpu in gpus_of(gang).tolist()]
-    assert sorted(held + flat(story.book.free).tolist()) == list(range(GPUS))
+    assert sorted(held + flat_indices(story.book.free).tolist()) == list(range(GPUS))
 
 
 @examples(60)
 @given(steps)
-def test_what_has_been_split_is_whole_again_when_all_have_gone(moves: list[int]) -> None:
+def test_split_cells_are_whole_again_after_all_jobs_have_left(moves: list[int]) -> None:
     story = Story(HiveD(MACHINE))
     story.play(moves)
     for job in list(story.running):
@@ -93,7 +93,7 @@ def test_what_has_been_split_is_whole_again_when_all_have_gone(moves: list[int])
 
 @examples(100)
 @given(steps)
-def test_a_gang_that_a_cell_holds_never_straddles_two_of_its_kind(moves: list[int]) -> None:
+def test_a_gang_that_fits_one_cell_never_straddles_two_of_that_level(moves: list[int]) -> None:
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
         if gang is None:
             continue
@@ -118,7 +118,7 @@ def test_a_gang_of_whole_hosts_stays_in_a_rack_or_pod_that_has_them(moves: list[
 
 @examples(100)
 @given(steps)
-def test_a_whole_cell_is_split_only_where_no_split_one_holds_the_gang(moves: list[int]) -> None:
+def test_a_whole_cell_is_split_only_if_no_split_cell_can_hold_the_gang(moves: list[int]) -> None:
     for gpus, before, gang in Story(HiveD(MACHINE)).play(moves):
         if gang is None or gpus > HOST_GPUS:
             continue

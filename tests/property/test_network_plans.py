@@ -39,7 +39,7 @@ def some_options(draw: st.DrawFn) -> PlanningOptions:
     options=some_options(),
     data=st.data(),
 )
-def test_every_plan_passes_the_checker_and_comes_out_the_same_again(
+def test_every_plan_passes_the_checker_and_is_reproducible(
     seed: int,
     jobs: int,
     idle: int,

@@ -63,7 +63,7 @@ def fabrics(draw: st.DrawFn) -> Topology:
 
 @examples(60)
 @given(fabrics(), st.integers(1, 12))
-def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
+def test_listed_paths_are_shortest_paths_and_complete_below_the_limit(
     topology: Topology, most: int
 ) -> None:
     routes, count = Routes(topology, most), len(topology.hosts)
@@ -86,7 +86,7 @@ def test_listed_paths_are_the_shortest_all_of_them_where_they_are_not_too_many(
     st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 5)), max_size=24),
 )
-def test_what_halves_can_send_each_other_is_the_narrowest_cut_between_them(
+def test_the_bisection_bandwidth_is_the_minimum_cut_between_the_halves(
     tors: int, others: int, links: list[tuple[int, int, int]]
 ) -> None:
     count = tors + others
@@ -122,7 +122,7 @@ TOPOLOGIES = (
 
 
 @st.composite
-def placed(draw: st.DrawFn) -> NetworkJob:
+def placed_jobs(draw: st.DrawFn) -> NetworkJob:
     """Return a job on some of five hosts of four GPUs, with any exchanges."""
     every = [(h, i) for h in range(5) for i in range(4)]
     chosen = sorted(draw(st.lists(st.sampled_from(every), min_size=2, max_size=12, unique=True)))
@@ -139,7 +139,7 @@ def placed(draw: st.DrawFn) -> NetworkJob:
     return a_job(sorted(gang.items()), *exchanges)
 
 
-def expected(
+def traffic_by_hand(
     topology: Topology, job: NetworkJob
 ) -> tuple[dict[int, float], dict[int, float], float]:
     """Return by plain loops: bytes that each GPU sends, that each gets, and bytes from host to host."""
@@ -182,8 +182,8 @@ def expected(
 
 
 @examples(60)
-@given(st.sampled_from(TOPOLOGIES), placed(), st.integers(1, 3), st.integers(0, 2**32 - 1))
-def test_bytes_are_neither_lost_nor_made_on_their_way(
+@given(st.sampled_from(TOPOLOGIES), placed_jobs(), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_bytes_are_conserved_along_paths(
     topology: Topology, job: NetworkJob, qps: int, seed: int
 ) -> None:
     found, _ = build_contention(topology, [job], qps_per_connection=qps)
@@ -197,7 +197,7 @@ def test_bytes_are_neither_lost_nor_made_on_their_way(
     e, count = topology.links, len(topology.vertices)
     left = np.bincount(e.source, loads, minlength=count)
     came = np.bincount(e.target, loads, minlength=count)
-    out, into, across = expected(topology, job)
+    out, into, across = traffic_by_hand(topology, job)
     for vertex in range(count):
         assert left[vertex] - out.get(vertex, 0.0) == pytest.approx(
             came[vertex] - into.get(vertex, 0.0)
@@ -211,7 +211,7 @@ def test_bytes_are_neither_lost_nor_made_on_their_way(
 
 @examples(20)
 @given(fabrics())
-def test_a_topology_is_the_same_after_it_was_written_and_read(topology: Topology) -> None:
+def test_a_topology_is_unchanged_after_writing_and_reading(topology: Topology) -> None:
     again = build_topology(write_columns(topology))
     assert again.hosts == topology.hosts
     assert again.vertices.equals(topology.vertices)

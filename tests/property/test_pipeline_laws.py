@@ -32,7 +32,7 @@ def formula_s(busy: list[float], micro_batches: int, send: list[float] | None = 
 
 @given(st.lists(seconds, min_size=1, max_size=5), seconds, batches)
 @examples(100)
-def test_passes_in_one_proportion_make_gpipe_exact_and_1f1b_no_longer(
+def test_proportional_passes_make_gpipe_exact_and_1f1b_no_longer(
     forward: list[float], ratio: float, micro_batches: int
 ) -> None:
     backward = [ratio * f for f in forward]
@@ -46,7 +46,7 @@ def test_passes_in_one_proportion_make_gpipe_exact_and_1f1b_no_longer(
 
 @given(passes, batches)
 @examples(100)
-def test_the_formula_lies_between_what_no_schedule_beats_and_what_two_phases_take(
+def test_the_formula_lies_between_the_lower_bound_and_the_time_of_two_phases(
     stages: Passes, micro_batches: int
 ) -> None:
     forward, backward = [f for f, _ in stages], [b for _, b in stages]
@@ -62,7 +62,7 @@ def test_the_formula_lies_between_what_no_schedule_beats_and_what_two_phases_tak
 
 @given(passes, batches, st.lists(seconds, min_size=5, max_size=5))
 @examples(100)
-def test_transfers_that_wait_for_nothing_cost_gpipe_their_sum(
+def test_transfers_without_waiting_cost_gpipe_their_sum(
     stages: Passes, micro_batches: int, wires: list[float]
 ) -> None:
     forward, backward = [f for f, _ in stages], [b for _, b in stages]

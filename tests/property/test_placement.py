@@ -178,14 +178,14 @@ rounds = rounds_with(0.3)
 rounds_without_promises = rounds_with(0.0)
 
 
-def broken(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> set[str]:
+def broken_rules(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> set[str]:
     """Return the rules that the outcome breaks, apart from promises (which have a law below)."""
     found = find_placement_violations(snapshot, problem, placed.solution, placed.placement)
     found += find_violations(problem, placed.solution)
     return {v.rule for v in found} - {"must run"}
 
 
-def worth(problem: Problem, placed: PlacementResult) -> float:
+def placed_score(problem: Problem, placed: PlacementResult) -> float:
     return score_solution(problem, placed.solution, placed.placement)
 
 
@@ -194,7 +194,7 @@ def worth(problem: Problem, placed: PlacementResult) -> float:
 def test_every_placement_passes_the_checker(case: Round) -> None:
     snapshot, problem, solution = case
     placed = place(snapshot, problem, solution, deadline_expired=never)
-    assert broken(snapshot, problem, placed) == set()
+    assert broken_rules(snapshot, problem, placed) == set()
     for job, column in enumerate(solution.choice.tolist()):
         denied = placed.solution.choice[job] != column
         assert (job in placed.unplaced) == (job in placed.wanted) == denied
@@ -230,7 +230,7 @@ def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
 
 @examples(80)
 @given(rounds)
-def test_promised_jobs_on_sound_nodes_always_run(case: Round) -> None:
+def test_promised_jobs_on_healthy_nodes_always_run(case: Round) -> None:
     snapshot, problem, solution = case
     if (problem.must_run & (problem.current < 0)).any():
         return  # a promised job lost its node: room for it is not certain
@@ -240,7 +240,7 @@ def test_promised_jobs_on_sound_nodes_always_run(case: Round) -> None:
 
 @examples(80)
 @given(rounds_without_promises)
-def test_mending_never_scores_below_leaving_the_unplaced_waiting(
+def test_repair_never_scores_below_leaving_unplaced_jobs_waiting(
     case: Round,
 ) -> None:
     snapshot, problem, solution = case
@@ -256,8 +256,8 @@ def test_mending_never_scores_below_leaving_the_unplaced_waiting(
         ),
         placement=Placement(gangs=gangs, migrated=hurried.placement.migrated & set(gangs)),
     )
-    assert broken(snapshot, problem, left) == set()
-    assert worth(problem, placed) >= worth(problem, left) - 1e-9
+    assert broken_rules(snapshot, problem, left) == set()
+    assert placed_score(problem, placed) >= placed_score(problem, left) - 1e-9
 
 
 @examples(80)
@@ -267,13 +267,13 @@ def test_defragmentation_never_lowers_the_score(case: Round) -> None:
     for expired in (never, always):
         placed = place(snapshot, problem, solution, deadline_expired=expired)
         after = defragment(snapshot, problem, placed)
-        assert broken(snapshot, problem, after) == set()
-        assert worth(problem, after) >= worth(problem, placed) - 1e-9
+        assert broken_rules(snapshot, problem, after) == set()
+        assert placed_score(problem, after) >= placed_score(problem, placed) - 1e-9
 
 
 @examples(30)
 @given(rounds)
-def test_the_same_round_is_placed_the_same(case: Round) -> None:
+def test_placement_of_the_same_round_is_deterministic(case: Round) -> None:
     snapshot, problem, solution = case
     first = place(snapshot, problem, solution, deadline_expired=never)
     again = place(snapshot, problem, solution, deadline_expired=never)

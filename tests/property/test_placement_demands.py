@@ -50,7 +50,7 @@ def a_cluster(rng: np.random.Generator, jobs: int) -> Snapshot:
     )
 
 
-def needing(rng: np.random.Generator, problem: Problem) -> Problem:
+def with_demands(rng: np.random.Generator, problem: Problem) -> Problem:
     """Return the problem with Cells that need something beside GPUs."""
     cells = problem.cells
     cpus = cells.gpus * rng.integers(0, 4) + rng.integers(0, 3, len(cells))
@@ -58,7 +58,7 @@ def needing(rng: np.random.Generator, problem: Problem) -> Problem:
     return replace(problem, cells=replace(cells, cpus=cpus, host_bytes=host_bytes))
 
 
-def some_choice(rng: np.random.Generator, problem: Problem) -> Solution:
+def a_random_choice(rng: np.random.Generator, problem: Problem) -> Solution:
     """Return a random choice of columns that fits the GPUs of the cluster; what runs often stays."""
     choice = np.full(len(problem.jobs), -1)
     for job in rng.permutation(len(problem.jobs)).tolist():
@@ -79,7 +79,7 @@ def some_choice(rng: np.random.Generator, problem: Problem) -> Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class FreeResources:
     """What nodes have left of GPUs (masks), cores and bytes, counted here anew."""
 
     mask: list[int]
@@ -87,7 +87,7 @@ class Rest:
     host_bytes: list[float]
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Rest:
+    def of(cls, snapshot: Snapshot) -> FreeResources:
         nodes = snapshot.nodes
         return cls(
             mask=[(1 << n) - 1 for n in nodes.gpus.tolist()],
@@ -113,9 +113,11 @@ class Rest:
         )
 
 
-def the_rest(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Rest:
+def free_resources_after(
+    snapshot: Snapshot, problem: Problem, placed: PlacementResult
+) -> FreeResources:
     """Return what a placement leaves; fails where it gives what is not there."""
-    rest = Rest.of(snapshot)
+    rest = FreeResources.of(snapshot)
     for job, gang in placed.placement.gangs.items():
         cell = int(problem.cell[placed.solution.choice[job]])
         for node, gpus in gang.members:
@@ -123,10 +125,10 @@ def the_rest(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> R
     return rest
 
 
-def check(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Rest:
+def check_placement(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> FreeResources:
     assert find_violations(problem, placed.solution) == []
     assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
-    return the_rest(snapshot, problem, placed)
+    return free_resources_after(snapshot, problem, placed)
 
 
 def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Snapshot:
@@ -152,32 +154,32 @@ def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) ->
 
 @given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_no_node_gives_more_than_it_states_round_after_round(
+def test_no_node_gives_more_than_it_has_over_several_rounds(
     seed: int, jobs: int, other_needs: bool
 ) -> None:
     """Also where jobs that run need more than they did, so that not all of them can stay."""
     rng = np.random.default_rng(seed)
     snapshot = a_cluster(rng, jobs)
-    cells = needing(rng, build_problem(snapshot, Policy())).cells
+    cells = with_demands(rng, build_problem(snapshot, Policy())).cells
     for _ in range(3):
         problem = replace(build_problem(snapshot, Policy()), cells=cells)
-        placed = place(snapshot, problem, some_choice(rng, problem), deadline_expired=never)
-        check(snapshot, problem, placed)
+        placed = place(snapshot, problem, a_random_choice(rng, problem), deadline_expired=never)
+        check_placement(snapshot, problem, placed)
         mended = defragment(snapshot, problem, placed)
-        check(snapshot, problem, mended)
+        check_placement(snapshot, problem, mended)
         snapshot = next_round(snapshot, problem, mended)
         if other_needs:
-            cells = needing(rng, problem).cells
+            cells = with_demands(rng, problem).cells
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
-def test_no_job_is_left_waiting_where_its_share_fits_a_node(seed: int, jobs: int) -> None:
+def test_no_job_waits_if_its_share_fits_a_node(seed: int, jobs: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_cluster(rng, jobs)
-    problem = needing(rng, build_problem(snapshot, Policy()))
-    placed = place(snapshot, problem, some_choice(rng, problem), deadline_expired=never)
-    rest = check(snapshot, problem, placed)
+    problem = with_demands(rng, build_problem(snapshot, Policy()))
+    placed = place(snapshot, problem, a_random_choice(rng, problem), deadline_expired=never)
+    rest = check_placement(snapshot, problem, placed)
     for job, column in placed.wanted.items():
         if placed.solution.choice[job] < 0:
             cell = int(problem.cell[column])
@@ -187,10 +189,10 @@ def test_no_job_is_left_waiting_where_its_share_fits_a_node(seed: int, jobs: int
             assert placed.unplaced[job]
 
 
-def a_filled(rng: np.random.Generator) -> tuple[FreeGpus, Rest]:
+def a_partly_used_cluster(rng: np.random.Generator) -> tuple[FreeGpus, FreeResources]:
     """Return a cluster of which random gangs have taken some, and the same counted here."""
     snapshot = a_cluster(rng, 1)
-    free, rest = FreeGpus(snapshot), Rest.of(snapshot)
+    free, rest = FreeGpus(snapshot), FreeResources.of(snapshot)
     for node in range(len(snapshot.nodes)):
         for _ in range(int(rng.integers(4))):
             gpus = int(rng.choice(GPUS))
@@ -205,9 +207,9 @@ def a_filled(rng: np.random.Generator) -> tuple[FreeGpus, Rest]:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
-def test_a_layout_is_found_just_where_some_nodes_have_room_for_it(seed: int) -> None:
+def test_a_layout_is_found_exactly_if_some_nodes_have_room_for_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    free, rest = a_filled(rng)
+    free, rest = a_partly_used_cluster(rng)
     gpus = int(rng.choice([*GPUS, 6, 8, 12, 16]))
     demand = Demand(gpus=gpus, cpus=int(rng.integers(20)), host_bytes=int(rng.integers(40)))
     nodes = range(len(rest.mask))
@@ -224,7 +226,7 @@ def test_a_layout_is_found_just_where_some_nodes_have_room_for_it(seed: int) -> 
 
 
 def _some_nodes_do(
-    free: FreeGpus, rest: Rest, layout: Layout, demand: Demand, nodes: range
+    free: FreeGpus, rest: FreeResources, layout: Layout, demand: Demand, nodes: range
 ) -> bool:
     def whole(node: int) -> bool:
         return rest.mask[node].bit_count() == free.size[node] == layout.each
@@ -240,7 +242,7 @@ def _some_nodes_do(
     return False
 
 
-def test_what_a_node_does_not_have_left_is_not_given() -> None:
+def test_resources_that_a_node_lacks_are_not_given() -> None:
     free = FreeGpus(a_snapshot(nodes=[a_node("n0", cpus=4)], jobs=[], estimates=[]))
     demand = Demand(gpus=1, cpus=3)
     free.take(((0, 1),), demand)

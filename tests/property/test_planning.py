@@ -76,7 +76,7 @@ def test_the_best_plan_is_found_after_a_poor_first_one(
 
 @examples(60)
 @given(SEEDS, st.one_of(SIZES, st.just((6, 8, 3))), st.integers(1, 9))
-def test_the_frontier_is_that_of_all_plans(
+def test_the_frontier_matches_that_of_all_enumerated_plans(
     seed: int, size: tuple[int, int, int], micro_batches: int
 ) -> None:
     (layers, gpus, stages), rng = size, np.random.default_rng(seed)
@@ -104,7 +104,7 @@ def test_the_frontier_is_that_of_all_plans(
 
 @examples(40)
 @given(SEEDS, SIZES)
-def test_least_bias_is_that_of_all_partitions_and_powers_of_two(
+def test_the_least_bias_matches_that_of_all_partitions_and_powers_of_two(
     seed: int, size: tuple[int, int, int]
 ) -> None:
     layers, gpus, stages = size
@@ -141,7 +141,7 @@ def test_gpus_of_a_partition_are_the_nearest_powers_of_two(
 
 @examples(40)
 @given(SEEDS, SIZES)
-def test_stages_are_cut_where_least_is_sent_among_sums_near_powers_of_two(
+def test_stages_are_cut_at_the_least_traffic_among_sums_near_powers_of_two(
     seed: int, size: tuple[int, int, int]
 ) -> None:
     (layers, gpus, stages), rng = size, np.random.default_rng(seed)
@@ -193,7 +193,7 @@ def test_the_assembled_plan_is_the_fastest_mixture(
 
 @examples(30)
 @given(SEEDS, st.integers(1, 4), st.sampled_from([1, 2, 4, 6]), st.integers(1, 3))
-def test_a_space_counts_and_holds_just_the_plans_it_yields(
+def test_a_space_counts_and_contains_exactly_the_plans_it_yields(
     seed: int, layers: int, gpus: int, stages: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -208,7 +208,7 @@ def test_a_space_counts_and_holds_just_the_plans_it_yields(
 
 @examples(30)
 @given(SEEDS, st.sampled_from(Schedule), st.integers(1, 6))
-def test_a_stage_fits_as_deep_as_its_memory_holds_micro_batches(
+def test_a_stage_fits_as_deep_in_the_pipeline_as_its_memory_holds_micro_batches(
     seed: int, schedule: Schedule, micro_batches: int
 ) -> None:
     costs = random_costs(every_candidate(3, 4), np.random.default_rng(seed))

@@ -48,7 +48,7 @@ def outcome(
 @NAMES
 @LAW
 @given(snapshot=snapshots())
-def test_a_choice_fits_the_capacity_in_columns_of_the_jobs_own(
+def test_a_choice_fits_the_capacity_and_uses_columns_of_its_own_jobs(
     name: str, snapshot: Snapshot
 ) -> None:
     view = make_view(snapshot, Policy())
@@ -64,7 +64,7 @@ def test_a_choice_fits_the_capacity_in_columns_of_the_jobs_own(
 @NAMES
 @LAW
 @given(snapshot=snapshots())
-def test_a_round_of_any_policy_breaks_no_rule_and_explains_who_waits(
+def test_a_round_of_any_scheduler_breaks_no_rule_and_explains_waiting_jobs(
     name: str, snapshot: Snapshot
 ) -> None:
     found = outcome(snapshot, name)
@@ -79,7 +79,7 @@ def test_a_round_of_any_policy_breaks_no_rule_and_explains_who_waits(
 @NAMES
 @LAW
 @given(snapshot=snapshots())
-def test_a_policy_keeps_no_memory_between_rounds(name: str, snapshot: Snapshot) -> None:
+def test_a_scheduler_keeps_no_state_between_rounds(name: str, snapshot: Snapshot) -> None:
     first = outcome(snapshot, name).decisions
     outcome(a_random_snapshot(5, jobs=6), name)
     assert first == outcome(snapshot, name).decisions
@@ -93,7 +93,7 @@ def test_a_policy_keeps_no_memory_between_rounds(name: str, snapshot: Snapshot) 
 @pytest.mark.parametrize(
     "information", [searched_optimum, single_gpu(1)], ids=["optimum", "single-gpu"]
 )
-def test_a_policy_that_sees_other_estimates_still_makes_a_round_that_breaks_no_rule(
+def test_a_scheduler_with_other_estimates_still_makes_a_round_that_breaks_no_rule(
     name: str, information: Information
 ) -> None:
     for seed in range(3):

@@ -27,7 +27,7 @@ from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver, solver_names
 from tests.support.laws import examples
-from tests.support.problems import problems, same
+from tests.support.problems import are_equal, problems
 
 OURS = tuple(name for name in ("pricing", "portfolio") if name in solver_names())
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
@@ -36,7 +36,7 @@ EXPIRED = Budget(remaining_s=lambda: 0.0)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def judged(problem: Problem, found: Solution) -> list[str]:
+def find_faults(problem: Problem, found: Solution) -> list[str]:
     """Return what is wrong with an answer; what no dynamic program can judge counts as right."""
     try:
         return answer_faults(problem, found, dynamic_optimum(problem))
@@ -47,24 +47,26 @@ def judged(problem: Problem, found: Solution) -> list[str]:
 @pytest.mark.parametrize("name", OURS)
 @examples(100)
 @given(problem=problems())
-def test_an_answer_breaks_no_rule_and_its_bound_is_true(name: str, problem: Problem) -> None:
-    assert judged(problem, make_solver(name).solve(problem, EXACT)) == []
+def test_a_solution_breaks_no_rule_and_its_bound_is_valid(name: str, problem: Problem) -> None:
+    assert find_faults(problem, make_solver(name).solve(problem, EXACT)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
 @given(seed=SEEDS)
-def test_so_it_is_on_problems_that_nobody_would_state(name: str, kind: str, seed: int) -> None:
+def test_solutions_and_bounds_are_valid_on_artificial_problems_too(
+    name: str, kind: str, seed: int
+) -> None:
     problem = draw_problem(np.random.default_rng(seed), kind)
 
-    assert judged(problem, make_solver(name).solve(problem, USUAL)) == []
+    assert find_faults(problem, make_solver(name).solve(problem, USUAL)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
 @examples(100)
 @given(seed=SEEDS)
-def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None:
+def test_no_hint_makes_a_solution_or_a_bound_invalid(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = draw_problem(rng)
     hint = Solution(
@@ -76,22 +78,24 @@ def test_no_hint_makes_an_answer_or_a_bound_untrue(name: str, seed: int) -> None
         prices=draw_prices(rng, problem),
     )
 
-    assert judged(problem, make_solver(name).solve(problem, EXACT, hint)) == []
+    assert find_faults(problem, make_solver(name).solve(problem, EXACT, hint)) == []
 
 
 @pytest.mark.parametrize("name", OURS)
 @examples(30)
 @given(seed=SEEDS)
-def test_the_same_question_has_the_same_answer(name: str, seed: int) -> None:
+def test_the_same_problem_has_the_same_solution(name: str, seed: int) -> None:
     problem = draw_problem(np.random.default_rng(seed))
 
-    assert same(make_solver(name).solve(problem, USUAL), make_solver(name).solve(problem, USUAL))
+    assert are_equal(
+        make_solver(name).solve(problem, USUAL), make_solver(name).solve(problem, USUAL)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @examples(5)
 @given(seed=st.integers(0, 1000), running=st.sampled_from([0.0, 0.5, 1.0]))
-def test_without_time_there_is_an_answer_and_never_less_than_greedys(
+def test_without_time_the_solution_is_never_worse_than_greedy(
     family: str, seed: int, running: float
 ) -> None:
     problem = build_problem(
@@ -108,7 +112,7 @@ def test_without_time_there_is_an_answer_and_never_less_than_greedys(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(2))
-def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> None:
+def test_bounds_and_solutions_agree_with_stock_cp_sat(family: str, seed: int) -> None:
     problem = build_problem(make_instance(24, 24, 4, seed, family=family, running=0.5), Policy())
     stock = make_solver("stock-cp-sat").solve(problem, EXACT)
 
@@ -122,7 +126,7 @@ def test_bounds_and_answers_agree_with_stock_cp_sat(family: str, seed: int) -> N
 
 @examples(10)
 @given(seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-def test_after_churn_the_last_answer_and_prices_help_to_the_gap_again(
+def test_after_churn_the_last_solution_and_prices_help_to_reach_the_gap_again(
     seed: int, share: float
 ) -> None:
     snapshot = make_instance(60, 64, 4, seed)

@@ -22,13 +22,13 @@ from tessera.solvers.pricing.dual import descend
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
-from tests.support.problems import a_problem, brute_force, problems, same
+from tests.support.problems import a_problem, are_equal, brute_force, problems
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(1, 9), st.booleans())
-def test_the_lowest_point_of_planes_is_that_of_a_linear_program(
+def test_the_lowest_point_of_planes_matches_a_linear_program(
     seed: int, planes: int, unknowns: int, coarse: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def test_the_lowest_point_of_planes_is_that_of_a_linear_program(
 
 
 @given(problems(jobs=5, options=4, rows=4))
-def test_the_bound_of_pricing_is_true_and_its_answer_breaks_no_rule(problem: Problem) -> None:
+def test_the_bound_of_pricing_is_valid_and_its_solution_breaks_no_rule(problem: Problem) -> None:
     best, found = brute_force(problem), Pricing().solve(problem, FOREVER)
     if best is None:
         assert not found.has_answer
@@ -65,7 +65,7 @@ def test_the_bound_of_pricing_is_true_and_its_answer_breaks_no_rule(problem: Pro
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_any_prices_at_all_give_a_true_bound(problem: Problem, seed: int) -> None:
+def test_any_prices_give_a_valid_bound(problem: Problem, seed: int) -> None:
     prices = np.random.default_rng(seed).normal(0.5, 2.0, len(problem.rows))
     best = brute_force(problem)
     assert best is None or price_problem(problem, prices).bound >= best
@@ -110,10 +110,10 @@ def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
     again = Pricing().solve(
         problem, Budget(remaining_s=lambda: math.inf, work=dict(cut.work)), hint
     )
-    assert same(cut, again)
+    assert are_equal(cut, again)
 
 
-def test_jobs_that_must_run_and_cannot_are_proven_infeasible_by_prices_alone() -> None:
+def test_must_run_jobs_that_cannot_run_are_proven_infeasible_by_prices_alone() -> None:
 
     problem = a_problem([[(5, {0: 5})], [(5, {0: 5})], [(5, {0: 4})]], [9], must_run=[0, 1])
     found = Pricing().solve(problem, FOREVER)

@@ -23,7 +23,13 @@ from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
-from tests.support.driver import avoiding, decided, kinds, the_next_round, with_quotas
+from tests.support.driver import (
+    decide_round,
+    decision_kinds,
+    the_next_round,
+    with_avoided_nodes,
+    with_quotas,
+)
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
 
@@ -49,7 +55,7 @@ POLICIES = st.builds(
 
 
 @st.composite
-def crowded(draw: st.DrawFn) -> Snapshot:
+def crowded_snapshots(draw: st.DrawFn) -> Snapshot:
     """Draw a snapshot in any condition, with tenants, quotas, queues, avoided nodes and ages."""
     snapshot = draw(snapshots())
     count = len(snapshot.jobs)
@@ -73,7 +79,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
             max_size=3,
         )
     )
-    snapshot = avoiding(replace(snapshot, jobs=jobs), *(sorted(pairs) if count else ()))
+    snapshot = with_avoided_nodes(replace(snapshot, jobs=jobs), *(sorted(pairs) if count else ()))
     if not draw(st.booleans()):
         return snapshot
     types = len(snapshot.gpu_types)
@@ -86,17 +92,17 @@ def crowded(draw: st.DrawFn) -> Snapshot:
 
 
 @examples(150)
-@given(crowded(), POLICIES)
-def test_any_snapshot_under_any_policy_gives_decisions_that_break_no_rule(
+@given(crowded_snapshots(), POLICIES)
+def test_no_snapshot_and_policy_lead_to_decisions_that_break_a_rule(
     snapshot: Snapshot, policy: Policy
 ) -> None:
-    found = decided(snapshot, policy)
+    found = decide_round(snapshot, policy)
     assert all((d.gang is None) == (d.reason is not None) for d in found.decisions)
 
 
 @examples(150)
-@given(crowded(), POLICIES)
-def test_waiting_jobs_are_marked_only_with_an_answer_in_which_all_marked_jobs_run(
+@given(crowded_snapshots(), POLICIES)
+def test_waiting_jobs_are_marked_must_run_only_with_a_witness_in_which_all_of_them_run(
     snapshot: Snapshot, policy: Policy
 ) -> None:
     stated = state_round(snapshot, policy)
@@ -107,12 +113,12 @@ def test_waiting_jobs_are_marked_only_with_an_answer_in_which_all_marked_jobs_ru
 
 
 @LAW
-@given(crowded(), POLICIES)
-def test_no_job_is_placed_on_a_node_that_it_avoids_nor_a_pinned_one_on_another_type(
+@given(crowded_snapshots(), POLICIES)
+def test_no_job_is_placed_on_an_avoided_node_nor_a_pinned_one_on_another_type(
     snapshot: Snapshot, policy: Policy
 ) -> None:
     avoided = set(zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True))
-    for d in decided(snapshot, policy).decisions:
+    for d in decide_round(snapshot, policy).decisions:
         if d.gang is not None:
             assert not avoided & {(d.job, node) for node, _ in d.gang.members}
             wanted = int(snapshot.jobs.requested_type[d.job])
@@ -147,7 +153,7 @@ def test_one_node_more_never_lowers_the_optimum(seed: int, kind: int) -> None:
     st.sampled_from([{}, {"queue_order": True}, {"reserve_after_s": 10.0}]),
     st.booleans(),
 )
-def test_a_job_of_weight_zero_displaces_nobody(
+def test_a_job_of_weight_zero_displaces_no_other(
     seed: int, options: dict[str, Any], guaranteed: bool
 ) -> None:
     snapshot = a_random_snapshot(seed, jobs=6, groups=((0, 1, 4), (1, 1, 4)), max_gpus=4)
@@ -202,7 +208,7 @@ def a_run(
     if quotas:
         snapshot = with_quotas(snapshot, quotas)
     for k in range(rounds):
-        found = decided(snapshot, policy)
+        found = decide_round(snapshot, policy)
         yield snapshot, found
         snapshot = the_next_round(
             snapshot, found, round_s, arrivals(100 * (k + 1), int(rng.integers(0, 4)))
@@ -245,10 +251,10 @@ def test_no_quota_is_ever_exceeded(seed: int, queue_order: bool) -> None:
     for snapshot, found in a_run(seed, Policy(queue_order=queue_order), quotas=QUOTAS):
         for tenant, limits in QUOTAS.items():
             for kind, quota in limits.items():
-                assert charged(snapshot, found, tenant, kind) <= quota
+                assert charged_gpus(snapshot, found, tenant, kind) <= quota
 
 
-def charged(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int) -> int:
+def charged_gpus(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int) -> int:
     """Return what the running guaranteed jobs of a tenant count against its quota."""
     cells, total = found.problem.cells, 0
     for d in found.decisions:
@@ -269,7 +275,7 @@ def charged(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int) -> 
 
 @FEW
 @given(st.integers(0, 2**32), st.integers(0, 3), st.booleans())
-def test_never_more_running_jobs_change_than_the_cap(
+def test_never_more_running_jobs_change_than_the_limit(
     seed: int, cap: int, queue_order: bool
 ) -> None:
     policy = Policy(max_changes=cap, queue_order=queue_order, defragment_every_rounds=1)
@@ -321,8 +327,8 @@ def rounds_until_low_starts(
     rows = [snapshot.jobs.row(0), *more()]
     snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(rows))
     for k in range(limit):
-        found = decided(snapshot, policy)
-        if kinds(snapshot, found)["low"] is DecisionKind.START:
+        found = decide_round(snapshot, policy)
+        if decision_kinds(snapshot, found)["low"] is DecisionKind.START:
             return k
         snapshot = the_next_round(snapshot, found, 100.0, more())
     return None
@@ -336,7 +342,7 @@ def test_promotion_ends_every_wait(seed: int, promote_after_s: float, completion
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_promotion_a_lower_queue_waits_as_long_as_a_higher_one_is_fed(seed: int) -> None:
+def test_without_promotion_a_lower_queue_waits_as_long_as_a_higher_one_has_jobs(seed: int) -> None:
     assert rounds_until_low_starts(seed, math.inf) is None
 
 
@@ -384,7 +390,7 @@ def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
         nodes=some_nodes((0, 4, 4)), estimates=estimates, jobs=some(0, 5), workloads=3
     )
     for round_number in range(8):
-        found = decided(snapshot, policy)
+        found = decide_round(snapshot, policy)
         waiting = {
             d.job: waiting_queue(snapshot, d.job, policy)
             for d in found.decisions

@@ -54,14 +54,16 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 @given(snapshots())
 @examples(60)
-def test_a_plan_breaks_no_rule_of_schedules(snapshot: Snapshot) -> None:
+def test_a_deadline_schedule_breaks_no_rule(snapshot: Snapshot) -> None:
     plan = admit(snapshot, PLANNED, ENDLESS)
     assert find_schedule_violations(snapshot, plan.legs, plan.admitted) == []
 
 
 @given(snapshots())
 @examples(40)
-def test_a_plan_never_meets_less_than_earliest_deadline_first(snapshot: Snapshot) -> None:
+def test_a_deadline_schedule_never_meets_fewer_deadlines_than_earliest_deadline_first(
+    snapshot: Snapshot,
+) -> None:
     ahead = look_ahead(*drafts_before_deadlines(snapshot, PLANNED))
     every = np.ones(len(ahead.job), dtype=np.bool_)
     best = roll_out(ahead, snapshot.jobs, ahead.capacity, every, 300.0)

@@ -41,7 +41,7 @@ GPU_TYPES = st.lists(
 )
 
 
-def printed(message: Message, output: Output = Output.YAML) -> str:
+def print_message(message: Message, output: Output = Output.YAML) -> str:
     """Return what the command line prints of ``message``."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -56,7 +56,7 @@ def printed(message: Message, output: Output = Output.YAML) -> str:
     st.integers(0, 99),
     st.sampled_from([Output.YAML, Output.JSON]),
 )
-def test_a_printed_cluster_describes_itself(
+def test_a_printed_cluster_reads_back(
     name: str, kinds: list[GpuType], nodes: int, last_round: int, output: Output
 ) -> None:
     record = ClusterRecord(
@@ -70,7 +70,7 @@ def test_a_printed_cluster_describes_itself(
         epoch=3,
     )
     message = of_cluster(record)
-    found = read_cluster(printed(message, output), "c.yaml")
+    found = read_cluster(print_message(message, output), "c.yaml")
     assert (found.name, found.etag, found.nodes) == (message.name, message.etag, ())
     assert to_gpu_types("x", found.gpu_types) == record.gpu_types
 
@@ -82,7 +82,7 @@ def test_a_printed_cluster_describes_itself(
     st.booleans(),
     st.floats(0, 1e6) | st.just(float("inf")),
 )
-def test_printed_nodes_describe_themselves(
+def test_printed_nodes_read_back(
     rows: list[tuple[str, int, str]], draining: bool, silent_s: float
 ) -> None:
     kind = GpuType(name="a100", memory_bytes=2**35)
@@ -112,8 +112,8 @@ def test_printed_nodes_describe_themselves(
         for name, gpus, rack in rows
     ]
     shown = clusters_pb2.ListNodesResponse(nodes=[of_node("c", r, 30.0) for r in records])
-    text = json.loads(printed(of_cluster(cluster), Output.JSON)) | {
-        "nodes": json.loads(printed(shown, Output.JSON))["nodes"]
+    text = json.loads(print_message(of_cluster(cluster), Output.JSON)) | {
+        "nodes": json.loads(print_message(shown, Output.JSON))["nodes"]
     }
     found = read_cluster(json.dumps(text), "c.yaml")
     assert [to_node_spec("x", "c", node) for node in found.nodes] == [r.spec for r in records]
@@ -134,7 +134,7 @@ def test_printed_nodes_describe_themselves(
         unique_by=lambda spec: spec.name,
     )
 )
-def test_printed_tenants_describe_themselves_and_call_the_quota_of_any_type_any(
+def test_printed_tenants_read_back_and_name_the_quota_of_any_type_any(
     specs: list[TenantSpec],
 ) -> None:
     out = io.StringIO()
@@ -147,7 +147,7 @@ def test_printed_tenants_describe_themselves_and_call_the_quota_of_any_type_any(
 
 
 @pytest.mark.parametrize("output", [Output.YAML, Output.JSON])
-def test_a_printed_topology_describes_itself_with_its_etag(tmp_path: Path, output: Output) -> None:
+def test_a_printed_topology_reads_back_with_its_etag(tmp_path: Path, output: Output) -> None:
     document: dict[str, Any] = {
         "hosts": ["a", "b"],
         "host": {"like": "pcie"},
@@ -162,7 +162,7 @@ def test_a_printed_topology_describes_itself_with_its_etag(tmp_path: Path, outpu
         missing_nodes=["n"],
     )
     file = tmp_path / "topology.yaml"
-    file.write_text(printed(message, output))
+    file.write_text(print_message(message, output))
     assert read_document(str(file)) == (document, '"4"')
     file.write_text(json.dumps(document))
     assert read_document(str(file)) == (document, "")

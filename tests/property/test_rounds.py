@@ -37,7 +37,7 @@ LAW = examples(120)
 
 @LAW
 @given(snapshots())
-def test_any_snapshot_gives_decisions_that_break_no_rule(snapshot: Snapshot) -> None:
+def test_decisions_on_any_snapshot_break_no_rule(snapshot: Snapshot) -> None:
     found = outcome(snapshot)
     assert found.violations == ()
     assert [d.job for d in found.decisions] == list(range(len(snapshot.jobs)))
@@ -46,7 +46,7 @@ def test_any_snapshot_gives_decisions_that_break_no_rule(snapshot: Snapshot) -> 
 
 @LAW
 @given(snapshots())
-def test_the_objective_and_the_placed_score_are_never_below_greedys(snapshot: Snapshot) -> None:
+def test_the_objective_and_the_placed_score_are_never_below_greedy(snapshot: Snapshot) -> None:
     best, greedy = outcome(snapshot), outcome(snapshot, "greedy")
     assert best.solution.bound >= best.solution.objective
     assert best.placed_score >= greedy.placed_score - 1e-9
@@ -64,7 +64,7 @@ def test_the_same_snapshot_gives_the_same_decisions_also_after_a_trip_through_js
 
 @LAW
 @given(snapshots())
-def test_a_launched_guaranteed_job_runs_on_unless_its_promise_is_given_up(
+def test_a_launched_guaranteed_job_keeps_running_unless_its_promise_is_waived(
     snapshot: Snapshot,
 ) -> None:
     found = outcome(snapshot)
@@ -78,7 +78,7 @@ def test_a_launched_guaranteed_job_runs_on_unless_its_promise_is_given_up(
 
 @LAW
 @given(snapshots())
-def test_what_changes_pays_its_restart_and_what_stays_pays_nothing(snapshot: Snapshot) -> None:
+def test_changed_jobs_pay_their_restart_and_unchanged_ones_pay_nothing(snapshot: Snapshot) -> None:
     found = outcome(snapshot)
     problem, choice = found.problem, found.solution.choice
     for decision in found.decisions:
@@ -95,7 +95,7 @@ def test_what_changes_pays_its_restart_and_what_stays_pays_nothing(snapshot: Sna
 
 @LAW
 @given(snapshots(), st.floats(1.0, 8.0))
-def test_weights_scale_the_objective_and_nothing_else(snapshot: Snapshot, factor: float) -> None:
+def test_weights_only_scale_the_objective(snapshot: Snapshot, factor: float) -> None:
     power = 2.0 ** round(math.log2(factor))  # exact in floating point
     heavier = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * power))
     one, other = outcome(snapshot), outcome(heavier)

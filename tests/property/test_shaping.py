@@ -54,7 +54,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
 
 @examples(60)
 @given(traces(), st.integers(0, 50))
-def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
+def test_screening_loses_no_job_and_kept_jobs_run_as_requested(
     jobs: list[Arrival], seed: int
 ) -> None:
     known = profiles(seed)
@@ -72,7 +72,7 @@ def test_screening_loses_no_job_and_what_it_keeps_runs_as_requested(
 
 @examples(60)
 @given(traces(), st.integers(0, 50), st.integers(0, 2**31))
-def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
+def test_redrawing_keeps_gpu_seconds_within_half_an_iteration_and_fits_the_cluster(
     jobs: list[Arrival], profile: int, seed: int
 ) -> None:
     speeds = Speeds(profiles(profile), ClusterRoom.of(NODES))
@@ -92,7 +92,7 @@ def test_redrawing_keeps_gpu_seconds_to_half_an_iteration_and_fits_the_cluster(
 
 @examples(60)
 @given(traces(), st.floats(0.01, 300))
-def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
+def test_no_window_of_that_length_has_more_jobs_than_the_busiest(
     jobs: list[Arrival], hours: float
 ) -> None:
     found = busiest_jobs(jobs, hours)
@@ -104,7 +104,7 @@ def test_no_window_of_those_hours_has_more_jobs_than_the_busiest(
 
 @examples(40)
 @given(traces(), st.integers(0, 2**31), st.floats(0.05, 1.0))
-def test_samples_and_tenants_change_nothing_else_of_a_job(
+def test_sampling_and_tenants_change_nothing_else_of_a_job(
     jobs: list[Arrival], seed: int, share: float
 ) -> None:
     found = sample_jobs(jobs, share, seed)

@@ -23,14 +23,14 @@ from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price_problem
 from tessera.solvers.relaxation import Relaxation
 from tests.support.laws import examples
-from tests.support.problems import a_problem, brute_force, problems, same
+from tests.support.problems import a_problem, are_equal, brute_force, problems
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 FEW = examples(25)
 SOME = examples(100)
 
 
-def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:
+def _check_solution(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:
     """Solve and hold what must hold of every solution."""
     found = solver.solve(problem, EXACT, hint)
     best = brute_force(problem)
@@ -47,16 +47,16 @@ def _solved(solver: Solver, problem: Problem, hint: Solution | None = None) -> S
     return found
 
 
-def _exact(solver: Solver, problem: Problem, hint: Solution | None = None) -> None:
-    found, best = _solved(solver, problem, hint), brute_force(problem)
+def _check_exact(solver: Solver, problem: Problem, hint: Solution | None = None) -> None:
+    found, best = _check_solution(solver, problem, hint), brute_force(problem)
     assert found.status is (SolveStatus.INFEASIBLE if best is None else SolveStatus.OPTIMAL)
     assert found.objective == (best or 0)
 
 
 @SOME
 @given(problems())
-def test_greedy_answers_truly_and_keeps_what_runs_if_that_fits(problem: Problem) -> None:
-    found = _solved(Greedy(), problem)
+def test_greedy_is_valid_and_keeps_running_jobs_if_they_fit(problem: Problem) -> None:
+    found = _check_solution(Greedy(), problem)
     alive = a_problem([], [1]) if not len(problem.cell) else problem
     now = problem.current[problem.current >= 0]
     stays = bool(np.all(problem.used(problem.current) <= problem.capacity))
@@ -67,14 +67,14 @@ def test_greedy_answers_truly_and_keeps_what_runs_if_that_fits(problem: Problem)
 
 @SOME
 @given(problems())
-def test_the_relaxation_bounds_truly_and_its_prices_are_not_negative(problem: Problem) -> None:
-    found = _solved(Relaxation(), problem)
+def test_the_relaxation_bound_is_valid_and_its_prices_are_not_negative(problem: Problem) -> None:
+    found = _check_solution(Relaxation(), problem)
     assert np.all(found.prices >= 0)
 
 
 @SOME
 @given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3))
-def test_any_prices_bound_truly(problem: Problem, prices: list[float]) -> None:
+def test_any_prices_give_a_valid_bound(problem: Problem, prices: list[float]) -> None:
     best = brute_force(problem)
     priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
     assert best is None or priced.bound >= best
@@ -82,7 +82,7 @@ def test_any_prices_bound_truly(problem: Problem, prices: list[float]) -> None:
 
 @SOME
 @given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 30))
-def test_a_core_loses_nothing_that_its_outside_does_not_bound(
+def test_a_core_loses_nothing_that_its_outside_bound_does_not_cover(
     problem: Problem, prices: list[float], reach: float
 ) -> None:
     known = Greedy().solve(problem, EXACT)
@@ -101,7 +101,7 @@ def test_a_core_loses_nothing_that_its_outside_does_not_bound(
 @SOME
 @given(problems())
 def test_cp_sat_is_exact(problem: Problem) -> None:
-    _exact(CpSat(), problem)
+    _check_exact(CpSat(), problem)
 
 
 @SOME
@@ -109,13 +109,13 @@ def test_cp_sat_is_exact(problem: Problem) -> None:
 def test_cp_sat_is_exact_on_widening_cores(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpsat_model, "FIRST_CORE_COLUMNS", 1)
-        _exact(CpSat(), problem, Relaxation().solve(problem, EXACT))
+        _check_exact(CpSat(), problem, Relaxation().solve(problem, EXACT))
 
 
 @SOME
 @given(problems())
 def test_the_portfolio_is_exact_and_never_below_greedy(problem: Problem) -> None:
-    _exact(Portfolio(), problem)
+    _check_exact(Portfolio(), problem)
     greedy = Greedy().solve(problem, EXACT)
     assert not greedy.has_answer or Portfolio().solve(problem, EXACT).objective >= greedy.objective
 
@@ -125,16 +125,16 @@ def test_the_portfolio_is_exact_and_never_below_greedy(problem: Problem) -> None
 def test_the_portfolio_repeats_from_its_recorded_work(problem: Problem) -> None:
     first = Portfolio().solve(problem, Budget(remaining_s=lambda: 60.0, seed=3))
     again = Budget(remaining_s=lambda: math.inf, seed=3, work=dict(first.work))
-    assert same(first, Portfolio().solve(problem, again))
+    assert are_equal(first, Portfolio().solve(problem, again))
 
 
 @FEW
 @given(problems(jobs=4))
-def test_cbc_agrees_with_trying_all(problem: Problem) -> None:
-    _exact(Cbc(), problem)
+def test_cbc_agrees_with_enumeration(problem: Problem) -> None:
+    _check_exact(Cbc(), problem)
 
 
 @SOME
 @given(problems())
-def test_cvxpy_agrees_with_trying_all(problem: Problem) -> None:
-    _exact(Convex(), problem)
+def test_cvxpy_agrees_with_enumeration(problem: Problem) -> None:
+    _check_exact(Convex(), problem)

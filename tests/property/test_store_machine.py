@@ -36,17 +36,17 @@ from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.values import Hold
 from tests.support.laws import examples
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_random_round,
     a_spec,
+    apply_event,
     commit,
     do,
     execute,
-    happen,
-    hear,
     job,
+    record_heartbeat,
     states,
 )
 
@@ -193,11 +193,11 @@ class World:
     def user_event(self, pick: int, event: JobEvent) -> None:
         name = self.jobs[pick % len(self.jobs)]
         if is_allowed(job(self.store, name).state, event):
-            happen(self.store, name, event)
+            apply_event(self.store, name, event)
             self.wanted[name] = event
         else:
             with pytest.raises(NotAllowed):
-                happen(self.store, name, event)
+                apply_event(self.store, name, event)
 
     def hurry(self, pick: int) -> None:
         """A user moves a deadline: an earlier one ends the promise of a later one."""
@@ -377,7 +377,7 @@ class World:
             spec = NodeSpec(name=node, gpu_type="a100", gpus=GPUS)
             self.store.hello(C, f"agent-{node}", agent.incarnation, [spec])
             with pytest.raises(NotAllowed):
-                hear(self.store, f"agent-{node}", before)
+                record_heartbeat(self.store, f"agent-{node}", before)
 
     # What always holds.
 

@@ -40,14 +40,12 @@ from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, giv
         (lambda: a_scenario(tenants=[TenantSpec(name="t", quotas={"h100": 1})]), "the type h100"),
     ],
 )
-def test_a_scenario_without_a_meaning_is_refused(
-    scenario: Callable[[], Scenario], says: str
-) -> None:
+def test_a_meaningless_scenario_is_refused(scenario: Callable[[], Scenario], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         scenario()
 
 
-def test_what_rounds_are_told_of_workloads_that_no_job_has_does_not_mix_up_the_others() -> None:
+def test_visible_estimates_of_workloads_without_jobs_do_not_shift_the_others() -> None:
     """``aaa`` sorts before bert, so that indices of workloads would be off by one."""
     strange = a_profile(1, 99.0, workload=Workload(model="aaa", params="1B", global_batch=3))
     world = a_world(a_scenario(an_arrival("a")), visible=[strange, a_profile()])
@@ -67,7 +65,7 @@ def test_estimates_are_off_by_the_stated_error_on_average(error: float) -> None:
     assert (off > 0).mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_all_shapes_of_a_cell_are_off_alike_and_what_does_not_run_is_known_not_to() -> None:
+def test_all_shapes_of_a_cell_share_one_error_and_infeasible_cells_stay_infeasible() -> None:
     cells = [a_profile(4, 1.0), a_profile(4, 3.0, nodes=2), a_profile(4, math.inf, nodes=4)]
     one, two, four = (e.iter_time_s for e in perturb_estimates(cells, 0.3, 5))
     assert two / one == pytest.approx(3.0)
@@ -75,7 +73,7 @@ def test_all_shapes_of_a_cell_are_off_alike_and_what_does_not_run_is_known_not_t
     assert math.isinf(four)
 
 
-def test_errors_are_drawn_by_seed_and_none_changes_nothing() -> None:
+def test_errors_are_drawn_by_seed_and_an_error_of_zero_changes_nothing() -> None:
     cells = [a_profile(n, 2.0) for n in (1, 2, 4)]
     assert perturb_estimates(cells, 0.2, 1) == perturb_estimates(cells, 0.2, 1)
     assert perturb_estimates(cells, 0.2, 1) != perturb_estimates(cells, 0.2, 2)
@@ -90,7 +88,7 @@ def test_errors_are_drawn_by_seed_and_none_changes_nothing() -> None:
 MANY = some_specs(("a100", 400, 8))
 
 
-def test_nodes_fail_and_return_as_often_and_for_as_long_as_stated() -> None:
+def test_nodes_fail_and_return_at_the_given_rates() -> None:
     drawn = Hazards(between_failures_s=10 * DAY_S, repair_s=6 * 3600.0)
     found = draw_failures(MANY, 200 * DAY_S, 3, drawn)
     expected = 400 * 200 / 10.25
@@ -110,7 +108,7 @@ def test_nodes_lag_by_at_most_the_stated_factor() -> None:
     assert len(found) == pytest.approx(400 * 60 / (5 + 2 / 24), rel=0.05)
 
 
-def test_a_node_s_spells_follow_each_other_and_do_not_depend_on_other_nodes() -> None:
+def test_spells_of_a_node_do_not_overlap_and_do_not_depend_on_other_nodes() -> None:
     often = Hazards(between_failures_s=DAY_S, repair_s=DAY_S)
     found = draw_failures(MANY[:3], 100 * DAY_S, 9, often)
     alone = draw_failures(MANY[1:2], 100 * DAY_S, 9, often)
@@ -121,7 +119,7 @@ def test_a_node_s_spells_follow_each_other_and_do_not_depend_on_other_nodes() ->
     assert [s.start_s for s in lags][:3] != [f.down_s for f in alone][:3]
 
 
-def test_a_mean_of_never_draws_none_and_means_without_a_meaning_are_refused() -> None:
+def test_an_infinite_mean_draws_no_failures_and_invalid_means_are_refused() -> None:
     assert draw_failures(MANY, DAY_S, 1, Hazards(between_failures_s=math.inf)) == []
     with pytest.raises(InvalidInput):
         draw_failures(MANY, math.inf, 1)
@@ -131,7 +129,7 @@ def test_a_mean_of_never_draws_none_and_means_without_a_meaning_are_refused() ->
 
 
 @pytest.mark.parametrize(("down_s", "up_s"), [(-1.0, 5.0), (5.0, 5.0), (math.nan, 5.0)])
-def test_a_failure_or_lag_without_a_meaning_is_refused(down_s: float, up_s: float) -> None:
+def test_a_meaningless_failure_or_straggler_is_refused(down_s: float, up_s: float) -> None:
     with pytest.raises(InvalidInput):
         Failure(node="a", down_s=down_s, up_s=up_s)
     with pytest.raises(InvalidInput):
@@ -140,7 +138,7 @@ def test_a_failure_or_lag_without_a_meaning_is_refused(down_s: float, up_s: floa
         Straggler(node="a", start_s=0.0, end_s=1.0, factor=0.9)
 
 
-def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
+def test_a_failure_of_a_missing_node_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no node named a100-9"):
         a_world(a_scenario(), failures=[Failure(node="a100-9", down_s=0.0, up_s=1.0)])
 
@@ -163,13 +161,13 @@ def test_a_failure_of_a_node_that_there_is_not_is_refused() -> None:
         ("none", 8, True, True, 0),
     ],
 )
-def test_what_a_start_costs_by_table(
+def test_a_start_costs_the_time_in_the_table(
     name: str, gpus: int, saved: bool, new_cell: bool, seconds: float
 ) -> None:
     assert preset_overheads(name).start_s(gpus, saved=saved, new_cell=new_cell) == seconds
 
 
-def test_between_two_counts_a_search_takes_as_long_as_their_logarithms_say() -> None:
+def test_search_times_between_two_counts_are_interpolated_in_their_logarithm() -> None:
     table = PRESETS["testbed-pruned"]
     assert table.searching_s(3) == pytest.approx(61 + 7 * math.log2(1.5))
 
@@ -188,11 +186,11 @@ def test_between_two_counts_a_search_takes_as_long_as_their_logarithms_say() -> 
         {"profile_gpus": -1},
     ],
 )
-def test_a_table_without_a_meaning_is_refused(wrong: dict[str, object]) -> None:
+def test_a_meaningless_table_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         Overheads(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_table_that_there_is_not_is_refused_by_naming_those_that_there_are() -> None:
+def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="full-search"):
         preset_overheads("free")

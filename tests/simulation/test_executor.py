@@ -25,7 +25,7 @@ from tests.support.worlds import (
     a_random_scenario,
     a_scenario,
     an_arrival,
-    simulated,
+    simulate_scenario,
     some_specs,
 )
 
@@ -40,7 +40,7 @@ def a_run() -> Result:
         nodes=some_specs(("a100", 1, 4)),
         profiles=[a_profile(1, 1.0), a_profile(2, 0.6)],
     )
-    return simulated(
+    return simulate_scenario(
         scenario,
         overheads=COSTLY,
         horizon_s=6000.0,
@@ -49,62 +49,62 @@ def a_run() -> Result:
     )
 
 
-def tampered(change: Callable[[list[Row]], None]) -> list[str]:
+def tampered_log(change: Callable[[list[Row]], None]) -> list[str]:
     """Return the log of ``a_run`` with its segments changed."""
     rows = [json.loads(line) for line in lines_of(log_of(a_run()))]
     change([row for row in rows if row["kind"] == "segment"])
     return [json.dumps(row) for row in rows if not row.get("gone")]
 
 
-def at(segments: list[Row], ended_by: str) -> Row:
+def segment_ended_by(segments: list[Row], ended_by: str) -> Row:
     return next(s for s in segments if s["ended_by"] == ended_by)
 
 
-def held_twice(segments: list[Row]) -> None:
+def hold_gpus_twice(segments: list[Row]) -> None:
     one, other = (s for s in segments if s["start_s"] == 300.0)
     one["on"] = other["on"]
 
 
-def no_such_gpu(segments: list[Row]) -> None:
+def use_unknown_gpu(segments: list[Row]) -> None:
     segments[0]["on"] = [["a100-0", [3, 4]]]
 
 
-def fewer_gpus(segments: list[Row]) -> None:
+def drop_gpus(segments: list[Row]) -> None:
     segments[0]["on"] = [["a100-0", [0]]]
 
 
-def sooner_ready(segments: list[Row]) -> None:
+def make_ready_sooner(segments: list[Row]) -> None:
     segments[0]["ready_s"] -= 1.0
 
 
-def a_segment_forgotten(segments: list[Row]) -> None:
-    at(segments, "failure")["gone"] = True
+def forget_segment(segments: list[Row]) -> None:
+    segment_ended_by(segments, "failure")["gone"] = True
 
 
-def a_lag_forgotten(segments: list[Row]) -> None:
+def forget_lag(segments: list[Row]) -> None:
     next(s for s in segments if s["slowdown"] > 1)["slowdown"] = 1.0
 
 
-def less_lost(segments: list[Row]) -> None:
+def lose_less(segments: list[Row]) -> None:
     next(s for s in segments if s["lost"])["lost"] -= 1.0
 
 
-def over_too_soon(segments: list[Row]) -> None:
-    at(segments, "finish")["end_s"] -= 1.0
+def end_too_soon(segments: list[Row]) -> None:
+    segment_ended_by(segments, "finish")["end_s"] -= 1.0
 
 
-def before_its_arrival(segments: list[Row]) -> None:
+def start_before_arrival(segments: list[Row]) -> None:
     segments[0]["start_s"] = 1.0
 
 
-def another_cell_after_a_lag(segments: list[Row]) -> None:
-    lagging = segments.index(at(segments, "speed"))
+def change_cell_after_lag(segments: list[Row]) -> None:
+    lagging = segments.index(segment_ended_by(segments, "speed"))
     segments[lagging + 1]["plan"] = "another"
 
 
-def test_an_untouched_log_replays_to_the_run() -> None:
+def test_an_unchanged_log_replays_to_the_same_run() -> None:
     result = a_run()
-    jct_s = replay_lines(tampered(lambda _segments: None))
+    jct_s = replay_lines(tampered_log(lambda _segments: None))
     assert list(jct_s.values()) == pytest.approx((result.end_s - result.arrival_s).tolist())
     assert any(s.lost for s in result.segments)
 
@@ -112,26 +112,26 @@ def test_an_untouched_log_replays_to_the_run() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (held_twice, "hold its GPUs alone"),
-        (no_such_gpu, "hold GPUs that its nodes have"),
-        (fewer_gpus, "hold GPUs that its nodes have"),
-        (sooner_ready, "be ready when the overheads say"),
-        (a_segment_forgotten, "end when its work|ready when|lose|continue"),
-        (a_lag_forgotten, "end when its work ends"),
-        (less_lost, "lose what came after"),
-        (over_too_soon, "end when its work ends"),
-        (before_its_arrival, "follow the previous one"),
-        (another_cell_after_a_lag, "continue unchanged"),
+        (hold_gpus_twice, "hold its GPUs alone"),
+        (use_unknown_gpu, "hold GPUs that its nodes have"),
+        (drop_gpus, "hold GPUs that its nodes have"),
+        (make_ready_sooner, "be ready when the overheads say"),
+        (forget_segment, "end when its work|ready when|lose|continue"),
+        (forget_lag, "end when its work ends"),
+        (lose_less, "lose what came after"),
+        (end_too_soon, "end when its work ends"),
+        (start_before_arrival, "follow the previous one"),
+        (change_cell_after_lag, "continue unchanged"),
     ],
 )
 def test_a_log_that_breaks_a_rule_is_refused(
     change: Callable[[list[Row]], None], says: str
 ) -> None:
     with pytest.raises(ReplayFailed, match=says):
-        replay_lines(tampered(change))
+        replay_lines(tampered_log(change))
 
 
-def test_a_job_that_trains_more_than_its_work_is_found_out() -> None:
+def test_a_job_that_trains_more_than_its_work_is_detected() -> None:
     lines = [
         json.dumps(row | ({"iterations": 100} if row["kind"] == "job" else {}))
         for row in map(json.loads, lines_of(log_of(a_run())))
@@ -142,7 +142,9 @@ def test_a_job_that_trains_more_than_its_work_is_found_out() -> None:
 
 def test_a_job_that_has_not_ended_has_no_completion_time() -> None:
     scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
-    assert replay_lines(lines_of(log_of(simulated(scenario, horizon_s=900.0)))) == {"a": math.inf}
+    assert replay_lines(lines_of(log_of(simulate_scenario(scenario, horizon_s=900.0)))) == {
+        "a": math.inf
+    }
 
 
 def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:
@@ -163,20 +165,23 @@ def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:
     assert len(code) < 140
 
 
-def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_log_reads_back_as_written(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    for result in (a_run(), simulated(a_random_scenario(4), POLICIES["ilp"], overheads=FREE)):
+    for result in (
+        a_run(),
+        simulate_scenario(a_random_scenario(4), POLICIES["ilp"], overheads=FREE),
+    ):
         log = log_of(result)
         write_log(log, file)
         assert read_log(file) == log
         assert list(lines_of(read_log(file))) == file.read_text(encoding="utf-8").splitlines()
 
 
-def test_a_profile_that_does_not_run_and_endless_checkpoints_survive_the_file(
+def test_infeasible_profiles_and_infinite_checkpoint_intervals_survive_the_file(
     tmp_path: Path,
 ) -> None:
     scenario = a_scenario(an_arrival("a"), profiles=[a_profile(), a_profile(2, math.inf)])
-    log = log_of(simulated(scenario, overheads=FREE))
+    log = log_of(simulate_scenario(scenario, overheads=FREE))
     write_log(log, tmp_path / "run.jsonl")
     found = read_log(tmp_path / "run.jsonl")
     assert [e.iter_time_s for e in found.profiles] == [1.0, math.inf]
@@ -194,7 +199,7 @@ def test_a_profile_that_does_not_run_and_endless_checkpoints_survive_the_file(
         ('{"kind": "run", "format": "tessera-allocations/1"}\n', "missing or wrong: 'ended_s'"),
     ],
 )
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "odd.jsonl"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInput, match=says):

@@ -19,7 +19,7 @@ from tests.support.worlds import (
     an_arrival,
     carry_out,
     give,
-    runs,
+    run_decision,
     some_specs,
 )
 
@@ -35,44 +35,44 @@ def a_busy_world(overheads: Overheads = FREE) -> World:
     return world
 
 
-def a_ghost(world: World) -> None:
+def train_waiting_job(world: World) -> None:
     world.store.done[1] += 1.0
 
 
-def free_work(world: World) -> None:
+def add_unpaid_work(world: World) -> None:
     world.store.done[0] += 1.0
 
 
-def a_stolen_gpu(world: World) -> None:
+def steal_gpu(world: World) -> None:
     world.store.owner[0] = 1
 
 
-def a_leaked_gpu(world: World) -> None:
+def leak_gpu(world: World) -> None:
     world.store.owner[5] = 0
 
 
-def forgotten_gpus(world: World) -> None:
+def forget_gpus(world: World) -> None:
     world.store.gangs.clear()
 
 
-def unpaid_gpu_seconds(world: World) -> None:
+def shift_allocation_start(world: World) -> None:
     world.store.began_s[0] += 1.0
 
 
-def service_from_nowhere(world: World) -> None:
+def add_unearned_service(world: World) -> None:
     world.store.service_gpu_s[1] += 1.0
 
 
 @pytest.mark.parametrize(
     ("corrupt", "says"),
     [
-        (a_ghost, "the progress of b"),
-        (free_work, "the progress of a"),
-        (a_stolen_gpu, "counts a GPU that it does not hold"),
-        (a_leaked_gpu, "counts a GPU that it does not hold"),
-        (forgotten_gpus, "holds GPUs but does not run"),
-        (unpaid_gpu_seconds, "were served"),
-        (service_from_nowhere, "were served"),
+        (train_waiting_job, "the progress of b"),
+        (add_unpaid_work, "the progress of a"),
+        (steal_gpu, "counts a GPU that it does not hold"),
+        (leak_gpu, "counts a GPU that it does not hold"),
+        (forget_gpus, "holds GPUs but does not run"),
+        (shift_allocation_start, "were served"),
+        (add_unearned_service, "were served"),
     ],
 )
 def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], says: str) -> None:
@@ -82,7 +82,7 @@ def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], says: st
         world.check()
 
 
-def test_progress_while_waiting_is_refused_even_if_the_log_agrees_with_it() -> None:
+def test_progress_of_a_waiting_job_is_refused_even_if_the_log_agrees() -> None:
     world = a_busy_world()
     world.store.done[1] += 1.0
     world._logged[1] += 1.0
@@ -100,7 +100,7 @@ def test_progress_while_waiting_is_refused_even_if_the_log_agrees_with_it() -> N
         ([("a100-2", [0])], "away"),
     ],
 )
-def test_a_round_cannot_give_gpus_that_are_not_there_to_give(members: Members, says: str) -> None:
+def test_a_round_cannot_give_gpus_that_are_not_free(members: Members, says: str) -> None:
     scenario = a_scenario(an_arrival("a"), an_arrival("b"), nodes=some_specs(("a100", 3, 4)))
     gone = [Failure(node="a100-2", down_s=1.0, up_s=1e6)]
     world = a_world(scenario, failures=gone)
@@ -115,7 +115,7 @@ def test_a_round_cannot_give_other_gpus_than_it_chose() -> None:
     world = a_world(a_scenario(an_arrival("a"), nodes=nodes))
     mixed = [("a100-0", [0]), ("v100-0", [0])]
     with pytest.raises(InvariantBroken, match="other than those of its Cell"):
-        carry_out(world, lambda snapshot: runs(snapshot, "a", mixed))
+        carry_out(world, lambda snapshot: run_decision(snapshot, "a", mixed))
 
 
 def test_jobs_may_swap_gpus_in_one_round() -> None:
@@ -126,13 +126,13 @@ def test_jobs_may_swap_gpus_in_one_round() -> None:
     move = DecisionKind.MOVE
     carry_out(
         world,
-        lambda snapshot: runs(snapshot, "a", [("a100-1", [0])], move),
-        lambda snapshot: runs(snapshot, "b", [("a100-0", [0])], move),
+        lambda snapshot: run_decision(snapshot, "a", [("a100-1", [0])], move),
+        lambda snapshot: run_decision(snapshot, "b", [("a100-0", [0])], move),
     )
     assert world.store.owner[[0, 4]].tolist() == [1, 0]
 
 
-def test_gpu_seconds_add_up_for_many_gpus_at_odd_moments() -> None:
+def test_gpu_seconds_add_up_for_many_gpus_at_irregular_times() -> None:
     """Where a world counted from 1970 rounds 1,280 GPUs x 0.1 us, and the tolerance is smaller."""
     at_s = 0.123456789
     scenario = a_scenario(

@@ -24,7 +24,7 @@ from tests.support.worlds import (
     a_profile,
     a_scenario,
     an_arrival,
-    simulated,
+    simulate_scenario,
     some_specs,
 )
 
@@ -35,7 +35,7 @@ def rounds_of(result: Result) -> list[float]:
     return [row.at_s for row in result.rounds]
 
 
-def noting(
+def recording_decider(
     seen: list[Snapshot], options: RoundOptions = GREEDY
 ) -> Callable[[Snapshot], RoundOutcome]:
     decider = Decider(options)
@@ -47,7 +47,7 @@ def noting(
     return decide
 
 
-def test_rounds_come_at_whole_multiples_and_not_while_no_job_is_there() -> None:
+def test_rounds_happen_at_whole_multiples_of_the_period_and_only_while_there_are_jobs() -> None:
     scenario = a_scenario(
         an_arrival("a", 450.0, iterations=100),
         an_arrival("b", 90_000.0, iterations=100),
@@ -55,35 +55,35 @@ def test_rounds_come_at_whole_multiples_and_not_while_no_job_is_there() -> None:
         nodes=ONE_GPU,
         profiles=[a_profile()],
     )
-    result = simulated(scenario)
+    result = simulate_scenario(scenario)
     assert rounds_of(result) == [600.0, 90_000.0, 90_600.0]
     assert result.end_s.tolist() == [700.0, 90_100.0, 90_700.0]
 
 
-def test_a_failure_of_a_node_while_no_job_is_there_makes_no_round() -> None:
+def test_a_node_failure_while_there_is_no_job_triggers_no_round() -> None:
     scenario = a_scenario(an_arrival("a", 9000.0))
     gone = [Failure(node="a100-0", down_s=1000.0, up_s=2000.0)]
-    assert rounds_of(simulated(scenario, failures=gone))[0] == 9000.0
-    assert rounds_of(simulated(scenario, failures=gone, on_events=True)) == [9000.0]
+    assert rounds_of(simulate_scenario(scenario, failures=gone))[0] == 9000.0
+    assert rounds_of(simulate_scenario(scenario, failures=gone, on_events=True)) == [9000.0]
 
 
-def test_an_arrival_just_after_a_round_is_seen_by_the_next() -> None:
+def test_the_next_round_sees_an_arrival_just_after_a_round() -> None:
     scenario = a_scenario(an_arrival("a", 300.0 + 1e-7))
-    assert rounds_of(simulated(scenario))[0] == 600.0
+    assert rounds_of(simulate_scenario(scenario))[0] == 600.0
 
 
-def test_rounds_on_events_come_at_the_event_and_at_most_one_each_round_s() -> None:
+def test_rounds_on_events_happen_at_events_and_at_most_once_per_round_s() -> None:
     scenario = a_scenario(
         an_arrival("a", 10.0, iterations=10_000),
         an_arrival("b", 20.0, iterations=10_000),
         an_arrival("c", 1000.0, iterations=10_000),
         profiles=[a_profile()],
     )
-    result = simulated(scenario, on_events=True, horizon_s=2000.0)
+    result = simulate_scenario(scenario, on_events=True, horizon_s=2000.0)
     assert rounds_of(result) == [10.0, 310.0, 1000.0]
 
 
-def test_what_no_round_sees_does_not_put_off_a_round_on_events() -> None:
+def test_events_that_no_round_sees_do_not_delay_rounds_on_events() -> None:
     """A straggler comes at 990 s, which is nothing to decide on; the arrival at 1,000 s is."""
     scenario = a_scenario(
         an_arrival("a", 10.0, iterations=10_000),
@@ -91,14 +91,14 @@ def test_what_no_round_sees_does_not_put_off_a_round_on_events() -> None:
         profiles=[a_profile()],
     )
     slow = [Straggler(node="a100-0", start_s=990.0, end_s=995.0, factor=2.0)]
-    result = simulated(scenario, on_events=True, stragglers=slow, horizon_s=2000.0)
+    result = simulate_scenario(scenario, on_events=True, stragglers=slow, horizon_s=2000.0)
     assert rounds_of(result) == [10.0, 1000.0]
 
 
-def test_at_the_horizon_running_jobs_are_logged_until_then() -> None:
+def test_jobs_running_at_the_horizon_are_logged_until_then() -> None:
     """The horizon lies in the middle of a segment, and of a round."""
     scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
-    result = simulated(scenario, overheads=COSTLY, horizon_s=1000.0)
+    result = simulate_scenario(scenario, overheads=COSTLY, horizon_s=1000.0)
     last = result.segments[-1]
     assert (last.start_s, last.ready_s, last.end_s, last.ended_by) == (0.0, 31.0, 1000.0, "horizon")
     assert last.iterations == 969
@@ -106,38 +106,38 @@ def test_at_the_horizon_running_jobs_are_logged_until_then() -> None:
     assert math.isinf(result.end_s[0])
 
 
-def test_jobs_that_have_not_arrived_by_the_horizon_are_none_of_the_run() -> None:
+def test_jobs_that_arrive_after_the_horizon_are_not_part_of_the_run() -> None:
     scenario = a_scenario(an_arrival("a"), an_arrival("b", 5000.0), profiles=[a_profile()])
-    result = simulated(scenario, overheads=replace(FREE, profile_s=100.0), horizon_s=2000.0)
+    result = simulate_scenario(scenario, overheads=replace(FREE, profile_s=100.0), horizon_s=2000.0)
     assert result.state == ("succeeded", "held")
     assert result.profiling_gpu_s == 100.0
 
 
-def test_a_run_is_stuck_once_nothing_is_going_to_start_what_is_left() -> None:
+def test_a_run_is_stuck_if_nothing_can_start_the_remaining_jobs() -> None:
     """No node is ever back, so the job waits; a run without patience would go on for ever."""
     scenario = a_scenario(an_arrival("a", 100.0), nodes=ONE_GPU, profiles=[a_profile()])
     gone = [Failure(node="a100-0", down_s=1.0, up_s=math.inf)]
     for on_events in (False, True):
-        result = simulated(scenario, failures=gone, patience_s=7200.0, on_events=on_events)
+        result = simulate_scenario(scenario, failures=gone, patience_s=7200.0, on_events=on_events)
         assert result.stuck
         assert result.state == ("queued",)
         assert 7200.0 < result.ended_s <= 8000.0
 
 
-def test_a_run_is_not_stuck_while_a_node_is_still_to_come_back() -> None:
+def test_a_run_is_not_stuck_while_a_node_may_still_return() -> None:
     scenario = a_scenario(an_arrival("a", 100.0), nodes=ONE_GPU, profiles=[a_profile()])
     gone = [Failure(node="a100-0", down_s=1.0, up_s=50_000.0)]
-    result = simulated(scenario, failures=gone, patience_s=7200.0)
+    result = simulate_scenario(scenario, failures=gone, patience_s=7200.0)
     assert (result.stuck, result.end_s.tolist()) == (False, [51_100.0])
 
 
-def test_a_job_that_nobody_has_profiled_waits_and_the_run_is_stuck() -> None:
+def test_a_job_without_a_profile_waits_and_the_run_is_stuck() -> None:
     scenario = a_scenario(an_arrival("a", workload=replace(a_profile().workload, model="other")))
-    result = simulated(scenario, patience_s=3600.0)
+    result = simulate_scenario(scenario, patience_s=3600.0)
     assert (result.state, result.stuck) == (("queued",), True)
 
 
-def test_a_job_whose_deadline_cannot_be_met_is_rejected_and_one_that_can_is_promised_and_kept() -> (
+def test_a_job_with_an_impossible_deadline_is_rejected_and_a_possible_one_is_promised_and_kept() -> (
     None
 ):
     scenario = a_scenario(
@@ -147,7 +147,7 @@ def test_a_job_whose_deadline_cannot_be_met_is_rejected_and_one_that_can_is_prom
         profiles=[a_profile()],
     )
     seen: list[Snapshot] = []
-    result = simulated(scenario, decide=noting(seen, DEADLINES))
+    result = simulate_scenario(scenario, decide=recording_decider(seen, DEADLINES))
     assert result.state == ("rejected", "succeeded")
     assert (result.rounds[0].suspended, result.rounds[0].waiting) == (0, 0)
     assert result.end_s[0] == 0.0
@@ -158,7 +158,7 @@ def test_a_job_whose_deadline_cannot_be_met_is_rejected_and_one_that_can_is_prom
     assert {seen[1].jobs.name[j] for j in legs.job.tolist()} == {"meets"}
 
 
-def test_a_round_that_breaks_a_rule_changes_nothing_is_counted_and_has_a_number() -> None:
+def test_a_round_that_breaks_a_rule_changes_nothing_but_is_counted_and_numbered() -> None:
     decider, seen = Decider(GREEDY), []
 
     def decide(snapshot: Snapshot) -> RoundOutcome:
@@ -169,13 +169,13 @@ def test_a_round_that_breaks_a_rule_changes_nothing_is_counted_and_has_a_number(
             outcome = replace(outcome, violations=(broken,))
         return outcome
 
-    result = simulated(a_scenario(an_arrival("a")), decide=decide)
+    result = simulate_scenario(a_scenario(an_arrival("a")), decide=decide)
     assert result.refused == 1
     assert result.first_start_s.tolist() == [300.0]
     assert seen[:2] == [1, 2]
 
 
-def test_progress_hears_how_many_jobs_are_over() -> None:
+def test_progress_reports_how_many_jobs_have_ended() -> None:
     heard: list[tuple[float, int]] = []
     scenario = a_scenario(
         an_arrival("a", iterations=400),
@@ -196,6 +196,6 @@ def test_progress_hears_how_many_jobs_are_over() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"round_s": 0.0}, {"round_s": math.inf}, {"horizon_s": 0.0}, {"patience_s": -1.0}]
 )
-def test_conditions_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
+def test_meaningless_conditions_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         Conditions(**wrong)  # type: ignore[arg-type]

@@ -22,8 +22,17 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.stored import a_leg, a_round, a_summary, legs_of, wait
-from tests.support.stores import PASS_S, C, InMemory, InPostgres, both, decide, decided, view
+from tests.support.stored_cluster import a_leg, a_round, a_summary, legs_of, wait
+from tests.support.stores import (
+    PASS_S,
+    C,
+    InMemory,
+    InPostgres,
+    decide,
+    decision_rows,
+    make_both_stores,
+    view,
+)
 from tests.support.world_rounds import WorldRounds
 from tests.support.worlds import (
     FCFS,
@@ -32,7 +41,7 @@ from tests.support.worlds import (
     a_profile,
     a_scenario,
     an_arrival,
-    runs,
+    run_decision,
     some_specs,
 )
 
@@ -98,13 +107,13 @@ def test_rounds_see_and_decide_the_same_in_both_stores(
     store: PostgresStore, database: Database, policies: tuple[RoundOptions, ...]
 ) -> None:
     scenario, failures = a_script()
-    memory, postgres = both(store, database, scenario, failures, OFTEN)
+    memory, postgres = make_both_stores(store, database, scenario, failures, OFTEN)
     kinds: set[str] = set()
     for step in range(9):
         assert view(postgres.rounds.snapshot(C)) == view(memory.rounds.snapshot(C)), step
         options = policies[step % len(policies)]
         records = [decide(stored, options) for stored in (memory, postgres)]
-        assert decided(records[1]) == decided(records[0]), step
+        assert decision_rows(records[1]) == decision_rows(records[0]), step
         assert records[1].summary.number == records[0].summary.number == step + 1
         assert records[1].summary.running == records[0].summary.running
         kinds |= {d.kind for d in records[0].decisions}
@@ -120,12 +129,12 @@ def test_a_job_that_lost_its_node_waits_like_any_other(
     store: PostgresStore, database: Database
 ) -> None:
     gone = [Failure(node="a100-1", down_s=PASS_S, up_s=2 * PASS_S)]
-    both_stores = both(
+    both_stores = make_both_stores(
         store, database, a_scenario(an_arrival("a", iterations=50_000, restart_s=0.0)), gone, OFTEN
     )
     for stored in both_stores:
         snapshot = stored.rounds.snapshot(C)
-        started = runs(snapshot, "a", [("a100-1", [2])])._replace(opportunistic=True)
+        started = run_decision(snapshot, "a", [("a100-1", [2])])._replace(opportunistic=True)
         stored.rounds.commit(a_round(snapshot, started))
         stored.settle()
         assert stored.rounds.snapshot(C).jobs.opportunistic.tolist() == [True]
@@ -154,16 +163,16 @@ def rounds(request: pytest.FixtureRequest) -> Rounds:
     return InPostgres(PostgresStore(database), database, world, scenario).rounds
 
 
-def empty(snapshot: Snapshot, **overrides: object) -> RoundCommit:
+def an_empty_round(snapshot: Snapshot, **overrides: object) -> RoundCommit:
     """Return a round that decided nothing."""
     return a_round(snapshot, **overrides)
 
 
-def test_a_round_that_was_overtaken_changes_nothing(rounds: Rounds) -> None:
+def test_an_overtaken_round_changes_nothing(rounds: Rounds) -> None:
     one = rounds.snapshot(C)
-    rounds.commit(empty(one))
+    rounds.commit(an_empty_round(one))
     with pytest.raises(RoundSuperseded, match="clusters/simulated/rounds/1"):
-        rounds.commit(empty(one))
+        rounds.commit(an_empty_round(one))
     assert rounds.snapshot(C).round_number == 2
 
 
@@ -171,34 +180,34 @@ def test_a_request_is_committed_once(rounds: Rounds) -> None:
     request = Request(id="r", method="m", digest="d")
     snapshot = rounds.begin_round(C, request)
     assert isinstance(snapshot, Snapshot)
-    first = rounds.commit(empty(snapshot, request=request))
+    first = rounds.commit(an_empty_round(snapshot, request=request))
     again = rounds.begin_round(C, request)
     assert isinstance(again, RoundRecord)
     assert again.summary.number == first.summary.number == 1
-    assert rounds.commit(empty(rounds.snapshot(C), request=request)).summary.number == 1
+    assert rounds.commit(an_empty_round(rounds.snapshot(C), request=request)).summary.number == 1
     assert rounds.snapshot(C).round_number == 2
     with pytest.raises(RequestIdReused):
         rounds.begin_round(C, replace(request, digest="other"))
 
 
-def test_a_round_that_is_late_changes_nothing(rounds: Rounds) -> None:
+def test_a_late_round_changes_nothing(rounds: Rounds) -> None:
     with pytest.raises(DeadlineTooShort):
-        rounds.commit(empty(rounds.snapshot(C)), lambda: False)
+        rounds.commit(an_empty_round(rounds.snapshot(C)), lambda: False)
     assert rounds.snapshot(C).round_number == 1
 
 
-def test_a_refused_round_has_a_number_and_leaves_the_prices_that_were_known(rounds: Rounds) -> None:
+def test_a_refused_round_has_a_number_and_keeps_the_previous_prices(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    rounds.commit(empty(snapshot, summary=a_summary(snapshot, prices={"gpus/a100": 0.5})))
+    rounds.commit(an_empty_round(snapshot, summary=a_summary(snapshot, prices={"gpus/a100": 0.5})))
     snapshot = rounds.snapshot(C)
     wrong = a_summary(snapshot, outcome="refused", prices={"gpus/a100": 9.0})
-    record = rounds.commit(empty(snapshot, summary=wrong))
+    record = rounds.commit(an_empty_round(snapshot, summary=wrong))
     assert (record.summary.outcome, record.summary.number) == ("refused", 2)
     after = rounds.snapshot(C)
     assert (after.round_number, after.prices.price.tolist()) == (3, [0.5])
 
 
-def admitted(
+def admit_decisions(
     snapshot: Snapshot, *jobs: str, kind: DecisionKind = DecisionKind.WAIT
 ) -> list[Decision]:
     """Return that all jobs wait, and these are promised their deadlines."""
@@ -207,35 +216,39 @@ def admitted(
     ]
 
 
-def test_certificates_are_those_of_promised_jobs_job_by_job_in_their_order(rounds: Rounds) -> None:
+def test_certificates_belong_to_promised_jobs_and_are_ordered_by_job(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
     soon, later = a_leg(start_s=1e9, end_s=2e9), a_leg(start_s=3e9, end_s=4e9, gpus=2)
     legs = legs_of(snapshot, b=[soon, later], a=[later], c=[soon])
-    rounds.commit(empty(snapshot, decisions=tuple(admitted(snapshot, "a", "b")), legs=legs))
+    rounds.commit(
+        an_empty_round(snapshot, decisions=tuple(admit_decisions(snapshot, "a", "b")), legs=legs)
+    )
     found = rounds.snapshot(C)
     assert found.jobs.admitted.tolist() == [True, True, False]
     assert found.legs.job.tolist() == [0, 1, 1]
     assert found.legs.start_s.tolist() == [3e9, 1e9, 3e9]
     assert found.legs.gpus.tolist() == [2, 1, 2]
-    rounds.commit(empty(found, decisions=tuple(admitted(found, "a")), legs=found.legs))
+    rounds.commit(
+        an_empty_round(found, decisions=tuple(admit_decisions(found, "a")), legs=found.legs)
+    )
     found = rounds.snapshot(C)
     assert (found.jobs.admitted.tolist(), found.legs.job.tolist()) == ([True, False, False], [0])
 
 
-def test_a_rejected_job_is_over_and_promised_nothing(rounds: Rounds) -> None:
+def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    rejected = admitted(snapshot, "a", "b", "c", kind=DecisionKind.REJECT)[0]
-    others = admitted(snapshot, "b")[1:]
+    rejected = admit_decisions(snapshot, "a", "b", "c", kind=DecisionKind.REJECT)[0]
+    others = admit_decisions(snapshot, "b")[1:]
     legs = legs_of(snapshot, a=[a_leg()], b=[a_leg()])
-    rounds.commit(empty(snapshot, decisions=(rejected, *others), legs=legs))
+    rounds.commit(an_empty_round(snapshot, decisions=(rejected, *others), legs=legs))
     found = rounds.snapshot(C)
     assert found.jobs.name == ("b", "c")
     assert found.legs.job.tolist() == [0]
 
 
-def test_rounds_are_kept_with_what_they_were_decided_on(rounds: Rounds) -> None:
+def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    record = rounds.commit(empty(snapshot))
+    record = rounds.commit(an_empty_round(snapshot))
     assert rounds.get_round(C, 1).summary.number == record.summary.number
     assert encode(rounds.round_snapshot(C, 1)) == encode(snapshot)
 
@@ -247,14 +260,16 @@ def test_rounds_are_kept_with_what_they_were_decided_on(rounds: Rounds) -> None:
         lambda r: r.begin_round("nowhere", None),
         lambda r: r.get_round(C, 1),
         lambda r: r.round_snapshot(C, 7),
-        lambda r: r.commit(empty(replace(r.snapshot(C), cluster="nowhere"))),
+        lambda r: r.commit(an_empty_round(replace(r.snapshot(C), cluster="nowhere"))),
     ],
 )
-def test_what_there_is_not_is_not_found(rounds: Rounds, call: Callable[[Rounds], object]) -> None:
+def test_missing_clusters_and_rounds_are_not_found(
+    rounds: Rounds, call: Callable[[Rounds], object]
+) -> None:
     with pytest.raises(NotFound):
         call(rounds)
 
 
-def test_a_world_meets_the_port() -> None:
+def test_a_world_implements_the_rounds_port() -> None:
     meets: Rounds = WorldRounds(World(a_scenario(), overheads=OFTEN))
     assert meets.snapshot(C).round_number == 1

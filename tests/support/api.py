@@ -24,7 +24,7 @@ from tessera.v1 import (
     tenants_pb2,
     tenants_pb2_grpc,
 )
-from tests.support.rpc import details, serving
+from tests.support.rpc import error_details, serving
 
 C = "clusters/c"
 
@@ -110,11 +110,11 @@ def a_round(**options: Any) -> scheduler_pb2.ScheduleRequest:
     return scheduler_pb2.ScheduleRequest(parent=C, options=scheduler_pb2.RoundOptions(**options))
 
 
-async def refused(call: Awaitable[Message]) -> tuple[StatusCode, str, list[str]]:
+async def refusal_of(call: Awaitable[Message]) -> tuple[StatusCode, str, list[str]]:
     """Return the code, reason and invalid fields of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    info, wrong = details(caught.value)
+    info, wrong = error_details(caught.value)
     return caught.value.code(), info.reason, wrong
 
 

@@ -21,12 +21,12 @@ def conditions(scenario: Scenario, seed: int, error: float) -> dict[str, Any]:
     return {
         "failures": draw_failures(scenario.nodes, 6000.0, seed, OFTEN),
         "stragglers": draw_stragglers(scenario.nodes, 6000.0, seed, OFTEN),
-        "visible": perturb_estimates(hopeful(scenario), error, seed) if error else None,
+        "visible": perturb_estimates(assume_all_run(scenario), error, seed) if error else None,
         "patience_s": 3600.0,
     }
 
 
-def hopeful(scenario: Scenario) -> list[EstimateRecord]:
+def assume_all_run(scenario: Scenario) -> list[EstimateRecord]:
     """Return the profiles as if all Cells ran, so that rounds discover those that do not."""
     return [
         e if math.isfinite(e.iter_time_s) else replace(e, iter_time_s=1.0)

@@ -27,14 +27,14 @@ from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 
 
-def decided(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> RoundOutcome:
+def decide_round(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> RoundOutcome:
     """Decide a round and return its outcome, which must not break a rule."""
     found = plan_round(snapshot, policy, make_solver(name), FOREVER)
     assert found.violations == ()
     return found
 
 
-def kinds(snapshot: Snapshot, found: RoundOutcome) -> dict[str, DecisionKind]:
+def decision_kinds(snapshot: Snapshot, found: RoundOutcome) -> dict[str, DecisionKind]:
     """Return the kind of decision by job name."""
     return {snapshot.jobs.name[d.job]: d.kind for d in found.decisions}
 
@@ -115,7 +115,7 @@ def with_quotas(
     return replace(snapshot, tenants=Tenants.from_rows(tenants), quotas=Quotas.from_rows(rows))
 
 
-def avoiding(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
+def with_avoided_nodes(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
     """Return the snapshot in which jobs avoid nodes, given as pairs (job, node)."""
     rows = [{"job": job, "node": node} for job, node in pairs]
     return replace(snapshot, avoids=Avoids.from_rows(rows))

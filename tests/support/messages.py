@@ -144,7 +144,7 @@ def random_message(kind: Descriptor, rng: Rng, depth: int = DEPTH) -> Message:
     return message
 
 
-def mutated(message: M, rng: Rng, most: int = 3) -> M:
+def mutate(message: M, rng: Rng, most: int = 3) -> M:
     """Return a copy with one to ``most`` fields, at any depth, cleared or set to anything."""
     copy = type(message)()
     copy.CopyFrom(message)

@@ -25,7 +25,7 @@ FLOWS = Path(__file__).with_name("flows.py")
 
 
 @functools.cache
-def why_not() -> str:
+def why_unavailable() -> str:
     """Return why namespaces with shaped cables are impossible here, or "" if they are possible."""
     for program in ("ip", "tc"):
         if shutil.which(program, path=search_path()) is None:
@@ -41,9 +41,9 @@ def why_not() -> str:
 
 @pytest.fixture
 def namespaces() -> None:
-    """Skip a test if ``why_not`` returns a reason."""
-    if why_not():
-        pytest.skip(f"network namespaces: {why_not()}")
+    """Skip a test if ``why_unavailable`` returns a reason."""
+    if why_unavailable():
+        pytest.skip(f"network namespaces: {why_unavailable()}")
 
 
 @contextmanager

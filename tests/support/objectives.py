@@ -58,16 +58,16 @@ def a_round(
     return replace(snapshot, gpu_types=types, tenants=settings_)
 
 
-def drafted(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> Draft:
+def a_draft(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> Draft:
     return with_needs(first_draft(a_round(*jobs, **rest), policy or Policy()))
 
 
-def running(name: str = "j", **more: Any) -> dict[str, Any]:
+def a_running_job(name: str = "j", **more: Any) -> dict[str, Any]:
     """Return a job that runs on 2 x a100."""
     fields: dict[str, Any] = {"requested_gpus": 2, "state": JobState.RUNNING, "cell": (0, 2, 1)}
     return a_job(name, **(fields | more))
 
 
-def values(draft: Draft, objective: str) -> list[float]:
+def values_of(draft: Draft, objective: str) -> list[float]:
     valued = LINEAR_VALUES[objective](draft)
     return [round(v, 6) for v in (valued.gross - valued.price).tolist()]

@@ -111,7 +111,7 @@ def brute_force(problem: Problem) -> int | None:
     return best
 
 
-def same(one: Solution, other: Solution) -> bool:
+def are_equal(one: Solution, other: Solution) -> bool:
     """Return whether two solutions are equal bit for bit."""
     return (
         np.array_equal(one.choice, other.choice)

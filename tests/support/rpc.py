@@ -49,7 +49,7 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
         await server.stop()
 
 
-def details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, list[str]]:
+def error_details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, list[str]]:
     """Return the ErrorInfo of a failed call and the fields that it reports as invalid."""
     metadata = error.trailing_metadata() or ()
     raw = dict(metadata)["grpc-status-details-bin"]

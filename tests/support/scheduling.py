@@ -58,11 +58,11 @@ def cluster(
     return a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, gangs=gangs, batch=BATCH)
 
 
-def waiting(name: str, workload: int = 0, *, gpus: int = 1, **more: Any) -> dict[str, Any]:
+def a_waiting_job(name: str, workload: int = 0, *, gpus: int = 1, **more: Any) -> dict[str, Any]:
     return a_job(name, workload, requested_gpus=gpus, **more)
 
 
-def running(
+def a_running_job(
     name: str, workload: int = 0, *, on: tuple[int, int], gpus: int | None = None, **more: Any
 ) -> dict[str, Any]:
     """Return a job that runs on (type, GPUs), which it also requested unless ``gpus`` differs."""
@@ -72,7 +72,7 @@ def running(
     )
 
 
-def chosen(
+def chosen_cells(
     policy: PublishedScheduler, snapshot: Snapshot, **options: Any
 ) -> list[tuple[int, int] | None]:
     """Return the (type, GPUs) of each job, or None for a job that waits."""
@@ -85,8 +85,8 @@ def chosen(
 
 def gpus_of(policy: PublishedScheduler, snapshot: Snapshot, **options: Any) -> list[int]:
     """Return the GPUs of each job, or 0 for a job that waits."""
-    return [cell[1] if cell else 0 for cell in chosen(policy, snapshot, **options)]
+    return [cell[1] if cell else 0 for cell in chosen_cells(policy, snapshot, **options)]
 
 
-def decided(policy: PublishedScheduler, snapshot: Snapshot) -> RoundOutcome:
+def decide_round(policy: PublishedScheduler, snapshot: Snapshot) -> RoundOutcome:
     return plan_round(snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=policy))

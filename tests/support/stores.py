@@ -22,10 +22,10 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.stored import (
+from tests.support.stored_cluster import (
     do,
     execute,
-    hear,
+    record_heartbeat,
 )
 from tests.support.world_rounds import WorldRounds
 from tests.support.worlds import FREE, StoppedClock
@@ -149,7 +149,7 @@ class InPostgres:
         self.present = [name for name, ok in zip(names, there, strict=True) if ok]
         for name in names:
             if name in self.present:
-                hear(self.store, f"agent-{name}", cluster=C)
+                record_heartbeat(self.store, f"agent-{name}", cluster=C)
             else:
                 silent = (
                     "UPDATE agents SET heard_at = now() - interval '1 h' WHERE name = 'agent-{}'"
@@ -200,7 +200,7 @@ UPDATE jobs SET certificate = (
 """Statements that let time pass in the database, by moving the times of jobs back."""
 
 
-def both(
+def make_both_stores(
     store: PostgresStore,
     database: Database,
     scenario: Scenario,
@@ -309,7 +309,7 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
     }
 
 
-def decided(record: RoundRecord) -> list[Row]:
+def decision_rows(record: RoundRecord) -> list[Row]:
     """Return the decisions of a round by names, in their order."""
     return [
         (

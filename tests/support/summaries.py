@@ -9,7 +9,7 @@ from tessera.formulation.records.rounds import RoundSummary
 from tessera.solvers.rounds.plan import RoundOptions
 
 
-def recorded(options: RoundOptions) -> dict[str, Any]:
+def recorded_options(options: RoundOptions) -> dict[str, Any]:
     """Return options in the form that a round records."""
     found = asdict(options)
     del found["work"]
@@ -22,7 +22,7 @@ def a_summary(**changes: Any) -> RoundSummary:
         "number": 1,
         "epoch": 1,
         "created_s": 1.0,
-        "options": recorded(RoundOptions()),
+        "options": recorded_options(RoundOptions()),
         "status": "optimal",
         "outcome": "committed",
         "objective": 5.0,

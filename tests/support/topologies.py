@@ -21,7 +21,7 @@ from tessera.formulation.topologies.shapes import A100_HOST, HostShape
 from tessera.formulation.topologies.topology import Links, Tier, Topology
 
 
-def hosts(count: int) -> list[str]:
+def host_names(count: int) -> list[str]:
     return [f"host-{i}" for i in range(count)]
 
 
@@ -41,7 +41,7 @@ def a_shape(gpus: int = 2, nics: int = 1, pcie: int = 1, **rest: Any) -> HostSha
 
 def a_clos(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
     numbers = {"tors": 2, "aggregations": 2, "tor_bytes_per_s": 10e9} | rest
-    return build_clos(hosts(count), shape or a_shape(), **numbers)
+    return build_clos(host_names(count), shape or a_shape(), **numbers)
 
 
 def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) -> Topology:
@@ -52,12 +52,12 @@ def a_double_sided(count: int = 4, shape: HostShape | None = None, **rest: Any) 
         "tor_bytes_per_s": 10e9,
         "aggregation_bytes_per_s": 10e9,
     } | rest
-    return build_double_sided(hosts(count), shape or a_shape(), **numbers)
+    return build_double_sided(host_names(count), shape or a_shape(), **numbers)
 
 
 def a_torus(*sizes: int, shape: HostShape | None = None) -> Topology:
     count = int(np.prod(sizes))
-    return build_torus(hosts(count), shape or a_shape(), sizes=sizes, link_bytes_per_s=10e9)
+    return build_torus(host_names(count), shape or a_shape(), sizes=sizes, link_bytes_per_s=10e9)
 
 
 def a_lingjun(rows: Sequence[tuple[str, str, str, str]], **rest: Any) -> Topology:
@@ -99,7 +99,7 @@ def gpu(topology: Topology, host: int, index: int = 0) -> int:
     return int(topology.gpus_of(host)[index])
 
 
-def names(topology: Topology, path: Sequence[int]) -> list[str]:
+def vertex_names(topology: Topology, path: Sequence[int]) -> list[str]:
     """Return the names of the vertices on a path of links, without the first."""
     return [topology.vertices.name[topology.links.target[link]] for link in path]
 
@@ -136,7 +136,7 @@ def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[in
     return set()
 
 
-def without(topology: Topology, *pairs: tuple[str, str]) -> Topology:
+def without_links(topology: Topology, *pairs: tuple[str, str]) -> Topology:
     """Return the topology without the links from the first to the second vertex of each pair."""
     e, v = topology.links, topology.vertices.name
     keep = np.array([(v[a], v[b]) not in pairs for a, b in zip(e.source, e.target, strict=True)])

@@ -115,7 +115,7 @@ def a_world(
     return world
 
 
-def runs(
+def run_decision(
     snapshot: Snapshot,
     job: str,
     members: Members,
@@ -132,7 +132,9 @@ def runs(
     )
 
 
-def waits(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.SUSPEND) -> Decision:
+def wait_decision(
+    snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.SUSPEND
+) -> Decision:
     """Return the decision that ``job`` does not run."""
     return Decision(job=snapshot.jobs.name.index(job), kind=kind)
 
@@ -152,12 +154,12 @@ def give(
     degree: int = 1,
 ) -> None:
     """Give ``job`` these GPUs in a round."""
-    carry_out(world, lambda snapshot: runs(snapshot, job, members, kind, degree))
+    carry_out(world, lambda snapshot: run_decision(snapshot, job, members, kind, degree))
 
 
 def take(world: World, job: str) -> None:
     """Suspend ``job`` in a round."""
-    carry_out(world, lambda snapshot: waits(snapshot, job))
+    carry_out(world, lambda snapshot: wait_decision(snapshot, job))
 
 
 def end_s(world: World, job: str, until_s: float = 1e9) -> float:
@@ -167,12 +169,12 @@ def end_s(world: World, job: str, until_s: float = 1e9) -> float:
     return float(world.store.ended_s[[s.name for s in world.store.specs].index(job)])
 
 
-def done(world: World, job: str) -> float:
+def iterations_done(world: World, job: str) -> float:
     """Return the iterations that ``job`` has trained."""
     return float(world.store.done[[s.name for s in world.store.specs].index(job)])
 
 
-def simulated(
+def simulate_scenario(
     scenario: Scenario,
     options: RoundOptions | None = None,
     decide: Callable[[Snapshot], RoundOutcome] | None = None,

@@ -44,7 +44,7 @@ def test_an_older_generation_cannot_open_again(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(store, 2, 1)
 
 
-def test_a_foreign_file_is_named_not_guessed_at(tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"checkpoint\.json does not hold a JSON object"):
         checkpoint.open_generation(str(tmp_path), 1)
@@ -88,7 +88,7 @@ def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_pat
     assert stored == {"generation": 2, "iterations": 1_000_000}
 
 
-def test_a_later_job_of_the_same_name_begins_anew_and_shuts_the_earlier_one_out(
+def test_a_later_job_of_the_same_name_starts_from_zero_and_locks_the_earlier_one_out(
     tmp_path: Path,
 ) -> None:
     store = str(tmp_path)
@@ -103,7 +103,7 @@ def test_a_later_job_of_the_same_name_begins_anew_and_shuts_the_earlier_one_out(
     assert checkpoint.open_generation(store, 2, job=9) == 5
 
 
-def test_a_checkpoint_of_a_release_without_job_numbers_is_the_jobs_own(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_release_without_job_numbers_belongs_to_the_job(tmp_path: Path) -> None:
     store = str(tmp_path)
     checkpoint.open_generation(store, 3)
     checkpoint.save_checkpoint(store, 3, 40)

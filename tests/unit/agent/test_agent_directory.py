@@ -37,7 +37,7 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_only_its_user_may_look_into_the_data_directory(tmp_path: Path) -> None:
+def test_the_data_directory_is_accessible_only_to_its_user(tmp_path: Path) -> None:
     a_state(tmp_path / "a" / "data")
     assert mode_of(tmp_path / "a" / "data") == mode_of(tmp_path / "a" / "data" / "gangs") == 0o700
     open_to_all = tmp_path / "old"
@@ -47,7 +47,7 @@ def test_only_its_user_may_look_into_the_data_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])
-def test_a_directory_that_others_can_write_to_is_refused(
+def test_a_directory_writable_by_others_is_refused(
     tmp_path: Path, below: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = tmp_path / "shared"
@@ -60,7 +60,7 @@ def test_a_directory_that_others_can_write_to_is_refused(
     assert main([*flags, "--data-dir", str(shared / below)]) == 2
 
 
-def test_a_directory_below_a_sticky_one_is_its_users_own(tmp_path: Path) -> None:
+def test_a_directory_below_a_sticky_one_belongs_to_its_user(tmp_path: Path) -> None:
     shared = tmp_path / "like-tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -76,7 +76,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["../x", "a/b", "..", "", "a" * 101, "c\n"])
-def test_a_cluster_whose_name_leads_elsewhere_is_refused(tmp_path: Path, cluster: str) -> None:
+def test_a_cluster_name_with_a_path_is_refused(tmp_path: Path, cluster: str) -> None:
     flags = ["--server", "127.0.0.1:1", "--node", "n:a100:1", "--data-dir", str(tmp_path / "d")]
     assert main([*flags, "--cluster", cluster]) == 2
     assert not (tmp_path / "d").exists()
@@ -103,7 +103,7 @@ def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
     "text",
     ["", "{", "[]", "{}", '{"job": 1}', "\0\0\0", '{"shares": 3, "members": [], "command": []}'],
 )
-def test_a_gang_whose_description_is_broken_is_cleared_and_its_process_ended(
+def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
     tmp_path: Path, text: str
 ) -> None:
     state = a_state(tmp_path / "d")
@@ -121,9 +121,7 @@ def test_a_gang_whose_description_is_broken_is_cleared_and_its_process_ended(
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
 )
-def test_a_broken_lease_is_one_that_is_over_until_a_server_is_heard(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_broken_lease_counts_as_expired_until_a_server_answers(tmp_path: Path, text: str) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     state = a_state(tmp_path / "d")
     (tmp_path / "d" / "lease.json").write_text(text.replace("%s", boot))
@@ -139,7 +137,7 @@ def test_a_broken_lease_is_one_that_is_over_until_a_server_is_heard(
     assert state.load_lease() == (95.0, 30.0)
 
 
-def test_a_data_directory_that_vanishes_ends_nothing(
+def test_a_data_directory_that_vanishes_ends_no_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = a_state(tmp_path / "d")
@@ -178,7 +176,7 @@ def a_handle(directory: Path) -> ReplayHandle:
 
 
 @pytest.mark.parametrize("text", PROGRESS.values(), ids=PROGRESS)
-def test_progress_that_means_nothing_is_not_known_and_said_once(
+def test_meaningless_progress_counts_as_unknown_and_is_logged_once(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "progress.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -189,20 +187,20 @@ def test_progress_that_means_nothing_is_not_known_and_said_once(
     assert handle.progress() == Progress(iterations=3.0, iter_time_s=0.5)
 
 
-def a_link(path: Path) -> None:
+def link_to_secret(path: Path) -> None:
     path.symlink_to("/etc/passwd")
 
 
-def a_pipe(path: Path) -> None:
+def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def a_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("make", [a_link, a_pipe, a_folder])
-async def test_what_is_no_regular_file_is_not_read_and_holds_nobody_up(
+@pytest.mark.parametrize("make", [link_to_secret, make_pipe, make_folder])
+async def test_an_irregular_file_is_not_read_and_blocks_nothing(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     for name in ("progress.json", "exit.json", "errors.log"):
@@ -217,12 +215,12 @@ async def test_what_is_no_regular_file_is_not_read_and_holds_nobody_up(
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"outcome": "glorious"}', '{"outcome": null}', '{"error": "x"}']
 )
-async def test_an_end_that_means_nothing_is_a_failure(tmp_path: Path, text: str) -> None:
+async def test_a_meaningless_exit_file_counts_as_a_failure(tmp_path: Path, text: str) -> None:
     (tmp_path / "exit.json").write_text(text)
     assert (await a_handle(tmp_path).ended()).outcome is ExitOutcome.FAILED
 
 
-async def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+async def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     script = "import os; os.write(2, b'x' * 1_000_000 + b'\\nlast words\\n'); os._exit(7)"
     process = Process.spawn(
         [sys.executable, "-c", script],
@@ -241,7 +239,7 @@ async def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     "stored",
     [{}, {"iterations": "7"}, {"iterations": -1}, {"iterations": 1e300}, {"iterations": None}],
 )
-def test_a_broken_checkpoint_is_named_with_what_to_do(
+def test_a_broken_checkpoint_is_named_and_the_error_says_what_to_do(
     tmp_path: Path, stored: dict[str, object]
 ) -> None:
     write_json(str(tmp_path / "checkpoint.json"), {"generation": 1, **stored})
@@ -249,19 +247,19 @@ def test_a_broken_checkpoint_is_named_with_what_to_do(
         checkpoint.open_generation(str(tmp_path), 2)
 
 
-def test_a_broken_fence_lets_nobody_write(tmp_path: Path) -> None:
+def test_a_broken_fence_allows_no_writes(tmp_path: Path) -> None:
     write_json(str(tmp_path / "fence.json"), {"unknown": 1})
     with pytest.raises(ValueError, match=r"fence\.json is broken: generation is None"):
         checkpoint.open_generation(str(tmp_path), 2)
 
 
-def test_a_file_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_json(str(tmp_path / "x.json"), {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_an_adopted_gang_whose_identity_is_broken_is_not_adopted(tmp_path: Path) -> None:
+def test_a_gang_with_a_broken_process_identity_is_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text('{"pid": 1}')
     assert ReplayHandle.adopt(tmp_path) is None

@@ -65,14 +65,14 @@ class FakeDcb:
         return ""
 
 
-def change(tag: int, before: int | None, after: int) -> MapChange:
+def a_change(tag: int, before: int | None, after: int) -> MapChange:
     return MapChange(interface="eth1", tag=tag, before=before, after=after)
 
 
-def test_only_what_differs_is_written_and_a_second_time_nothing() -> None:
+def test_only_differing_entries_are_written_and_none_the_second_time() -> None:
     driver = FakeDcb({10: 3, 11: 4, 50: 5})
     table = DcbBackend("eth1", run=driver, dry_run=False)
-    assert table.apply({10: 3, 11: 5, 12: 0}) == (change(11, 4, 5), change(12, None, 0))
+    assert table.apply({10: 3, 11: 5, 12: 0}) == (a_change(11, 4, 5), a_change(12, None, 0))
     assert ["dcb", "app", "replace", "dev", "eth1", "dscp-prio", "11:5", "12:0"] in driver.ran
     assert driver.table == {10: 3, 11: 5, 12: 0, 50: 5}
     driver.ran.clear()
@@ -82,17 +82,17 @@ def test_only_what_differs_is_written_and_a_second_time_nothing() -> None:
 
 def test_a_dry_run_is_the_default_and_writes_nothing() -> None:
     driver = FakeDcb()
-    assert DcbBackend("eth1", run=driver).apply({10: 3}) == (change(10, None, 3),)
+    assert DcbBackend("eth1", run=driver).apply({10: 3}) == (a_change(10, None, 3),)
     assert driver.table == {}
 
 
-def test_what_does_not_read_back_is_an_error_that_says_what_is_in_force() -> None:
+def test_a_map_that_does_not_read_back_is_an_error_that_shows_the_actual_map() -> None:
     driver = FakeDcb({10: 1}, obeys=False)
     with pytest.raises(Unavailable, match="tag 10 is 1, not 3, tag 11 is not mapped, not 2"):
         DcbBackend("eth1", run=driver, dry_run=False).apply({10: 3, 11: 2})
 
 
-def test_a_tag_with_two_priorities_counts_as_not_mapped_so_that_it_is_replaced() -> None:
+def test_a_tag_with_two_priorities_counts_as_unmapped_and_is_replaced() -> None:
     assert parse_dcb('{"dscp_prio":[[0,0],[24,2],[24,3],[48,6]]}') == {0: 0, 48: 6}
 
 
@@ -102,26 +102,24 @@ def test_an_empty_table_maps_nothing(text: str, found: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["dscp-prio 0:0", "[]", '{"dscp_prio":[["x"]]}'])
-def test_what_dcb_never_prints_is_refused(text: str) -> None:
+def test_malformed_dcb_output_is_refused(text: str) -> None:
     with pytest.raises(Unavailable, match="cannot read"):
         parse_dcb(text)
 
 
-def test_maps_with_tags_or_priorities_that_do_not_exist_are_refused() -> None:
+def test_maps_with_invalid_tags_or_priorities_are_refused() -> None:
     with pytest.raises(InvalidInput, match="0 to 63"):
         find_differences("eth1", {}, {64: 0})
     with pytest.raises(InvalidInput, match="0 to 7"):
         find_differences("eth1", {}, {1: 8})
 
 
-def test_what_moves_up_comes_after_new_entries_and_what_moves_down() -> None:
-    new, down, up = change(1, None, 7), change(2, 5, 3), change(3, 3, 5)
+def test_promotions_follow_new_entries_and_demotions() -> None:
+    new, down, up = a_change(1, None, 7), a_change(2, 5, 3), a_change(3, 3, 5)
     assert split_stages([up, new, down]) == ((new, down), (up,))
 
 
-def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_priorities_in_a_class() -> (
-    None
-):
+def test_mlnx_qos_output_with_continued_rows_and_shared_classes_is_parsed() -> None:
     state = parse_mlnx(TRUSTED)
     assert state.trust == "dscp"
     assert (state.priorities[26], state.priorities[48], state.priorities[7]) == (6, 6, 0)
@@ -133,7 +131,9 @@ def test_the_text_of_mlnx_qos_is_read_with_rows_that_go_on_and_several_prioritie
     )
 
 
-def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that_mends_it() -> None:
+def test_nonstrict_shared_or_lossy_priorities_are_reported_with_the_command_that_fixes_them() -> (
+    None
+):
     said = MlnxQosBackend("eth1", run=lambda _: TRUSTED).findings()
     assert said[:3] == (
         "eth1: priorities [0, 3, 6] are scheduled by ets, vendor, not strictly",
@@ -143,7 +143,7 @@ def test_what_is_not_strict_or_shared_or_lossy_is_reported_with_the_command_that
     assert "mlnx_qos -i eth1 -p 0,1,2,3,4,5,6,7 -s strict,strict" in said[3]
 
 
-def test_priorities_whose_classes_are_the_other_way_round_are_reported() -> None:
+def test_priorities_with_swapped_classes_are_reported() -> None:
     swapped = TransmissionSelection(class_of={0: 1, 1: 0}, algorithm={0: "strict", 1: "strict"})
     assert find_shortcomings([1, 0, 1], swapped) == [
         "priority 0 is in traffic class 1, which is served before class 0 of priority 1"
@@ -165,25 +165,25 @@ def test_a_strict_ordered_lossless_nic_has_no_shortcomings() -> None:
         parse_scheduling("[]", "")
 
 
-def test_an_interface_that_trusts_pcp_maps_nothing_and_is_told_to_trust_the_dscp_first() -> None:
+def test_an_interface_that_trusts_pcp_counts_as_unmapped_and_is_set_to_dscp_first() -> None:
     table = MlnxQosBackend("eth1", run=lambda _: PCP)
     assert table.read() == {}
     assert table.findings() == ("eth1: trusts pcp, so DSCP tags have no effect yet",)
     base = ["mlnx_qos", "-i", "eth1"]
-    assert table.commands([change(26, None, 3), change(27, None, 4)]) == [
+    assert table.commands([a_change(26, None, 3), a_change(27, None, 4)]) == [
         [*base, "--trust", "dscp"],
         [*base, "--dscp2prio", "set,26,3", "--dscp2prio", "set,27,4"],
     ]
 
 
-def test_an_interface_that_trusts_the_dscp_only_gets_the_entries() -> None:
+def test_an_interface_that_trusts_dscp_gets_only_the_entries() -> None:
     table = MlnxQosBackend("eth1", run=lambda _: TRUSTED)
     assert table.commands(table.apply({26: 3, 27: 3})) == [
         ["mlnx_qos", "-i", "eth1", "--dscp2prio", "set,26,3"]
     ]
 
 
-def test_output_that_is_not_of_mlnx_qos_is_refused() -> None:
+def test_output_of_another_tool_than_mlnx_qos_is_refused() -> None:
     with pytest.raises(Unavailable, match="no trust state"):
         parse_mlnx("Interface name is required")
 
@@ -193,7 +193,7 @@ def filter_row(protocol: str, value: str, mask: str, flow: str) -> dict[str, obj
     return {"protocol": protocol, "kind": "u32", "options": {"flowid": flow, "match": match}}
 
 
-def test_filters_count_where_both_ip_versions_agree() -> None:
+def test_filters_count_only_if_both_ip_versions_agree() -> None:
     rows = [
         {"protocol": "ip", "pref": 10, "kind": "u32", "chain": 0},
         filter_row("ip", "680000", "fc0000", "7e5:2"),
@@ -205,9 +205,9 @@ def test_filters_count_where_both_ip_versions_agree() -> None:
     assert parse_filters(json.dumps(rows)) == {26: 6}
 
 
-def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
+def test_tc_commands_create_the_discipline_and_filter_both_ip_versions() -> None:
     table = TcBackend("eth1", discipline="prio", unmarked=0, run=lambda _: "[]")
-    made, four, six = table.commands([change(26, None, 6)])
+    made, four, six = table.commands([a_change(26, None, 6)])
     assert (
         made
         == ("tc qdisc replace dev eth1 root handle 7e5: prio bands 8 priomap" + " 7" * 16).split()
@@ -216,7 +216,7 @@ def test_the_commands_of_tc_set_up_and_then_filter_both_ip_versions() -> None:
     assert " ".join(six).endswith("u32 match ip6 priority 0x68 0xfc flowid 7e5:2")
 
 
-def test_another_discipline_and_output_that_is_no_json_are_refused() -> None:
+def test_another_discipline_and_output_that_is_not_json_are_refused() -> None:
     foreign = json.dumps([{"kind": "cake", "handle": "1:", "root": True}])
     with pytest.raises(NotAllowed, match="cake that Tessera did not make"):
         TcBackend("eth1", discipline="prio", run=lambda _: foreign).apply({1: 1})
@@ -229,11 +229,11 @@ def test_htb_without_the_links_rate_is_refused() -> None:
         TcBackend("eth1")
 
 
-def test_the_back_end_none_says_once_what_it_was_asked_for() -> None:
+def test_the_none_back_end_reports_the_requested_changes_once() -> None:
     none = AdviceBackend("eth1")
-    assert none.apply({10: 3}) == (change(10, None, 3),)
+    assert none.apply({10: 3}) == (a_change(10, None, 3),)
     assert none.apply({10: 3}) == ()
-    assert none.commands([change(10, None, 3)]) == []
+    assert none.commands([a_change(10, None, 3)]) == []
     assert "applies nothing" in none.findings()[0]
 
 

@@ -19,7 +19,7 @@ from tessera.service.agent.network.launch import LaunchSettings
 from tessera.service.agent.network.node import NodeNetwork
 
 
-class Table:
+class RecordingBackEnd:
     """A back end that obeys; ``writes`` holds each map that it was given."""
 
     interface = "eth1"
@@ -48,25 +48,25 @@ class Table:
         return ()
 
 
-class Clock:
+class ManualClock:
     now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
 
 
-def settings(**priorities: int) -> TagSettings:
+def settings_of(**priorities: int) -> TagSettings:
     return TagSettings(tags={}, priorities={int(tag[1:]): p for tag, p in priorities.items()})
 
 
-def node_of(table: Table, clock: Clock) -> NodeNetwork:
+def node_of(table: RecordingBackEnd, clock: ManualClock) -> NodeNetwork:
     return NodeNetwork([table], clock=clock, drain_s=0.5)
 
 
-def test_what_moves_up_waits_for_a_drain_after_what_moves_down() -> None:
-    clock, table = Clock(), Table(t1=5, t2=3)
+def test_promotions_wait_for_a_drain_after_demotions() -> None:
+    clock, table = ManualClock(), RecordingBackEnd(t1=5, t2=3)
     node = node_of(table, clock)
-    node.desired(settings(t1=3, t2=5, t3=4))
+    node.desired(settings_of(t1=3, t2=5, t3=4))
     assert table.writes == [{1: 3, 3: 4}]
     assert node.advance() == pytest.approx(0.5)
     clock.now_s = 0.4
@@ -77,31 +77,31 @@ def test_what_moves_up_waits_for_a_drain_after_what_moves_down() -> None:
     assert table.writes == [{1: 3, 3: 4}, {2: 5}]
 
 
-def test_the_same_settings_again_write_nothing() -> None:
-    clock, table = Clock(), Table()
+def test_applying_the_same_settings_again_writes_nothing() -> None:
+    clock, table = ManualClock(), RecordingBackEnd()
     node = node_of(table, clock)
-    node.desired(settings(t1=3))
+    node.desired(settings_of(t1=3))
     clock.now_s = 9.0
-    node.desired(settings(t1=3))
+    node.desired(settings_of(t1=3))
     assert table.writes == [{1: 3}]
     assert node.advance() is None
 
 
-def test_newer_settings_that_come_too_soon_replace_what_was_to_follow() -> None:
-    clock, table = Clock(), Table(t1=5, t2=3)
+def test_newer_settings_within_the_drain_replace_pending_promotions() -> None:
+    clock, table = ManualClock(), RecordingBackEnd(t1=5, t2=3)
     node = node_of(table, clock)
-    node.desired(settings(t1=3, t2=5))
+    node.desired(settings_of(t1=3, t2=5))
     clock.now_s = 0.1
-    node.desired(settings(t1=3, t2=3))
+    node.desired(settings_of(t1=3, t2=3))
     clock.now_s = 1.0
     assert node.advance() is None
     assert table.writes == [{1: 3}]
 
 
-def test_what_somebody_else_changed_is_put_right() -> None:
-    clock, table = Clock(), Table()
+def test_foreign_changes_are_reverted() -> None:
+    clock, table = ManualClock(), RecordingBackEnd()
     node = node_of(table, clock)
-    node.desired(settings(t1=3))
+    node.desired(settings_of(t1=3))
     table.table[1] = 0
     clock.now_s = 1.0
     assert node.advance() is None
@@ -109,11 +109,11 @@ def test_what_somebody_else_changed_is_put_right() -> None:
 
 
 def test_a_refusal_reaches_the_caller_and_is_tried_again_after_a_drain() -> None:
-    clock, table = Clock(), Table()
+    clock, table = ManualClock(), RecordingBackEnd()
     node = node_of(table, clock)
     table.broken = True
     with pytest.raises(Unavailable, match="refused"):
-        node.desired(settings(t1=3))
+        node.desired(settings_of(t1=3))
     table.broken = False
     assert node.advance() == pytest.approx(0.5)
     clock.now_s = 0.5
@@ -121,11 +121,11 @@ def test_a_refusal_reaches_the_caller_and_is_tried_again_after_a_drain() -> None
     assert table.table == {1: 3}
 
 
-def test_advice_is_logged_once_and_nothing_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_advice_is_logged_once_and_leaves_nothing_pending(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    node = NodeNetwork([AdviceBackend("eth1")], clock=Clock())
-    node.desired(settings(t1=3))
-    node.desired(settings(t1=3))
+    node = NodeNetwork([AdviceBackend("eth1")], clock=ManualClock())
+    node.desired(settings_of(t1=3))
+    node.desired(settings_of(t1=3))
     assert node.advance() is None
     assert [r.message for r in caplog.records] == [
         "dry run, so this is not applied: eth1: DSCP 1 to priority 3"
@@ -134,10 +134,10 @@ def test_advice_is_logged_once_and_nothing_waits(caplog: pytest.LogCaptureFixtur
 
 def test_a_negative_drain_is_refused() -> None:
     with pytest.raises(InvalidInput, match="drain_s"):
-        NodeNetwork([], clock=Clock(), drain_s=-1)
+        NodeNetwork([], clock=ManualClock(), drain_s=-1)
 
 
-def rdma(
+def make_rdma_device(
     sys: Path, *, driver: str = "mlx5_core", layer: str = "Ethernet", tclass: str = ""
 ) -> Path:
     base = sys / "class/infiniband/mlx5_0"
@@ -162,15 +162,17 @@ def rdma(
     ],
 )
 def test_a_forced_traffic_class_is_found(tmp_path: Path, text: str, value: int | None) -> None:
-    sys = rdma(tmp_path, tclass=text)
+    sys = make_rdma_device(tmp_path, tclass=text)
     assert rdma_devices("eth1", sys) == ("mlx5_0",)
     assert forced_traffic_classes("eth1", sys) == ({} if value is None else {"mlx5_0": value})
     assert forced_traffic_classes("eth2", sys) == {}
 
 
 def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -> None:
-    table = Table()
-    node = NodeNetwork([table], clock=Clock(), sys=rdma(tmp_path, tclass="Global tclass=106"))
+    table = RecordingBackEnd()
+    node = NodeNetwork(
+        [table], clock=ManualClock(), sys=make_rdma_device(tmp_path, tclass="Global tclass=106")
+    )
     node.desired(TagSettings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
     said, hidden = node.findings()
     assert said == "said"
@@ -179,14 +181,14 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
     assert node.environment("b") == {}
 
 
-def test_jobs_go_unmarked_where_nothing_maps_marks() -> None:
-    node = NodeNetwork([], clock=Clock(), launch=LaunchSettings(marks=False))
+def test_jobs_are_not_marked_if_no_back_end_maps_marks() -> None:
+    node = NodeNetwork([], clock=ManualClock(), launch=LaunchSettings(marks=False))
     node.desired(TagSettings(tags={"a": 12}, priorities={12: 3}))
     assert node.environment("a") == {}
 
 
 def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_path: Path) -> None:
-    sys = rdma(tmp_path)
+    sys = make_rdma_device(tmp_path)
     good = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert (good.steerable, good.reason) == (True, "mlx5dv_modify_qp_udp_sport")
     for adaptive, moves, why in (
@@ -208,7 +210,7 @@ def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_pat
 def test_other_nics_and_infiniband_cannot_be_steered(
     tmp_path: Path, driver: str, layer: str, why: str
 ) -> None:
-    sys = rdma(tmp_path, driver=driver, layer=layer)
+    sys = make_rdma_device(tmp_path, driver=driver, layer=layer)
     found = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert not found.steerable
     assert why in found.reason
@@ -236,7 +238,7 @@ def test_by_default_the_command_only_advises(
         ('{"levels": 1, "jobs": {}}', ("--priorities", "x"), "numbers separated by commas"),
     ],
 )
-def test_wrong_settings_of_the_command_are_refused(
+def test_invalid_settings_of_the_command_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str,

@@ -48,7 +48,7 @@ def test_each_port_has_a_flow_label_that_leads_to_it() -> None:
         assert source_port(flow_label_for(port)) == port
 
 
-def test_candidates_are_different_ports() -> None:
+def test_candidate_ports_are_distinct() -> None:
     assert sorted(candidate_ports(PORT_COUNT)) == list(range(FIRST_PORT, FIRST_PORT + PORT_COUNT))
     with pytest.raises(InvalidInput, match="count"):
         candidate_ports(PORT_COUNT + 1)
@@ -58,7 +58,7 @@ def test_candidates_are_different_ports() -> None:
     "wrong",
     [lambda: source_port(1 << 20), lambda: flow_label_of(1 << 24, 0), lambda: flow_label_for(4791)],
 )
-def test_numbers_that_do_not_fit_are_refused(wrong: object) -> None:
+def test_numbers_out_of_range_are_refused(wrong: object) -> None:
     with pytest.raises(InvalidInput):
         wrong()  # type: ignore[operator]
 
@@ -75,7 +75,7 @@ def test_a_port_is_found_that_hashes_onto_the_wanted_path() -> None:
     assert port_for("spine9", probe, ports) is None
 
 
-def test_a_port_whose_path_changes_is_not_taken() -> None:
+def test_a_port_with_an_unstable_path_is_not_used() -> None:
     asked: list[int] = []
 
     def probe(port: int) -> int:
@@ -85,7 +85,7 @@ def test_a_port_whose_path_changes_is_not_taken() -> None:
     assert port_for(1, probe, [FIRST_PORT, FIRST_PORT + 1]) == FIRST_PORT + 1
 
 
-class Time:
+class SleepingClock:
     """A clock that moves only by its own ``sleep``."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Time:
         self.now_s += seconds
 
 
-def turns(directory: Path, level: int, time: Time) -> LinkTurns:
+def make_turns(directory: Path, level: int, time: SleepingClock) -> LinkTurns:
     return LinkTurns(
         directory=directory,
         level=level,
@@ -110,9 +110,9 @@ def turns(directory: Path, level: int, time: Time) -> LinkTurns:
 
 
 def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path: Path) -> None:
-    time = Time()
+    time = SleepingClock()
     directory = make_turn_directory(tmp_path / "pcie")
-    low, middle, high = (turns(directory, level, time) for level in range(3))
+    low, middle, high = (make_turns(directory, level, time) for level in range(3))
     with high.hold("0000:17:00.0"):
         with middle.hold("0000:17:00.0") as waited_s:
             assert 0.01 <= waited_s < 0.02
@@ -126,11 +126,11 @@ def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path:
             assert above_s == 0
 
 
-def test_a_lower_level_goes_on_as_soon_as_the_higher_one_is_done(tmp_path: Path) -> None:
-    time = Time()
+def test_a_lower_level_continues_as_soon_as_the_higher_one_is_done(tmp_path: Path) -> None:
+    time = SleepingClock()
     directory = make_turn_directory(tmp_path / "pcie")
     held = ExitStack()
-    held.enter_context(turns(directory, 2, time).hold("x"))
+    held.enter_context(make_turns(directory, 2, time).hold("x"))
 
     def sleep(seconds: float) -> None:
         time.sleep(seconds)
@@ -144,9 +144,9 @@ def test_a_lower_level_goes_on_as_soon_as_the_higher_one_is_done(tmp_path: Path)
         assert 0.003 < waited_s < 0.004
 
 
-def test_turns_without_meaning_are_refused(tmp_path: Path) -> None:
+def test_meaningless_turns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="level"):
-        turns(tmp_path, 3, Time())
+        make_turns(tmp_path, 3, SleepingClock())
 
 
 def trace_of(
@@ -195,7 +195,7 @@ def test_the_period_and_bytes_of_an_iteration_are_found(
     assert found.confidence > 0.5
 
 
-def test_unequal_halves_are_not_taken_for_the_period() -> None:
+def test_unequal_halves_of_an_iteration_are_not_mistaken_for_the_period() -> None:
     times, one = trace_of(0.5, bursts=(0.0,))
     _, two = trace_of(0.5, bursts=(0.5,))
     found = find_period(times, one + 0.4 * two)
@@ -210,7 +210,7 @@ def test_noise_alone_has_no_period(seed: int) -> None:
     assert find_period(times, np.cumsum(draw.exponential(1e4, 600))) is None
 
 
-def test_steady_traffic_and_none_have_no_period() -> None:
+def test_steady_or_absent_traffic_has_no_period() -> None:
     times = 0.01 * np.arange(600.0)
     assert find_period(times, 1e4 * np.arange(600.0)) is None
     assert find_period(times, np.zeros(600)) is None
@@ -224,7 +224,7 @@ def test_a_counter_that_is_reset_does_not_hide_the_period() -> None:
     assert found.period_s == pytest.approx(0.5, rel=0.01)
 
 
-def test_too_few_samples_and_times_that_do_not_rise_are_refused() -> None:
+def test_too_few_samples_and_nonincreasing_times_are_refused() -> None:
     with pytest.raises(InvalidInput, match="at least 32"):
         find_period(np.arange(5.0), np.arange(5.0))
     with pytest.raises(InvalidInput, match="rise"):
@@ -252,8 +252,8 @@ def test_counters_of_interfaces_and_rdma_ports_are_read_in_bytes(tmp_path: Path)
         received[0].read()
 
 
-def test_samples_keep_their_pace_when_one_is_late() -> None:
-    time = Time()
+def test_sampling_keeps_its_pace_after_a_late_sample() -> None:
+    time = SleepingClock()
 
     def read() -> int:
         time.now_s += 0.025 if 0.09 < time.now_s < 0.11 else 0.001

@@ -18,11 +18,11 @@ from tessera.service.agent.network.launch import (
 )
 
 
-def many(count: int, level: int = 0) -> dict[str, int]:
+def jobs_at_level(count: int, level: int = 0) -> dict[str, int]:
     return {f"j{number:03d}": level for number in range(count)}
 
 
-def test_jobs_get_different_tags_none_of_them_reserved_and_priorities_by_level() -> None:
+def test_jobs_get_distinct_unreserved_tags_and_priorities_by_level() -> None:
     found = assign_tags({"a": 2, "b": 0, "c": 1}, 3)
     assert len(set(found.tags.values())) == 3
     assert not set(found.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
@@ -35,7 +35,7 @@ def test_jobs_get_different_tags_none_of_them_reserved_and_priorities_by_level()
     assert found.remarks == ()
 
 
-def test_new_levels_change_the_map_and_no_tag() -> None:
+def test_new_levels_change_the_map_but_no_tag() -> None:
     before = assign_tags({"a": 1, "b": 0}, 2)
     after = assign_tags({"a": 0, "b": 1}, 2, before.tags)
     assert after.tags == before.tags
@@ -43,50 +43,50 @@ def test_new_levels_change_the_map_and_no_tag() -> None:
     assert after.priorities[after.tags["b"]] == 1
 
 
-def test_a_tag_that_was_just_given_up_is_the_last_to_be_given_again() -> None:
+def test_a_tag_just_released_is_the_last_to_be_reused() -> None:
     before = assign_tags({"a": 0, "b": 0}, 1)
     after = assign_tags({"b": 0, "c": 0}, 1, before.tags)
     assert after.tags["c"] not in before.tags.values()
 
 
-def test_more_jobs_than_tags_share_those_of_the_lowest_level_and_it_is_said() -> None:
+def test_jobs_of_the_lowest_level_share_tags_if_tags_run_out_with_a_remark() -> None:
     free = len(FabricCapabilities().free_tags)
-    jobs = many(100) | {f"u{n}": 1 for n in range(8)}
+    jobs = jobs_at_level(100) | {f"u{n}": 1 for n in range(8)}
     found = assign_tags(jobs, 2)
     urgent = [found.tags[f"u{n}"] for n in range(8)]
     assert len(set(urgent)) == 8
-    assert not set(urgent) & {found.tags[job] for job in many(100)}
+    assert not set(urgent) & {found.tags[job] for job in jobs_at_level(100)}
     assert len(set(found.tags.values())) == free - 8  # the spare ones
     assert all(found.priorities[found.tags[job]] == jobs[job] for job in jobs)
     assert any("share DSCP tag" in remark for remark in found.remarks)
 
 
-def test_an_urgent_newcomer_gets_a_spare_tag_of_its_own() -> None:
-    before = assign_tags(many(100), 2)
-    after = assign_tags(many(100) | {"new": 1}, 2, before.tags)
+def test_an_urgent_new_job_gets_a_spare_tag_of_its_own() -> None:
+    before = assign_tags(jobs_at_level(100), 2)
+    after = assign_tags(jobs_at_level(100) | {"new": 1}, 2, before.tags)
     assert list(after.tags.values()).count(after.tags["new"]) == 1
     assert all(after.tags[job] == tag for job, tag in before.tags.items())
 
 
-def test_a_job_lifted_by_another_with_its_tag_is_named() -> None:
+def test_a_job_raised_by_another_job_on_its_tag_is_named() -> None:
     found = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
     assert found.priorities[5] == 2
     assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which raises the level of a",)
 
 
-def test_a_running_job_keeps_a_reserved_tag_and_it_is_said() -> None:
+def test_a_running_job_keeps_a_reserved_tag_with_a_remark() -> None:
     found = assign_tags({"a": 0}, 1, {"a": 46})
     assert found.tags == {"a": 46}
     assert "reserved for expedited forwarding" in found.remarks[0]
 
 
-def test_fewer_levels_than_priorities_leave_the_last_to_control_messages() -> None:
+def test_fewer_levels_than_priorities_reserve_the_highest_for_control_messages() -> None:
     found = assign_tags({"a": 1, "b": 0}, 2, fabric=FabricCapabilities(priorities=(1, 3, 6)))
     assert found.priorities == {found.tags["a"]: 3, found.tags["b"]: 1, CONTROL_TAG: 6}
 
 
 @pytest.mark.parametrize("levels", [0, 9, -1])
-def test_a_number_of_levels_that_the_fabric_has_not_is_refused(levels: int) -> None:
+def test_a_number_of_levels_that_the_fabric_lacks_is_refused(levels: int) -> None:
     with pytest.raises(InvalidInput, match="must be 1 to 8"):
         assign_tags({"a": 0}, levels)
 
@@ -104,7 +104,7 @@ def test_levels_and_tags_out_of_range_are_refused() -> None:
         FabricCapabilities(priorities=(1, 1))
 
 
-def test_the_environment_marks_a_job_by_its_tag_and_control_messages_by_theirs() -> None:
+def test_the_environment_marks_a_job_and_its_control_messages_with_their_tags() -> None:
     settings = TagSettings(tags={"a": 26}, priorities={26: 3, CONTROL_TAG: 7})
     assert marking_environment("a", settings) == {
         "NCCL_IB_TC": "106",  # the value that NVIDIA's guides give for DSCP 26
@@ -117,7 +117,7 @@ def test_a_job_without_a_tag_has_no_environment() -> None:
     assert marking_environment("b", TagSettings(tags={"a": 1}, priorities={1: 0})) == {}
 
 
-def test_other_libraries_are_told_when_asked_and_hccl_without_ecn_bits() -> None:
+def test_other_libraries_get_variables_on_request_and_hccl_without_ecn_bits() -> None:
     settings = TagSettings(tags={"a": 10}, priorities={10: 2})
     found = marking_environment("a", settings, LaunchSettings(queue_pairs=4, ucx=True, hccl=True))
     assert found["NCCL_IB_QPS_PER_CONNECTION"] == "4"
@@ -135,7 +135,7 @@ def test_impossible_launch_options_are_refused() -> None:
         traffic_class(64, 0)
 
 
-def test_a_forced_traffic_class_is_reported_unless_it_is_the_jobs_own() -> None:
+def test_a_forced_traffic_class_is_reported_unless_it_matches_the_job() -> None:
     settings = TagSettings(tags={"a": 26}, priorities={26: 3})
     assert find_overridden_marks("a", settings, {"mlx5_0": 106}) == ()
     (said,) = find_overridden_marks("a", settings, {"mlx5_0": 236})

@@ -24,7 +24,7 @@ from tests.support.agents import a_gang, is_running, process_of, until
 from tests.support.patience import PATIENCE_S
 
 
-class Bench:
+class ReplayBench:
     """A data directory in which jobs are started without an agent."""
 
     def __init__(self, root: Path) -> None:
@@ -44,8 +44,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[ReplayBench]:
+    made = ReplayBench(tmp_path)
     yield made
     for pid in made.pids:
         if is_running(pid):
@@ -59,14 +59,14 @@ async def end_of(handle: GangHandle) -> GangExit:
         return await handle.ended()
 
 
-async def test_a_job_runs_to_its_end(bench: Bench) -> None:
+async def test_a_job_runs_to_completion(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_total=1000), clock_factor=10_000)
     assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
     assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0)
     assert checkpoint.open_generation(str(bench.store), 1) == 1000
 
 
-async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: Bench) -> None:
+async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: ReplayBench) -> None:
     first = bench.start(a_gang(iterations_total=1e12), clock_factor=1e6)
     await first.begun()
     first.stop()
@@ -81,13 +81,13 @@ async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: Bench) -> No
     assert resumed_at.iterations == stopped_at.iterations
 
 
-async def test_a_job_resumes_at_what_the_server_knows_if_that_is_further(bench: Bench) -> None:
+async def test_a_job_resumes_at_the_servers_progress_if_that_is_further(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_done=500.0, iterations_total=1e9), clock_factor=1e-3)
     await handle.begun()
     assert handle.progress() == Progress(iterations=500, iter_time_s=0.0)
 
 
-async def test_the_restart_passes_before_a_job_advances(bench: Bench) -> None:
+async def test_a_job_makes_progress_only_after_its_restart_time(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(restart_s=1e9, iterations_total=1.0), clock_factor=1.0)
     begun = asyncio.create_task(handle.begun())
     await until((bench.store / "fence.json").exists)
@@ -98,21 +98,21 @@ async def test_the_restart_passes_before_a_job_advances(bench: Bench) -> None:
     assert await handle.ended() == GangExit(outcome=ExitOutcome.STOPPED)
 
 
-async def test_a_job_that_is_told_to_fail_fails_there(bench: Bench) -> None:
+async def test_a_job_with_a_planned_failure_fails_at_its_iteration(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
     end = await end_of(handle)
     assert end == GangExit(outcome=ExitOutcome.FAILED, error="failed at iteration 30, as requested")
     assert handle.progress() == Progress(iterations=30, iter_time_s=1.0)
 
 
-async def test_an_older_generation_ends_with_the_reason(bench: Bench) -> None:
+async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> None:
     checkpoint.open_generation(str(bench.store), 5)
     end = await end_of(bench.start(a_gang(generation=4), clock_factor=1.0))
     assert end.outcome is ExitOutcome.FAILED
     assert "generation 5 has taken it over" in end.error
 
 
-async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: Bench) -> None:
+async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: ReplayBench) -> None:
     old = bench.start(a_gang(iterations_total=1e12), clock_factor=1.0, checkpoint_s=1.0)
     await old.begun()
     checkpoint.open_generation(str(bench.store), 2)
@@ -120,7 +120,7 @@ async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: Ben
     assert "generation 2 has taken it over" in end.error
 
 
-async def test_a_killed_job_is_told_by_its_signal(bench: Bench) -> None:
+async def test_a_killed_job_is_reported_with_its_signal(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(), clock_factor=1.0)
     await handle.begun()
     handle.kill()
@@ -129,7 +129,7 @@ async def test_a_killed_job_is_told_by_its_signal(bench: Bench) -> None:
     handle.stop()  # harmless
 
 
-async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
+async def test_a_failing_program_is_reported_with_its_last_output(bench: ReplayBench) -> None:
     gang = a_gang(iterations_total=math.inf)
     bench.directory(gang).mkdir(parents=True)
     handle = ReplayRuntime().start(gang, bench.directory(gang), bench.store)
@@ -140,7 +140,7 @@ async def test_a_broken_program_is_told_by_its_last_words(bench: Bench) -> None:
     )
 
 
-async def test_a_process_whose_agent_died_before_naming_it_does_nothing(tmp_path: Path) -> None:
+async def test_a_process_whose_agent_died_before_recording_it_does_nothing(tmp_path: Path) -> None:
     process = Process.spawn(
         python_argv(Path(replay_job.__file__)),
         "",
@@ -152,7 +152,7 @@ async def test_a_process_whose_agent_died_before_naming_it_does_nothing(tmp_path
     assert (tmp_path / "errors.log").read_text() == ""
 
 
-async def test_an_adopted_process_is_watched_and_its_end_known(bench: Bench) -> None:
+async def test_an_adopted_process_is_watched_until_its_end(bench: ReplayBench) -> None:
     gang = a_gang(iterations_total=1e9)
     first = bench.start(gang, clock_factor=1.0)
     await first.begun()
@@ -163,7 +163,7 @@ async def test_an_adopted_process_is_watched_and_its_end_known(bench: Bench) -> 
     assert await end_of(adopted) == GangExit(outcome=ExitOutcome.STOPPED)
 
 
-async def test_a_process_that_has_the_id_of_a_dead_one_is_not_adopted(bench: Bench) -> None:
+async def test_a_process_that_reuses_a_dead_ones_id_is_not_adopted(bench: ReplayBench) -> None:
     gang = a_gang()
     bench.directory(gang).mkdir(parents=True)
     mine = f'{{"pid": {os.getpid()}, "start_ticks": 1, "boot": "another"}}'
@@ -175,7 +175,7 @@ async def test_a_process_that_has_the_id_of_a_dead_one_is_not_adopted(bench: Ben
     assert end.error == "the process died while no agent watched it, and left no exit status"
 
 
-def test_where_nothing_was_started_nothing_is_adopted(tmp_path: Path) -> None:
+def test_a_gang_that_was_never_started_is_not_adopted(tmp_path: Path) -> None:
     assert ReplayRuntime().adopt(tmp_path) is None
 
 

@@ -41,7 +41,7 @@ from tests.support.patience import PATIENCE_S
 PERIOD_S, BYTES = 0.52, 3e8
 
 
-class Wire:
+class SimulatedWire:
     """A node's counter by a clock that only sleeping moves: bursts of a job, and noise."""
 
     def __init__(self, period_s: float = PERIOD_S, noise: float = 0.02, seed: int = 1) -> None:
@@ -65,7 +65,7 @@ class Wire:
         return int(BYTES * (whole + max(0.0, 3 * part - 2)) + self._other)
 
 
-async def here_and_now(samples: CounterSamples) -> TrafficMeasurement | None:
+async def analyse_in_process(samples: CounterSamples) -> TrafficMeasurement | None:
     """Analyse without a process, as ``period`` does."""
     times_s, counts = samples
     found = find_period(np.array(times_s), np.array(counts, np.float64))
@@ -77,19 +77,19 @@ async def here_and_now(samples: CounterSamples) -> TrafficMeasurement | None:
 
 
 def a_sampling(
-    wire: Wire, window_s: float = 30.0, analyse: Analyse = here_and_now
+    wire: SimulatedWire, window_s: float = 30.0, analyse: Analyse = analyse_in_process
 ) -> TrafficSampler:
     return TrafficSampler(
         wire.read, window_s=window_s, clock=wire.clock, sleep=wire.sleep, analyse=analyse
     )
 
 
-def wide(job: str = "a", generation: int = 1) -> Gang:
+def a_wide_gang(job: str = "a", generation: int = 1) -> Gang:
     """Return a gang on two nodes."""
     return a_gang(job, generation, members=("n0", "n1"))
 
 
-def told(sampling: TrafficSampler, gang: Gang) -> tuple[float, float]:
+def reported_traffic(sampling: TrafficSampler, gang: Gang) -> tuple[float, float]:
     job, generation = gang.key
     report = sampling.add_measurement(
         GangReport(job=job, generation=generation, node="n0", phase=GangPhase.RUNNING)
@@ -97,65 +97,70 @@ def told(sampling: TrafficSampler, gang: Gang) -> tuple[float, float]:
     return report.period_s, report.sent_bytes
 
 
-async def test_the_only_gang_that_sends_is_measured_within_two_hundredths() -> None:
-    sampling = a_sampling(Wire())
-    assert told(sampling, wide()) == (0.0, 0.0)
-    assert await sampling.step(lambda: [(wide(), True), (a_gang("small"), True)])
-    period_s, sent_bytes = told(sampling, wide())
+async def test_the_only_sending_gang_is_measured_within_two_percent() -> None:
+    sampling = a_sampling(SimulatedWire())
+    assert reported_traffic(sampling, a_wide_gang()) == (0.0, 0.0)
+    assert await sampling.step(lambda: [(a_wide_gang(), True), (a_gang("small"), True)])
+    period_s, sent_bytes = reported_traffic(sampling, a_wide_gang())
     assert period_s == pytest.approx(PERIOD_S, rel=0.02)
     assert sent_bytes == pytest.approx(1.02 * BYTES, rel=0.02)  # with the noise
-    assert told(sampling, a_gang("small")) == (0.0, 0.0)
+    assert reported_traffic(sampling, a_gang("small")) == (0.0, 0.0)
 
 
 async def test_a_gang_is_measured_once() -> None:
-    wire = Wire()
+    wire = SimulatedWire()
     sampling = a_sampling(wire)
-    assert await sampling.step(lambda: [(wide(), True)])
+    assert await sampling.step(lambda: [(a_wide_gang(), True)])
     end_s = wire.now_s
     assert end_s == pytest.approx(30, rel=0.05)
-    assert not await sampling.step(lambda: [(wide(), True)])
+    assert not await sampling.step(lambda: [(a_wide_gang(), True)])
     assert wire.now_s == end_s
 
 
 @pytest.mark.parametrize(
     "gangs",
-    [[], [(a_gang("small"), True)], [(wide(), False)], [(wide("a"), True), (wide("b"), False)]],
+    [
+        [],
+        [(a_gang("small"), True)],
+        [(a_wide_gang(), False)],
+        [(a_wide_gang("a"), True), (a_wide_gang("b"), False)],
+    ],
 )
-async def test_nothing_is_sampled_where_no_gang_sends_or_several_may(
+async def test_nothing_is_sampled_if_no_gang_or_several_gangs_may_send(
     gangs: list[tuple[Gang, bool]],
 ) -> None:
-    wire = Wire()
+    wire = SimulatedWire()
     assert not await a_sampling(wire).step(lambda: gangs)
     assert wire.now_s == 0.0
 
 
-async def test_several_that_send_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    sampling = a_sampling(Wire())
+async def test_several_sending_gangs_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    sampling = a_sampling(SimulatedWire())
     for _ in range(3):
-        await sampling.step(lambda: [(wide("a"), True), (wide("b"), True)])
+        await sampling.step(lambda: [(a_wide_gang("a"), True), (a_wide_gang("b"), True)])
     assert [r.getMessage() for r in caplog.records] == [
         "traffic is not measured while several jobs send from this node: a, b"
     ]
 
 
 @pytest.mark.parametrize(
-    "then", [[], [(wide("a"), False)], [(wide("a"), True), (wide("b"), False)]]
+    "then", [[], [(a_wide_gang("a"), False)], [(a_wide_gang("a"), True), (a_wide_gang("b"), False)]]
 )
-async def test_a_window_in_which_the_gang_stops_or_meets_another_is_thrown_away(
+async def test_a_window_in_which_the_gang_stops_or_another_sends_is_discarded(
     then: list[tuple[Gang, bool]],
 ) -> None:
-    wire = Wire()
+    wire = SimulatedWire()
     sampling = a_sampling(wire)
-    assert not await sampling.step(lambda: [(wide("a"), True)] if wire.now_s < 10 else then)
+    assert not await sampling.step(lambda: [(a_wide_gang("a"), True)] if wire.now_s < 10 else then)
     assert 10 <= wire.now_s < 12
-    assert told(sampling, wide("a")) == (0.0, 0.0)
-    assert await sampling.step(lambda: [(wide("a"), True)])
+    assert reported_traffic(sampling, a_wide_gang("a")) == (0.0, 0.0)
+    assert await sampling.step(lambda: [(a_wide_gang("a"), True)])
 
 
-async def test_a_gang_without_a_rhythm_is_tried_again_and_then_left(
+async def test_a_gang_without_a_period_is_retried_and_then_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wire = Wire()
+    wire = SimulatedWire()
     tried = 0
 
     async def nothing(_: CounterSamples) -> TrafficMeasurement | None:
@@ -166,34 +171,34 @@ async def test_a_gang_without_a_rhythm_is_tried_again_and_then_left(
 
     sampling = a_sampling(wire, 1.0, nothing)
     for _ in range(MAX_IRREGULAR_WINDOWS + 3):
-        assert not await sampling.step(lambda: [(wide(), True)])
+        assert not await sampling.step(lambda: [(a_wide_gang(), True)])
     assert tried == MAX_IRREGULAR_WINDOWS
     (record,) = caplog.records
     assert record.getMessage().startswith("cannot measure the traffic of a generation 1")
 
 
 async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
-    wire = Wire()
+    wire = SimulatedWire()
     wire.period_s = 1e9  # nothing but noise is sent
     sampling = a_sampling(wire)
-    assert not await sampling.step(lambda: [(wide(), True)])
+    assert not await sampling.step(lambda: [(a_wide_gang(), True)])
     wire.period_s = PERIOD_S
-    assert await sampling.step(lambda: [(wide(), True)])
+    assert await sampling.step(lambda: [(a_wide_gang(), True)])
 
 
-async def test_a_new_generation_is_measured_anew_and_the_old_one_is_forgotten() -> None:
-    sampling = a_sampling(Wire())
-    assert await sampling.step(lambda: [(wide(), True)])
-    assert await sampling.step(lambda: [(wide(generation=2), True)])
-    assert told(sampling, wide(generation=2))[0] > 0
-    assert told(sampling, wide(generation=1)) == (0.0, 0.0)
+async def test_a_new_generation_is_measured_again_and_the_old_one_is_forgotten() -> None:
+    sampling = a_sampling(SimulatedWire())
+    assert await sampling.step(lambda: [(a_wide_gang(), True)])
+    assert await sampling.step(lambda: [(a_wide_gang(generation=2), True)])
+    assert reported_traffic(sampling, a_wide_gang(generation=2))[0] > 0
+    assert reported_traffic(sampling, a_wide_gang(generation=1)) == (0.0, 0.0)
 
 
-async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
+async def test_a_failing_counter_is_logged_once_and_measuring_continues(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tessera.service.agent.network.sampling.CHUNK_S", 0.001)
-    wire = Wire()
+    wire = SimulatedWire()
     wire.failing = "the port is gone"
     reads = 0
 
@@ -205,45 +210,50 @@ async def test_a_counter_that_fails_is_said_once_and_measuring_goes_on(
         return wire.read()
 
     sampling = TrafficSampler(
-        read, window_s=5.0, clock=wire.clock, sleep=wire.sleep, analyse=here_and_now, step_s=0.01
+        read,
+        window_s=5.0,
+        clock=wire.clock,
+        sleep=wire.sleep,
+        analyse=analyse_in_process,
+        step_s=0.01,
     )
     changed = asyncio.Event()
-    watching = asyncio.create_task(sampling.watch(lambda: [(wide(), True)], changed.set))
+    watching = asyncio.create_task(sampling.watch(lambda: [(a_wide_gang(), True)], changed.set))
     async with asyncio.timeout(PATIENCE_S):
         await changed.wait()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    assert told(sampling, wide())[0] == pytest.approx(PERIOD_S, rel=0.05)
+    assert reported_traffic(sampling, a_wide_gang())[0] == pytest.approx(PERIOD_S, rel=0.05)
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert said == ["cannot measure traffic: the port is gone"]
 
 
-async def test_a_mistake_ends_measuring_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_ends_only_the_measuring(caplog: pytest.LogCaptureFixture) -> None:
     async def mistaken(_: CounterSamples) -> TrafficMeasurement | None:
         raise ZeroDivisionError
 
-    sampling = a_sampling(Wire(), 1.0, mistaken)
-    await sampling.watch(lambda: [(wide(), True)], lambda: None)
+    sampling = a_sampling(SimulatedWire(), 1.0, mistaken)
+    await sampling.watch(lambda: [(a_wide_gang(), True)], lambda: None)
     assert [r.getMessage() for r in caplog.records] == [
         "stopped measuring traffic after an unexpected error"
     ]
 
 
-async def test_a_process_of_its_own_finds_the_same() -> None:
-    wire = Wire()
+async def test_analysis_in_a_separate_process_gives_the_same_result() -> None:
+    wire = SimulatedWire()
     samples: CounterSamples = ([], [])
     while wire.now_s < 10:
         samples[0].append(wire.now_s)
         samples[1].append(wire.read())
         wire.sleep(0.01)
-    found, expected = await analysed_apart(samples), await here_and_now(samples)
+    found, expected = await analysed_apart(samples), await analyse_in_process(samples)
     assert found == expected is not None
     assert await analysed_apart(([float(k) for k in range(40)], [0] * 40)) is None
     with pytest.raises(Unavailable, match="at least 32 samples"):
         await analysed_apart(([0.0, 1.0], [0, 1]))
 
 
-class Lives:
+class EndlessProcess:
     """A process that runs until it is asked to end."""
 
     def __init__(self) -> None:
@@ -265,7 +275,7 @@ class Lives:
     kill = stop
 
 
-class Runtime:
+class EndlessRuntime:
     def start(
         self,
         gang: Gang,
@@ -273,29 +283,29 @@ class Runtime:
         checkpoints: Path,
         environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
     ) -> GangHandle:
-        return Lives()
+        return EndlessProcess()
 
     def adopt(self, directory: Path) -> GangHandle | None:
         return None
 
 
-async def test_a_supervisor_tells_what_was_measured_of_leaders_and_of_others(
+async def test_a_supervisor_reports_measurements_for_leaders_and_other_members(
     tmp_path: Path,
 ) -> None:
     state = StateDir(tmp_path, tmp_path / "checkpoints")
     state.claim()
-    wire = Wire()
+    wire = SimulatedWire()
     sampling = a_sampling(wire, 5.0)
     async with asyncio.TaskGroup() as tasks:
         supervisor = Supervisor(
-            Runtime(),
+            EndlessRuntime(),
             state,
             grace_s=1.0,
             spawn=tasks.create_task,
             changed=lambda: None,
             sampling=sampling,
         )
-        led, follows = wide("led"), a_gang("follows", members=("n0", "n1"), leader="n1")
+        led, follows = a_wide_gang("led"), a_gang("follows", members=("n0", "n1"), leader="n1")
         for gang in (led, follows):
             supervisor.apply(supervisor.revision + 1, [gang])
             await until(lambda: [r for _, r in supervisor.live()] == [True])
@@ -310,7 +320,7 @@ async def test_a_supervisor_tells_what_was_measured_of_leaders_and_of_others(
     state.release()
 
 
-def test_a_server_takes_measured_numbers_in_and_those_that_mean_nothing_as_unknown() -> None:
+def test_a_server_accepts_measured_numbers_and_treats_meaningless_ones_as_unknown() -> None:
     reports = [
         GangReport(
             job="a", generation=1, node="n0", phase=GangPhase.RUNNING, period_s=p, sent_bytes=b
@@ -321,7 +331,7 @@ def test_a_server_takes_measured_numbers_in_and_those_that_mean_nothing_as_unkno
     assert [(g.period_s, g.sent_bytes) for g in found] == [(0.5, 3e8), (0.0, 0.0), (0.0, 0.0)]
 
 
-def sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
+def write_sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
     for name, value in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -332,7 +342,7 @@ def sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
 def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
     """Return /sys of a node with a NIC that has an RDMA port, and a bridge."""
     port = "class/infiniband/mlx5_0/ports/1"
-    return sysfs(
+    return write_sysfs(
         tmp_path,
         {
             "class/net/eth0/statistics/tx_bytes": 100,
@@ -346,10 +356,12 @@ def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
     )
 
 
-def test_hardware_is_counted_and_its_rdma_ports_but_no_bridge_nor_loopback(tmp_path: Path) -> None:
+def test_hardware_interfaces_and_rdma_ports_are_counted_but_no_bridge_or_loopback(
+    tmp_path: Path,
+) -> None:
     read = sent_bytes_reader(sys_=a_node(tmp_path))
     assert read() == 100 + 4 * 1000
-    sysfs(tmp_path, {"class/net/eth0/statistics/tx_bytes": 150})
+    write_sysfs(tmp_path, {"class/net/eth0/statistics/tx_bytes": 150})
     assert read() == 150 + 4 * 1000
 
 
@@ -359,19 +371,21 @@ def test_named_interfaces_are_counted_with_their_rdma_ports(tmp_path: Path) -> N
     assert sent_bytes_reader(["eth0", "docker0"], node)() == 107 + 4 * 1000
 
 
-def test_what_goes_over_infiniband_counts_once(tmp_path: Path) -> None:
+def test_infiniband_traffic_is_counted_once(tmp_path: Path) -> None:
     assert sent_bytes_reader(sys_=a_node(tmp_path, "InfiniBand"))() == 4 * 1000
     assert sent_bytes_reader(["eth0"], tmp_path)() == 4 * 1000
 
 
-def test_an_interface_that_is_not_there_and_a_node_without_any_are_refused(tmp_path: Path) -> None:
+def test_a_missing_interface_and_a_node_without_interfaces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no interface eth9"):
         sent_bytes_reader(["eth9"], a_node(tmp_path))
     with pytest.raises(InvalidInput, match="--interface"):
-        sent_bytes_reader(sys_=sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9}))
+        sent_bytes_reader(
+            sys_=write_sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9})
+        )
 
 
-def test_a_counter_that_goes_away_is_said_when_it_is_read(tmp_path: Path) -> None:
+def test_a_vanished_counter_is_reported_when_it_is_read(tmp_path: Path) -> None:
     read = sent_bytes_reader(["docker0"], a_node(tmp_path))
     (tmp_path / "class/net/docker0/statistics/tx_bytes").unlink()
     with pytest.raises(Unavailable, match="docker0"):
@@ -389,6 +403,8 @@ def test_a_counter_that_goes_away_is_said_when_it_is_read(tmp_path: Path) -> Non
         ["--measure-traffic", "30", "--interface", "nosuch0"],
     ],
 )
-def test_what_cannot_be_measured_is_refused_at_the_start(tmp_path: Path, wrong: list[str]) -> None:
+def test_a_node_that_cannot_be_measured_is_refused_at_startup(
+    tmp_path: Path, wrong: list[str]
+) -> None:
     asked = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
     assert main([*asked, "--node", "n:t:1", *wrong]) == 2

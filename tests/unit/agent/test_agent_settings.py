@@ -25,12 +25,12 @@ def a_state(root: Path) -> StateDir:
 @pytest.mark.parametrize(
     ("text", "rack"), [("n0:a100:8", ""), ("n0:a100:8:r1", "r1"), ("n0:a100:8:row:1", "row:1")]
 )
-def test_a_node_is_named_with_its_type_and_gpus(text: str, rack: str) -> None:
+def test_a_node_is_given_as_name_type_and_gpus(text: str, rack: str) -> None:
     assert parse_node(text) == pb.AgentNode(node="n0", gpu_type="a100", gpus=8, rack=rack)
 
 
 @pytest.mark.parametrize("text", ["", "n0", "n0:a100", "n0:a100:many", "n0::8", "n0:a100:0"])
-def test_a_node_that_is_named_wrongly_is_refused(text: str) -> None:
+def test_an_invalid_node_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="NAME:TYPE:GPUS"):
         parse_node(text)
 
@@ -42,7 +42,7 @@ def test_nodes_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "3", '[{"node": "n0"}]'])
-def test_a_wrong_file_of_nodes_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_node_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match="must hold a JSON list"):
@@ -53,7 +53,7 @@ def test_a_wrong_file_of_nodes_is_refused(tmp_path: Path, text: str) -> None:
     "flags",
     [(), ("--node", "n0"), ("--node", "n:t:1", "--lease-s", "0"), ("--nodes-file", "/none")],
 )
-def test_a_wrong_setting_ends_the_agent_with_status_2(
+def test_an_invalid_setting_ends_the_agent_with_status_2(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     always = ("--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path))
@@ -91,7 +91,7 @@ def test_a_restart_does_not_lengthen_the_lease(tmp_path: Path) -> None:
     assert AgentLease(state, lambda: now[0]).left_s() == 3.0
 
 
-def test_a_lease_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
+def test_a_lease_of_an_earlier_boot_is_ignored(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     state.save_lease(100.0, 10.0)
     path = tmp_path / "lease.json"
@@ -99,7 +99,7 @@ def test_a_lease_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
     assert AgentLease(state, lambda: 5.0).left_s() == math.inf
 
 
-def test_a_data_directory_has_one_agent(tmp_path: Path) -> None:
+def test_a_data_directory_is_used_by_one_agent_at_a_time(tmp_path: Path) -> None:
     first = a_state(tmp_path)
     with pytest.raises(NotAllowed, match="another agent runs"):
         a_state(tmp_path)
@@ -107,7 +107,7 @@ def test_a_data_directory_has_one_agent(tmp_path: Path) -> None:
     a_state(tmp_path)
 
 
-def test_a_gang_that_was_never_written_down_whole_is_cleared(tmp_path: Path) -> None:
+def test_a_gang_that_was_not_stored_completely_is_removed(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     state.add(a_gang("a"))
     (tmp_path / "gangs" / "b@1").mkdir()
@@ -115,7 +115,7 @@ def test_a_gang_that_was_never_written_down_whole_is_cleared(tmp_path: Path) -> 
     assert not (tmp_path / "gangs" / "b@1").exists()
 
 
-def test_a_job_whose_name_has_a_slash_stays_in_its_directory(tmp_path: Path) -> None:
+def test_a_job_with_a_slash_in_its_name_stays_in_its_directory(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     assert state.directory(("../../etc", 1)).parent == tmp_path / "gangs"
     assert state.checkpoints("../x").parent == tmp_path / "checkpoints"

@@ -67,7 +67,7 @@ def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> AblationPlan:
     )
 
 
-def test_a_loss_is_against_the_full_policy_and_nothing_is_said_of_that() -> None:
+def test_losses_are_relative_to_the_full_policy_which_has_none_itself() -> None:
     full = a_row("components", "arena", "full", "arena, full")
     rigid = a_row("components", "arena", "no elasticity", "arena, full")
     ran = {full: [a_run([100, 300], 2.0)], rigid: [a_run([200, 300], 1.5)]}
@@ -78,7 +78,7 @@ def test_a_loss_is_against_the_full_policy_and_nothing_is_said_of_that() -> None
     }
 
 
-def test_jobs_that_one_run_left_are_counted_in_place_of_a_mean() -> None:
+def test_jobs_unfinished_in_one_run_are_counted_instead_of_a_mean() -> None:
     full = a_row("components", "arena", "full", "arena, full")
     blind = a_row("components", "arena", "no planner", "arena, full")
     ran = {
@@ -92,7 +92,7 @@ def test_jobs_that_one_run_left_are_counted_in_place_of_a_mean() -> None:
     }
 
 
-def test_a_sweep_of_one_policy_is_against_its_first_point_and_types_against_arena() -> None:
+def test_depth_is_compared_with_its_first_point_and_types_with_arena() -> None:
     deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (3.0, 1.0)]
     types = [
         a_row("types", policy, "all", "arena, all", x)
@@ -111,7 +111,7 @@ def test_a_sweep_of_one_policy_is_against_its_first_point_and_types_against_aren
     }
 
 
-def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
+def test_every_row_has_a_reference_and_can_run() -> None:
     plan = a_plan()
     rows = plan.rows()
     assert len(set(rows)) == len(rows)
@@ -121,7 +121,7 @@ def test_every_row_has_what_it_is_set_against_and_can_run() -> None:
     check_variants([row.run for row in rows], seeds=1)
 
 
-def test_one_thing_differs_from_the_full_policy() -> None:
+def test_each_variant_differs_from_the_full_policy_in_one_thing() -> None:
     rows = {row.name: row.run for row in a_plan().rows() if row.part == "components"}
     full = Variant(asked=RunRequest(work=WORK, policy="ilp:jct"))
     assert rows["ilp:jct, full"] == full
@@ -141,7 +141,7 @@ def test_one_thing_differs_from_the_full_policy() -> None:
 @pytest.mark.parametrize(
     ("dp_memory", "measured", "left_out"), [("", True, 2 + 4), ("dp.csv", False, 2 + 2 + 4)]
 )
-def test_what_needs_data_that_is_absent_is_left_out_and_counted(
+def test_parts_that_need_absent_data_are_left_out_and_counted(
     dp_memory: str, measured: bool, left_out: int
 ) -> None:
     plan = a_plan(dp_memory, measured)
@@ -150,7 +150,7 @@ def test_what_needs_data_that_is_absent_is_left_out_and_counted(
     assert not any(row.run.asked.information == "data-parallel" for row in plan.rows())
 
 
-def test_the_first_queue_is_told_apart() -> None:
+def test_the_first_queue_is_reported_separately() -> None:
     jobs, row = 6, a_row("queues", "arena", "all", "arena, all", 2.0)
     two = AblationRow(
         part=row.part,
@@ -166,7 +166,7 @@ def test_the_first_queue_is_told_apart() -> None:
     assert first_queue_s(two, [run]) == pytest.approx(7.0)
 
 
-def test_sweeps_are_judged_at_their_last_point_and_worst_anywhere() -> None:
+def test_sweeps_are_judged_at_their_last_point_and_at_their_worst_point() -> None:
     found: RunsByPoint = {
         "load": {
             1.0: {
@@ -197,7 +197,7 @@ def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:
     assert math.isnan(found[1])
 
 
-def test_pictures_have_no_jct_where_other_jobs_finished() -> None:
+def test_plots_have_no_jct_if_the_finished_jobs_differ() -> None:
     full = a_row("components", "arena", "full", "arena, full")
     blind = a_row("components", "arena", "no planner", "arena, full")
     slow = a_row("components", "arena", "no pruning", "arena, full")

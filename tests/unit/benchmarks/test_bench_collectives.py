@@ -72,7 +72,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> EstimatorSection:
     return run_collective_section(folder, [0, 1])
 
 
-def test_tables_that_links_made_are_predicted_where_held_back(found: EstimatorSection) -> None:
+def test_held_back_tables_generated_from_links_are_predicted(found: EstimatorSection) -> None:
     figures = found.figures
     assert 1e-6 < figures["collectives_sizes_error"] < 0.1  # 0: what is predicted was known
     assert 1e-6 < figures["collectives_layouts_error"] < 0.2
@@ -82,7 +82,7 @@ def test_tables_that_links_made_are_predicted_where_held_back(found: EstimatorSe
     assert low <= figures["collectives_median_error"] <= high
 
 
-def test_every_table_is_held_back_once_as_a_whole_and_a_share_of_its_sizes_a_seed(
+def test_every_table_is_held_back_once_completely_and_a_share_of_its_sizes_per_seed(
     found: EstimatorSection,
 ) -> None:
     assert found.figures["collectives_layouts_rows"] == 24 * len(SIZES)
@@ -92,7 +92,7 @@ def test_every_table_is_held_back_once_as_a_whole_and_a_share_of_its_sizes_a_see
     assert parts == {"sizes", "layouts", "new layouts", "unseen gpu"}
 
 
-def test_the_artifacts_rule_is_linear_within_and_whole_multiples_above() -> None:
+def test_the_artifacts_rule_is_linear_within_the_table_and_uses_multiples_above_it() -> None:
     (curve,) = curves_of(a_table(A10, Primitive.ALL_REDUCE, 2, 1, 1.0))
     known = Curve(
         layout=curve.layout,
@@ -104,7 +104,7 @@ def test_the_artifacts_rule_is_linear_within_and_whole_multiples_above() -> None
 
 
 @pytest.mark.slow
-def test_held_back_collectives_of_the_published_tables_are_within_a_tenth() -> None:
+def test_held_back_collectives_of_the_published_tables_are_within_ten_percent() -> None:
     folder = data_dir()
     if folder is None:
         pytest.skip("no published data: set TESSERA_DATA")

@@ -72,7 +72,7 @@ def test_a_tally_counts_answers_and_keeps_the_slowest_and_the_first_internal_err
     assert tally.examples == ["GetJob: INTERNAL boom"]
 
 
-def test_tallies_of_several_attackers_add_up_also_after_they_were_sent_as_json() -> None:
+def test_tallies_of_several_attackers_add_up_also_after_a_json_round_trip() -> None:
     first, second = CallTally(), CallTally()
     for _ in range(MAX_EXAMPLES):
         first.record("a", "UNKNOWN", 1.0)
@@ -87,7 +87,7 @@ def test_tallies_of_several_attackers_add_up_also_after_they_were_sent_as_json()
     assert CallTally().slowest == ("", 0.0)
 
 
-def test_frames_are_split_as_they_were_packed_wherever_the_stream_was_cut() -> None:
+def test_frames_are_split_correctly_wherever_the_stream_was_cut() -> None:
     frames = [(wire.SETTINGS, 0, 0, b""), (wire.DATA, wire.END_STREAM, 7, b"x" * 300)]
     raw = b"".join(wire.pack_frame(*frame) for frame in frames)
     for cut in range(len(raw)):
@@ -115,13 +115,13 @@ def test_headers_have_lengths_of_any_size(length: int) -> None:
     assert block[at:] == b"v" * length
 
 
-def test_a_small_document_of_aliases_stands_for_very_many_values() -> None:
+def test_a_small_document_of_aliases_expands_to_many_values() -> None:
     leaves = yaml.safe_load(nest_aliases(2, 3))["layers"]
     assert leaves == [["x"] * 3] * 3
     assert len(nest_aliases(9, 9)) < 600
 
 
-def test_hostile_texts_are_as_long_as_the_limit_allows_or_one_character_more() -> None:
+def test_hostile_texts_reach_the_limit_or_exceed_it_by_one_character() -> None:
     for limit in (65_536, 2**20):
         texts = dict(hostile_texts(limit))
         assert max(map(len, texts.values())) == limit + 1
@@ -170,7 +170,7 @@ def test_the_error_of_each_traceback_in_a_log_is_found() -> None:
     assert find_raised(log) == ["KeyError: 1", "MemoryError"]
 
 
-def test_there_is_a_valid_request_for_each_method_without_streams() -> None:
+def test_every_unary_method_has_a_valid_request() -> None:
     requests = sample_requests()
     unary = {
         path_of(method): method.input_type.full_name
@@ -192,12 +192,12 @@ def test_hostile_objectives_are_valid_and_have_many_goals() -> None:
         parse_objective(options.objective)
 
 
-def test_an_attack_is_scaled_by_its_load_and_never_to_nothing() -> None:
+def test_an_attack_is_scaled_by_its_load_but_never_to_zero() -> None:
     attack = an_attack(load=0.25)
     assert (attack.scaled(2_000), attack.scaled(1), attack.scaled(1, least=4)) == (500, 1, 4)
 
 
-def test_callers_stop_at_their_limit_of_calls_and_count_what_they_were_answered() -> None:
+def test_callers_stop_at_their_call_limit_and_count_their_answers() -> None:
     attack = an_attack()  # nobody listens there
 
     def work(caller: Caller) -> None:
@@ -207,12 +207,12 @@ def test_callers_stop_at_their_limit_of_calls_and_count_what_they_were_answered(
     assert tally.codes == {"UNAVAILABLE": 4}
 
 
-def test_callers_make_no_call_when_the_attack_is_over() -> None:
+def test_callers_make_no_call_after_the_attack() -> None:
     attack = an_attack(until_s=time.monotonic())
     assert call_from_threads(attack, 2, lambda caller: None, most_calls=4).calls == 0
 
 
-def test_a_mistake_of_an_attacker_is_not_taken_for_an_answer() -> None:
+def test_an_error_of_an_attacker_is_not_mistaken_for_an_answer() -> None:
     def work(caller: Caller) -> None:
         raise ZeroDivisionError
 
@@ -220,13 +220,13 @@ def test_a_mistake_of_an_attacker_is_not_taken_for_an_answer() -> None:
         call_from_threads(an_attack(), 1, work, most_calls=1)
 
 
-def test_a_thread_is_busy_that_takes_more_than_its_share() -> None:
+def test_a_thread_that_takes_more_than_its_share_is_busy() -> None:
     before, after = {1: 5.0, 2: 5.0}, {1: 5.1, 2: 5.001, 3: 1.0}
     assert busy_threads(before, after, 1.0, share=0.05) == [1, 3]
     assert busy_threads(before, after, 10.0, share=0.05) == [3]
 
 
-def test_a_thread_that_computes_is_seen_from_outside_until_it_ends() -> None:
+def test_a_computing_thread_is_observed_from_outside_until_it_ends() -> None:
     over = threading.Event()
 
     def compute() -> None:
@@ -250,7 +250,7 @@ def test_the_monitor_keeps_the_worst_of_each_agent_and_of_memory() -> None:
     assert (seen.rss_mib, seen.silence_s) == (100.0, {"a": 2.0, "b": 5.0})
 
 
-def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
+def test_figures_take_the_worst_phase_or_the_sum_of_all_phases() -> None:
     alone = AttackPhase(name="alone", samples=[a_sample("round", 0.4), a_sample("health", 0.01)])
     tally = CallTally()
     tally.record("x", "INTERNAL", 1.0)
@@ -290,18 +290,18 @@ def test_figures_are_of_the_worst_phase_or_the_sum_of_all() -> None:
     assert {"phase": "documents", "internal_errors": 3}.items() <= phases[0].row().items()
 
 
-def test_a_round_within_twice_its_time_alone_and_a_second_is_no_excess() -> None:
+def test_a_round_within_twice_its_time_alone_plus_a_second_is_no_excess() -> None:
     alone = AttackPhase(name="alone", samples=[a_sample("round", 0.5)])
     phase = AttackPhase(name="rounds", samples=[a_sample("round", 2.0)])
     assert sum_up(alone, [phase], sigterm_s=1.0, grace_s=3.0)["other_round_excess_s"] == 0.0
 
 
-def test_bounds_of_times_are_waived_where_a_server_without_work_is_slow_too() -> None:
+def test_time_bounds_are_waived_if_an_idle_server_is_slow_too() -> None:
     assert waived_figures({"control_max_s": 0.2}) == frozenset()
     assert waived_figures({"control_max_s": 0.3}) == {"health_max_s", "other_round_excess_s"}
 
 
-def test_phases_are_chosen_by_name_and_all_of_them_without_a_choice() -> None:
+def test_phases_are_chosen_by_name_and_all_run_by_default() -> None:
     assert chosen_phases("") == [*KINDS, COMBINED_PHASE]
     assert chosen_phases("rounds, together") == ["rounds", "together"]
     with pytest.raises(InvalidInput, match="'nothing' is unknown"):

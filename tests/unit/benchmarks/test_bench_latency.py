@@ -13,7 +13,7 @@ from tests.support.estimates import FlatNetwork
 NETWORK = FlatNetwork(across_bytes_per_s=1.0)
 
 
-def recorded(data: list[int], tensor: list[int], **given: Floats) -> RecordedPlan:
+def a_recorded_plan(data: list[int], tensor: list[int], **given: Floats) -> RecordedPlan:
     """Return a plan whose stages hand on 8 bytes each."""
     stages = len(data)
     nothing = np.zeros(stages)
@@ -49,15 +49,15 @@ def recorded(data: list[int], tensor: list[int], **given: Floats) -> RecordedPla
         ([1, 1], [2, 2], 16, 8),  # partners hand back a part each
     ],
 )
-def test_gpus_get_what_they_need_one_after_another(
+def test_transfers_between_stages_with_unlike_degrees_take_turns(
     data: list[int], tensor: list[int], there: float, back: float
 ) -> None:
-    found = recorded(data, tensor).transfers_s(NETWORK)
+    found = a_recorded_plan(data, tensor).transfers_s(NETWORK)
     assert [x.tolist() for x in found] == [[there, 0.0], [back, 0.0]]
 
 
 def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
-    plan = recorded(
+    plan = a_recorded_plan(
         [1, 1, 1],
         [1, 1, 1],
         forward_s=np.array([1.0, 2.0, 1.0]),
@@ -73,13 +73,13 @@ def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
 
 @pytest.mark.slow
 def test_recorded_plans_are_rebuilt_within_five_percent() -> None:
-    found = run_latency_section(arena(), range(1)).figures
+    found = run_latency_section(arena_folder(), range(1)).figures
     assert found["latency_plans"] == 615
     assert found["latency_median_error"] <= 0.05
     assert found["latency_median_error_without_transfer"] > found["latency_median_error"]
 
 
-def arena() -> Path:
+def arena_folder() -> Path:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "history").is_dir():
         pytest.skip("the Arena data set is not there (TESSERA_DATA)")

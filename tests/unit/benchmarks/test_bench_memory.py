@@ -49,7 +49,7 @@ def test_the_fullest_stage_is_predicted() -> None:
     assert run.predicted_gib(np.array([4.0, 0.0, 0.0])) == 12.0
 
 
-def test_free_sharding_divides_weights_only_where_they_do_not_fit() -> None:
+def test_free_sharding_divides_weights_only_if_they_do_not_fit() -> None:
     copies = np.array([1.0, 0.0, 1.0])
     tight = a_run(10 * a_run().parts, free=np.array([True]))
     assert tight.predicted_gib(copies) == 30.0
@@ -57,7 +57,7 @@ def test_free_sharding_divides_weights_only_where_they_do_not_fit() -> None:
     assert a_run(free=np.array([True])).predicted_gib(copies) == 9.0
 
 
-def test_copies_are_found_again_in_what_they_predict() -> None:
+def test_fitting_recovers_the_copies_that_made_the_measurements() -> None:
     rng = np.random.default_rng(3)
     truth = np.array([0.7, 0.0, 1.3])
     runs = [a_run(rng.uniform(1, 9, (2, 3, 4))) for _ in range(40)]
@@ -95,7 +95,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_that_say_nothing_about_memory_are_left_out_and_counted(small: Path) -> None:
+def test_rows_without_memory_figures_are_skipped_and_counted(small: Path) -> None:
     found = run_memory_section(small, [0]).figures
     assert found["left_out_above_a_fit"] == 1
     assert found["left_out_ran_elsewhere"] == 1
@@ -104,7 +104,7 @@ def test_rows_that_say_nothing_about_memory_are_left_out_and_counted(small: Path
     assert found["memory_rows"] == 4
 
 
-def test_jobs_that_calibrate_do_not_judge(small: Path) -> None:
+def test_calibration_jobs_are_not_judged(small: Path) -> None:
     found = run_memory_section(small, range(4))
     judged = found.figures["oom_judged_rows"]
     assert isinstance(judged, float)

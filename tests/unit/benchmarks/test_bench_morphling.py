@@ -25,7 +25,7 @@ from tessera.solvers.schedulers import registry
 Stretch = tuple[str, float, float]
 
 
-def a_ran(
+def a_finished_run(
     *jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()
 ) -> FinishedRun:
     """Return a run of jobs that arrived at 0; inf: it never ended."""
@@ -43,24 +43,24 @@ def a_ran(
     )
 
 
-def test_mean_jct_is_of_the_jobs_that_ended_and_are_asked_for() -> None:
-    ran = a_ran(3600.0, 7200.0, math.inf)
+def test_the_mean_jct_covers_the_selected_jobs_that_ended() -> None:
+    ran = a_finished_run(3600.0, 7200.0, math.inf)
 
     assert mean_jct_h(ran) == 1.5
     assert mean_jct_h(ran, np.array([False, True, True])) == 2.0
     assert math.isnan(mean_jct_h(ran, np.array([False, False, True])))
 
 
-def test_the_part_of_short_jobs_is_of_what_is_gained_in_all() -> None:
-    ours = a_ran(100.0, 1000.0, math.inf, alone_s=[50.0, 900.0, 20.0])
-    baseline = a_ran(400.0, 1100.0, 5.0, alone_s=[50.0, 900.0, 20.0])
+def test_the_share_of_short_jobs_is_relative_to_the_total_gain() -> None:
+    ours = a_finished_run(100.0, 1000.0, math.inf, alone_s=[50.0, 900.0, 20.0])
+    baseline = a_finished_run(400.0, 1100.0, 5.0, alone_s=[50.0, 900.0, 20.0])
 
     assert short_part(ours, baseline) == 0.75
     assert math.isnan(short_part(ours, ours))
 
 
-def test_guaranteed_jobs_that_were_suspended_are_counted_once_and_moves_are_not() -> None:
-    ran = a_ran(
+def test_suspended_guaranteed_jobs_are_counted_once_and_moves_are_not_counted() -> None:
+    ran = a_finished_run(
         30.0,
         30.0,
         30.0,
@@ -79,18 +79,18 @@ def test_guaranteed_jobs_that_were_suspended_are_counted_once_and_moves_are_not(
     assert taken_off(ran, np.array([True, True, True])) == 2
 
 
-def test_what_was_published_is_of_traces_and_policies_that_there_are() -> None:
+def test_published_results_belong_to_known_traces_and_policies() -> None:
     assert {one.trace for one in KNOWN_RESULTS} == set(TRACES)
     assert {one.policy for one in KNOWN_RESULTS} <= set(registry.scheduler_names())
     assert all(one.jct_h < one.p99_h < one.makespan_h for one in KNOWN_RESULTS)
 
 
-def test_figures_are_of_a_policy_of_ours() -> None:
+def test_figures_require_a_policy_of_tessera() -> None:
     with pytest.raises(InvalidInput, match="not ours"):
         run_morphling_traces(ours="fcfs")
 
 
-def test_without_data_the_case_is_skipped_and_says_so(
+def test_without_data_the_case_is_skipped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))

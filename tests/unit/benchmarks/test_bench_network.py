@@ -25,7 +25,7 @@ from tessera.formulation.tables import Ints
 from tessera.solvers.network.fluid import flop_under_levels
 
 
-def two_ways(*jobs: tuple[float, float, float, float]) -> Contention:
+def jobs_on_two_links(*jobs: tuple[float, float, float, float]) -> Contention:
     """Jobs of (work, compute_s, start_s, comm_s), each of which takes one of two links of 1 byte a second."""
     count = len(jobs)
     work, compute_s, start_s, comm_s = map(np.array, zip(*jobs, strict=True))
@@ -63,8 +63,8 @@ EXAMPLE_1 = (10.0, 2.0, 2.0, 2.0), (5.0, 1.0, 1.0, 1.0)
 """Crux, example 1: 37.5 % with the first job first, 41.7 % with the second (of 10 flop a second)."""
 
 
-def test_two_jobs_with_two_links_are_best_apart_and_example_1_is_what_they_do_together() -> None:
-    space = space_of(two_ways(*EXAMPLE_1))
+def test_two_jobs_on_two_links_are_best_apart_and_on_one_link_match_example_1() -> None:
+    space = space_of(jobs_on_two_links(*EXAMPLE_1))
     path, at = space.best(space.within(3))
     assert sorted(space.chosen[path].tolist()) == [0, 1]
     assert space.work[path, at] == pytest.approx(10 / 4 + 5 / 2, rel=1e-3)
@@ -74,22 +74,22 @@ def test_two_jobs_with_two_links_are_best_apart_and_example_1_is_what_they_do_to
     assert space.work[together, second] == pytest.approx(10 / 6 + 5 / 2, rel=2e-3)
 
 
-def test_jobs_with_the_same_traffic_and_other_work_are_not_confused() -> None:
-    space = space_of(two_ways((10.0, 2.0, 2.0, 1.0), (50.0, 1.0, 1.0, 1.0)))
+def test_jobs_with_equal_traffic_but_different_work_are_distinguished() -> None:
+    space = space_of(jobs_on_two_links((10.0, 2.0, 2.0, 1.0), (50.0, 1.0, 1.0, 1.0)))
     apart = space.path(np.array([1, 0]))
     assert np.allclose(space.work[apart], 10 / 3 + 50 / 2, rtol=2e-3)
 
 
-def test_three_jobs_on_two_links_leave_that_one_alone_that_gains_most() -> None:
+def test_of_three_jobs_on_two_links_the_one_that_gains_most_runs_alone() -> None:
     # the third never has to share with the other two: it sends all the time
-    c = two_ways(*EXAMPLE_1, (100.0, 1.0, 0.5, 1.0))
+    c = jobs_on_two_links(*EXAMPLE_1, (100.0, 1.0, 0.5, 1.0))
     space = space_of(c)
     path, _ = space.best(space.within(3))
     one, other, third = space.chosen[path].tolist()
     assert one == other != third
 
 
-def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> None:
+def test_results_of_separate_parts_match_a_joint_run_of_all_jobs() -> None:
     c = small.on_clos(small.draw_case(7, 1))
     space = space_of(c)
     rng = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def test_what_is_played_in_parts_is_what_all_jobs_do_when_played_at_once() -> No
         assert np.allclose(space.work[path], whole, rtol=1e-9)
 
 
-def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
+def test_no_randomly_tried_plan_does_more_work_than_the_best() -> None:
     c = small.on_clos(small.draw_case(7, 2))
     space = space_of(c)
     most = space.work[space.best(space.within(3))]
@@ -120,7 +120,7 @@ def test_nothing_that_is_tried_by_hand_does_more_than_the_best() -> None:
     assert min(found) < 0.95
 
 
-def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
+def test_the_judge_gives_a_planted_optimum_1_and_every_other_plan_less() -> None:
     c = small.on_clos(small.draw_case(7, 3))
     judge = micro.CaseJudge(space_of(c), 3)
     space = judge.space
@@ -136,21 +136,21 @@ def test_the_judge_gives_a_planted_optimum_1_and_all_others_less() -> None:
     assert max([*everything, *judge.compression().values()]) <= 1 + 1e-9
 
 
-def test_with_one_level_there_is_nothing_to_choose_but_paths() -> None:
+def test_with_one_level_only_paths_can_be_chosen() -> None:
     judge = micro.CaseJudge(space_of(small.on_clos(small.draw_case(7, 3))), 1)
     for shares in (judge.priorities(), judge.compression(), judge.compression_on(0)):
         assert set(shares.values()) == {1.0}
 
 
-def test_a_plan_that_is_none_of_what_was_tried_is_refused() -> None:
-    space = space_of(two_ways(*EXAMPLE_1))
+def test_a_network_plan_outside_the_enumerated_ones_is_refused() -> None:
+    space = space_of(jobs_on_two_links(*EXAMPLE_1))
     with pytest.raises(InvalidInput, match="not among those"):
         space.of(plan_of(np.array([0, 2]), np.array([1, 0])))
     with pytest.raises(InvalidInput, match="can be tried"):
-        space_of(two_ways(*[EXAMPLE_1[0]] * 7))
+        space_of(jobs_on_two_links(*[EXAMPLE_1[0]] * 7))
 
 
-def test_all_541_ways_to_order_five_jobs_are_tried_once() -> None:
+def test_all_541_weak_orders_of_five_jobs_are_tried_once() -> None:
     rows = weak_orders(5)
     assert len(rows) == len(np.unique(rows, axis=0)) == 541
     assert {tuple(row) for row in permutations(range(5))} <= {tuple(row) for row in rows.tolist()}
@@ -161,8 +161,8 @@ def test_all_541_ways_to_order_five_jobs_are_tried_once() -> None:
     assert dense_levels(np.array([[7, -2, 7, 30]])).tolist() == [[1, 0, 1, 2]]
 
 
-def test_levels_may_only_invert_an_order_where_jobs_share_no_link() -> None:
-    c = two_ways(*EXAMPLE_1, EXAMPLE_1[0])
+def test_levels_may_invert_an_order_only_for_jobs_that_share_no_link() -> None:
+    c = jobs_on_two_links(*EXAMPLE_1, EXAMPLE_1[0])
     demand = demand_of(c, np.array([0, 0, 1]))
     level = np.array([[1, 0, 2], [0, 1, 2], [0, 0, 0]])
     assert without_inversion(demand, np.array([0, 1, 2]), level).tolist() == [True, False, True]
@@ -177,8 +177,8 @@ def test_the_best_order_can_become_the_best_levels() -> None:
         assert work[allowed].max() == pytest.approx(judge.most, rel=1e-9)
 
 
-def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job() -> None:
-    c = two_ways(*[EXAMPLE_1[0]] * 3)
+def test_the_best_order_is_chosen_for_the_available_levels_not_for_one_level_per_job() -> None:
+    c = jobs_on_two_links(*[EXAMPLE_1[0]] * 3)
     level = weak_orders(3)
     work = np.ones((1, len(level)))
     work[0, (level == [1, 0, 0]).all(axis=1)] = 5.0  # with two levels
@@ -195,7 +195,7 @@ def test_the_best_order_is_not_one_that_only_does_well_with_a_level_for_each_job
     assert micro.CaseJudge(space, 2).best_order(0).tolist() == [0, 2, 1]
 
 
-def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_found() -> None:
+def test_doubling_the_window_hardly_changes_the_result() -> None:
     c = small.on_clos(small.draw_case(7, 4))
     space = space_of(c)
     assert space.drift <= 2e-3
@@ -206,7 +206,7 @@ def test_the_window_is_long_enough_that_twice_as_long_hardly_changes_what_is_fou
         assert np.quantile(changed, 0.95) < 5e-3
 
 
-def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -> None:
+def test_cases_keep_their_stated_properties_and_depend_only_on_seed_and_number() -> None:
     for number in range(20):
         case = small.draw_case(3, number)
         assert case.hosts <= 20
@@ -226,7 +226,7 @@ def test_cases_keep_what_is_said_of_them_and_depend_on_seed_and_number_alone() -
     assert small.draw_case(3, 0).jobs[0].comm_s != small.draw_case(4, 0).jobs[0].comm_s
 
 
-def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their_own() -> None:
+def test_all_placements_and_the_torus_have_the_same_jobs_on_whole_hosts() -> None:
     case = small.draw_case(3, 5)
     for placed in (*case.placements, case.torus_placement):
         assert [len(hosts) for hosts in placed] == [job.hosts for job in case.jobs]
@@ -238,7 +238,7 @@ def test_each_placement_and_the_torus_have_the_same_jobs_on_whole_hosts_of_their
     assert (np.diff(torus.candidate_start) > 1).any()
 
 
-def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
+def test_one_path_choice_loads_a_link_like_all_flows_over_one_switch() -> None:
     case = small.draw_case(3, 6)
     c = small.on_clos(case, 1)
     demand = demand_of(c, np.ones(5, np.int64))
@@ -253,7 +253,7 @@ def test_one_choice_loads_what_all_flows_by_one_switch_load() -> None:
         assert len(on_cables) == 2 * len(tors)
 
 
-def test_the_small_run_keeps_its_bounds_and_tells_of_all_parts() -> None:
+def test_the_smoke_run_keeps_its_bounds_and_reports_all_parts() -> None:
     found = find_cases()["network"]
     assert found.run is network.judge_network
     result = run_case(found, found.smoke | {"cases": 1}, ["bench"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.benchmarks.harness.command import table_blocks
 
 
-def test_columns_that_do_not_fit_go_into_a_table_of_their_own_with_the_first() -> None:
+def test_columns_that_do_not_fit_go_into_another_table_with_the_first_column() -> None:
     rows = [
         {"policy": "fcfs", "a": 1.0, "b": "x" * 10},
         {"policy": "arena", "a": 12345.678, "c": 2},
@@ -16,7 +16,7 @@ def test_columns_that_do_not_fit_go_into_a_table_of_their_own_with_the_first() -
     assert table_blocks(rows, 29) == [["policy", "a"], ["policy", "b", "c"]]
 
 
-def test_a_column_that_is_wider_than_the_screen_is_printed_all_the_same() -> None:
+def test_a_column_wider_than_the_screen_is_still_printed() -> None:
     assert table_blocks([{"policy": "x" * 50, "a": "y" * 50, "b": 1}], 20) == [
         ["policy", "a"],
         ["policy", "b"],

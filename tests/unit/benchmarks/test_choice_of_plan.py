@@ -33,7 +33,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_cells(tmp_path)
 
 
-def test_groups_of_one_cell_are_one_cell(cells: list[RecordedCell]) -> None:
+def test_measurement_groups_of_one_cell_are_merged(cells: list[RecordedCell]) -> None:
     assert len(cells) == 9
     assert sum(len(cell.ends) for cell in cells) == 647
     assert {cell.groups for cell in cells} >= {("8d", "8d_2"), ("16d_moe",)}
@@ -46,7 +46,7 @@ def test_plans_are_rows_of_the_candidates(cells: list[RecordedCell]) -> None:
         assert (cell.candidates.dp[cell.rows] == np.where(cell.data_parallel, 2, 1)).all()
 
 
-def test_layers_kernels_add_up_to_those_of_stages(cells: list[RecordedCell]) -> None:
+def test_kernel_times_of_layers_add_up_to_those_of_stages(cells: list[RecordedCell]) -> None:
     for cell in cells:
         layers = np.concatenate([[0.0], cell.kernels_of_layers(True).cumsum()])
         stages = (layers[cell.ends] - layers[cell.starts])[cell.data_parallel]
@@ -54,7 +54,7 @@ def test_layers_kernels_add_up_to_those_of_stages(cells: list[RecordedCell]) -> 
 
 
 @pytest.mark.parametrize("load", [choice_of_plan.learned_compute, choice_of_plan.recorded_roofline])
-def test_no_choice_depends_on_times_of_the_judged_cell(
+def test_no_choice_depends_on_times_of_the_cell_that_is_judged(
     cells: list[RecordedCell], load: choice_of_plan.Load
 ) -> None:
     for k, cell in enumerate(cells):
@@ -75,7 +75,7 @@ def test_no_choice_depends_on_times_of_the_judged_cell(
         assert np.isfinite(latency.worst_s).all()
 
 
-def test_proxies_reach_most_of_the_best_plans(folder: Path) -> None:
+def test_proxies_come_close_to_the_best_plans(folder: Path) -> None:
     figures = choice_of_plan.run_plan_section(folder, [0]).figures
     assert figures["proxy_share"] >= 0.95
     assert figures["proxy_share_any"] < figures["proxy_share_even"] < figures["proxy_share"]

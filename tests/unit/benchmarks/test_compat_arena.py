@@ -32,10 +32,10 @@ from tests.support.worlds import (
     a_random_scenario,
     a_scenario,
     an_arrival,
-    runs,
-    simulated,
+    run_decision,
+    simulate_scenario,
     some_specs,
-    waits,
+    wait_decision,
 )
 
 FREE = LaunchCost(per_gpu_s=0.0, cap_s=0.0)
@@ -54,11 +54,11 @@ def a_world(scenario: Scenario, launch: LaunchCost = FREE, **on: bool) -> ArenaW
 def give(
     world: ArenaWorld, job: str, members: Any, kind: DecisionKind = DecisionKind.START
 ) -> None:
-    world.carry_out([runs(world.snapshot(), job, members, kind)])
+    world.carry_out([run_decision(world.snapshot(), job, members, kind)])
 
 
 def take(world: ArenaWorld, job: str) -> None:
-    world.carry_out([waits(world.snapshot(), job)])
+    world.carry_out([wait_decision(world.snapshot(), job)])
 
 
 def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
@@ -70,7 +70,7 @@ def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
     raise AssertionError("it does not end")
 
 
-def compared(
+def run_policy(
     scenario: Scenario, policy: str = "fcfs", rounds: int = 300, **on: bool
 ) -> CompatResult:
     return run_artifact(
@@ -80,11 +80,13 @@ def compared(
 
 @pytest.mark.parametrize("policy", ["greedy", "fcfs", "ilp", "arena", "deadlines"])
 @pytest.mark.parametrize("seed", range(3))
-def test_with_every_oddity_off_the_world_is_the_honest_one(policy: str, seed: int) -> None:
+def test_without_oddities_the_world_matches_the_simulator(policy: str, seed: int) -> None:
     scenario, cost_s = a_random_scenario(seed), 50.0
     overheads = Overheads(save_s=0.0, load_s=cost_s, search_s={1: 0.0})
     launch = LaunchCost(per_gpu_s=cost_s, cap_s=cost_s)
-    honest = simulated(scenario, POLICIES[policy], overheads=overheads, horizon_s=200 * 300.0)
+    honest = simulate_scenario(
+        scenario, POLICIES[policy], overheads=overheads, horizon_s=200 * 300.0
+    )
     mine = run_artifact(
         scenario, Decider(POLICIES[policy]), rounds=200, launch=launch, oddities=Oddities()
     )
@@ -98,38 +100,38 @@ def test_with_every_oddity_off_the_world_is_the_honest_one(policy: str, seed: in
 
 def test_an_early_arrival_takes_part_in_the_round_before_it() -> None:
     scenario = a_scenario(an_arrival("a", 301.0, iterations=100), an_arrival("b", 600.0))
-    early = compared(scenario, early_arrival=True)
+    early = run_policy(scenario, early_arrival=True)
     assert early.entered_s.tolist() == [300.0, 300.0]
     assert early.ended_s[0] == 400.0
-    late = compared(scenario)
+    late = run_policy(scenario)
     assert late.entered_s.tolist() == [301.0, 600.0]
     assert late.ended_s[0] == 700.0
 
 
-def test_a_job_that_arrives_at_the_start_of_all_is_in_the_first_round() -> None:
-    assert compared(a_scenario(an_arrival("a", 0.0)), early_arrival=True).entered_s[0] == 0.0
+def test_a_job_that_arrives_at_time_zero_is_in_the_first_round() -> None:
+    assert run_policy(a_scenario(an_arrival("a", 0.0)), early_arrival=True).entered_s[0] == 0.0
 
 
-def test_idle_rounds_decide_nothing() -> None:
+def test_idle_rounds_make_no_decisions() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1000), an_arrival("b", 700.0, iterations=10))
-    assert compared(scenario, rounds=10, idle_rounds=True).decided == 2  # at 0 and 900 s
-    assert compared(scenario, rounds=10).decided == 4  # until nobody is left
+    assert run_policy(scenario, rounds=10, idle_rounds=True).decided == 2  # at 0 and 900 s
+    assert run_policy(scenario, rounds=10).decided == 4  # until nobody is left
 
 
-def test_whole_rounds_hold_gpus_until_the_round_is_over() -> None:
+def test_with_whole_rounds_gpus_are_held_until_the_round_ends() -> None:
     scenario = a_scenario(an_arrival("a", iterations=301))
-    assert compared(scenario).ended_s[0] == 301.0
-    assert compared(scenario, whole_rounds=True).ended_s[0] == 600.0
+    assert run_policy(scenario).ended_s[0] == 301.0
+    assert run_policy(scenario, whole_rounds=True).ended_s[0] == 600.0
 
 
-def test_what_ends_with_the_last_whole_round_is_not_seen() -> None:
+def test_an_end_in_the_last_whole_round_is_not_observed() -> None:
     scenario = a_scenario(an_arrival("a", iterations=301))
-    assert math.isinf(compared(scenario, rounds=2, whole_rounds=True).ended_s[0])
-    assert compared(scenario, rounds=3, whole_rounds=True).ended_s[0] == 600.0
-    assert compared(scenario, rounds=2).ended_s[0] == 301.0
+    assert math.isinf(run_policy(scenario, rounds=2, whole_rounds=True).ended_s[0])
+    assert run_policy(scenario, rounds=3, whole_rounds=True).ended_s[0] == 600.0
+    assert run_policy(scenario, rounds=2).ended_s[0] == 301.0
 
 
-def test_an_upgrade_speeds_up_the_past_where_that_is_switched_on() -> None:
+def test_with_repriced_past_an_upgrade_speeds_up_past_progress() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1200))
     for on, rounds in ((True, 1), (False, 2)):  # 300 s at 1/s, then at 2/s: 1200 or 900 by 600 s
         world = a_world(scenario, repriced_past=on)
@@ -147,7 +149,7 @@ def test_repriced_progress_counts_whole_iterations() -> None:
     assert world.store.done[0] == 300 // 7
 
 
-def test_a_suspended_job_pays_twice_where_that_is_switched_on() -> None:
+def test_a_suspended_job_pays_twice_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1000))
     for on, rounds in ((True, 2), (False, 3)):
         world = a_world(scenario, suspended_twice=on)
@@ -163,7 +165,7 @@ def test_a_suspended_job_pays_twice_where_that_is_switched_on() -> None:
     ("gpus", "lost_s", "recorded"),
     [(1, 0.0, [0.5, 1.0, 1.0]), (2, 0.0, [0.0, 1.0, 1.0]), (4, 300.0, [0.0, 0.0, 1.0])],
 )
-def test_a_restart_lowers_the_curve_and_delays_only_large_jobs(
+def test_a_restart_charged_to_the_curve_lowers_it_and_delays_only_large_jobs(
     gpus: int, lost_s: float, recorded: list[float]
 ) -> None:
     scenario = a_scenario(an_arrival("a", iterations=1200 * gpus, requested_gpus=gpus))
@@ -183,7 +185,7 @@ def test_a_restart_that_is_charged_to_the_job_delays_it() -> None:
     assert world.store.ended_s[0] == 650.0
 
 
-def test_a_restart_within_a_long_restart_starts_the_count_anew() -> None:
+def test_a_restart_during_a_long_restart_starts_the_count_again() -> None:
     scenario = a_scenario(an_arrival("a", iterations=4 * 1200, requested_gpus=4))
     world = a_world(scenario, OTHERS, overhead_on_curve=True)
     give(world, "a", (("a100-0", (0, 1, 2, 3)),))
@@ -193,7 +195,7 @@ def test_a_restart_within_a_long_restart_starts_the_count_anew() -> None:
     assert world.gains[0] == 2
 
 
-def test_giving_gpus_back_is_free_where_that_is_switched_on() -> None:
+def test_releasing_gpus_is_free_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a", iterations=2100))
     for on, end_s in ((True, 1800.0), (False, 1950.0)):
         world = a_world(scenario, OTHERS, free_release=on)
@@ -206,7 +208,7 @@ def test_giving_gpus_back_is_free_where_that_is_switched_on() -> None:
         assert world.gains[0] == 1
 
 
-def test_rates_have_three_decimals_where_that_is_switched_on() -> None:
+def test_rates_have_three_decimals_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a"), profiles=[a_profile(1, 0.3)])
     for on, expected in ((True, 33.333), (False, 10 / 0.3)):
         world = a_world(scenario, rounded_rates=on)
@@ -214,15 +216,15 @@ def test_rates_have_three_decimals_where_that_is_switched_on() -> None:
         assert world.samples_s() == expected
 
 
-def test_a_job_that_ends_counts_for_all_of_its_last_round_where_that_is_switched_on() -> None:
+def test_a_job_that_ends_is_counted_for_its_whole_last_round_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a", iterations=330))
-    whole = compared(scenario, rounds=3, ending_counts_whole=True)
+    whole = run_policy(scenario, rounds=3, ending_counts_whole=True)
     assert whole.samples_s.tolist() == [10.0, 10.0, 0.0]
-    part = compared(scenario, rounds=3)
+    part = run_policy(scenario, rounds=3)
     assert part.samples_s == pytest.approx([10.0, 1.0, 0.0])
 
 
-def a_larger_size_known() -> Scenario:
+def a_scenario_with_a_larger_size_measured() -> Scenario:
     """Return a job of 1B that needs two GPUs, of which only 2B is measured on two."""
     large = Workload(model="bert", params="2B", global_batch=10)
     return a_scenario(
@@ -231,16 +233,16 @@ def a_larger_size_known() -> Scenario:
     )
 
 
-def test_a_size_that_was_not_measured_is_inferred_from_the_next_larger_one() -> None:
-    scenario = a_larger_size_known()
-    assert compared(scenario, inferred_sizes=True).ended_s[0] == pytest.approx(500.0)
-    assert math.isinf(compared(scenario).ended_s[0])
+def test_an_unmeasured_size_is_inferred_from_the_next_larger_one() -> None:
+    scenario = a_scenario_with_a_larger_size_measured()
+    assert run_policy(scenario, inferred_sizes=True).ended_s[0] == pytest.approx(500.0)
+    assert math.isinf(run_policy(scenario).ended_s[0])
 
 
-def test_slow_iterations_are_infeasible_where_that_is_switched_on() -> None:
+def test_slow_iterations_are_infeasible_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a", iterations=2), profiles=[a_profile(1, 301.0)])
-    assert math.isinf(compared(scenario, slow_is_infeasible=True).ended_s[0])
-    assert compared(scenario).ended_s[0] == 602.0
+    assert math.isinf(run_policy(scenario, slow_is_infeasible=True).ended_s[0])
+    assert run_policy(scenario).ended_s[0] == 602.0
 
 
 def test_scattered_starts_take_the_freest_nodes_and_block_their_type() -> None:
@@ -254,21 +256,21 @@ def test_scattered_starts_take_the_freest_nodes_and_block_their_type() -> None:
         an_arrival("last", iterations=200, requested_gpus=1, requested_type="a100"),
     ]
     scenario = a_scenario(*jobs, nodes=nodes)
-    packed = compared(scenario)
+    packed = run_policy(scenario)
     assert packed.queued_s.tolist() == [0.0, 0.0, 0.0, 300.0]
-    scattered = compared(scenario, scattered_starts=True)
+    scattered = run_policy(scenario, scattered_starts=True)
     assert scattered.queued_s.tolist() == [0.0, 0.0, 300.0, 300.0]
 
 
-def test_a_whole_shape_is_all_that_scattered_starts_take() -> None:
+def test_scattered_starts_only_use_complete_shapes() -> None:
     jobs = [
         an_arrival(n, iterations=900, requested_gpus=g, requested_type="a100")
         for n, g in (("a", 3), ("b", 3), ("c", 2))
     ]
     profiles = [a_profile(g, 1.0 / g) for g in (1, 2, 3)]
     scenario = a_scenario(*jobs, profiles=profiles)
-    assert compared(scenario).queued_s[2] == 0.0  # on two nodes, one GPU each
-    assert compared(scenario, scattered_starts=True).queued_s[2] == 300.0
+    assert run_policy(scenario).queued_s[2] == 0.0  # on two nodes, one GPU each
+    assert run_policy(scenario, scattered_starts=True).queued_s[2] == 300.0
 
 
 def blocked_scenario() -> Scenario:
@@ -284,13 +286,13 @@ def blocked_scenario() -> Scenario:
 
 
 def test_a_job_that_can_never_run_keeps_back_those_behind_it_but_not_new_ones() -> None:
-    honest = compared(blocked_scenario(), rounds=20)
+    honest = run_policy(blocked_scenario(), rounds=20)
     assert np.isfinite(honest.ended_s).tolist() == [True, False, True, True]
-    stuck = compared(blocked_scenario(), rounds=20, head_of_line=True)
+    stuck = run_policy(blocked_scenario(), rounds=20, head_of_line=True)
     assert np.isfinite(stuck.ended_s).tolist() == [True, False, False, True]
 
 
-def test_waiting_jobs_are_tried_again_only_when_one_ended() -> None:
+def test_waiting_jobs_are_retried_only_when_a_job_has_ended() -> None:
     scenario = a_scenario(
         an_arrival("a", iterations=700), an_arrival("b"), nodes=some_specs(("a100", 1, 1))
     )
@@ -316,7 +318,7 @@ def test_arena_has_every_oddity_but_those_of_other_policies() -> None:
     assert of_policy("fcfs", Oddities()) == Oddities()
 
 
-def test_switching_off_all_is_the_default_and_unknown_names_are_refused() -> None:
+def test_all_oddities_are_off_by_default_and_unknown_names_are_refused() -> None:
     assert switch_off(ALL_ODDITIES, ["all"]) == Oddities()
     with pytest.raises(InvalidInput, match="repriced_past"):
         switch_off(ALL_ODDITIES, ["no_such"])

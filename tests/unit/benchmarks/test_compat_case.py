@@ -35,7 +35,7 @@ def a_result(jct_s: list[float], samples_s: list[float]) -> CompatResult:
     )
 
 
-def test_the_mean_throughput_leaves_out_quiet_rounds() -> None:
+def test_the_mean_throughput_ignores_idle_rounds() -> None:
     line = result_row(
         "fcfs", a_result([300.0], [0.0, 100.0, 101.0, 301.0]), (1, 0.0), same_work=False
     )
@@ -43,14 +43,14 @@ def test_the_mean_throughput_leaves_out_quiet_rounds() -> None:
     assert line["peak_throughput"] == 301.0
 
 
-def test_padding_counts_missing_jobs_as_the_longest_and_no_job_twice() -> None:
+def test_padding_adds_missing_jobs_with_the_longest_time_and_no_job_twice() -> None:
     result = a_result([300.0, 900.0, np.inf], [1.0])
     assert result_row("fcfs", result, (4, 1200.0), same_work=False)["padded_jct_s"] == 900.0
     assert result_row("fcfs", result, (1, 1200.0), same_work=False)["padded_jct_s"] == 600.0
     assert result_row("fcfs", result, (1, 1200.0), same_work=False)["mean_jct_s"] == 600.0
 
 
-def test_stored_padded_times_are_what_padding_makes_of_the_other_stored_figures() -> None:
+def test_stored_padded_times_match_padding_of_the_other_stored_figures() -> None:
     for one in ARTIFACT_POLICIES.values():
         s = one.stored
         missing = PADDED_JOBS - s.finished
@@ -58,12 +58,12 @@ def test_stored_padded_times_are_what_padding_makes_of_the_other_stored_figures(
         assert padded_s == pytest.approx(s.padded_jct_s, rel=1e-4)
 
 
-def test_an_unknown_policy_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="elasticflow-ls"):
         arena_compat(policies="fcfs,nobody")
 
 
-def test_the_figures_are_those_of_the_first_policy() -> None:
+def test_the_figures_come_from_the_first_policy() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "trace_philly.csv").is_file():
         pytest.skip("trace_philly.csv is not there; set TESSERA_DATA to the folder that has arena/")
@@ -73,7 +73,7 @@ def test_the_figures_are_those_of_the_first_policy() -> None:
     assert {"finished_deviation", "mean_jct_deviation"} <= report.waived
 
 
-def test_every_contestant_is_known_to_the_oddities_by_its_name() -> None:
+def test_every_contestant_is_listed_by_name_in_the_oddities() -> None:
     known = set().union(*LOOP_POLICIES.values())
     for name, one in ARTIFACT_POLICIES.items():
         assert one.policy().name == name
@@ -81,7 +81,7 @@ def test_every_contestant_is_known_to_the_oddities_by_its_name() -> None:
         assert one.rigid is None or one.rigid.name in known
 
 
-def chosen(policy: RigidScheduler) -> list[tuple[int, int] | None]:
+def chosen_cells(policy: RigidScheduler) -> list[tuple[int, int] | None]:
     """Return (type, GPUs) for a job that runs on one GPU of type 0 and one that requested 2 of type 0."""
     estimates = [
         an_estimate(0, kind, gpus, iter_time_s=(2.0 - kind) / gpus)
@@ -103,7 +103,7 @@ def chosen(policy: RigidScheduler) -> list[tuple[int, int] | None]:
     ]
 
 
-def test_rigid_loops_give_each_job_in_turn_the_fastest_that_is_allowed() -> None:
-    assert chosen(RigidScheduler(name="r")) == [(0, 1), (0, 2)]
-    assert chosen(RigidScheduler(name="r", any_type=True)) == [(1, 1), (1, 2)]
-    assert chosen(RigidScheduler(name="r", any_type=True, any_count=True)) == [(1, 4), (0, 4)]
+def test_rigid_schedulers_give_each_job_in_turn_the_fastest_allowed_cell() -> None:
+    assert chosen_cells(RigidScheduler(name="r")) == [(0, 1), (0, 2)]
+    assert chosen_cells(RigidScheduler(name="r", any_type=True)) == [(1, 1), (1, 2)]
+    assert chosen_cells(RigidScheduler(name="r", any_type=True, any_count=True)) == [(1, 4), (0, 4)]

@@ -32,7 +32,7 @@ def iter_time_s(profiles: list[EstimateRecord], params: str, gpus: int, batch: i
     return found.iter_time_s
 
 
-def test_each_step_in_size_is_worth_a_factor_of_1_8() -> None:
+def test_each_step_in_model_size_is_a_factor_of_1_8() -> None:
     known = [
         a_profile(1, 9.0, workload=of_size("2.6B")),
         a_profile(2, 1.0, workload=of_size("760M")),
@@ -45,7 +45,7 @@ def test_each_step_in_size_is_worth_a_factor_of_1_8() -> None:
     assert math.isinf(iter_time_s(found, "2.6B", 2))
 
 
-def test_the_next_larger_size_counts_even_where_it_failed() -> None:
+def test_the_next_larger_size_is_used_even_if_it_failed() -> None:
     known = [
         a_profile(1, math.inf, workload=of_size("1.3B")),
         a_profile(1, 9.0, workload=of_size("2.6B")),
@@ -53,7 +53,7 @@ def test_the_next_larger_size_counts_even_where_it_failed() -> None:
     assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("760M")]), "760M", 1))
 
 
-def test_other_batches_and_other_shapes_say_nothing() -> None:
+def test_other_batches_and_shapes_are_not_used_for_inference() -> None:
     known = [
         a_profile(1, 9.0, workload=of_size("2.6B", 20)),
         a_profile(4, 9.0, nodes=2, workload=of_size("2.6B")),
@@ -63,25 +63,25 @@ def test_other_batches_and_other_shapes_say_nothing() -> None:
     assert math.isinf(iter_time_s(found, "1.3B", 4))
 
 
-def test_what_is_measured_at_a_worse_shape_alone_does_not_run_at_the_best_one() -> None:
+def test_a_cell_measured_only_at_a_worse_shape_does_not_run_at_the_best_one() -> None:
     known = [a_profile(4, 9.0, nodes=2, workload=of_size("1.3B"))]
     found = [e for e in sizes_inferred(known, NODES, []) if e.cell.gpus == 4]
     assert sorted((e.cell.nodes, e.iter_time_s) for e in found) == [(1, math.inf), (2, 9.0)]
 
 
-def test_slow_iterations_are_left_out_and_infer_nothing() -> None:
+def test_slow_iterations_are_dropped_and_not_used_for_inference() -> None:
     known = slow_left_out([a_profile(1, 300.1, workload=of_size("2.6B"))])
     assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("1.3B")]), "1.3B", 1))
     assert slow_left_out([a_profile(1, 300.0)]) == [a_profile(1, 300.0)]
 
 
-def test_sizes_are_read_in_millions_and_billions() -> None:
+def test_model_sizes_are_parsed_in_millions_and_billions() -> None:
     assert parameter_count("760M") < parameter_count("1.3B") < parameter_count("10B")
     with pytest.raises(InvalidInput, match="large"):
         parameter_count("large")
 
 
-def data(name: str) -> Path:
+def data_file(name: str) -> Path:
     folder = data_dir()
     if folder is None or not (folder / "arena" / name).is_file():
         pytest.skip(f"{name} is not there; set TESSERA_DATA to the folder that has arena/")
@@ -89,9 +89,9 @@ def data(name: str) -> Path:
 
 
 def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> None:
-    measured = read_profiles(data("alpa_optimal.csv"))
+    measured = read_profiles(data_file("alpa_optimal.csv"))
     _, nodes = arena_table1()
-    jobs = [a.spec.workload for a in read_trace(data("trace_philly.csv"))]
+    jobs = [a.spec.workload for a in read_trace(data_file("trace_philly.csv"))]
     found = sizes_inferred(slow_left_out(measured), nodes, jobs)
     size = {n.gpu_type: n.gpus for n in nodes}
     best = [e for e in found if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])]
@@ -104,7 +104,8 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
 
 def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() -> None:
     scenario = price_profiles(
-        artifact_workload(data("trace_philly.csv"), data("alpa_optimal.csv"), 2000), ALL_ODDITIES
+        artifact_workload(data_file("trace_philly.csv"), data_file("alpa_optimal.csv"), 2000),
+        ALL_ODDITIES,
     )
     size = {n.gpu_type: n.gpus for n in scenario.nodes}
     at = {

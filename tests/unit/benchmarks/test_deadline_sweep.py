@@ -26,7 +26,7 @@ from tests.support.worlds import StoppedClock, a_scenario, an_arrival, some_spec
 SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)
 
 
-def searched(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
+def cp_sat_was_asked(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
     """Return whether CP-SAT was asked when two jobs come of which one can be promised."""
 
     def never(*_: object) -> NoReturn:
@@ -43,12 +43,12 @@ def searched(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
     return False
 
 
-def test_without_search_first_fits_alone_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert searched(monkeypatch, search=True)
-    assert not searched(monkeypatch, search=False)
+def test_without_search_only_the_first_fit_makes_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cp_sat_was_asked(monkeypatch, search=True)
+    assert not cp_sat_was_asked(monkeypatch, search=False)
 
 
-def test_elasticflow_as_in_the_paper_takes_part_where_its_data_is_known() -> None:
+def test_elasticflow_as_published_takes_part_if_its_data_is_known() -> None:
     costs = RunRequest(work=SMALL, policy="")
     asked = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
     assert list(asked) == [PLANNED, ELASTICFLOW]
@@ -56,7 +56,7 @@ def test_elasticflow_as_in_the_paper_takes_part_where_its_data_is_known() -> Non
     assert PAPER_ELASTICFLOW not in asked
 
 
-def test_the_margin_of_planned_is_a_figure_beside_that_of_look_ahead() -> None:
+def test_the_margins_of_planned_and_of_look_ahead_are_separate_figures() -> None:
     asked = asked_of(
         RunRequest(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
     )

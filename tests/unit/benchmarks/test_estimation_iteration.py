@@ -39,7 +39,7 @@ def a_row(
     return MeasuredRow(cell=cell, seconds=seconds)
 
 
-class Work:
+class CountingModel:
     """Seconds = batch / GPUs; counts what it is asked."""
 
     parameters = (Parameter(name="rate", value=1.0, shared_sd=0.5, family_sd=0.1, gpu_sd=0.1),)
@@ -64,12 +64,12 @@ def test_more_gpus_that_are_slower_contradict_fewer_ones() -> None:
     assert contradicted_rows([few, a_row(5.0, nodes=4)]) == []
 
 
-def test_fewer_gpus_are_contradicted_by_more_than_their_share() -> None:
+def test_a_speedup_beyond_the_ratio_of_gpus_is_a_contradiction() -> None:
     few, many = a_row(10.0, nodes=2), a_row(4.0, nodes=4)
     assert contradicted_rows([few, many]) == [few]
 
 
-def test_other_machines_and_batches_contradict_nothing() -> None:
+def test_other_machines_and_batches_are_no_contradiction() -> None:
     few = a_row(10.0, nodes=2)
     for other in (
         a_row(11.0, nodes=4, per_node=1),
@@ -97,8 +97,8 @@ def test_cases_have_two_types_each_on_its_fewest_nodes() -> None:
     assert found == [near, other]
 
 
-def test_nothing_is_computed_twice() -> None:
-    work = Work()
+def test_no_subject_is_computed_twice() -> None:
+    work = CountingModel()
     model, cells = CachedTimes(work), [a_row(1.0).cell, a_row(1.0, batch=512).cell]
     first = model.log_times(cells, np.zeros((2, 1)))
     second = model.log_times(cells[::-1], np.zeros((2, 1)))
@@ -108,7 +108,7 @@ def test_nothing_is_computed_twice() -> None:
     assert work.asked == 4
 
 
-def arena() -> Path:
+def require_arena() -> Path:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "alpa_optimal.csv").is_file():
         pytest.skip("needs the measurements of Arena's artifact")
@@ -117,8 +117,8 @@ def arena() -> Path:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_judged_workload_was_measured_and_no_pair_more_than_thrice(seed: int) -> None:
-    rows = rows_of(arena())
-    parts = split_rows(rows, Work(), seed)
+    rows = rows_of(require_arena())
+    parts = split_rows(rows, CountingModel(), seed)
     pairs = [(row.cell.family, row.cell.gpu_type) for row in parts.calibration]
     assert max(pairs.count(pair) for pair in pairs) <= MAX_POINTS
     used = {row.cell.workload for row in parts.calibration}
@@ -127,8 +127,8 @@ def test_no_judged_workload_was_measured_and_no_pair_more_than_thrice(seed: int)
     assert len(parts.test) + sum(row.cell.workload in used for row in rows) == len(rows) == 318
 
 
-def test_a_little_calibration_beats_none() -> None:
-    data = arena()
+def test_a_little_calibration_beats_no_calibration() -> None:
+    data = require_arena()
     model: TimeModel = times_of(data)
     parts = split_rows(rows_of(data), model, 0)
     ours, none = (

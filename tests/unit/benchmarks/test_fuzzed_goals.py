@@ -33,7 +33,7 @@ EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 DRAWN = [draw_statement(np.random.default_rng(seed)) for seed in range(200)]
 
 
-def two_jobs() -> Statement:
+def a_statement_of_two_jobs() -> Statement:
     """Return a round in which either of two jobs may run: fairly the first, the second for more."""
     problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
     return support.a_statement(
@@ -41,71 +41,71 @@ def two_jobs() -> Statement:
     )
 
 
-def solved(statement: Statement) -> SolvedGoals:
+def solve_statement(statement: Statement) -> SolvedGoals:
     return solve_goals(
         statement, make_solver("portfolio"), EXACT, support.greedy_of(statement, EXACT)
     )
 
 
-def faults(statement: Statement, found: SolvedGoals) -> list[str]:
+def faults_of(statement: Statement, found: SolvedGoals) -> list[str]:
     greedy = support.greedy_of(statement, EXACT)
     return goal_faults(statement, found, greedy, every_answer(statement.problem))
 
 
-def test_all_answers_are_listed_as_by_trying_every_choice() -> None:
+def test_enumeration_lists_all_feasible_choices() -> None:
     for problem in [s.problem for s in DRAWN if len(s.problem.jobs) < 6][:40]:
         listed = every_answer(problem)
         assert {tuple(row) for row in listed.tolist()} == set(support.every_answer(problem))
 
 
-def test_a_true_answer_has_no_fault() -> None:
-    statement = two_jobs()
+def test_a_correct_answer_has_no_fault() -> None:
+    statement = a_statement_of_two_jobs()
 
-    assert faults(statement, solved(statement)) == []
+    assert faults_of(statement, solve_statement(statement)) == []
 
 
-def test_an_answer_below_the_level_that_was_reached_breaks_the_goal_before() -> None:
-    statement, found = two_jobs(), solved(two_jobs())
+def test_an_answer_below_a_reached_goal_breaks_that_goal() -> None:
+    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
     second = replace(found.solution, choice=np.array([-1, 1]), objective=9, bound=9.0)
 
-    assert "violations" in faults(statement, replace(found, solution=second))
+    assert "violations" in faults_of(statement, replace(found, solution=second))
 
 
-def test_an_answer_of_more_than_there_is_breaks_a_rule() -> None:
-    statement, found = two_jobs(), solved(two_jobs())
+def test_an_answer_beyond_capacity_breaks_a_rule() -> None:
+    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
     both = replace(found.solution, choice=np.array([0, 1]), objective=14, bound=14.0)
 
-    assert "violations" in faults(statement, replace(found, solution=both))
+    assert "violations" in faults_of(statement, replace(found, solution=both))
 
 
 @pytest.mark.parametrize(("goal", "bound"), [(0, 2.5), (1, 4.0)])
-def test_a_bound_that_an_answer_passes_is_seen(goal: int, bound: float) -> None:
-    statement, found = two_jobs(), solved(two_jobs())
+def test_a_bound_that_an_answer_exceeds_is_detected(goal: int, bound: float) -> None:
+    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
     results = list(found.results)
     results[goal] = replace(results[goal], bound=bound)
 
-    assert faults(statement, replace(found, results=tuple(results))) == ["wrong_bounds"]
+    assert faults_of(statement, replace(found, results=tuple(results))) == ["wrong_bounds"]
 
 
-def test_a_proof_of_less_than_the_best_is_seen() -> None:
+def test_a_false_proof_of_optimality_is_detected() -> None:
     problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
     statement = support.a_statement(problem, support.a_sum([5, 9]))
-    found = solved(statement)
+    found = solve_statement(statement)
     worse = replace(found.solution, choice=np.array([0, -1]), objective=5)
 
-    wrong = faults(statement, replace(found, solution=worse))
+    wrong = faults_of(statement, replace(found, solution=worse))
 
     assert {"wrong_proofs", "below_greedy"} <= set(wrong)
     nothing = replace(
         found.solution, status=SolveStatus.INFEASIBLE, choice=np.full(2, -1), objective=0
     )
-    assert "wrong_proofs" in faults(statement, replace(found, solution=nothing))
+    assert "wrong_proofs" in faults_of(statement, replace(found, solution=nothing))
 
 
 def test_a_repetition_that_differs_is_seen() -> None:
-    found = solved(two_jobs())
+    found = solve_statement(a_statement_of_two_jobs())
 
-    assert same_answer(found, solved(two_jobs()))
+    assert same_answer(found, solve_statement(a_statement_of_two_jobs()))
     other = replace(found.solution, work=(*found.solution.work, ("9:lp", 1.0)))
     assert not same_answer(found, replace(found, solution=other))
 

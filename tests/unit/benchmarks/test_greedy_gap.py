@@ -10,7 +10,7 @@ from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_esti
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -> None:
+def test_no_method_exceeds_the_optimum_or_breaks_a_rule(seed: int) -> None:
     row = compare_round(a_random_snapshot(seed, jobs=25), Arena())
 
     assert row["violations"] == 0
@@ -20,7 +20,7 @@ def test_nobody_reaches_more_than_the_optimum_and_no_rule_is_broken(seed: int) -
     assert 0 < float(row["greedy"]) <= best
 
 
-def test_a_search_that_is_worse_is_seen_to_be() -> None:
+def test_a_worse_search_shows_a_lower_value() -> None:
     snapshot = a_random_snapshot(4, jobs=25)
 
     fixed = compare_round(snapshot, Arena(elasticity=False, max_upgrades=0))
@@ -29,7 +29,7 @@ def test_a_search_that_is_worse_is_seen_to_be() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "contended"), [(2, False), (1, True)])
-def test_a_round_is_contended_where_not_every_job_can_have_its_best_cell(
+def test_a_round_is_contended_if_not_every_job_can_have_its_best_cell(
     gpus: int, contended: bool
 ) -> None:
     snapshot = a_snapshot(

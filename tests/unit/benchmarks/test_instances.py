@@ -22,7 +22,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 
 
-def decided(snapshot: Snapshot) -> tuple[Problem, Ints]:
+def problem_and_choice(snapshot: Snapshot) -> tuple[Problem, Ints]:
     """Return the round's problem and greedy's choice."""
     problem = build_problem(snapshot, Policy())
     return problem, Greedy().solve(problem, Budget(remaining_s=lambda: math.inf)).choice
@@ -38,9 +38,7 @@ def test_a_seed_names_one_round(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("gpus", "types"), [(64, 4), (301, 10), (7, 7)])
-def test_a_cluster_has_as_many_gpus_as_asked_spread_evenly(
-    family: str, gpus: int, types: int
-) -> None:
+def test_a_cluster_has_the_requested_gpus_spread_evenly(family: str, gpus: int, types: int) -> None:
     capacity = make_instance(20, gpus, types, family=family).schedulable_gpus()
 
     assert capacity.sum() == gpus
@@ -49,7 +47,7 @@ def test_a_cluster_has_as_many_gpus_as_asked_spread_evenly(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("running", [0.5, 1.0])
-def test_running_jobs_hold_gpus_of_their_cell_and_nobody_elses(family: str, running: float) -> None:
+def test_running_jobs_hold_gpus_of_their_own_cell_only(family: str, running: float) -> None:
     snapshot = make_instance(200, 128, 4, 1, family=family, running=running)
     problem = build_problem(snapshot, Policy())
     gangs = current_gangs(snapshot)
@@ -63,7 +61,7 @@ def test_running_jobs_hold_gpus_of_their_cell_and_nobody_elses(family: str, runn
         assert set(snapshot.nodes.gpu_type[nodes]) == {snapshot.jobs.current_type[job]}
 
 
-def test_every_request_has_half_as_many_and_twice_and_every_degree() -> None:
+def test_cells_cover_half_and_twice_of_every_request_and_every_degree() -> None:
     snapshot = make_instance(400, 4000, 2, 3)
     e = snapshot.estimates
     assert snapshot.jobs.requested_gpus.max() == 64
@@ -75,34 +73,34 @@ def test_every_request_has_half_as_many_and_twice_and_every_degree() -> None:
         assert set(most) == {2**k for k in range(int(math.log2(2 * wanted)) + 1)}
 
 
-def test_of_equal_ratios_no_column_is_worth_more_a_gpu() -> None:
+def test_with_equal_ratios_all_columns_have_the_same_value_per_gpu() -> None:
     problem = build_problem(make_instance(60, 256, 4, family="equal-ratios"), Policy())
 
     assert len(np.unique(problem.value / problem.amount)) == 1
 
 
 def test_a_tight_cluster_holds_few_jobs() -> None:
-    _, choice = decided(make_instance(400, 400, 4, family="tight"))
+    _, choice = problem_and_choice(make_instance(400, 400, 4, family="tight"))
 
     assert 4 <= (choice >= 0).sum() < 100
 
 
-def test_alike_jobs_have_the_same_columns() -> None:
+def test_similar_jobs_have_the_same_columns() -> None:
     problem = build_problem(make_instance(30, 64, 4, family="alike"), Policy())
 
     assert len(np.unique(problem.value.reshape(30, -1), axis=0)) == 1
 
 
-def test_a_million_jobs_would_share_a_thousand_workloads() -> None:
+def test_the_number_of_workloads_is_bounded() -> None:
     snapshot = make_instance(20_000, 100, 2)
 
     assert len(snapshot.workloads) == MAX_WORKLOADS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -> None:
+def test_after_churn_remaining_jobs_keep_what_they_were_given(family: str) -> None:
     snapshot = make_instance(100, 100, 4, 2, family=family, running=0.5)
-    problem, choice = decided(snapshot)
+    problem, choice = problem_and_choice(snapshot)
 
     later = churn_round(snapshot, problem, choice, 0.1, 7, family)
 
@@ -123,10 +121,10 @@ def test_after_churn_the_jobs_that_stay_have_what_they_were_given(family: str) -
     assert (following.current >= 0).sum() == (choice[kept] >= 0).sum()
 
 
-def test_churn_can_go_on() -> None:
+def test_churn_can_be_repeated() -> None:
     snapshot = make_instance(50, 60, 3, 2)
     for step in range(4):
-        problem, choice = decided(snapshot)
+        problem, choice = problem_and_choice(snapshot)
         snapshot = churn_round(snapshot, problem, choice, 0.2, step)
 
     assert snapshot.round_number == 5
@@ -137,8 +135,6 @@ def test_churn_can_go_on() -> None:
     ("jobs", "gpus", "types", "family"),
     [(5, 8, 2, "easy"), (5, 1, 2, "real"), (-1, 8, 2, "real"), (5, 8, 0, "real")],
 )
-def test_rounds_without_a_meaning_are_refused(
-    jobs: int, gpus: int, types: int, family: str
-) -> None:
+def test_meaningless_rounds_are_refused(jobs: int, gpus: int, types: int, family: str) -> None:
     with pytest.raises(InvalidInput):
         make_instance(jobs, gpus, types, family=family)

@@ -49,14 +49,14 @@ def some_profiles(opening: OpeningCase, *rows: tuple[int, str, int, float]) -> l
     ]
 
 
-def a_swap() -> OpeningScene:
+def a_swap_scene() -> OpeningScene:
     """Return two jobs; the first, a BERT, has 30 samples/s on A100 and 10 on V100, the other 14 and 7."""
     rows = ((0, "a100", 4, 30.0), (0, "v100", 4, 10.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0))
     return OpeningScene.of(SWAPPED, some_profiles(SWAPPED, *rows))
 
 
 def test_totals_are_sums_of_rates() -> None:
-    scene = a_swap()
+    scene = a_swap_scene()
     as_requested, exchanged = SWAPPED.plans
     assert scene.total(as_requested) == pytest.approx(24)
     assert scene.total(exchanged) == pytest.approx(37)
@@ -65,23 +65,23 @@ def test_totals_are_sums_of_rates() -> None:
     assert len(list(scene.plans())) == 3 * 3 - 2  # all but both on the same type
 
 
-def test_first_come_runs_as_requested_and_ours_exchanges() -> None:
-    scene = a_swap()
+def test_fcfs_runs_jobs_as_requested_and_tessera_exchanges_them() -> None:
+    scene = a_swap_scene()
     as_requested, exchanged = SWAPPED.plans
     assert decide_openings(scene, "fcfs", "estimates", None, 0) == as_requested
     assert decide_openings(scene, RAW_POLICY, "estimates", None, 0) == exchanged
     assert decide_openings(scene, NORMALISED_POLICY, "estimates", None, 0) == exchanged
 
 
-def test_what_exchanging_gains_is_read_from_the_papers_plans() -> None:
-    rows = judge_openings(a_swap(), SWAPPED, ["estimates"], None, 0)
+def test_the_gain_of_an_exchange_is_read_from_the_papers_plans() -> None:
+    rows = judge_openings(a_swap_scene(), SWAPPED, ["estimates"], None, 0)
     assert plan_gain(rows) == pytest.approx(37 / 24 - 1)
     best = [row for row in rows if row.policy.startswith("best")]
     assert [row.plan for row in best] == [SWAPPED.plans[1]] * 2
     assert [row.running for row in best] == [2, 2]
 
 
-def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
+def test_ranks_are_inverted_by_the_memory_gate(tmp_path: Path) -> None:
     opening = BY_NAME["inverted"]
     records = some_profiles(
         opening,
@@ -112,7 +112,7 @@ def test_ranks_are_inverted_behind_the_memory_gate(tmp_path: Path) -> None:
     assert seen[1].get(("a100", 2), 0.0) == 0.0
 
 
-def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
+def test_an_infeasible_cell_adds_nothing() -> None:
     opening = replace(SWAPPED, plans=((("v100", 4), NO_CELL),))
     scene = OpeningScene.of(
         opening,
@@ -122,7 +122,7 @@ def test_a_cell_on_which_a_job_does_not_run_adds_nothing() -> None:
     assert (row.samples_per_s, row.running) == (0.0, 0)
 
 
-def test_it_runs_and_its_laws_hold_without_data_sets(
+def test_the_benchmark_runs_and_keeps_its_laws_without_data_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
@@ -134,7 +134,7 @@ def test_it_runs_and_its_laws_hold_without_data_sets(
     assert "samples, not measurements" in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_names_are_short() -> None:
+def test_policy_names_are_shortened() -> None:
     assert [short_policy(name) for name in ("fcfs", RAW_POLICY, NORMALISED_POLICY)] == [
         "fcfs",
         "ilp:throughput, raw",

@@ -10,7 +10,7 @@ from tessera.formulation.network.contention import demand_of
 from tessera.solvers.network.compression.dag import dag_of
 
 
-def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> None:
+def test_the_smoke_run_keeps_its_bounds_and_reports_the_density_of_each_graph() -> None:
     found = find_cases()["network-scale"]
     assert found.run is network_scale.network_scale
     result = run_case(found, found.smoke | {"jobs": 60}, ["bench"])
@@ -22,7 +22,7 @@ def test_the_small_run_keeps_its_bounds_and_says_how_dense_each_graph_is() -> No
         assert row["lost"] <= row["orders_lost"] + 1e-12 <= row["urgency_lost"] + 2e-12
 
 
-def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
+def test_jobs_on_adjacent_hosts_contend_with_fewer_jobs_than_on_random_hosts() -> None:
     edges = []
     for crowd in (clos_jobs.pack_jobs, clos_jobs.scatter_jobs):
         contention = crowd(80, 3)
@@ -31,6 +31,6 @@ def test_jobs_on_hosts_side_by_side_meet_fewer_than_on_hosts_anywhere() -> None:
     assert edges[0] < edges[1]
 
 
-def test_half_of_all_pairs_meet() -> None:
+def test_half_of_all_pairs_contend() -> None:
     dag = dag_of(clos_jobs.half_shared(400, 0), np.arange(400))
     assert abs(dag.edges / (400 * 399 / 2) - 0.5) < 0.03

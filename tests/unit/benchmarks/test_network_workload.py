@@ -77,7 +77,7 @@ def test_two_weeks_have_the_papers_numbers_of_jobs_and_sizes() -> None:
     assert morning.mean() == pytest.approx(0.5 + 0.5 / np.pi, abs=0.02)  # the swing's sine
 
 
-def test_jobs_want_the_share_of_gpus_that_is_asked_for() -> None:
+def test_jobs_request_the_given_share_of_gpus() -> None:
     """Lengths are heavy-tailed: the mean of one draw of 5,000 lies within a tenth."""
     w = TraceWorkload(demand=0.4, seed=1)
     jobs = jobs_of(w)
@@ -85,14 +85,14 @@ def test_jobs_want_the_share_of_gpus_that_is_asked_for() -> None:
     assert wanted / (w.gpus * w.days * DAY_S) == pytest.approx(0.4, rel=0.12)
 
 
-def test_equal_seeds_draw_equal_jobs_and_others_do_not() -> None:
+def test_equal_seeds_draw_equal_jobs_and_other_seeds_draw_others() -> None:
     w = TraceWorkload(days=0.2)
     names = [job.name for job in jobs_of(w)]
     assert names == [job.name for job in jobs_of(w)]
     assert names != [job.name for job in jobs_of(replace(w, seed=1))]
 
 
-def test_large_jobs_are_mostly_gpts_and_small_ones_never() -> None:
+def test_large_jobs_are_mostly_gpts_and_small_jobs_never_are() -> None:
     assert "gpt" not in models_of(8)
     large = models_of(128)
     assert large["gpt"] > sum(large.values()) / 2
@@ -108,7 +108,7 @@ def test_networks_have_the_papers_switches() -> None:
         assert int((tier == Tier.GPU).sum()) == 2_000
 
 
-def test_a_job_alone_is_accounted_as_by_hand() -> None:
+def test_a_single_job_is_accounted_as_computed_by_hand() -> None:
     """100 iterations of 1 s of compute and 1 s of sending, on all 8 GPUs of a day's 86,400 s."""
     asked, jobs = on_a_host(), [a_job("a", at_s=50.0)]
     found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
@@ -121,7 +121,7 @@ def test_a_job_alone_is_accounted_as_by_hand() -> None:
     assert found["held_share"] == pytest.approx(200 / DAY_S)
 
 
-def test_what_is_not_over_when_the_days_are_has_no_jct() -> None:
+def test_jobs_that_outlast_the_trace_have_no_jct() -> None:
     asked, jobs = on_a_host(days=100 / DAY_S), [a_job("a")]
     found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
     assert found["jct_s"] == [None]
@@ -142,7 +142,7 @@ def test_under_muri_a_second_job_runs_in_the_gaps_of_the_first_and_gpus_count_on
     assert found["shared"] == 1
 
 
-def test_under_muri_who_is_left_goes_on_as_alone_and_keeps_the_gpus() -> None:
+def test_under_muri_the_remaining_job_continues_alone_and_keeps_the_gpus() -> None:
     """A sends for 4 s, b for 0.2 s: max(1, 0.2) + max(4, 1) = 5 s an iteration together, b alone 1.2 s."""
     jobs = [a_job("a", iterations=20, comm_s=4.0), a_job("b", comm_s=0.2)]
     result, owner = simulate_trace(on_a_host("muri"), jobs)
@@ -158,7 +158,7 @@ def test_muri_does_not_pair_jobs_that_would_only_take_turns_or_differ_in_gpus() 
     assert owner == {"a": "a", "b": "b", "small": "small"}
 
 
-def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> None:
+def test_a_mismeasured_job_has_all_its_traffic_scaled_by_one_factor() -> None:
     network = ContentionNetwork(two_layer(4))
     gang = Gang(members=((0, tuple(range(8))), (2, tuple(range(8)))))
     traffic = a_job("a", gpus=16).traffic
@@ -180,7 +180,7 @@ def test_a_mismeasured_job_is_seen_with_all_its_traffic_off_by_one_factor() -> N
     assert np.std(np.log(drawn)) == pytest.approx(0.2, abs=0.03)
 
 
-def test_storage_takes_its_share_of_links_beyond_hosts_alone() -> None:
+def test_storage_takes_its_share_only_of_links_beyond_hosts() -> None:
     whole, less = (
         ContentionNetwork(two_layer(4), share).part("a", a_job("a").traffic, EIGHT)
         for share in (0.0, 0.25)
@@ -193,7 +193,7 @@ def test_storage_takes_its_share_of_links_beyond_hosts_alone() -> None:
     assert (ratio[~inside] == 0.75).all()
 
 
-def test_scenarios_hold_each_gpu_once_and_as_many_as_the_paper_says() -> None:
+def test_scenarios_use_each_gpu_once_and_as_many_as_in_the_paper() -> None:
     sizes = {}
     for scenario in SCENARIOS:
         held = [(h, g) for _, _, gang in scenario.jobs for h, at in gang for g in at]
@@ -204,12 +204,12 @@ def test_scenarios_hold_each_gpu_once_and_as_many_as_the_paper_says() -> None:
     assert sizes["paths, 3 BERT"] == [8, 8, 8, 32]
 
 
-def test_without_hiding_every_job_sends_after_it_has_computed() -> None:
+def test_without_overlap_every_job_sends_after_it_has_computed() -> None:
     for job in SCENARIOS[0].network_jobs(6, hidden=False):
         assert job.traffic.start_s == job.traffic.compute_s
 
 
-def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
+def test_figures_compare_with_ecmp_and_with_one_level_per_job() -> None:
     def a_run(flop: float, jct_s: list[float | None]) -> dict[str, object]:
         return played_like | {"flop": flop, "of_held": flop / 1e3, "jct_s": jct_s}
 
@@ -235,7 +235,7 @@ def test_figures_compare_with_ecmp_and_with_levels_for_each() -> None:
     assert table[1]["gain"] == pytest.approx(0.1)
 
 
-def test_workloads_and_schedulers_that_mean_nothing_are_refused() -> None:
+def test_meaningless_workloads_and_schedulers_are_refused() -> None:
     with pytest.raises(InvalidInput, match="workload"):
         TraceWorkload(days=0)
     with pytest.raises(InvalidInput, match="swing"):
@@ -244,7 +244,7 @@ def test_workloads_and_schedulers_that_mean_nothing_are_refused() -> None:
         simulate_trace(on_a_host("yarn"), [a_job("a")])
 
 
-def test_a_drawn_trace_runs_and_plans_change_no_jobs() -> None:
+def test_a_drawn_trace_runs_and_the_mechanism_does_not_change_its_jobs() -> None:
     small = {"days": 0.05, "jobs_a_day": 300.0, "gpus": 64, "largest": 32}
     runs = [
         play_trace(fabric="double-sided", mechanism=name, workload=small)

@@ -28,7 +28,7 @@ def a_comparison(**changed: Any) -> dict[str, Any]:
     } | changed
 
 
-def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds() -> None:
+def test_errors_cover_passes_and_whole_steps_and_savings_are_in_device_seconds() -> None:
     found = [a_comparison(), a_comparison(summed_s=0.7, profile_device_s=3.0)]
     figures = summarize_report({"device": "d", "comparisons": found}).figures
     assert figures["profiled_error"] == pytest.approx((0.1 + 0.3) / 2)
@@ -37,7 +37,7 @@ def test_errors_are_of_passes_and_of_whole_steps_and_saving_is_of_device_seconds
     assert figures["profiled_saving"] == pytest.approx(40 / 8)
 
 
-def test_a_model_is_profiled_and_measured_on_the_device_that_is_there(tmp_path: Path) -> None:
+def test_a_model_is_profiled_and_measured_on_the_available_device(tmp_path: Path) -> None:
     kept = tmp_path / "records.jsonl"
     source = {"target": f"{STEPS}perceptron", "arguments": {"layers": 3}}
     found = run_profiled_section(

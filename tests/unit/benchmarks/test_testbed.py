@@ -66,7 +66,9 @@ def a_row(**overrides: Any) -> dict[str, Any]:
     return fields | overrides
 
 
-def read(folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0) -> list[RecordedJob]:
+def read_rows(
+    folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0
+) -> list[RecordedJob]:
     """Return what is read of these rows."""
     path = folder / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -92,7 +94,7 @@ def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run
     return RunSegment(**fields | overrides)
 
 
-def a_recorded(*runs: RunSegment, left: int = 0, **overrides: Any) -> RecordedJob:
+def a_recorded_job(*runs: RunSegment, left: int = 0, **overrides: Any) -> RecordedJob:
     """Return a job of these runs, by default one that ended."""
     fields: dict[str, Any] = {
         "campaign": "c",
@@ -127,7 +129,7 @@ def _request(job: RecordedJob) -> JobSpec:
 
 
 def test_the_row_of_an_error_is_not_a_run_of_its_own(tmp_path: Path) -> None:
-    (job,) = read(tmp_path, a_row(event="error", remaining_iterations=10), a_row())
+    (job,) = read_rows(tmp_path, a_row(event="error", remaining_iterations=10), a_row())
 
     assert len(job.runs) == 1
     assert job.iterations == 10
@@ -137,13 +139,13 @@ def test_the_row_of_an_error_is_not_a_run_of_its_own(tmp_path: Path) -> None:
 def test_runs_after_the_end_are_left_out(tmp_path: Path) -> None:
     nothing = {"executed_iterations": 0, "iter_time_s": "", "ap_search_s": "", "timestamp_s": 3000}
 
-    (job,) = read(tmp_path, a_row(), a_row(**{"try": 2} | nothing))
+    (job,) = read_rows(tmp_path, a_row(), a_row(**{"try": 2} | nothing))
 
     assert [run.iterations for run in job.runs] == [10]
 
 
-def test_runs_follow_each_other_on_the_rounds_of_their_campaign(tmp_path: Path) -> None:
-    (job,) = read(
+def test_runs_are_aligned_with_the_rounds_of_their_campaign(tmp_path: Path) -> None:
+    (job,) = read_rows(
         tmp_path,
         a_row(timestamp_s=1520, remaining_iterations=5, executed_iterations=3),
         a_row(timestamp_s=2000, executed_iterations=5, **{"try": 2}),
@@ -157,10 +159,8 @@ def test_runs_follow_each_other_on_the_rounds_of_their_campaign(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("left", "consistent"), [(5, True), (6, False)])
-def test_iterations_that_do_not_add_up_are_told(
-    tmp_path: Path, left: int, consistent: bool
-) -> None:
-    (job,) = read(
+def test_inconsistent_iterations_are_reported(tmp_path: Path, left: int, consistent: bool) -> None:
+    (job,) = read_rows(
         tmp_path,
         a_row(timestamp_s=1500, remaining_iterations=10),
         a_row(timestamp_s=2000, executed_iterations=5, remaining_iterations=left, **{"try": 2}),
@@ -171,11 +171,11 @@ def test_iterations_that_do_not_add_up_are_told(
     assert not job.done
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     row = {"event": "end", "campaign": "c"}
 
     with pytest.raises(InvalidInput, match=r"runs\.csv"):
-        read(tmp_path, row)
+        read_rows(tmp_path, row)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_a_run_starts_at_the_last_round_that_leaves_time_for_its_work(
 
 def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
     jobs = [
-        a_recorded(a_run(300.0, search_s=s, end_s=300.0 + 100.0 + s + launch))
+        a_recorded_job(a_run(300.0, search_s=s, end_s=300.0 + 100.0 + s + launch))
         for s, launch in ((80.0, 40.0), (100.0, 50.0), (500.0, 70.0))
     ]
-    again = a_recorded(a_run(last=False), a_run(900.0, end_s=900.0 + 200.0 + 75.0))
-    pruned = a_recorded(a_run(search_s=1.0), policy="crius")
+    again = a_recorded_job(a_run(last=False), a_run(900.0, end_s=900.0 + 200.0 + 75.0))
+    pruned = a_recorded_job(a_run(search_s=1.0), policy="crius")
 
     found = fit_overheads([*jobs, again, pruned], pruned=False)
 
@@ -210,8 +210,8 @@ def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
         fit_overheads(jobs, pruned=True)
 
 
-def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
-    errors, replayed = compare_replay(a_campaign([a_recorded()]), COSTS)
+def test_a_record_that_follows_the_simulators_rules_has_no_error() -> None:
+    errors, replayed = compare_replay(a_campaign([a_recorded_job()]), COSTS)
 
     assert replayed.end_s.tolist() == [550.0]
     assert errors.jct_recorded_s == errors.jct_replayed_s == 450.0
@@ -220,8 +220,8 @@ def test_a_record_that_goes_by_the_simulators_rules_has_no_error() -> None:
     assert (errors.start_recorded_s, errors.start_charged_s) == (150.0, 150.0)
 
 
-def test_profiles_that_are_too_fast_shorten_the_replay_by_what_they_say() -> None:
-    base = a_campaign([a_recorded()], [a_time(8.0)])
+def test_profiles_that_are_too_fast_shorten_the_replay_accordingly() -> None:
+    base = a_campaign([a_recorded_job()], [a_time(8.0)])
 
     errors, _ = compare_replay(base, COSTS)
 
@@ -233,8 +233,8 @@ def test_profiles_that_are_too_fast_shorten_the_replay_by_what_they_say() -> Non
     assert compare_replay(as_recorded(base), COSTS)[0].jct_error == 0.0
 
 
-def test_a_search_at_each_start_is_paid_also_on_the_same_cell() -> None:
-    job = a_recorded(a_run(300.0, 15, last=False, end_s=600.0), a_run(900.0, 10))
+def test_with_a_search_at_each_start_the_same_cell_pays_it_too() -> None:
+    job = a_recorded_job(a_run(300.0, 15, last=False, end_s=600.0), a_run(900.0, 10))
     base = a_campaign([job])
 
     kept, searched = compare_replay(base, COSTS)[1], compare_replay(each_searched(base), COSTS)[1]
@@ -244,9 +244,10 @@ def test_a_search_at_each_start_is_paid_also_on_the_same_cell() -> None:
     assert compare_replay(as_recorded(base, searched=True), COSTS)[0].jct_error == 0.0
 
 
-def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
+def test_speeds_measured_under_other_policies_replace_profiled_ones() -> None:
     seen = [
-        a_recorded(a_run(iter_time_s=t), policy="gavel", name=f"job_{t}") for t in (9.0, 12.0, 90.0)
+        a_recorded_job(a_run(iter_time_s=t), policy="gavel", name=f"job_{t}")
+        for t in (9.0, 12.0, 90.0)
     ]
     profiles = [a_time(10.0), a_time(4.0, gpus=4, nodes=2)]
 
@@ -256,14 +257,14 @@ def test_speeds_of_other_policies_stand_for_those_of_profiles() -> None:
 
 
 def test_jobs_that_the_profiles_cannot_price_are_left_out() -> None:
-    wide = a_recorded(a_run(nodes=4), name="job_002")
-    base = a_campaign([a_recorded(), wide])
+    wide = a_recorded_job(a_run(nodes=4), name="job_002")
+    base = a_campaign([a_recorded_job(), wide])
 
     assert simulator_speeds(base) == [[0.1], [0.0]]
     assert [job.name for job in jobs_with_speeds(base)] == ["job_001"]
 
 
-def test_a_job_that_is_not_the_traces_is_refused() -> None:
+def test_a_job_that_differs_from_the_trace_is_refused() -> None:
     other = JobSpec(
         name="job_001",
         workload=Workload(model="bert", params="1B", global_batch=1),
@@ -272,12 +273,12 @@ def test_a_job_that_is_not_the_traces_is_refused() -> None:
     )
 
     with pytest.raises(InvalidInput, match="a different job_001"):
-        campaign_of([a_recorded()], {"job_001": (100.0, other)}, [a_time(10.0)])
+        campaign_of([a_recorded_job()], {"job_001": (100.0, other)}, [a_time(10.0)])
 
 
-def test_nothing_is_fitted_on_what_is_scored() -> None:
-    mine = a_recorded(a_run(search_s=290.0, end_s=300.0 + 290.0 + 100.0 + 50.0))
-    other = a_recorded(policy="gavel")
+def test_scored_runs_are_not_used_for_fitting() -> None:
+    mine = a_recorded_job(a_run(search_s=290.0, end_s=300.0 + 290.0 + 100.0 + 50.0))
+    other = a_recorded_job(policy="gavel")
     requests = {"job_001": (100.0, _request(mine))}
 
     inputs = FidelityInputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])

@@ -31,7 +31,7 @@ Answer = bytes | TesseraError | grpc.StatusCode
 SUBMIT = ["submit", "j", "--model", "m", "--batch", "8", "--iterations", "1", "--gpus", "1"]
 
 
-class Scripted(grpc.GenericRpcHandler):
+class ScriptedServer(grpc.GenericRpcHandler):
     """Gives the answers in turn, the last one for ever, and keeps the requests."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Scripted(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    found, pool = Scripted(), ThreadPoolExecutor(2)
+def server() -> Iterator[ScriptedServer]:
+    found, pool = ScriptedServer(), ThreadPoolExecutor(2)
     process = grpc.server(pool)
     process.add_generic_rpc_handlers((found,))
     found.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
@@ -64,7 +64,7 @@ def server() -> Iterator[Scripted]:
     pool.shutdown()
 
 
-def run(server: Scripted, arguments: list[str], *answers: Answer) -> Result:
+def run_command(server: ScriptedServer, arguments: list[str], *answers: Answer) -> Result:
     server.answers = list(answers)
     return CliRunner().invoke(main.app, arguments, env={"TESSERA_SERVER": server.address})
 
@@ -73,25 +73,25 @@ def a_submitted_job() -> bytes:
     return jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.QUEUED).SerializeToString()
 
 
-def test_a_call_that_finds_no_server_is_tried_again_with_the_same_request_id(
-    server: Scripted,
+def test_a_call_without_a_server_is_retried_with_the_same_request_id(
+    server: ScriptedServer,
 ) -> None:
     gone = Unavailable("the database is restarting")
-    done = run(server, [*SUBMIT, "-o", "name"], gone, gone, a_submitted_job())
+    done = run_command(server, [*SUBMIT, "-o", "name"], gone, gone, a_submitted_job())
     assert (done.exit_code, done.stdout) == (0, "clusters/default/jobs/j\n")
     assert len(server.requests) == 3
     assert len(set(server.requests)) == 1
     assert jobs_pb2.SubmitJobRequest.FromString(server.requests[0]).request_id
 
 
-def test_after_three_retries_the_command_gives_up_with_code_3(server: Scripted) -> None:
-    done = run(server, SUBMIT, Unavailable("the database is down"))
+def test_after_three_retries_the_command_gives_up_with_code_3(server: ScriptedServer) -> None:
+    done = run_command(server, SUBMIT, Unavailable("the database is down"))
     assert done.exit_code == 3
     assert done.stderr == "error: the database is down [UNAVAILABLE]\n"
     assert len(server.requests) == 4
 
 
-def test_where_no_server_listens_the_error_says_what_to_do() -> None:
+def test_without_a_server_the_error_says_what_to_do() -> None:
     done = CliRunner().invoke(main.app, ["jobs", "--server", "127.0.0.1:1"])
     assert done.exit_code == 3
     assert "no server answers at 127.0.0.1:1 (Connection refused)" in done.stderr
@@ -124,9 +124,9 @@ def test_where_no_server_listens_the_error_says_what_to_do() -> None:
     ],
 )
 def test_a_server_error_is_printed_on_one_line_with_an_exit_code(
-    server: Scripted, answer: Answer, exit_code: int, says: str
+    server: ScriptedServer, answer: Answer, exit_code: int, says: str
 ) -> None:
-    done = run(server, ["job", "j"], answer)
+    done = run_command(server, ["job", "j"], answer)
     assert done.exit_code == exit_code
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
@@ -164,30 +164,30 @@ def test_a_server_error_is_printed_on_one_line_with_an_exit_code(
         (["round", "--time-limit", "soon"], "--time-limit: 'soon' is not a duration"),
     ],
 )
-def test_wrong_usage_is_code_2_and_calls_no_server(
-    server: Scripted, arguments: list[str], says: str
+def test_wrong_usage_exits_with_code_2_and_calls_no_server(
+    server: ScriptedServer, arguments: list[str], says: str
 ) -> None:
-    done = run(server, arguments, grpc.StatusCode.INTERNAL)
+    done = run_command(server, arguments, grpc.StatusCode.INTERNAL)
     assert done.exit_code == 2
     assert says in " ".join(done.stderr.replace("│", " ").split())
     assert server.requests == []
 
 
-def test_each_failed_job_is_named_and_the_others_are_changed(server: Scripted) -> None:
+def test_each_failed_job_is_named_and_the_others_are_changed(server: ScriptedServer) -> None:
     answers: list[Answer] = [
         NotFound("clusters/default/jobs/a"),
         a_submitted_job(),
         AlreadyExists("it"),
     ]
-    done = run(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
+    done = run_command(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
     assert done.exit_code == 4  # the highest of 4, 0 and 1
     assert done.stdout == "clusters/default/jobs/j\n"
     assert [said.split(":")[1].strip() for said in done.stderr.splitlines()] == ["a", "c"]
     assert len(server.requests) == 3
 
 
-def test_jobs_not_tried_because_the_server_is_gone_are_named(server: Scripted) -> None:
-    done = run(
+def test_jobs_not_tried_because_the_server_is_gone_are_named(server: ScriptedServer) -> None:
+    done = run_command(
         server, ["hold", "j", "b", "c"], a_submitted_job(), Unavailable("the database is down")
     )
     assert done.exit_code == 3
@@ -198,13 +198,15 @@ def test_jobs_not_tried_because_the_server_is_gone_are_named(server: Scripted) -
     assert "QUEUED" in done.stdout
 
 
-def test_cancelling_a_cancelled_job_is_not_a_failure(server: Scripted) -> None:
+def test_cancelling_a_cancelled_job_is_not_a_failure(server: ScriptedServer) -> None:
     cancelled = jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.CANCELLED)
     refused = NotAllowed("job j was cancelled, so it cannot be cancelled")
-    done = run(server, ["cancel", "j", "-o", "name"], refused, cancelled.SerializeToString())
+    done = run_command(
+        server, ["cancel", "j", "-o", "name"], refused, cancelled.SerializeToString()
+    )
     assert (done.exit_code, done.stderr) == (0, "j is already cancelled\n")
     assert done.stdout == "clusters/default/jobs/j\n"
-    done = run(server, ["hold", "j"], refused, cancelled.SerializeToString())
+    done = run_command(server, ["hold", "j"], refused, cancelled.SerializeToString())
     assert done.exit_code == 1
     assert "error: j: job j was cancelled" in done.stderr
 
@@ -217,26 +219,30 @@ def test_cancelling_a_cancelled_job_is_not_a_failure(server: Scripted) -> None:
     ],
 )
 def test_an_exceeded_time_limit_is_reported_as_too_short(
-    server: Scripted, more: list[str], known: str
+    server: ScriptedServer, more: list[str], known: str
 ) -> None:
-    done = run(server, ["round", "--deadline", "1ms", *more], grpc.StatusCode.DEADLINE_EXCEEDED)
+    done = run_command(
+        server, ["round", "--deadline", "1ms", *more], grpc.StatusCode.DEADLINE_EXCEEDED
+    )
     assert done.exit_code == 1
     assert "time limit too short: the round was not decided within 0.001 s" in done.stderr
     assert known in done.stderr
 
 
-def test_an_interrupt_is_code_130(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_with_code_130(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tessera.service.cli.watch.time.sleep", interrupted)
     page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
-    done = run(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
+    done = run_command(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
     assert (done.exit_code, done.stdout) == (130, "clusters/c/jobs/j\n")
 
 
 def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
-    monkeypatch: pytest.MonkeyPatch, server: Scripted
+    monkeypatch: pytest.MonkeyPatch, server: ScriptedServer
 ) -> None:
     broken = EntryPoint("broken", "tests.unit.no_such_module:add", main.PLUGIN_GROUP)
     monkeypatch.setattr(main, "entry_points", lambda group: [broken])
@@ -246,7 +252,7 @@ def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
     done = CliRunner().invoke(main.app, ["broken"])
     assert done.exit_code == 1
     assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in done.stderr
-    assert run(server, [*SUBMIT, "-o", "name"], a_submitted_job()).exit_code == 0
+    assert run_command(server, [*SUBMIT, "-o", "name"], a_submitted_job()).exit_code == 0
 
 
 def test_the_help_shows_the_first_line_of_a_plugins_docstring(

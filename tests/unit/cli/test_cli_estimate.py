@@ -33,26 +33,26 @@ def _no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.service.cli.nodeshapes.DEFAULT_SERVER", "127.0.0.1:1")
 
 
-def estimate(*arguments: str) -> Result:
+def run_estimate(*arguments: str) -> Result:
     return CliRunner().invoke(main.app, ["estimate", *arguments])
 
 
-def answered(*arguments: str) -> dict[str, Any]:
-    found = estimate(*arguments, "--json")
+def estimate_json(*arguments: str) -> dict[str, Any]:
+    found = run_estimate(*arguments, "--json")
     assert found.exit_code == 0, found.stderr
     document: dict[str, Any] = json.loads(found.stdout)
     return document
 
 
-def refused(*arguments: str) -> str:
-    found = estimate(*arguments)
+def refusal_message(*arguments: str) -> str:
+    found = run_estimate(*arguments)
     assert found.exit_code == 2, found.output
     assert found.stdout == ""
     return found.stderr
 
 
 def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> None:
-    lines = estimate(*BERT, *ON_8).stdout.splitlines()
+    lines = run_estimate(*BERT, *ON_8).stdout.splitlines()
     rows = [text.removeprefix("*").split() for text in lines[1:]]
     assert [row[0] for row in rows] == ["1", "2", "4", "8"]
     (marked,) = [text for text in lines if text.startswith("*")]
@@ -62,7 +62,7 @@ def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> 
 
 
 def test_json_contains_all_of_a_plan() -> None:
-    found = answered(*BERT, *ON_8)
+    found = estimate_json(*BERT, *ON_8)
     assert (found["model"], found["params"], found["global_batch"]) == ("bert", "1.3B", 256)
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4, 8]
     assert [cell["best"] for cell in found["cells"]].count(True) == 1
@@ -74,35 +74,37 @@ def test_json_contains_all_of_a_plan() -> None:
 
 
 def test_a_degree_that_does_not_fit_is_reported_with_the_memory_that_it_needs() -> None:
-    found = estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
+    found = run_estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
     assert found.exit_code == 0
     assert found.stdout == ""
     assert "4 x a10, 1 stage: does not fit: stage 0 needs" in found.stderr
     assert "has 21.6 GiB" in found.stderr
-    dropped = answered("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
+    dropped = estimate_json(
+        "--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4"
+    )
     assert [d["pipeline_degree"] for d in dropped["dropped"]] == [1, 2, 4]
     assert all(d["needed_bytes"] > d["limit_bytes"] for d in dropped["dropped"])
 
 
-def test_all_shows_the_best_of_each_type_at_half_all_and_twice_the_gpus() -> None:
-    found = estimate(*BERT, "--count", "2", "--all")
+def test_all_shows_the_best_of_each_type_at_half_the_full_and_twice_the_gpus() -> None:
+    found = run_estimate(*BERT, "--count", "2", "--all")
     rows = [text.removeprefix("*").split() for text in found.stdout.splitlines()[1:]]
     assert {row[0] for row in rows} >= {"a100", "v100", "h100", "b200", "mi300x"}
     assert [row[1] for row in rows if row[0] == "a100"] == ["1", "2", "4"]
 
 
-def test_all_of_a_file_are_the_types_of_the_file(tmp_path: Path) -> None:
+def test_all_with_a_hardware_file_covers_the_types_of_the_file(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("hardware: [{name: lab, like: h100, memory_gib: 40}]\n")
-    found = answered(*BERT, "--count", "2", "--all", "--hardware", str(own))
+    found = estimate_json(*BERT, "--count", "2", "--all", "--hardware", str(own))
     assert {cell["gpu_type"] for cell in found["cells"]} == {"lab"}
-    assert answered(*BERT, "--count", "2", "--gpu", "lab", "--hardware", str(own))["cells"]
+    assert estimate_json(*BERT, "--count", "2", "--gpu", "lab", "--hardware", str(own))["cells"]
 
 
 def test_written_estimates_can_be_read_as_profiles(tmp_path: Path) -> None:
     to = tmp_path / "profiles.csv"
-    assert estimate(*BERT, "--gpu", "a10", "--count", "2", "--write", str(to)).exit_code == 0
-    cells = answered(*BERT, "--gpu", "a10", "--count", "2")["cells"]
+    assert run_estimate(*BERT, "--gpu", "a10", "--count", "2", "--write", str(to)).exit_code == 0
+    cells = estimate_json(*BERT, "--gpu", "a10", "--count", "2")["cells"]
     records = profiles_of(to)
     assert [(r.workload.key, r.cell.gpu_type, r.cell.gpus, r.cell.nodes) for r in records] == [
         ("bert/1.3B/256", "a10", 2, 1)
@@ -114,7 +116,7 @@ def test_written_estimates_can_be_read_as_profiles(tmp_path: Path) -> None:
 def test_a_cell_that_does_not_fit_is_written_as_infeasible(tmp_path: Path) -> None:
     to = tmp_path / "profiles.csv"
     arguments = ["--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "2"]
-    assert estimate(*arguments, "--write", str(to)).exit_code == 0
+    assert run_estimate(*arguments, "--write", str(to)).exit_code == 0
     assert [r.iter_time_s for r in profiles_of(to)] == [float("inf")] * 2
 
 
@@ -123,10 +125,10 @@ def test_a_users_architecture_is_named_by_its_file_or_by_the_option_model(tmp_pa
     file.write_text(
         "architecture: transformer\nlayers: 4\nhidden: 256\nheads: 4\nsequence: 128\nvocabulary: 1000\n"
     )
-    found = answered("--architecture", str(file), "--batch", "32", *ON_8)
+    found = estimate_json("--architecture", str(file), "--batch", "32", *ON_8)
     assert (found["model"], found["dtype"]) == ("my-net", "bf16")
     assert found["params"].endswith("M")
-    named = answered("--architecture", str(file), "--batch", "32", *ON_8, "--model", "net/4M")
+    named = estimate_json("--architecture", str(file), "--batch", "32", *ON_8, "--model", "net/4M")
     assert (named["model"], named["params"]) == ("net", "4M")
 
 
@@ -145,8 +147,8 @@ def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
             }
         )
     )
-    short_one = answered("--hf", str(file), "--sequence", "128", "--batch", "32", *ON_8)
-    long_one = answered("--hf", str(file), "--batch", "32", *ON_8)
+    short_one = estimate_json("--hf", str(file), "--sequence", "128", "--batch", "32", *ON_8)
+    long_one = estimate_json("--hf", str(file), "--batch", "32", *ON_8)
     assert short_one["parameters"] == long_one["parameters"]
     assert short_one["cells"][0]["iter_time_s"] < long_one["cells"][0]["iter_time_s"]
 
@@ -155,37 +157,39 @@ def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
     ("rule", "counts"), [("stages", [1, 2, 4, 8]), ("4-stages", [4, 8, 16, 32]), ("8", [8] * 4)]
 )
 def test_micro_batches_are_as_requested(rule: str, counts: list[int]) -> None:
-    found = answered(*BERT, *ON_8, "--micro-batches", rule)
+    found = estimate_json(*BERT, *ON_8, "--micro-batches", rule)
     assert [cell["micro_batches"] for cell in found["cells"]] == counts
 
 
 def test_gpus_are_placed_on_the_fewest_nodes_with_equal_shares() -> None:
-    found = answered(*BERT, "--gpu", "a100", "--count", "6")
+    found = estimate_json(*BERT, "--gpu", "a100", "--count", "6")
     assert {cell["nodes"] for cell in found["cells"]} == {2}
-    spread = answered(*BERT, "--gpu", "a100", "--count", "6", "--nodes", "6")
+    spread = estimate_json(*BERT, "--gpu", "a100", "--count", "6", "--nodes", "6")
     assert {cell["nodes"] for cell in spread["cells"]} == {6}
 
 
 def test_only_the_named_degrees_are_searched() -> None:
-    found = answered(*BERT, *ON_8, "--stages", "2,3")
+    found = estimate_json(*BERT, *ON_8, "--stages", "2,3")
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [2, 3]
 
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, 1), (12, 8), (16, 16), (512, 16)])
-def test_many_gpus_are_not_searched_for_very_deep_pipelines(gpus: int, most: int) -> None:
+def test_very_deep_pipelines_are_not_searched_on_many_gpus(gpus: int, most: int) -> None:
     assert degrees_of(gpus)[-1] == most
 
 
 def test_searched_micro_batches_are_never_worse() -> None:
-    searched = answered(*BERT, *ON_8, "--micro-batches", "searched")["cells"]
+    searched = estimate_json(*BERT, *ON_8, "--micro-batches", "searched")["cells"]
     for fixed in ("4", "16"):
-        other = answered(*BERT, *ON_8, "--micro-batches", fixed)["cells"]
+        other = estimate_json(*BERT, *ON_8, "--micro-batches", fixed)["cells"]
         pairs = zip(searched, other, strict=True)
         assert all(a["iter_time_s"] <= b["iter_time_s"] * (1 + 1e-9) for a, b in pairs)
 
 
 def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> None:
-    found = answered("--model", "bert/1.3B", "--batch", "100", *ON_8, "--micro-batches", "stages")
+    found = estimate_json(
+        "--model", "bert/1.3B", "--batch", "100", *ON_8, "--micro-batches", "stages"
+    )
     assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4]
     reasons = {d["pipeline_degree"]: d["reason"] for d in found["dropped"]}
     assert reasons == {8: "8 micro-batches do not divide a batch of 100"}
@@ -240,7 +244,7 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
     ],
 )
 def test_bad_input_is_refused_with_a_hint(arguments: list[str], said: str) -> None:
-    found = estimate(*arguments)
+    found = run_estimate(*arguments)
     assert found.exit_code == 2
     assert said in found.stderr
     assert found.stderr.splitlines()[-1].startswith("error: ")
@@ -261,7 +265,7 @@ def test_plans_are_abbreviated() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"), [(1.4247e9, "1.42B"), (7.6e8, "760M"), (9.999e8, "1B"), (12, "12")]
 )
-def test_sizes_are_named_as_models_are(parameters: float, said: str) -> None:
+def test_sizes_are_formatted_as_in_model_names(parameters: float, said: str) -> None:
     assert modelling.size_of(parameters) == said
 
 
@@ -302,14 +306,14 @@ def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -
     again = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
     assert json.loads(again.stdout) == []  # all of it is there
     there = [*STEP, "--batch", "32", "--gpu", "a100", "--count", "1"]
-    plain = answered(*there)["cells"][0]["iter_time_s"]
-    with_profile = estimate(*there, "--profile", str(to), "--json")
+    plain = estimate_json(*there)["cells"][0]["iter_time_s"]
+    with_profile = run_estimate(*there, "--profile", str(to), "--json")
     assert "100 % of the work was measured" in with_profile.stderr
     seconds = sum(r["forward_s"] + r["backward_s"] for r in measured)
     found = json.loads(with_profile.stdout)["cells"][0]["iter_time_s"]
     assert found != plain
     assert found > 16 * seconds  # micro-batches of two samples, kinds that occur more than once
-    other = refused(*BERT, *ON_8, "--profile", str(to))
+    other = refusal_message(*BERT, *ON_8, "--profile", str(to))
     assert "the graph has f16" in other or "contains no layer of bert" in other
 
 
@@ -319,7 +323,7 @@ def test_one_device_has_no_collectives() -> None:
     assert "collectives need two or more" in found.stderr
 
 
-def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
+def test_measured_collectives_are_used_by_estimate(tmp_path: Path) -> None:
     to = tmp_path / "comm.csv"
     arguments = (
         f"profile collectives --sizes 64KiB --repeats 2 --group 1x2 --gpu a100 --to {to} --json"
@@ -330,23 +334,23 @@ def test_measured_collectives_are_read_back_by_estimate(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert {r["primitive"] for r in json.loads(done.stdout)} >= {"all-reduce", "send"}
-    own = answered(*BERT, "--gpu", "a100", "--count", "2", "--collectives", str(to))
-    plain = answered(*BERT, "--gpu", "a100", "--count", "2")
+    own = estimate_json(*BERT, "--gpu", "a100", "--count", "2", "--collectives", str(to))
+    plain = estimate_json(*BERT, "--gpu", "a100", "--count", "2")
     assert own["cells"][1]["iter_time_s"] != plain["cells"][1]["iter_time_s"]
 
 
 def test_offline_the_assumed_nodes_are_reported_and_can_be_changed() -> None:
-    plain = estimate(*BERT, "--gpu", "a100", "--count", "8", "--offline")
+    plain = run_estimate(*BERT, "--gpu", "a100", "--count", "8", "--offline")
     assert "assumed nodes of 4 x a100, as in data sheets" in plain.stderr
     assert "--node-gpus" in plain.stderr
-    fat = answered(*BERT, "--gpu", "a100", "--count", "8", "--node-gpus", "16")
-    thin = answered(*BERT, "--gpu", "a100", "--count", "8", "--offline")
+    fat = estimate_json(*BERT, "--gpu", "a100", "--count", "8", "--node-gpus", "16")
+    thin = estimate_json(*BERT, "--gpu", "a100", "--count", "8", "--offline")
     assert {(c["nodes"], c["node_gpus"]) for c in fat["cells"]} == {(1, 16)}
     assert {(c["nodes"], c["node_gpus"]) for c in thin["cells"]} == {(2, 4)}
 
 
 def test_a_named_server_must_answer() -> None:
-    found = estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
+    found = run_estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
     assert found.exit_code == 3
     assert "no server answers at 127.0.0.1:1" in found.stderr
     assert "--offline estimates from data sheets alone" in found.stderr

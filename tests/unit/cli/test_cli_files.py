@@ -46,7 +46,7 @@ def test_every_key_of_a_job_reaches_the_request() -> None:
     assert job.max_retries == 0
 
 
-def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
+def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
     text = (
         f"{MINIMAL}---\n- {{model: a, global_batch: 1, iterations: 1, gpus: 1}}\n---\n"
         "defaults: {model: b, global_batch: 2, iterations: 3, gpus: 4, tenant: t}\n"
@@ -91,7 +91,7 @@ def test_documents_lists_and_defaults_all_hold_many_jobs() -> None:
         ("", "j.yaml: contains no jobs"),
     ],
 )
-def test_a_mistake_in_a_job_file_is_named_with_its_place(text: str, says: str) -> None:
+def test_a_mistake_in_a_job_file_is_reported_with_its_location(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_jobs(text, "j.yaml", NOW)
     assert says in str(caught.value)
@@ -105,7 +105,7 @@ def test_the_documented_job_files_are_valid() -> None:
     assert clusterfile.read_cluster(examples[2], "command-line.md").nodes
 
 
-def test_a_cluster_file_counts_out_nodes_and_racks() -> None:
+def test_a_cluster_file_expands_counts_and_racks() -> None:
     text = (
         "name: c\ngpu_types: {a100: 40GiB}\nnodes:\n"
         "- {name: 'n{}', count: 5, gpu_type: a100, gpus: 4, rack: 'r{}', nodes_per_rack: 2}\n"
@@ -147,7 +147,7 @@ def test_the_default_cluster_is_a_valid_cluster_file() -> None:
         ("a: 1\n---\nb: 1\n", "must contain one cluster, not 2"),
     ],
 )
-def test_a_mistake_in_a_cluster_file_is_named_with_its_place(text: str, says: str) -> None:
+def test_a_mistake_in_a_cluster_file_is_reported_with_its_location(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")
     assert says in str(caught.value)
@@ -185,7 +185,7 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
         options.parse_seconds("x", text)
 
 
-def test_a_deadline_may_count_from_now() -> None:
+def test_a_deadline_may_be_relative_to_now() -> None:
     assert options.parse_time("x", "2h", NOW).seconds == NOW.seconds + 7200
     assert options.parse_time("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
         "2027-01-15T09:00:00Z"

@@ -34,7 +34,7 @@ BAD = TRACE + (
 DURATIONS = "job_id,submit_time_s,duration_s,num_gpus\nd1,100,3600,2\nd2,0,7200,8\nd3,160,0,1\n"
 
 
-class Files:
+class TraceFiles:
     """Files in a folder, and the command on them."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,20 +52,20 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> TraceFiles:
+    return TraceFiles(tmp_path)
 
 
-def facts(done: Result) -> dict[str, str]:
+def facts_of(done: Result) -> dict[str, str]:
     return {
         name: " ".join(rest)
         for name, *rest in (line.split() for line in done.stdout.splitlines() if line)
     }
 
 
-def test_a_traces_facts_are_printed_and_it_is_written_without_a_server(files: Files) -> None:
+def test_a_traces_facts_are_printed_and_it_is_written_without_a_server(files: TraceFiles) -> None:
     done = files.run(TRACE)
-    found = facts(done)
+    found = facts_of(done)
     assert found["jobs"] == "4"
     assert found["GPU-hours"] == "13.78"  # 20,000 + 12,000 + 9,600 + 8,000 GPU-seconds
     assert found["load"] == "0.849 of 8 GPUs"  # until 7,300 s
@@ -79,7 +79,7 @@ def test_a_traces_facts_are_printed_and_it_is_written_without_a_server(files: Fi
     assert read_trace(files.out) == read_trace(files.trace)
 
 
-def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: Files) -> None:
+def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: TraceFiles) -> None:
     done = files.run(BAD, code=2)
     for text in (
         "1 job with the name of an earlier job: t4",
@@ -94,32 +94,32 @@ def test_bad_jobs_are_refused_by_default_and_nothing_is_written(files: Files) ->
     assert "late" in files.run(BAD, "--on-bad", "refuse", code=2).stderr
 
 
-def test_bad_jobs_are_dropped_on_request_and_each_is_named(files: Files) -> None:
+def test_bad_jobs_are_dropped_on_request_and_each_is_named(files: TraceFiles) -> None:
     done = files.run(BAD, "--on-bad", "drop")
-    assert facts(done)["dropped"] == "4"
+    assert facts_of(done)["dropped"] == "4"
     assert "listed after a job that arrives later: late" in done.stderr
     assert "wide (64 a100)" in done.stderr
     assert [a.spec.name for a in read_trace(files.out)] == ["t1", "late", "t2", "t3", "t4"]
 
 
-def test_durations_are_redrawn_and_without_that_refused(files: Files) -> None:
+def test_durations_are_redrawn_on_request_and_refused_otherwise(files: TraceFiles) -> None:
     assert "--redraw" in files.run(DURATIONS, code=2).stderr
     assert "no duration: d3" in files.run(DURATIONS, "--redraw", code=2).stderr
     done = files.run(DURATIONS, "--redraw", "--on-bad", "drop")
-    assert facts(done)["jobs"] == "2"
-    assert float(facts(done)["GPU-hours"]) == pytest.approx(18, abs=0.01)
+    assert facts_of(done)["jobs"] == "2"
+    assert float(facts_of(done)["GPU-hours"]) == pytest.approx(18, abs=0.01)
     assert {a.spec.workload.model for a in read_trace(files.out)} == {"bert"}
 
 
-def test_every_option_does_what_it_says(files: Files) -> None:
+def test_every_option_has_its_effect(files: TraceFiles) -> None:
     files.run(TRACE, "--guaranteed", "0.5", "--quota", "6", "--tightness", "2", "--longer", "3")
     found = {a.spec.name: a.spec for a in read_trace(files.out)}
     assert sum(spec.guaranteed for spec in found.values()) == 2
     assert found["t2"].iterations == 3000
     assert found["t2"].deadline_s == pytest.approx(2 * 3000 * 3.0)
     done = files.run(TRACE, "--no-deadlines", "--faster", "2", "--large-share", "1")
-    assert facts(done)["large"] == "models 100.0 % have 6B parameters or more"
-    assert facts(done)["deadlines"] == "none"
+    assert facts_of(done)["large"] == "models 100.0 % have 6B parameters or more"
+    assert facts_of(done)["deadlines"] == "none"
     assert read_trace(files.out)[-1].arrival_s == 3650.0
     files.run(TRACE, "--busiest-hours", "1")
     assert [a.spec.name for a in read_trace(files.out)] == ["t3", "t4"]
@@ -129,10 +129,10 @@ def test_every_option_does_what_it_says(files: Files) -> None:
     assert [a.spec.tenant for a in read_trace(files.out)] == ["nlp"] * 2
 
 
-def test_a_quota_to_apply_is_printed(files: Files) -> None:
+def test_a_quota_to_apply_is_printed(files: TraceFiles) -> None:
     done = files.run(TRACE, "--guaranteed", "0.5")
     assert "tenants: {tenant-a: {quotas: {any: 8}}}" in done.stderr
-    assert facts(done)["tenant-b"] == "2 jobs, best effort"
+    assert facts_of(done)["tenant-b"] == "2 jobs, best effort"
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_a_quota_to_apply_is_printed(files: Files) -> None:
         (["--profiles", "absent.csv", "--nodes", "a100=2x4"], "cannot be read"),
     ],
 )
-def test_meaningless_options_are_refused(files: Files, options: list[str], said: str) -> None:
+def test_meaningless_options_are_refused(files: TraceFiles, options: list[str], said: str) -> None:
     assert said in files.run(TRACE, *options, code=2, target=False).stderr
     assert not files.out.exists()
 
 
-def test_without_profiles_only_the_form_of_jobs_is_judged(files: Files) -> None:
+def test_without_profiles_only_the_form_of_jobs_is_checked(files: TraceFiles) -> None:
     done = files.run(BAD, "--on-bad", "drop", target=False)
-    assert facts(done)["dropped"] == "2"
-    assert "GPU-hours" not in facts(done)
+    assert facts_of(done)["dropped"] == "2"
+    assert "GPU-hours" not in facts_of(done)
     assert len(read_trace(files.out)) == 7

@@ -64,7 +64,7 @@ def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_distribution_has_the_name_that_hints_give() -> None:
+def test_the_distribution_is_named_as_in_installation_hints() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == release.DISTRIBUTION
     assert release.install_hint("server") == "pip install 'tessera-scheduler[server]'"
@@ -75,7 +75,7 @@ def test_the_distribution_has_the_name_that_hints_give() -> None:
     assert all(d.startswith(f"{release.DISTRIBUTION}[") for d in own)
 
 
-def test_no_text_names_an_extra_of_another_projects_distribution() -> None:
+def test_no_text_names_an_extra_of_an_unrelated_distribution() -> None:
     foreign = re.compile(r"tessera\[(?!\.)[a-z]")
     rooms = ("benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers")
     files = [f for room in rooms for kind in ("py", "md") for f in (ROOT / room).rglob(f"*.{kind}")]
@@ -140,7 +140,7 @@ def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Pat
         ("numpy", "estimate", "estimates"),
     ],
 )
-def test_a_command_that_needs_more_says_what_to_install(
+def test_a_command_with_missing_libraries_says_what_to_install(
     missing: str, command: str, extra: str
 ) -> None:
     done = run_without(missing, command)
@@ -151,7 +151,7 @@ def test_a_command_that_needs_more_says_what_to_install(
     )
 
 
-def test_where_only_the_agents_part_is_installed_the_command_line_says_so() -> None:
+def test_without_the_command_lines_libraries_it_says_what_to_install() -> None:
     done = run_without("typer", "jobs")
     assert done.returncode == 1
     assert done.stderr.endswith("install them with: pip install 'tessera-scheduler[client]'\n")

@@ -130,7 +130,7 @@ def test_half_a_second_is_written_in_milliseconds() -> None:
     assert options.parse_seconds("x", "500ms") == 0.5
 
 
-def test_the_limits_are_the_servers() -> None:
+def test_the_clients_limits_equal_the_servers() -> None:
     assert limits.MAX_ITERATIONS == jobs.MAX_ITERATIONS
     assert limits.MAX_GPUS == estimates.MAX_GPUS
     assert limits.MAX_GPUS_PER_NODE == clusters.MAX_GPUS_A_NODE
@@ -144,7 +144,7 @@ def test_the_limits_are_the_servers() -> None:
 
 
 @pytest.mark.parametrize(("beyond", "refused"), [(0, False), (1, True)])
-def test_the_server_takes_the_largest_batch_and_defragmentation_period_and_no_more(
+def test_the_server_accepts_the_largest_batch_and_defragmentation_period_but_no_more(
     beyond: int, refused: bool
 ) -> None:
     workload = estimates_pb2.Workload(model="m", global_batch=limits.MAX_BATCH + beyond)

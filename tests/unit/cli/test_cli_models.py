@@ -24,7 +24,7 @@ ARCHITECTURE = (
 PUBLISHED = pb.Model(model="bert", params="1.3B", parameters=1.4e9, dtype="f16", published=True)
 
 
-class Models(estimates_pb2_grpc.EstimatesServicer):
+class RecordingModelServer(estimates_pb2_grpc.EstimatesServicer):
     """Keeps what it is sent; a page holds one model."""
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Models(estimates_pb2_grpc.EstimatesServicer):
 
 
 @pytest.fixture
-def models() -> Models:
+def models() -> RecordingModelServer:
     """Return what the server serves."""
-    return Models()
+    return RecordingModelServer()
 
 
 @pytest.fixture
-def tessera(models: Models) -> Iterator[Callable[..., Result]]:
+def tessera(models: RecordingModelServer) -> Iterator[Callable[..., Result]]:
     """Return a function that runs the command line against the server."""
     server = grpc.server(ThreadPoolExecutor(2))
     estimates_pb2_grpc.add_EstimatesServicer_to_server(models, server)
@@ -78,7 +78,7 @@ def tessera(models: Models) -> Iterator[Callable[..., Result]]:
 
 
 def test_a_model_is_sent_as_its_file_and_options_describe_it(
-    tessera: Callable[..., Result], models: Models, tmp_path: Path
+    tessera: Callable[..., Result], models: RecordingModelServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "owl.yaml"
     file.write_text(ARCHITECTURE)
@@ -121,7 +121,7 @@ def test_a_model_is_sent_as_its_file_and_options_describe_it(
 
 
 def test_options_not_given_have_the_defaults_of_the_api(
-    tessera: Callable[..., Result], models: Models, tmp_path: Path
+    tessera: Callable[..., Result], models: RecordingModelServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"model_type": "gpt2"}')
@@ -131,8 +131,8 @@ def test_options_not_given_have_the_defaults_of_the_api(
     assert convert.to_model("model", sent) == bare
 
 
-def test_a_model_that_is_only_validated_is_not_kept(
-    tessera: Callable[..., Result], models: Models
+def test_a_validated_model_is_not_stored(
+    tessera: Callable[..., Result], models: RecordingModelServer
 ) -> None:
     done = tessera("add", "owl", "--architecture", "-", "--validate-only", stdin=ARCHITECTURE)
     assert done.stderr == "owl is valid; nothing changed\n"
@@ -141,7 +141,7 @@ def test_a_model_that_is_only_validated_is_not_kept(
 
 
 def test_a_list_has_every_page_and_published_models_only_on_request(
-    tessera: Callable[..., Result], models: Models
+    tessera: Callable[..., Result], models: RecordingModelServer
 ) -> None:
     models.kept += [pb.Model(model="owl", params="3B"), pb.Model(model="owl")]
     assert tessera("-o", "name").stdout.split() == ["owl/3B", "owl"]
@@ -155,7 +155,7 @@ def test_a_list_has_every_page_and_published_models_only_on_request(
     assert rows[3].split()[-2:] == ["this", "release"]
 
 
-def test_a_cluster_without_models_of_its_own_says_how_to_get_some(
+def test_a_cluster_without_user_models_says_how_to_add_one(
     tessera: Callable[..., Result],
 ) -> None:
     done = tessera()
@@ -176,22 +176,22 @@ def test_a_cluster_without_models_of_its_own_says_how_to_get_some(
         (["a/b/c", "--hf", "-"], "a/b/c: must be NAME or NAME/PARAMS"),
     ],
 )
-def test_a_mistake_is_named_before_anything_is_sent(
-    tessera: Callable[..., Result], models: Models, arguments: list[str], says: str
+def test_a_mistake_is_reported_before_anything_is_sent(
+    tessera: Callable[..., Result], models: RecordingModelServer, arguments: list[str], says: str
 ) -> None:
     assert f"error: {says}" in tessera("add", *arguments, code=2, stdin="").stderr
     assert models.sent == []
 
 
 def test_an_option_before_add_is_refused_because_it_would_be_ignored(
-    tessera: Callable[..., Result], models: Models
+    tessera: Callable[..., Result], models: RecordingModelServer
 ) -> None:
     done = tessera("--cluster", "d", "add", "owl", "--hf", "-", code=2, stdin=ARCHITECTURE)
     assert done.stderr == "error: --cluster: must follow `add`, if that accepts it\n"
     assert models.sent == []
 
 
-def test_limits_of_models_are_the_servers() -> None:
+def test_the_clients_model_limits_equal_the_servers() -> None:
     assert limits.MAX_ARCHITECTURE == convert.MAX_ARCHITECTURE
     assert limits.MAX_MICRO_BATCHES == convert.MAX_MICRO_BATCHES
     assert limits.MAX_SEQUENCE == convert.MAX_SEQUENCE

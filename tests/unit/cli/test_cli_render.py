@@ -59,16 +59,18 @@ def a_waiting_job() -> jobs_pb2.Job:
     return a_job("waits", reason=reason)
 
 
-def show(output: Output, capsys: pytest.CaptureFixture[str], *jobs: jobs_pb2.Job) -> str:
+def show_jobs(output: Output, capsys: pytest.CaptureFixture[str], *jobs: jobs_pb2.Job) -> str:
     response = jobs_pb2.ListJobsResponse(jobs=jobs)
     render.show_list(response, jobs, job_columns(NOW), output)
     return capsys.readouterr().out
 
 
-def test_a_table_of_jobs_says_what_runs_where_and_why_others_wait(
+def test_a_table_of_jobs_shows_placements_and_waiting_reasons(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    head, runs, waits = show(Output.TABLE, capsys, a_running_job(), a_waiting_job()).splitlines()
+    head, runs, waits = show_jobs(
+        Output.TABLE, capsys, a_running_job(), a_waiting_job()
+    ).splitlines()
     assert head.split("  ")[0] == "JOB"
     assert head.split() == [
         "JOB",
@@ -102,16 +104,16 @@ def test_a_table_of_jobs_says_what_runs_where_and_why_others_wait(
 def test_a_wide_table_adds_tenant_priority_weight_deadline_and_next_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    head, waits = show(Output.WIDE, capsys, a_waiting_job()).splitlines()
+    head, waits = show_jobs(Output.WIDE, capsys, a_waiting_job()).splitlines()
     for title in ("TENANT", "PRIORITY", "WEIGHT", "DEADLINE", "NEXT STEP"):
         assert title in head
     assert waits.rstrip().endswith("raise its weight")
 
 
-def test_json_is_proto_json_with_the_protos_names_and_nothing_else(
+def test_json_is_proto_json_with_proto_field_names_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = json.loads(show(Output.JSON, capsys, a_running_job()))
+    found = json.loads(show_jobs(Output.JSON, capsys, a_running_job()))
     assert list(found) == ["jobs", "next_page_token"]
     (job,) = found["jobs"]
     assert job["state"] == "RUNNING"
@@ -124,28 +126,30 @@ def test_json_is_proto_json_with_the_protos_names_and_nothing_else(
 def test_an_empty_list_is_still_valid_json_but_no_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert json.loads(show(Output.JSON, capsys))["jobs"] == []
-    assert show(Output.TABLE, capsys) == ""
+    assert json.loads(show_jobs(Output.JSON, capsys))["jobs"] == []
+    assert show_jobs(Output.TABLE, capsys) == ""
 
 
-def test_yaml_holds_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_yaml_has_the_same_content_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = (a_running_job(), a_waiting_job())
-    as_yaml = yaml.safe_load(show(Output.YAML, capsys, *jobs))
-    assert as_yaml == json.loads(show(Output.JSON, capsys, *jobs))
+    as_yaml = yaml.safe_load(show_jobs(Output.YAML, capsys, *jobs))
+    assert as_yaml == json.loads(show_jobs(Output.JSON, capsys, *jobs))
 
 
 def test_names_are_full_resource_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(Output.NAME, capsys, a_running_job()) == "clusters/c/jobs/runs\n"
+    assert show_jobs(Output.NAME, capsys, a_running_job()) == "clusters/c/jobs/runs\n"
 
 
 def test_names_that_look_like_markup_are_printed_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "[red]x[/red] :smile:" in show(Output.WIDE, capsys, a_job(tenant="[red]x[/red] :smile:"))
+    assert "[red]x[/red] :smile:" in show_jobs(
+        Output.WIDE, capsys, a_job(tenant="[red]x[/red] :smile:")
+    )
 
 
 def test_long_values_are_never_cut_or_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = show(Output.WIDE, capsys, a_job("x" * 100, tenant="t" * 300))
+    printed = show_jobs(Output.WIDE, capsys, a_job("x" * 100, tenant="t" * 300))
     assert len(printed.splitlines()) == 2
     assert "x" * 100 in printed
     assert "t" * 300 in printed
@@ -240,7 +244,7 @@ def test_gpu_indices_are_shown_as_ranges(values: list[int], text: str) -> None:
     assert render.format_indices(values) == text
 
 
-def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
+def test_a_job_is_shown_as_100_percent_done_only_when_it_has_ended() -> None:
     assert render.format_percent(999.9, 1000) == "99.9"
     assert render.format_percent(1000, 1000) == "100.0"
     assert render.format_percent(1, 0) == ""
@@ -254,7 +258,7 @@ def test_a_job_is_a_hundred_percent_done_only_at_its_end() -> None:
         (2, 3, "2; the job is tried again after the first 3 failures"),
     ],
 )
-def test_a_job_that_failed_says_how_often_and_whether_it_is_tried_again(
+def test_a_failed_job_shows_its_retries_and_whether_it_is_retried_again(
     capsys: pytest.CaptureFixture[str], retries: int, max_retries: int, says: str
 ) -> None:
     show_job(a_job(retries=retries, max_retries=max_retries), NOW)
@@ -263,7 +267,7 @@ def test_a_job_that_failed_says_how_often_and_whether_it_is_tried_again(
     assert " of " not in shown.partition("failures")[2]
 
 
-def test_a_job_in_back_off_shows_when_it_is_tried_again(
+def test_a_job_in_back_off_shows_when_it_is_retried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     message = (
@@ -277,7 +281,7 @@ def test_a_job_in_back_off_shows_when_it_is_tried_again(
     assert "last error boom" in shown
 
 
-def test_warnings_are_on_stderr_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_warning_is_printed_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (
         a_job("a", warnings=["mind the deadline"]),
         a_job("b", warnings=["mind the deadline"]),

@@ -136,7 +136,7 @@ def test_given_options_replace_recorded_ones() -> None:
         (["--rate-floor", "1.5"], "--rate-floor"),
     ],
 )
-def test_a_wrong_option_is_refused_by_its_name_without_a_call(
+def test_an_invalid_option_is_refused_by_name_without_a_call(
     arguments: list[str], says: str
 ) -> None:
     done = CliRunner().invoke(main.app, ["round", "--server", "127.0.0.1:1", *arguments])
@@ -149,7 +149,7 @@ def test_the_help_of_a_round_names_every_objective() -> None:
     assert all(name in done.stdout for name in OBJECTIVES)
 
 
-def test_a_snapshot_is_solved_by_the_policy_that_is_named(tmp_path: Path) -> None:
+def test_a_snapshot_is_solved_by_the_given_policy(tmp_path: Path) -> None:
     file = tmp_path / "round.json"
     file.write_bytes(encode(a_random_snapshot(1, jobs=3)))
     named = ["--objective", "0.5*throughput + 0.5*jct", "--solver", "greedy"]
@@ -161,7 +161,7 @@ def test_a_snapshot_is_solved_by_the_policy_that_is_named(tmp_path: Path) -> Non
     assert "options.opportunistic: needs queue_order; set that, too" in wrong.stderr
 
 
-def test_the_limits_of_what_was_added_are_the_servers() -> None:
+def test_the_clients_round_limits_equal_the_servers() -> None:
     assert limits.MAX_AVOIDED_NODES == jobs.MAX_AVOIDED
     assert limits.MAX_QUOTA == tenants.MAX_QUOTA
     assert limits.MAX_TENANT_WEIGHT == tenants.MAX_WEIGHT
@@ -220,7 +220,7 @@ def test_a_promised_deadline_is_shown_with_the_schedule_that_meets_it(
     ]
 
 
-def test_a_refused_deadline_is_shown_with_the_earliest_that_could_be_met(
+def test_a_refused_deadline_is_shown_with_the_earliest_possible_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reason = jobs_pb2.Reason(
@@ -267,7 +267,7 @@ def a_round(**changes: object) -> scheduler_pb2.Round:
     return found
 
 
-def test_a_round_shows_its_goals_in_order_and_how_many_deadlines_it_promises(
+def test_a_round_shows_its_goals_in_order_and_the_number_of_promised_deadlines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     goals = [

@@ -58,7 +58,7 @@ def test_the_documented_tenants_are_a_valid_file() -> None:
         ("tenants: {nlp: {}, nlp: {}}\n", "the key 'nlp' occurs twice"),
     ],
 )
-def test_a_mistake_in_a_file_of_tenants_is_named_with_its_place(text: str, says: str) -> None:
+def test_a_mistake_in_a_tenants_file_is_reported_with_its_location(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_tenants(text, "t.yaml")
     assert says in str(caught.value)
@@ -97,7 +97,7 @@ def test_a_mistake_in_the_tenants_of_a_cluster_file_is_named_with_its_place(
     assert says in str(caught.value)
 
 
-def test_a_job_file_pins_a_type_and_avoids_nodes() -> None:
+def test_a_job_file_can_pin_a_type_and_avoid_nodes() -> None:
     text = JOB + "gpu_type: a100\npin_type: true\navoid_nodes: [n1, clusters/d/nodes/n2]\n"
     (request,) = read_jobs(text, "j.yaml", NOW, "c")
     assert request.job.pinned_gpu_type

@@ -33,12 +33,12 @@ psw_bytes_per_s: 50e9
 ROWS = "host_id,dsw,psw,asw\nh1,G,P1,S1\nh2,G,P1,S1\nh3,G,P2,S1\n"
 
 
-def show(path: Path, *arguments: str) -> Result:
+def run_show(path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main.app, ["topology", "show", str(path), *arguments])
 
 
-def answered(path: Path, *arguments: str) -> dict[str, Any]:
-    found = show(path, *arguments, "--json")
+def show_json(path: Path, *arguments: str) -> dict[str, Any]:
+    found = run_show(path, *arguments, "--json")
     assert found.exit_code == 0, found.stderr
     document: dict[str, Any] = json.loads(found.stdout)
     return document
@@ -52,7 +52,7 @@ def clos(tmp_path: Path) -> Path:
 
 
 def test_a_topology_is_shown_by_tiers_and_links(clos: Path) -> None:
-    found = show(clos)
+    found = run_show(clos)
     assert found.exit_code == 0, found.stderr
     rows = [row.split() for row in found.stdout.splitlines()]
     assert ["hosts", "4"] in rows
@@ -63,19 +63,19 @@ def test_a_topology_is_shown_by_tiers_and_links(clos: Path) -> None:
 
 
 def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
-    found = show(clos, "--paths", "a100-0", "a100-3")
+    found = run_show(clos, "--paths", "a100-0", "a100-3")
     lines = [text for text in found.stdout.splitlines() if " > " in text]
     assert len(lines) == 3
     assert lines[1] == (
         "a100-0/gpu-0 > a100-0/pcie-0 > a100-0/nic-0 > tor-0 > agg-1 > tor-1 > a100-3/nic-0 > a100-3/pcie-0"
         " > a100-3/gpu-0"
     )
-    some = show(clos, "--paths", "a100-0", "a100-3", "--most", "2")
+    some = run_show(clos, "--paths", "a100-0", "a100-3", "--most", "2")
     assert "2 of 3 equal-cost paths are listed; --most lists more" in some.stderr
 
 
 def test_json_contains_the_whole_topology(clos: Path) -> None:
-    found = answered(clos, "--paths", "a100-0", "a100-1")
+    found = show_json(clos, "--paths", "a100-0", "a100-1")
     assert found["vertices"]["aggregation"] == 3
     assert found["bisection_bytes_per_s"] == pytest.approx(37.5e9)
     assert {
@@ -87,7 +87,7 @@ def test_json_contains_the_whole_topology(clos: Path) -> None:
     } in (found["links"])
     assert len(found["paths"]) == found["equal_cost_paths"] == 1
     assert found["paths"][0][3] == "tor-0"
-    assert "paths" not in answered(clos)
+    assert "paths" not in show_json(clos)
 
 
 def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed(
@@ -96,11 +96,11 @@ def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed
     path = tmp_path / "net.yaml"
     path.write_text(LINGJUN, encoding="utf-8")
     (tmp_path / "hosts.csv").write_text(ROWS, encoding="utf-8")
-    found = answered(path, "--paths", "h1", "h2")
+    found = show_json(path, "--paths", "h1", "h2")
     assert found["hosts"] == 3
     assert found["vertices"]["tor"] == 2
     assert "assumed" in found["assumed"][0]
-    shown = show(path, "--paths", "h1", "h2")
+    shown = run_show(path, "--paths", "h1", "h2")
     assert "(4 parallel cables)" in shown.stdout
     assert "speeds of cables" in shown.stderr
 
@@ -129,7 +129,7 @@ def test_a_mistake_is_refused_by_name(
 ) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(text, encoding="utf-8")
-    found = show(path, *arguments)
+    found = run_show(path, *arguments)
     assert found.exit_code == 2
     assert says in found.stderr
     assert found.stdout == ""

@@ -20,11 +20,11 @@ from tessera.v1 import estimates_pb2, jobs_pb2
 START_S = 1_800_000_000
 
 
-class Stopped(Exception):
+class UserInterrupt(Exception):
     """The user's Ctrl-C, in a test."""
 
 
-class Time:
+class MinuteClock:
     """A clock for ages that goes on by a minute whenever it is read."""
 
     def __init__(self) -> None:
@@ -54,24 +54,24 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     sent = io.StringIO()
     console = Console(file=sent, force_terminal=True, width=80, height=30, color_system=None)
     monkeypatch.setattr(watch, "console_for", lambda fold: console)
-    monkeypatch.setattr(watch, "current_timestamp", Time())
+    monkeypatch.setattr(watch, "current_timestamp", MinuteClock())
     return sent
 
 
-def read_of(
+def readings(
     *frames: list[jobs_pb2.Job], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[jobs_pb2.Job]]:
     """Return readings of the list of jobs; after the last one the user stops the command."""
     monkeypatch.setattr("tessera.service.cli.watch.time.sleep", lambda seconds: None)
     yield from frames
-    raise Stopped
+    raise UserInterrupt
 
 
 def watch_frames(
     frames: list[list[jobs_pb2.Job]], monkeypatch: pytest.MonkeyPatch, output: Output = Output.TABLE
 ) -> None:
-    frames_left = read_of(*frames, monkeypatch=monkeypatch)
-    with pytest.raises(Stopped):
+    frames_left = readings(*frames, monkeypatch=monkeypatch)
+    with pytest.raises(UserInterrupt):
         watch.watch_jobs(lambda: next(frames_left), lambda: "next round: within seconds", output)
 
 
@@ -139,7 +139,7 @@ def test_the_longest_texts_are_cut_to_fit_and_numbers_never(
     ],
 )
 @pytest.mark.parametrize("output", [Output.TABLE, Output.JSON, Output.NAME])
-def test_the_exit_code_and_the_error_tell_how_a_watched_job_ended(
+def test_the_exit_code_and_the_error_show_how_a_watched_job_ended(
     ended: jobs_pb2.Job, code: Exit, message: str, output: Output
 ) -> None:
     with pytest.raises(CallFailed, match=message) as failed:
@@ -147,7 +147,7 @@ def test_the_exit_code_and_the_error_tell_how_a_watched_job_ended(
     assert failed.value.exit_code is code
 
 
-def test_a_watched_job_is_shown_in_full_whenever_it_changes(
+def test_a_watched_job_is_shown_in_full_at_each_change(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     running = a_job(state=jobs_pb2.RUNNING)

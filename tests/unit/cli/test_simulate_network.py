@@ -52,7 +52,7 @@ from tests.support.worlds import (
     a_random_scenario,
     a_scenario,
     an_arrival,
-    simulated,
+    simulate_scenario,
     some_specs,
 )
 
@@ -74,13 +74,13 @@ links:
 CLOS = "{kind: clos, host: a100, hosts_per_tor: 1, aggregations: 1, tor_bytes_per_s: 8e8}\n"
 
 
-def sent(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> CellTraffic:
+def ring_traffic(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> CellTraffic:
     """Return replicas that send ``ring_bytes`` to the next one once they have computed."""
     stage = StageTraffic(dp=gpus, tp=1, data=(ring_bytes, 1))
     return CellTraffic(work_flop=1e12, compute_s=compute_s, start_s=compute_s, stages=(stage,))
 
 
-TWO_SECONDS = sent(8, 2e9)
+TWO_SECONDS = ring_traffic(8, 2e9)
 """On the cable."""
 
 
@@ -104,14 +104,14 @@ def a_network(
     return network_of(wiring, scenario)
 
 
-def contended(network: SharedNetwork, name: str = "crux-full") -> ContentionSlowdowns:
+def contended_network(network: SharedNetwork, name: str = "crux-full") -> ContentionSlowdowns:
     def plan(contention: Contention) -> NetworkPlan:
         return make_mechanism(name).plan(contention, levels=8)
 
     return ContentionSlowdowns(network.sending, plan, GroupRates(LONG))
 
 
-def replays(result: Result) -> bool:
+def replays_identically(result: Result) -> bool:
     """Return whether the executor comes to the same completion times."""
     jct_s = (result.end_s - result.arrival_s).tolist()
     return list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(jct_s, rel=1e-9)
@@ -126,7 +126,7 @@ def a_start(gang: Gang, plan: int = 0, degree: int = 1) -> AllocationChange:
     )
 
 
-def across(first: int, second: int, gpus: int = 4) -> Gang:
+def a_gang_across(first: int, second: int, gpus: int = 4) -> Gang:
     return Gang(members=((first, tuple(range(gpus))), (second, tuple(range(gpus)))))
 
 
@@ -138,10 +138,10 @@ def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_othe
 ) -> None:
     """Alone 3 s. The urgent one leaves the cable free for 1 s in 3, so the other needs 6 s."""
     scenario = two_jobs()
-    slowdowns = contended(a_network(tmp_path, scenario))
-    result = simulated(scenario, FCFS, slowdowns=slowdowns)
+    slowdowns = contended_network(a_network(tmp_path, scenario))
+    result = simulate_scenario(scenario, FCFS, slowdowns=slowdowns)
     assert sorted(result.end_s.tolist()) == pytest.approx([3000, 4500], rel=0.01)
-    assert replays(result)
+    assert replays_identically(result)
     found = contention_figures(result, slowdowns.seen)
     assert found["contention_loss"] == pytest.approx(0.2, abs=0.01)  # 1,500 of 7,500 s, 8 GPUs each
     assert found["slowdown_mean"] == pytest.approx((1 + 1.5) / 2, rel=0.01)
@@ -151,20 +151,20 @@ def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_othe
 
 
 @pytest.mark.parametrize("name", ["ecmp", "crux-ps-pa"])
-def test_completion_times_are_what_the_engine_predicts(tmp_path: Path, name: str) -> None:
+def test_completion_times_match_the_engines_prediction(tmp_path: Path, name: str) -> None:
     scenario = two_jobs()
     network = a_network(tmp_path, scenario)
-    gangs = [across(0, 1), across(2, 3)]
-    slowdowns = contended(network, name)
+    gangs = [a_gang_across(0, 1), a_gang_across(2, 3)]
+    slowdowns = contended_network(network, name)
     found = slowdowns({job: replace(a_start(gang), job=job) for job, gang in enumerate(gangs)})
-    result = simulated(scenario, FCFS, slowdowns=contended(network, name))
+    result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network, name))
     first, last = sorted(found.values())
     both_s = 1000 * 3.0 * first
     left = 1000 - both_s / (3.0 * last)
     assert sorted(result.end_s.tolist()) == pytest.approx([both_s, both_s + 3.0 * left], rel=1e-6)
 
 
-def test_slowdowns_are_the_engines_rates(tmp_path: Path) -> None:
+def test_slowdowns_match_the_engines_rates(tmp_path: Path) -> None:
     scenario = two_jobs()
     network, seen = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
 
@@ -173,7 +173,7 @@ def test_slowdowns_are_the_engines_rates(tmp_path: Path) -> None:
         seen.append((contention, found))
         return found
 
-    runs = {job: replace(a_start(across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
+    runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
     found = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs)
     contention, made = seen[0]
     demand = demand_of(contention, made.chosen)
@@ -185,21 +185,21 @@ def test_slowdowns_are_the_engines_rates(tmp_path: Path) -> None:
     assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-3)
 
 
-def test_a_straggler_is_no_loss_by_contention(tmp_path: Path) -> None:
+def test_a_stragglers_delay_does_not_count_as_contention(tmp_path: Path) -> None:
     scenario = two_jobs()
     alone = a_scenario(scenario.arrivals[0], nodes=FOUR, profiles=scenario.profiles)
-    slowdowns = contended(a_network(tmp_path, alone))
+    slowdowns = contended_network(a_network(tmp_path, alone))
     lag = Straggler(node="a100-0", start_s=0.0, end_s=600.0, factor=2.0)
-    result = simulated(alone, FCFS, slowdowns=slowdowns, stragglers=[lag])
+    result = simulate_scenario(alone, FCFS, slowdowns=slowdowns, stragglers=[lag])
     assert result.end_s[0] == pytest.approx(3300)
     assert contention_figures(result, slowdowns.seen)["slowdown_worst"] == 1.0
-    assert replays(result)
+    assert replays_identically(result)
 
 
 def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) -> None:
     scenario = two_jobs()
-    slowdowns = contended(a_network(tmp_path, scenario))
-    runs = {job: replace(a_start(across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
+    slowdowns = contended_network(a_network(tmp_path, scenario))
+    runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
     found = slowdowns(runs)
     assert slowdowns(dict(runs)) == found
     assert slowdowns.seen.plans == 1
@@ -207,12 +207,12 @@ def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) ->
     assert slowdowns.seen.plans == 2
 
 
-def test_planning_is_timed_by_the_clock_that_is_given(tmp_path: Path) -> None:
+def test_planning_is_timed_by_the_given_clock(tmp_path: Path) -> None:
     scenario, ticks = two_jobs(), iter([0.0, 2.0, 10.0, 13.0])
     network = a_network(tmp_path, scenario)
     slowdowns = network.contended("ecmp", 0, lambda: next(ticks))
     assert slowdowns is not None
-    simulated(scenario, FCFS, slowdowns=slowdowns)
+    simulate_scenario(scenario, FCFS, slowdowns=slowdowns)
     assert (slowdowns.seen.plans, slowdowns.seen.plan_s, slowdowns.seen.slowest_plan_s) == (2, 5, 3)
 
 
@@ -221,7 +221,7 @@ def test_planning_is_timed_by_the_clock_that_is_given(tmp_path: Path) -> None:
 def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) -> None:
     rng, scenario = np.random.default_rng(seed), a_random_scenario(seed)
     profiles = [
-        replace(e, traffic=sent(e.cell.gpus, float(rng.uniform(0, 2e9))))
+        replace(e, traffic=ring_traffic(e.cell.gpus, float(rng.uniform(0, 2e9))))
         if rng.random() < 0.8
         else e
         for e in scenario.profiles
@@ -231,7 +231,7 @@ def test_any_run_on_a_network_replays_to_the_same_completion_times(seed: int) ->
     slowdowns = ContentionSlowdowns(
         TrafficSource(scenario, topology), lambda c: make_mechanism("crux-pa").plan(c, levels=8)
     )
-    assert replays(simulated(scenario, FCFS, slowdowns=slowdowns))
+    assert replays_identically(simulate_scenario(scenario, FCFS, slowdowns=slowdowns))
 
 
 def clos_of(scenario: Scenario) -> Topology:
@@ -250,11 +250,11 @@ def clos_of(scenario: Scenario) -> Topology:
 # what is not known
 
 
-def test_jobs_of_unknown_traffic_run_bit_for_bit_as_on_no_network(tmp_path: Path) -> None:
+def test_jobs_of_unknown_traffic_run_bit_for_bit_as_without_a_network(tmp_path: Path) -> None:
     scenario = two_jobs(traffic=None)
     network = a_network(tmp_path, scenario)
-    with_it = simulated(scenario, FCFS, slowdowns=contended(network))
-    without = simulated(scenario, FCFS)
+    with_it = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
+    without = simulate_scenario(scenario, FCFS)
     assert with_it.segments == without.segments
     assert with_it.end_s.tolist() == without.end_s.tolist()
     (said,) = network.warnings()
@@ -263,7 +263,7 @@ def test_jobs_of_unknown_traffic_run_bit_for_bit_as_on_no_network(tmp_path: Path
 
 
 def test_a_published_models_traffic_is_derived_and_its_iterations_last_as_profiled() -> None:
-    sends = derived(a_profile(8, 5.0, workload=KNOWN), pipeline_degree=1)
+    sends = derived_contention(a_profile(8, 5.0, workload=KNOWN), pipeline_degree=1)
     assert sends.fixed_bytes.sum() > 0
     alone_s = max(float(sends.compute_s[0]), float(sends.start_s[0] + least_comm_s(sends)[0]))
     assert alone_s == pytest.approx(5.0)
@@ -272,18 +272,18 @@ def test_a_published_models_traffic_is_derived_and_its_iterations_last_as_profil
 def test_without_a_recorded_degree_the_best_plan_is_assumed() -> None:
     def sent_at(d: int) -> float:
         profile = a_profile(8, 5.0, workload=KNOWN, pipeline_degree=d)
-        return float(derived(profile, d).fixed_bytes.sum())
+        return float(derived_contention(profile, d).fixed_bytes.sum())
 
     degrees = {d: sent_at(d) for d in (1, 2, 4, 8)}
     best = sent_at(BEST_FOUND)
     assert best in degrees.values()
 
 
-def derived(profile: EstimateRecord, pipeline_degree: int) -> Contention:
+def derived_contention(profile: EstimateRecord, pipeline_degree: int) -> Contention:
     job = an_arrival("a", workload=KNOWN, requested_gpus=8)
     scenario = a_scenario(job, nodes=FOUR, profiles=[profile])
     sending = TrafficSource(scenario, clos_of(scenario))
-    found = sending(a_start(across(0, 1), degree=pipeline_degree), across(0, 1))
+    found = sending(a_start(a_gang_across(0, 1), degree=pipeline_degree), a_gang_across(0, 1))
     assert found is not None
     assert not sending.unknown
     return found
@@ -292,7 +292,7 @@ def derived(profile: EstimateRecord, pipeline_degree: int) -> Contention:
 def test_traffic_that_does_not_fit_the_profiles_iterations_is_reported(tmp_path: Path) -> None:
     scenario = two_jobs(iter_time_s=0.5)  # of which 2 s on the cable
     network = a_network(tmp_path, scenario)
-    simulated(scenario, FCFS, slowdowns=contended(network))
+    simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
     assert any("the traffic of 2 jobs does not fit" in said for said in network.warnings())
 
 
@@ -308,7 +308,7 @@ def test_nodes_missing_from_the_topology_are_reported_and_have_no_contention(
         ),
     )
     network = a_network(tmp_path, scenario, half)
-    result = simulated(scenario, FCFS, slowdowns=contended(network))
+    result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
     assert result.end_s.tolist() == pytest.approx([3000, 3000])
     nodes, jobs = network.warnings()
     assert nodes.startswith("2 of 4 nodes are not in the topology")
@@ -325,7 +325,7 @@ def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> 
     cut = "\n".join(line for line in BETWEEN.splitlines() if "from: left" not in line)
     scenario = two_jobs()
     network = a_network(tmp_path, scenario, cut)
-    result = simulated(scenario, FCFS, slowdowns=contended(network))
+    result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
     assert result.end_s.tolist() == pytest.approx([3000, 3000])
     assert "no path from" in network.warnings()[0]
 
@@ -333,7 +333,7 @@ def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> 
 # what is refused
 
 
-def test_options_without_a_topology_or_a_meaning_are_refused() -> None:
+def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -> None:
     assert read_network_options(None, [], None) is None
     for mechanisms, levels in ((["ecmp"], None), ([], 4)):
         with pytest.raises(InvalidInput, match="--topology FILE"):
@@ -358,20 +358,20 @@ def test_unnamed_hosts_are_the_clusters_nodes(tmp_path: Path) -> None:
     assert network.notes == ()
 
 
-def test_a_profile_with_the_traffic_of_other_gpus_is_refused() -> None:
-    scenario = two_jobs(sent(4, 1e9))
+def test_a_profile_with_traffic_of_another_gpu_count_is_refused() -> None:
+    scenario = two_jobs(ring_traffic(4, 1e9))
     with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
         TrafficSource(scenario, clos_of(scenario))
 
 
-def test_a_file_that_describes_no_network_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_file_without_a_network_description_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"net\.yaml.*kind"):
         a_network(tmp_path, two_jobs(), "{kind: ring}")
 
 
-def test_a_run_in_which_nothing_trained_has_figures() -> None:
+def test_a_run_without_training_still_has_figures() -> None:
     scenario = two_jobs()
-    result = simulated(scenario, FCFS, horizon_s=1.0)
+    result = simulate_scenario(scenario, FCFS, horizon_s=1.0)
     empty = replace(result, segments=())
     found = contention_figures(empty, ContentionRecord())
     assert (found["contention_loss"], found["slowdown_mean"], found["jobs_trained"]) == (0, 1, 0)
@@ -390,7 +390,7 @@ bert,1.3B,256,a100,2,4,1,6.0,ok
 """
 
 
-def simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
+def run_simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
     done = CliRunner().invoke(
@@ -414,35 +414,35 @@ def simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
 
 
 def test_without_a_topology_no_network_is_reported(tmp_path: Path) -> None:
-    found = simulate(tmp_path, "--json")
+    found = run_simulate(tmp_path, "--json")
     assert "topology" not in found
     assert not {"network", "contention_loss", "jobs_met"} & set(found["policies"][0])
-    assert "LOST" not in simulate(tmp_path)
+    assert "LOST" not in run_simulate(tmp_path)
 
 
 def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: Path) -> None:
     file, options = a_topology(tmp_path, CLOS), ("--network", NO_MECHANISM, "--network", "ecmp")
-    found = simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
+    found = run_simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
     alone, met = found["policies"]
     assert (alone["policy"], met["policy"]) == ("fcfs, none", "fcfs, ecmp")
     assert (found["hosts"], found["networks"]) == (4, ["none", "ecmp"])
     assert (alone["jobs_met"], met["jobs_trained"]) == (0, 2)
     assert alone["contention_loss"] == 0
     assert alone["slowdown_mean"] == 1
-    assert alone["jct_mean_s"] == simulate(tmp_path, "--json")["policies"][0]["jct_mean_s"]
+    assert alone["jct_mean_s"] == run_simulate(tmp_path, "--json")["policies"][0]["jct_mean_s"]
     assert all(one["replay"] == {"jobs": 2, "off": 0.0, "wrong": ""} for one in (alone, met))
-    shown = simulate(tmp_path, "--topology", file, *options)
+    shown = run_simulate(tmp_path, "--topology", file, *options)
     assert "LOST %" in shown
     assert "4 hosts" in shown
 
 
-def test_one_mechanism_leaves_policies_their_names(tmp_path: Path) -> None:
-    found = simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
+def test_a_single_mechanism_does_not_change_policy_names(tmp_path: Path) -> None:
+    found = run_simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
     (one,) = found["policies"]
     assert (one["policy"], one["network"]) == ("fcfs", "crux-full")
 
 
 def test_the_command_refuses_unusable_network_options(tmp_path: Path) -> None:
-    assert "needs --topology" in simulate(tmp_path, "--network", "ecmp", code=2)
-    assert "choose from" in simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
-    assert "nowhere.yaml" in simulate(tmp_path, "--topology", "nowhere.yaml", code=2)
+    assert "needs --topology" in run_simulate(tmp_path, "--network", "ecmp", code=2)
+    assert "choose from" in run_simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
+    assert "nowhere.yaml" in run_simulate(tmp_path, "--topology", "nowhere.yaml", code=2)

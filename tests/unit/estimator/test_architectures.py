@@ -239,7 +239,7 @@ def test_a_block_keeps_the_activations_of_korthikanti_et_al(
     assert 2 * (block.boundary + block.unsplit) == 10 * area
 
 
-def test_without_dropout_and_with_a_fused_kernel_less_is_kept() -> None:
+def test_without_dropout_and_with_a_fused_kernel_fewer_activations_are_kept() -> None:
     def kept(**changes: Any) -> float:
         return float(transformer_graph(a_decoder(sequence=1024, **changes)).kept[1])
 
@@ -248,7 +248,7 @@ def test_without_dropout_and_with_a_fused_kernel_less_is_kept() -> None:
     assert kept() - kept(flash=True) == scores - 4 * 1024
 
 
-def test_a_block_computes_what_alpas_formula_says() -> None:
+def test_the_flops_of_a_block_match_alpas_formula() -> None:
     """24 s h^2 (1 + s / 6 h) forward, scores in full, and 2 s h V for the output."""
     graph = transformer_graph(a_decoder(hidden=256, sequence=128))
     assert graph.flops[1] == 24 * 128 * 256**2 * (1 + 128 / (6 * 256))
@@ -269,7 +269,7 @@ def test_known_networks_compute_their_published_multiply_adds() -> None:
     assert COUNTS["ViT-B/16"][0].flops.sum() / 2 == pytest.approx(17.6e9, rel=0.005)
 
 
-def test_a_gshard_block_computes_what_alpas_formula_says() -> None:
+def test_the_flops_of_a_gshard_block_match_alpas_formula() -> None:
     """Attention, experts of two slots a token, gate, dispatch and combination in groups of 2,048."""
     h, s, group, experts = 64, 1024, 2048, 8
     graph = mixture_graph(
@@ -291,7 +291,7 @@ def test_experts_alternate_with_dense_blocks_and_are_counted_apart() -> None:
     assert graph.exchanged.tolist() == [0, 4 * 32 * 64, 0, 4 * 32 * 64, 0, 0]
 
 
-def test_more_slots_cost_more_of_everything_that_experts_do() -> None:
+def test_more_slots_make_everything_that_experts_do_more_expensive() -> None:
     tight, loose = (mixture_graph(a_mixture(capacity_factor=factor)) for factor in (1.0, 1.25))
     for amount in ("flops", "touched", "kept", "exchanged"):
         assert getattr(loose, amount)[1] > getattr(tight, amount)[1]
@@ -319,7 +319,7 @@ def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> No
     ]
 
 
-def test_a_tensor_group_is_no_larger_than_the_heads_of_keys_or_the_channels() -> None:
+def test_a_tensor_group_is_no_larger_than_the_key_heads_or_channels() -> None:
     assert transformer_graph(a_decoder(kv_heads=2)).tensor_limit[1] == 2
     assert transformer_graph(a_decoder()).tensor_limit[1] == 4
     assert wide_resnet(WideResNet(name="w", channels=64)).tensor_limit[[1, -2]].tolist() == [
@@ -328,7 +328,7 @@ def test_a_tensor_group_is_no_larger_than_the_heads_of_keys_or_the_channels() ->
     ]
 
 
-def test_activations_keep_what_their_gradients_need() -> None:
+def test_activation_functions_keep_what_their_gradients_need() -> None:
     """Of width 4 h: input and result of GELU, the result alone of ReLU; both inputs, result and product
     where it is gated."""
     inner = 32 * 4 * 64
@@ -340,7 +340,7 @@ def test_activations_keep_what_their_gradients_need() -> None:
     assert kept(activation="silu", gated=True) - kept() == 2 * inner
 
 
-def test_a_bottleneck_keeps_outputs_of_convolutions_and_activations_and_reduces_the_cheaper_pair() -> (
+def test_a_bottleneck_keeps_convolution_and_activation_outputs_and_reduces_the_cheaper_pair() -> (
     None
 ):
     """64 channels at 56 x 56: a, 2a or 16a inside, 4a at the end, with a = 64 x 56^2."""
@@ -352,7 +352,7 @@ def test_a_bottleneck_keeps_outputs_of_convolutions_and_activations_and_reduces_
         assert block.boundary == 4 * a
 
 
-def test_equal_blocks_are_of_one_kind_and_others_are_not() -> None:
+def test_equal_blocks_have_one_kind_and_different_blocks_do_not() -> None:
     kinds = Counter(transformer_graph(a_decoder()).kind)
     assert sorted(kinds.values()) == [1, 1, 4]
     changes: list[dict[str, Any]] = [
@@ -389,13 +389,13 @@ def test_a_tied_embedding_is_counted_once_and_in_the_head() -> None:
     assert (tied.weights[0], tied.weights[-1]) == (0, 64 * 1000)
 
 
-def test_a_decoder_behind_an_encoder_hands_both_outputs_on() -> None:
+def test_a_decoder_after_an_encoder_passes_both_outputs_on() -> None:
     graph = transformer_graph(a_t5(layers=2, decoder_layers=3, heads=16, decoder_sequence=128))
     size, target = 512 * 1024, 128 * 1024
     assert graph.boundary.tolist() == [size] * 3 + [size + target] * 4 + [0]
 
 
-def test_the_second_stack_attends_to_the_first() -> None:
+def test_the_decoder_attends_to_the_encoder() -> None:
     """4 s k (heads x width) FLOPs of scores and the projections of keys and values, beside its own."""
     graph = transformer_graph(a_t5(layers=1, decoder_layers=1, heads=16))
     encoder, decoder = graph.flops[1], graph.flops[3]
@@ -436,7 +436,7 @@ def test_amounts_are_consistent_in_every_published_model(graph: Graph) -> None:
     assert np.all(graph.boundary[:-1] > 0)
 
 
-def test_the_training_of_arenas_models_is_that_of_its_trainers() -> None:
+def test_arenas_models_are_trained_as_by_its_trainers() -> None:
     state = {"wide_resnet": 12, "bert": 16, "moe": 8}
     for model, params in ARENA:
         one = find_published(model, params)
@@ -446,7 +446,7 @@ def test_the_training_of_arenas_models_is_that_of_its_trainers() -> None:
         assert one.graph.dtype == ("f32" if model == "wide_resnet" else "f16")
 
 
-def test_states_on_one_gpu_are_what_alpas_runs_leave_beside_their_activations() -> None:
+def test_state_bytes_match_alpas_measured_memory_without_activations() -> None:
     """Peak memory of runs on one GPU is linear in the micro-batch; its value at 0 is the states."""
     runs: dict[tuple[str, str], dict[int, float]] = {}
     with a_table("arena/history", "alpa_search.csv").open(encoding="utf-8") as file:
@@ -464,7 +464,7 @@ def test_states_on_one_gpu_are_what_alpas_runs_leave_beside_their_activations() 
         assert states == pytest.approx(states_gib, rel=0.002)
 
 
-def test_a_batch_smaller_than_its_micro_batches_has_fewer() -> None:
+def test_a_batch_smaller_than_its_micro_batch_count_has_fewer_micro_batches() -> None:
     assert find_published("bert", "1.3B").at(8).micro_batches == 8
     assert find_published("bert", "1.3B").at(512).micro_batch == 32
 

@@ -227,7 +227,7 @@ def test_the_callers_sequence_and_type_replace_the_files(tmp_path: Path) -> None
     assert (usual.boundary[0], short.boundary[0]) == (4096 * 4096, 512 * 4096)
 
 
-def test_a_width_of_heads_of_its_own_is_read(tmp_path: Path) -> None:
+def test_a_separate_head_width_is_read(tmp_path: Path) -> None:
     usual, narrow = (load_graph(a_file(tmp_path, v)) for v in (LLAMA, {**LLAMA, "head_dim": 64}))
     assert usual.parameters - narrow.parameters == 32 * 4 * 4096 * 32 * 64
 
@@ -237,7 +237,7 @@ def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
     assert load_graph(a_file(tmp_path / "my-llama", LLAMA)).name == "my-llama"
 
 
-def without(values: dict[str, Any], field: str) -> dict[str, Any]:
+def without_field(values: dict[str, Any], field: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k != field}
 
 
@@ -249,7 +249,7 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
             r"model_type: 'mamba' is not supported; use one of gpt2.*archit",
         ),
         ({"model_type": 3}, "model_type: 3 is not supported"),
-        (without(GPT2, "n_layer"), "n_layer: is missing"),
+        (without_field(GPT2, "n_layer"), "n_layer: is missing"),
         ({**GPT2, "n_embd": "768"}, "n_embd: must be a whole number, not '768'"),
         ({**GPT2, "n_embd": True}, "n_embd: must be a whole number"),
         ({**GPT2, "n_head": 0}, "n_head: must be at least 1"),
@@ -260,7 +260,10 @@ def without(values: dict[str, Any], field: str) -> dict[str, Any]:
             "architectures: unknown class 'GPT2ForToken",
         ),
         ({**GPT2, "architectures": "GPT2LMHeadModel"}, "architectures: must be a list"),
-        (without(T5, "n_positions"), "sequence: is missing; the configuration has no n_positions"),
+        (
+            without_field(T5, "n_positions"),
+            "sequence: is missing; the configuration has no n_positions",
+        ),
         ({**LLAMA, "torch_dtype": "int8"}, "torch_dtype: unknown 'int8'"),
         ({**LLAMA, "tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
         ({**LLAMA, "hidden_size": 10**39}, "hidden_size: must be less than 9007199254740992"),
@@ -274,7 +277,7 @@ def test_a_wrong_field_of_a_configuration_is_named(
         load_graph(a_file(tmp_path, values))
 
 
-def test_a_sequence_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> None:
+def test_a_sequence_longer_than_the_position_table_is_refused(tmp_path: Path) -> None:
     roberta = {**BERT, "model_type": "roberta", "max_position_embeddings": 514}
     assert load_graph(a_file(tmp_path, roberta)).boundary[0] == 512 * 1024
     for values, sequence in ((BERT, 513), (roberta, 513)):
@@ -300,7 +303,9 @@ dtype: f16
 """
 
 
-def test_our_own_file_gives_the_same_graph_as_the_same_models_configuration(tmp_path: Path) -> None:
+def test_an_architecture_file_gives_the_same_graph_as_the_models_configuration(
+    tmp_path: Path,
+) -> None:
     ours = load_graph(a_file(tmp_path, OURS, "llama.yaml"))
     theirs = load_graph(a_file(tmp_path, LLAMA))
     assert ours.name == "llama"
@@ -309,7 +314,7 @@ def test_our_own_file_gives_the_same_graph_as_the_same_models_configuration(tmp_
     assert ours.parameters == theirs.parameters
 
 
-def test_our_own_file_may_be_json_and_leave_the_sequence_to_the_caller() -> None:
+def test_an_architecture_file_may_be_json_without_a_sequence() -> None:
     values = {
         "architecture": "moe",
         "layers": 2,
@@ -354,12 +359,14 @@ def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
         ("", "must map fields to values"),
     ],
 )
-def test_a_wrong_line_of_our_own_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_line_of_an_architecture_file_is_named(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         load_graph(a_file(tmp_path, text, "broken.yaml"))
 
 
-def test_a_file_that_is_not_there_or_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_graph(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

@@ -21,7 +21,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats
 
 
-class TwoParts:
+class TwoParameterModel:
     """Seconds = work / rate / GPUs + latency * nodes; none above 64 GPUs."""
 
     parameters = (
@@ -60,52 +60,58 @@ GRID = [
 ]
 
 
-def truth(subjects: Sequence[Subject], rate: float, latency_s: float) -> list[float]:
+def true_times(subjects: Sequence[Subject], rate: float, latency_s: float) -> list[float]:
     at = np.tile(np.log([rate, latency_s]), (len(subjects), 1))
-    return [float(t) for t in np.exp(TwoParts().log_times(subjects, at)[0])]
+    return [float(t) for t in np.exp(TwoParameterModel().log_times(subjects, at)[0])]
 
 
-def measured(subjects: Sequence[Subject], rate: float, latency_s: float) -> list[Measurement]:
-    times = truth(subjects, rate, latency_s)
+def measurements_of(
+    subjects: Sequence[Subject], rate: float, latency_s: float
+) -> list[Measurement]:
+    times = true_times(subjects, rate, latency_s)
     return [Measurement(subject=s, iter_time_s=t) for s, t in zip(subjects, times, strict=True)]
 
 
-def errors(calibration: Calibration, rate: float, latency_s: float) -> Floats:
+def relative_errors(calibration: Calibration, rate: float, latency_s: float) -> Floats:
     found = calibration.estimates(GRID)
     times = [e.iter_time_s for e in found if e is not None]
     assert len(times) == len(GRID)
-    off: Floats = np.abs(np.array(times) / np.array(truth(GRID, rate, latency_s)) - 1)
+    off: Floats = np.abs(np.array(times) / np.array(true_times(GRID, rate, latency_s)) - 1)
     return off
 
 
-def test_without_measurements_the_model_speaks_at_its_defaults() -> None:
-    assert errors(Calibration(TwoParts()), 1.0, 1.0).max() < 1e-12
+def test_without_measurements_the_model_uses_its_defaults() -> None:
+    assert relative_errors(Calibration(TwoParameterModel()), 1.0, 1.0).max() < 1e-12
 
 
-def test_two_measurements_teach_both_parameters() -> None:
+def test_two_measurements_determine_both_parameters() -> None:
     two = [a_subject(per_node=1, batch=256), a_subject(nodes=4, batch=64)]
     alike = np.array([s.family == "bert" and s.gpu_type == "a100" for s in GRID])
-    untaught = errors(Calibration(TwoParts()), 0.5, 2.0)
-    taught = errors(Calibration(TwoParts(), measured(two, 0.5, 2.0)), 0.5, 2.0)
+    untaught = relative_errors(Calibration(TwoParameterModel()), 0.5, 2.0)
+    taught = relative_errors(
+        Calibration(TwoParameterModel(), measurements_of(two, 0.5, 2.0)), 0.5, 2.0
+    )
     assert untaught.min() > 0.4
     assert taught[alike].max() < 0.1
     assert taught.max() < 0.3
 
 
-def test_what_was_learned_on_one_gpu_type_counts_less_on_another() -> None:
-    calibration = Calibration(TwoParts(), measured([a_subject(per_node=1, batch=256)], 0.5, 1.0))
+def test_lessons_from_one_gpu_type_count_less_on_another() -> None:
+    calibration = Calibration(
+        TwoParameterModel(), measurements_of([a_subject(per_node=1, batch=256)], 0.5, 1.0)
+    )
     same, other = calibration.log_values([a_subject(), a_subject(gpu="v100")])[:, 0]
     assert same < other < 0.0
 
 
-def test_one_wild_run_among_many_is_not_believed() -> None:
-    wild = measured(GRID[::3], 0.5, 2.0)
+def test_one_outlier_among_many_measurements_has_little_influence() -> None:
+    wild = measurements_of(GRID[::3], 0.5, 2.0)
     wild[4] = Measurement(subject=wild[4].subject, iter_time_s=wild[4].iter_time_s * 8)
-    assert np.median(errors(Calibration(TwoParts(), wild), 0.5, 2.0)) < 0.03
+    assert np.median(relative_errors(Calibration(TwoParameterModel(), wild), 0.5, 2.0)) < 0.03
 
 
-def test_uncertainty_is_least_where_was_measured_and_grows_with_distance() -> None:
-    calibration = Calibration(TwoParts(), measured([a_subject()] * 2, 1.0, 1.0))
+def test_uncertainty_is_least_at_measured_cells_and_grows_with_distance() -> None:
+    calibration = Calibration(TwoParameterModel(), measurements_of([a_subject()] * 2, 1.0, 1.0))
     near, further, unseen = calibration.estimates(
         [a_subject(), a_subject(nodes=4), a_subject(family="moe", gpu="v100", nodes=4)]
     )
@@ -115,8 +121,8 @@ def test_uncertainty_is_least_where_was_measured_and_grows_with_distance() -> No
     assert near.sd < further.sd < unseen.sd
 
 
-def test_shapes_are_apart_from_two_gpus_on_and_fully_from_four() -> None:
-    model = TwoParts()
+def test_shape_deviations_begin_at_two_gpus_per_node_and_are_complete_at_four() -> None:
+    model = TwoParameterModel()
     known = [replace(p, shared_sd=0.0, family_sd=0.0, gpu_sd=0.0) for p in model.parameters]
     model.parameters = (known[0], known[1])
     alone = Residual(gpu_sd=0.0, family_sd=0.0, pair_sd=0.0, shape_sd=0.2, noise_sd=1e-6)
@@ -131,47 +137,51 @@ def test_stated_uncertainty_covers_worlds_drawn_from_the_prior() -> None:
     for _ in range(40):
         rate, latency_s = np.exp(rng.normal(0.0, 0.5, 2))
         noise = np.exp(rng.normal(0.0, 0.05, len(GRID)))
-        times = np.array(truth(GRID, rate, latency_s)) * noise
+        times = np.array(true_times(GRID, rate, latency_s)) * noise
         known = rng.choice(len(GRID), 4, replace=False)
         taught = [Measurement(subject=GRID[i], iter_time_s=times[i]) for i in known]
-        for i, estimate in enumerate(Calibration(TwoParts(), taught, residual).estimates(GRID)):
+        for i, estimate in enumerate(
+            Calibration(TwoParameterModel(), taught, residual).estimates(GRID)
+        ):
             assert estimate is not None
             inside += abs(math.log(estimate.iter_time_s / times[i])) <= 2 * estimate.sd
             total += 1
     assert 0.93 <= inside / total <= 1.0
 
 
-def test_a_cell_without_a_plan_has_no_estimate_and_teaches_nothing() -> None:
+def test_a_cell_without_a_plan_has_no_estimate_and_is_not_learned_from() -> None:
     huge = a_subject(nodes=32)
-    calibration = Calibration(TwoParts(), [Measurement(subject=huge, iter_time_s=1.0)])
+    calibration = Calibration(TwoParameterModel(), [Measurement(subject=huge, iter_time_s=1.0)])
     assert calibration.estimates([huge]) == [None]
     assert calibration.left_out == 1
-    assert errors(calibration, 1.0, 1.0).max() < 1e-12
+    assert relative_errors(calibration, 1.0, 1.0).max() < 1e-12
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
+def test_an_impossible_time_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidInput, match="above 0"):
-        Calibration(TwoParts(), [Measurement(subject=a_subject(), iter_time_s=seconds)])
+        Calibration(TwoParameterModel(), [Measurement(subject=a_subject(), iter_time_s=seconds)])
 
 
-def test_the_cells_to_measure_first_are_unlike_and_few_for_each_pair() -> None:
-    chosen = select_measurements(TwoParts(), GRID, GRID, most=2)
+def test_the_cells_to_measure_first_are_diverse_and_few_for_each_pair() -> None:
+    chosen = select_measurements(TwoParameterModel(), GRID, GRID, most=2)
     pairs = [(GRID[i].family, GRID[i].gpu_type) for i in chosen]
     assert len(chosen) == len(set(chosen)) == 8
     assert all(pairs.count(p) == 2 for p in pairs)
     assert len({(GRID[i].nodes, GRID[i].gpus_per_node) for i in chosen}) > 2
 
 
-def test_measuring_the_telling_cells_beats_measuring_as_many_alike() -> None:
+def test_measuring_the_most_informative_cells_beats_measuring_as_many_similar_ones() -> None:
     rng = np.random.default_rng(0)
-    telling = select_measurements(TwoParts(), GRID, GRID, most=2)
+    telling = select_measurements(TwoParameterModel(), GRID, GRID, most=2)
     alike = [i for i, s in enumerate(GRID) if s.nodes * s.gpus_per_node == 1]
     found = {"telling": 0.0, "alike": 0.0}
     for _ in range(10):
         rate, latency_s = np.exp(rng.normal(0.0, 0.5, 2))
         for name, cells in (("telling", telling), ("alike", alike)):
-            taught = measured([GRID[i] for i in cells], rate, latency_s)
-            found[name] += float(errors(Calibration(TwoParts(), taught), rate, latency_s).mean())
+            taught = measurements_of([GRID[i] for i in cells], rate, latency_s)
+            found[name] += float(
+                relative_errors(Calibration(TwoParameterModel(), taught), rate, latency_s).mean()
+            )
     assert len(telling) == len(alike) == 8
     assert found["telling"] < found["alike"]

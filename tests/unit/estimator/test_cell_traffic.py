@@ -55,7 +55,7 @@ def test_replicas_send_twice_their_gradients_less_their_own_share() -> None:
     assert (found.tensor, found.handed) == ((0.0, 0), (0.0, 0))
 
 
-def test_zero_three_gathers_weights_before_each_pass_and_reduces_after() -> None:
+def test_zero_3_gathers_weights_before_each_pass_and_reduces_gradients_after_it() -> None:
     plain, zero = a_setting(), a_setting(zero=3)
     sent = [
         traffic_of(each, one_stage(each, dp=8, tp=1)).stages[0].data[0] for each in (plain, zero)
@@ -65,7 +65,7 @@ def test_zero_three_gathers_weights_before_each_pass_and_reduces_after() -> None
     assert sent[1] / sent[0] == pytest.approx(rounds / 2)
 
 
-def test_work_does_not_depend_on_the_plan_and_communication_begins_within_compute() -> None:
+def test_work_does_not_depend_on_the_plan_and_communication_starts_during_compute() -> None:
     setting = a_setting()
     plans = plan_cells(setting, [1, 2, 4])
     found = [traffic_of(setting, plan) for plan in plans.values()]
@@ -87,7 +87,7 @@ def test_only_gradients_wait_for_the_last_backward_pass() -> None:
     assert tensor.start_s == 0
 
 
-def test_plans_that_were_made_beside_deeper_ones_send_as_much() -> None:
+def test_plans_made_together_with_deeper_ones_have_the_same_work() -> None:
     setting = a_setting()
     (usual,), (finer, *_) = (plan_cells(setting, asked).values() for asked in ([1], [1, 20]))
     assert finer.stages[-1].end == 20  # coarse layers, where 16 are usual
@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_run_has_no_traffic() -> None:
         traffic_of(narrow, one_stage(narrow, dp=8, tp=1))
 
 
-def test_ranks_lie_in_stages_replicas_and_parts() -> None:
+def test_ranks_are_ordered_by_stage_replica_and_tensor_part() -> None:
     stage = StageTraffic(dp=2, tp=2, tensor=(1.0, 1), data=(2.0, 2), handed=(3.0, 4))
     last = StageTraffic(dp=2, tp=2, tensor=(5.0, 1))
     cell = CellTraffic(work_flop=1.0, compute_s=1.0, start_s=0.5, stages=(stage, last))
@@ -117,7 +117,7 @@ def test_ranks_lie_in_stages_replicas_and_parts() -> None:
     }
 
 
-def test_what_was_written_reads_back() -> None:
+def test_written_traffic_reads_back() -> None:
     setting = a_setting()
     for plan in plan_cells(setting, [1, 2, 4]).values():
         found = traffic_of(setting, plan)
@@ -136,12 +136,12 @@ def test_what_was_written_reads_back() -> None:
         '{"work_flop":NaN,"compute_s":1,"start_s":0,"stages":[{"dp":1,"tp":1}]}',
     ],
 )
-def test_what_is_no_traffic_is_refused(text: str) -> None:
+def test_malformed_traffic_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_cell_traffic(text)
 
 
-def test_a_smaller_stage_sends_the_same_to_several_partners_in_parts() -> None:
+def test_a_smaller_stage_splits_its_traffic_over_several_partners() -> None:
     stage = StageTraffic(dp=2, tp=1, handed=(4.0, 1))
     cell = CellTraffic(
         work_flop=1.0, compute_s=1.0, start_s=0.0, stages=(stage, StageTraffic(dp=4, tp=1))
@@ -151,7 +151,7 @@ def test_a_smaller_stage_sends_the_same_to_several_partners_in_parts() -> None:
     assert chain.sent_bytes * len(chain.members) == 2 * 4.0
 
 
-def test_experts_go_to_every_other_gpu_of_their_group() -> None:
+def test_expert_traffic_goes_to_every_other_gpu_of_its_group() -> None:
     stage = StageTraffic(dp=4, tp=1, ep=2, expert=(1.0, 2), expert_data=(7.0, 2))
     cell = CellTraffic(work_flop=1.0, compute_s=1.0, start_s=0.0, stages=(stage,))
     found = {each.pattern: each.members.tolist() for each in cell.traffic().exchanges}
@@ -161,7 +161,7 @@ def test_experts_go_to_every_other_gpu_of_their_group() -> None:
 @pytest.mark.parametrize(
     "stages", [(), (StageTraffic(dp=0, tp=1),), (StageTraffic(dp=2, tp=1, ep=3),)]
 )
-def test_plans_that_are_none_are_refused(stages: tuple[StageTraffic, ...]) -> None:
+def test_invalid_stages_are_refused(stages: tuple[StageTraffic, ...]) -> None:
     with pytest.raises(InvalidInput):
         CellTraffic(work_flop=1.0, compute_s=1.0, start_s=0.0, stages=stages)
 

@@ -44,13 +44,13 @@ TWO_BY_TWO = Shape(nodes=2, gpus_per_node=2)
 SIZES = (1024, 65536, 2**22, 2**26)
 
 
-def groups(*layouts: tuple[int, int, int]) -> Groups:
+def groups_of_layouts(*layouts: tuple[int, int, int]) -> Groups:
     """Return groups of (size, nodes, node_groups)."""
     columns = np.array(layouts, dtype=np.int64).T
     return Groups(size=columns[0], nodes=columns[1], node_groups=columns[2])
 
 
-def amounts(*values: float) -> Floats:
+def payloads_of(*values: float) -> Floats:
     """Return payloads."""
     return np.array(values, dtype=np.float64)
 
@@ -95,7 +95,7 @@ def a_curve(
         nodes=nodes,
         node_groups=node_groups,
     )
-    payload = amounts(*sizes)
+    payload = payloads_of(*sizes)
     seconds = times * link_seconds(rates, primitive, payload, groups_of([layout] * len(payload)))
     return Curve(layout=layout, payload_bytes=payload, seconds=seconds)
 
@@ -120,16 +120,16 @@ def a_network(curves: list[Curve] | None = None, **fields: object) -> TableNetwo
     return replace(base, _known={}, **fields)  # type: ignore[arg-type]
 
 
-def test_a_ring_all_reduce_in_a_node_is_the_textbooks() -> None:
+def test_a_ring_all_reduce_in_a_node_matches_the_textbook() -> None:
     network = LinkNetwork(hardware=A10, shape=Shape(nodes=1, gpus_per_node=4), rates=RATES)
-    found = network.seconds(Primitive.ALL_REDUCE, amounts(1e8), groups((4, 1, 1)))
+    found = network.seconds(Primitive.ALL_REDUCE, payloads_of(1e8), groups_of_layouts((4, 1, 1)))
     assert found[0] == pytest.approx(1e-5 + 6 * 2e-6 + 1.5 * 1e8 / 1e10)
 
 
-def test_across_nodes_groups_beside_one_another_share_the_port() -> None:
+def test_concurrent_groups_across_nodes_share_the_port() -> None:
     network = LinkNetwork(hardware=A10, shape=TWO_BY_TWO, rates=RATES)
     alone, shared = network.seconds(
-        Primitive.ALL_GATHER, amounts(1e9, 1e9), groups((2, 2, 1), (2, 2, 2))
+        Primitive.ALL_GATHER, payloads_of(1e9, 1e9), groups_of_layouts((2, 2, 1), (2, 2, 2))
     )
     assert alone == pytest.approx(1e-5 + 1e-5 + 0.5 * 1e9 / 2e9)
     assert shared == pytest.approx(1e-5 + 1e-5 + 1e9 / 2e9)
@@ -138,13 +138,13 @@ def test_across_nodes_groups_beside_one_another_share_the_port() -> None:
 def test_small_all_reduces_over_many_nodes_take_the_tree() -> None:
     shape = Shape(nodes=64, gpus_per_node=1)
     network = LinkNetwork(hardware=A10, shape=shape, rates=RATES)
-    found = network.seconds(Primitive.ALL_REDUCE, amounts(8), groups((64, 64, 1)))
+    found = network.seconds(Primitive.ALL_REDUCE, payloads_of(8), groups_of_layouts((64, 64, 1)))
     assert found[0] == pytest.approx(1e-5 + 2 * 6 * 1e-5, rel=1e-3)
 
 
-def test_all_to_all_crosses_the_port_with_what_leaves_the_node() -> None:
+def test_all_to_all_sends_through_the_port_only_what_leaves_the_node() -> None:
     network = LinkNetwork(hardware=A10, shape=TWO_BY_TWO, rates=RATES)
-    found = network.seconds(Primitive.ALL_TO_ALL, amounts(4e8), groups((4, 2, 1)))
+    found = network.seconds(Primitive.ALL_TO_ALL, payloads_of(4e8), groups_of_layouts((4, 2, 1)))
     assert found[0] == pytest.approx(1e-5 + 2e-6 + 2 * 1e-5 + 1e8 / 1e10 + 4e8 / 2e9)
 
 
@@ -152,7 +152,7 @@ def test_all_to_all_crosses_the_port_with_what_leaves_the_node() -> None:
 def test_groups_of_one_and_empty_payloads_take_no_time(primitive: Primitive) -> None:
     for network in (LinkNetwork(hardware=A10, shape=TWO_BY_TWO), a_network()):
         found = network.seconds(
-            primitive, amounts(1e6, 0, 1e6), groups((1, 1, 1), (2, 1, 1), (2, 1, 1))
+            primitive, payloads_of(1e6, 0, 1e6), groups_of_layouts((1, 1, 1), (2, 1, 1), (2, 1, 1))
         )
         assert found[:2].tolist() == [0, 0]
         assert found[2] > 0
@@ -168,15 +168,15 @@ def test_groups_of_one_and_empty_payloads_take_no_time(primitive: Primitive) -> 
         (1.0, (2, 1, 0), "0 groups of 2 GPUs"),
     ],
 )
-def test_what_is_no_payload_or_does_not_lie_on_the_nodes_is_refused(
+def test_invalid_payloads_and_impossible_layouts_are_refused(
     payload: float, layout: tuple[int, int, int], complaint: str
 ) -> None:
     for network in (LinkNetwork(hardware=A10, shape=TWO_BY_TWO), a_network()):
         with pytest.raises(InvalidInput, match=complaint):
-            network.seconds(Primitive.ALL_GATHER, amounts(payload), groups(layout))
+            network.seconds(Primitive.ALL_GATHER, payloads_of(payload), groups_of_layouts(layout))
 
 
-def test_rates_in_practice_are_below_data_sheets_and_ports_of_ones_own_are_better_used() -> None:
+def test_practical_rates_are_below_data_sheets_and_dedicated_ports_are_better_used() -> None:
     for kind in (A10, H100):
         assert (LinkRates.usual(kind).costs > LinkRates.of(kind).costs).all()
     rails = replace(H100, network_bytes_per_s=400e9)
@@ -187,7 +187,7 @@ def test_rates_in_practice_are_below_data_sheets_and_ports_of_ones_own_are_bette
     assert shares == pytest.approx([0.25, 0.8])
 
 
-def test_fitting_finds_the_rates_that_made_the_tables() -> None:
+def test_fitting_recovers_the_rates_behind_the_tables() -> None:
     sizes = tuple(2**k for k in range(2, 31))
     curves = [
         a_curve(p, size=s, nodes=n, machine=Shape(nodes=n, gpus_per_node=8), sizes=sizes)
@@ -200,7 +200,7 @@ def test_fitting_finds_the_rates_that_made_the_tables() -> None:
     assert blind.network_bytes_per_s == pytest.approx(A10.network_bytes_per_s)
 
 
-def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
+def test_a_type_without_measured_ports_uses_the_ports_of_others() -> None:
     slow = replace(RATES, network_bytes_per_s=A10.network_bytes_per_s / 5)
     curves = [
         a_curve(rates=slow),
@@ -214,25 +214,31 @@ def test_a_type_whose_ports_were_not_measured_has_the_ports_of_others() -> None:
     )
 
 
-def test_a_measured_table_is_met_at_its_sizes_and_in_logarithms_between() -> None:
+def test_a_measured_table_is_matched_at_its_sizes_and_interpolated_logarithmically() -> None:
     curve = a_curve(nodes=2, node_groups=2)
     network = a_network()
-    found = network.seconds(Primitive.ALL_REDUCE, curve.payload_bytes, groups(*[(2, 2, 2)] * 4))
+    found = network.seconds(
+        Primitive.ALL_REDUCE, curve.payload_bytes, groups_of_layouts(*[(2, 2, 2)] * 4)
+    )
     assert found == pytest.approx(curve.seconds)
     middle = math.sqrt(SIZES[2] * SIZES[3])
-    between = network.seconds(Primitive.ALL_REDUCE, amounts(middle), groups((2, 2, 2)))
+    between = network.seconds(
+        Primitive.ALL_REDUCE, payloads_of(middle), groups_of_layouts((2, 2, 2))
+    )
     assert between[0] == pytest.approx(math.sqrt(curve.seconds[2] * curve.seconds[3]))
 
 
-def test_below_the_smallest_size_its_time_holds_and_above_the_largest_its_bandwidth() -> None:
+def test_below_the_smallest_size_the_time_is_kept_and_above_the_largest_the_bandwidth() -> None:
     curve = a_curve()
     found = a_network().seconds(
-        Primitive.ALL_REDUCE, amounts(1, 10 * SIZES[-1]), groups((2, 1, 1), (2, 1, 1))
+        Primitive.ALL_REDUCE,
+        payloads_of(1, 10 * SIZES[-1]),
+        groups_of_layouts((2, 1, 1), (2, 1, 1)),
     )
     assert found == pytest.approx([curve.seconds[0], 10 * curve.seconds[-1]])
 
 
-def test_a_layout_that_was_not_measured_lies_as_far_from_the_links_as_those_that_were() -> None:
+def test_an_unmeasured_layout_deviates_from_the_links_as_measured_ones_do() -> None:
     held = Layout(
         primitive=Primitive.ALL_REDUCE,
         gpu_type="a10",
@@ -245,34 +251,39 @@ def test_a_layout_that_was_not_measured_lies_as_far_from_the_links_as_those_that
     for times in (1.0, 3.0):
         truth = a_curve(size=4, nodes=2, times=times)
         network = a_network([c for c in some_curves(times) if c.layout != held])
-        found = network.seconds(Primitive.ALL_REDUCE, amounts(*SIZES), groups(*[(4, 2, 1)] * 4))
+        found = network.seconds(
+            Primitive.ALL_REDUCE, payloads_of(*SIZES), groups_of_layouts(*[(4, 2, 1)] * 4)
+        )
         assert found == pytest.approx(truth.seconds, rel=0.15)
-        assert not network.measured(Primitive.ALL_REDUCE, groups((4, 2, 1)))[0]
+        assert not network.measured(Primitive.ALL_REDUCE, groups_of_layouts((4, 2, 1)))[0]
 
 
-def test_uncertainty_grows_with_what_was_not_measured() -> None:
+def test_uncertainty_is_larger_for_unmeasured_layouts() -> None:
     network = a_network()
     at, off, filled = network.uncertainty(
         Primitive.ALL_REDUCE,
-        amounts(SIZES[3], SIZES[3] * 8, SIZES[3]),
-        groups((2, 1, 1), (2, 1, 1), (2, 2, 1)),
+        payloads_of(SIZES[3], SIZES[3] * 8, SIZES[3]),
+        groups_of_layouts((2, 1, 1), (2, 1, 1), (2, 2, 1)),
     )
     assert 0 < at < off
     assert at < filled
     assert (
         replace(network, hardware=V100, _known={}).uncertainty(
-            Primitive.ALL_REDUCE, amounts(SIZES[3]), groups((2, 1, 1))
+            Primitive.ALL_REDUCE, payloads_of(SIZES[3]), groups_of_layouts((2, 1, 1))
         )[0]
         > filled
     )
-    assert network.uncertainty(Primitive.ALL_REDUCE, amounts(1e6), groups((1, 1, 1)))[0] == 0
+    assert (
+        network.uncertainty(Primitive.ALL_REDUCE, payloads_of(1e6), groups_of_layouts((1, 1, 1)))[0]
+        == 0
+    )
 
 
-def test_control_messages_are_taken_off_sends_but_no_more() -> None:
+def test_control_message_time_is_subtracted_from_sends_but_no_more() -> None:
     slow = replace(RATES, launch_s=2e-3)
     curves = [c for c in some_curves() if c.layout.primitive is not Primitive.SEND]
     curves += [a_curve(Primitive.SEND, rates=slow), a_curve(Primitive.SEND, nodes=2, rates=slow)]
-    payload, pair = amounts(*SIZES), groups(*[(2, 1, 1)] * 4)
+    payload, pair = payloads_of(*SIZES), groups_of_layouts(*[(2, 1, 1)] * 4)
     with_control = a_network(curves).seconds(Primitive.SEND, payload, pair)
     without = a_network(curves, control_messages=False).seconds(Primitive.SEND, payload, pair)
     assert with_control[0] == pytest.approx(2e-3, rel=0.01)
@@ -285,7 +296,7 @@ def test_control_messages_are_taken_off_sends_but_no_more() -> None:
     )
 
 
-def test_the_network_is_named_where_a_type_was_measured_on_several() -> None:
+def test_the_network_must_be_named_for_a_type_measured_on_several() -> None:
     other = a_curve(nodes=2)
     curves = [*some_curves(), replace(other, layout=replace(other.layout, network="ib"))]
     with pytest.raises(InvalidInput, match="a10 was measured on several; name one of default, ib"):
@@ -298,7 +309,7 @@ def test_the_network_is_named_where_a_type_was_measured_on_several() -> None:
         Tables.of([])
 
 
-def test_kriging_meets_known_values_and_leaving_one_out_agrees_with_doing_so() -> None:
+def test_kriging_reproduces_known_values_and_leave_one_out_agrees_with_refitting() -> None:
     curves = some_curves()
     layouts = [c.layout for c in curves]
     rng = np.random.default_rng(0)
@@ -311,7 +322,7 @@ def test_kriging_meets_known_values_and_leaving_one_out_agrees_with_doing_so() -
     assert left_out[0] == pytest.approx(closed)
 
 
-def test_gathers_are_like_scatters_and_sends_like_nothing_else() -> None:
+def test_gathers_are_similar_to_scatters_and_sends_to_nothing_else() -> None:
     layouts = [a_curve(p).layout for p in Primitive]
     for common in (0.0, 100.0):
         likeness = replace(SimilarityWeights(), common=common)
@@ -330,7 +341,7 @@ def test_gathers_are_like_scatters_and_sends_like_nothing_else() -> None:
         )
 
 
-def test_tuning_tells_apart_what_differs() -> None:
+def test_tuning_finds_which_differences_matter() -> None:
     layouts = [
         a_curve(p, size=s, machine=Shape(nodes=1, gpus_per_node=8)).layout
         for p in (Primitive.ALL_REDUCE, Primitive.ALL_TO_ALL)
@@ -342,7 +353,7 @@ def test_tuning_tells_apart_what_differs() -> None:
     assert found.primitive < start.primitive
 
 
-def test_rows_written_are_the_rows_read(tmp_path: Path) -> None:
+def test_written_rows_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     rows = [a_record(), a_record(bytes=2048, time_s=2e-4, device="2 x A10", spread=0.1)]
     write_records(path, rows)
@@ -352,7 +363,7 @@ def test_rows_written_are_the_rows_read(tmp_path: Path) -> None:
     assert curve.layout == a_curve(machine=Shape(nodes=1, gpus_per_node=2)).layout
 
 
-def test_repeated_sizes_are_one_and_degenerate_rows_none() -> None:
+def test_repeated_sizes_are_merged_and_degenerate_rows_dropped() -> None:
     rows = [a_record(), a_record(time_s=4e-4), a_record(bytes=4, degenerate=1)]
     (curve,) = curves_of(rows)
     assert curve.payload_bytes.tolist() == [1024]
@@ -421,7 +432,7 @@ def published() -> tuple[Curve, ...]:
     return read_curves(folder / "arena" / "comm.csv")
 
 
-def test_the_published_tables_are_read_whole(published: tuple[Curve, ...]) -> None:
+def test_the_published_tables_are_read_completely(published: tuple[Curve, ...]) -> None:
     assert len(published) == 261
     assert sum(len(c.seconds) for c in published) == 48_022 - 440
     (one,) = [
@@ -444,15 +455,15 @@ def test_published_types_shapes_and_networks_all_have_times(published: tuple[Cur
         (H100, Shape(nodes=2, gpus_per_node=8), ""),
     ):
         found = TableNetwork(tables=tables, hardware=kind, shape=shape, network=network)
-        payload = np.repeat(amounts(1, 1e4, 1e7, 1e10), 2)
-        places = groups(*[(2, 1, 1), (shape.gpus, shape.nodes, 1)] * 4)
+        payload = np.repeat(payloads_of(1, 1e4, 1e7, 1e10), 2)
+        places = groups_of_layouts(*[(2, 1, 1), (shape.gpus, shape.nodes, 1)] * 4)
         for primitive in Primitive:
             seconds = found.seconds(primitive, payload, places)
             assert (seconds > 1e-6).all()
             assert (seconds[-2:] > 50 * seconds[:2]).all()
 
 
-def test_tables_without_a_layout_come_near_to_it(published: tuple[Curve, ...]) -> None:
+def test_tables_predict_a_held_back_layout_closely(published: tuple[Curve, ...]) -> None:
     held = [c for c in published if c.layout.gpu_type == "a10" and c.layout.size == 4]
     errors = []
     for curve in held[::4]:

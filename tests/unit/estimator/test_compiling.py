@@ -29,14 +29,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
-def compiled(
+def compile_target(
     folder: Path, target: str, *, dp: int = 2, tp: int = 2, zero: bool = False, **arguments: Any
 ) -> CompiledStep:
     request = CompileRequest(target=target, arguments=arguments, dp=dp, tp=tp, zero=zero)
     return compile_step(request, folder)
 
 
-def moved(step: CompiledStep) -> Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]]:
+def count_collectives(
+    step: CompiledStep,
+) -> Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]]:
     counts: Counter[tuple[Primitive, float, tuple[tuple[int, ...], ...]]] = Counter()
     for c in step.collectives:
         counts[c.primitive, c.payload_bytes, c.groups] += c.times
@@ -55,11 +57,11 @@ def scanned(samples: int = 16) -> tuple[Any, Any, Any]:
     return loss, params, jax.ShapeDtypeStruct((samples, 64), jnp.float32)
 
 
-def test_two_layers_on_2x2_devices_have_megatrons_collectives_and_no_others(folder: Path) -> None:
-    step = compiled(folder, MODELS + "perceptron", samples=16)
+def test_two_layers_on_2x2_devices_have_exactly_megatrons_collectives(folder: Path) -> None:
+    step = compile_target(folder, MODELS + "perceptron", samples=16)
     activation = 8 * 64 * F32  # half the samples
     gradients = 4 * (64 * 128) * F32  # half of each weight
-    assert moved(step) == {
+    assert count_collectives(step) == {
         (Primitive.ALL_REDUCE, activation, TP_PAIRS): 3,  # forward twice; backward only within
         (Primitive.ALL_REDUCE, gradients + F32, DP_PAIRS): 1,  # with the loss
     }
@@ -70,9 +72,9 @@ def test_two_layers_on_2x2_devices_have_megatrons_collectives_and_no_others(fold
 
 
 @pytest.mark.full
-def test_the_second_call_comes_from_the_cache_and_says_the_same(folder: Path) -> None:
-    first = compiled(folder, MODELS + "perceptron", samples=32)
-    second = compiled(folder, MODELS + "perceptron", samples=32)
+def test_the_second_call_is_answered_identically_from_the_cache(folder: Path) -> None:
+    first = compile_target(folder, MODELS + "perceptron", samples=32)
+    second = compile_target(folder, MODELS + "perceptron", samples=32)
     assert not first.cached
     assert second.cached
     assert second.collectives == first.collectives
@@ -82,7 +84,7 @@ def test_the_second_call_comes_from_the_cache_and_says_the_same(folder: Path) ->
 def test_divided_optimizer_states_scatter_gradients_and_gather_weights_in_16_bits(
     folder: Path,
 ) -> None:
-    step = compiled(folder, MODELS + "perceptron", samples=16, dtype="bf16", zero=True)
+    step = compile_target(folder, MODELS + "perceptron", samples=16, dtype="bf16", zero=True)
     weights = 4 * (64 * 128) * 2
     assert step.total(Primitive.REDUCE_SCATTER) == weights
     assert step.total(Primitive.ALL_GATHER) == weights
@@ -93,7 +95,7 @@ def test_divided_optimizer_states_scatter_gradients_and_gather_weights_in_16_bit
 
 
 @pytest.mark.full
-def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: Path) -> None:
+def test_the_communication_of_a_transformer_on_2x2_devices_matches_its_graph(folder: Path) -> None:
     arguments: dict[str, Any] = {
         "hidden": 64,
         "layers": 2,
@@ -102,7 +104,7 @@ def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: P
         "sequence": 32,
     }
     arguments |= {"samples": 4, "dtype": "f32"}
-    step = compiled(folder, MODELS + "decoder", **arguments)
+    step = compile_target(folder, MODELS + "decoder", **arguments)
     assert {(c.primitive, c.groups) for c in step.collectives} == {
         (Primitive.ALL_REDUCE, TP_PAIRS),
         (Primitive.ALL_REDUCE, DP_PAIRS),
@@ -123,9 +125,9 @@ def test_a_transformer_on_2x2_devices_communicates_what_its_graph_says(folder: P
 
 
 @pytest.mark.full
-def test_a_loop_counts_by_its_turns(folder: Path) -> None:
-    looped = compiled(folder, f"{__name__}:scanned")
-    written = compiled(folder, MODELS + "perceptron", samples=16)
+def test_a_loop_is_counted_once_per_iteration(folder: Path) -> None:
+    looped = compile_target(folder, f"{__name__}:scanned")
+    written = compile_target(folder, MODELS + "perceptron", samples=16)
     assert max(c.times for c in looped.collectives) == 2
     assert looped.flops == pytest.approx(
         written.flops, rel=0.12
@@ -153,7 +155,7 @@ def test_a_loop_counts_by_its_turns(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(
+def test_programs_that_cannot_be_compiled_are_refused(
     folder: Path, request_: CompileRequest, says: str
 ) -> None:
     with pytest.raises(Uncompilable, match=says):
@@ -177,7 +179,9 @@ def a_module(body: str) -> str:
         ("{}", ((0, 1, 2, 3),)),
     ],
 )
-def test_groups_are_read_in_every_form(written: str, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_replica_groups_are_parsed_in_every_form(
+    written: str, groups: tuple[tuple[int, ...], ...]
+) -> None:
     text = a_module(
         "  %p = f32[8]{0} parameter(0)\n"
         f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={written}, to_apply=%add"
@@ -206,7 +210,7 @@ def test_a_true_reduce_scatter_counts_its_whole_input() -> None:
     assert (found.primitive, found.payload_bytes) == (Primitive.REDUCE_SCATTER, 32)
 
 
-def test_an_all_reduce_of_which_something_else_is_read_stays_one() -> None:
+def test_an_all_reduce_with_other_readers_is_not_turned_into_a_reduce_scatter() -> None:
     cut = "  %s = f32[4]{0} dynamic-slice(%r, %p), dynamic_slice_sizes={4}\n"
     text = a_module(
         "  %p = f32[8]{0} parameter(0)\n"
@@ -220,7 +224,7 @@ def test_an_all_reduce_of_which_something_else_is_read_stays_one() -> None:
     assert found.primitive is Primitive.REDUCE_SCATTER
 
 
-def test_a_loop_whose_turns_are_unknown_is_refused() -> None:
+def test_a_loop_with_an_unknown_trip_count_is_refused() -> None:
     text = a_module(
         "  %p = f32[8]{0} parameter(0)\n  ROOT %w = f32[8]{0} while(%p), condition=%main, body=%main"
     )
@@ -233,7 +237,7 @@ def test_text_in_another_form_is_refused() -> None:
         read_module("module @jit_f {\n}\n")
 
 
-def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:
+def test_a_truncated_cache_file_is_ignored(tmp_path: Path) -> None:
     memory = Memory(arguments=1, outputs=2, aliased=1, temporaries=3)
     step = CompiledStep(
         name="m",
@@ -256,7 +260,7 @@ def test_a_torn_cache_file_is_as_none(tmp_path: Path) -> None:
     assert cache.look_up_step(tmp_path, "other") is None
 
 
-def test_another_mesh_or_version_is_another_key() -> None:
+def test_another_mesh_or_version_has_another_cache_key() -> None:
     keys = {cache.key_of("text", facts) for facts in ((1, 2), (2, 1), (1, 2, "jax 2"))}
     assert len(keys | {cache.key_of("other", (1, 2))}) == 4
 

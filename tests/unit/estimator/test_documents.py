@@ -148,7 +148,7 @@ def test_broken_json_is_refused_wherever_documents_are_read(
         ("a: 1\n---\na: 2", "holds 2 documents; give one"),
     ],
 )
-def test_a_document_beyond_the_limits_is_refused_with_its_place(text: str, says: str) -> None:
+def test_a_document_beyond_the_limits_is_refused_with_its_location(text: str, says: str) -> None:
     with pytest.raises(InvalidInput, match=f"^doc: .*{says}"):
         read_document("doc", text, SMALL)
 
@@ -189,7 +189,7 @@ def test_a_document_within_the_limits_is_read(text: str, value: object) -> None:
         " \n" * 500_000,
     ],
 )
-def test_a_megabyte_of_anything_is_answered(text: str) -> None:
+def test_a_megabyte_of_any_text_is_answered_with_a_short_error(text: str) -> None:
     for limits in (ARCHITECTURE, TOPOLOGY):
         if text.isspace():
             assert read_document("doc", text, limits) is None
@@ -203,7 +203,7 @@ def test_several_yaml_documents_are_read_in_order() -> None:
     assert read_yaml("doc", "a: 1\n---\n---\n- 2\n", SMALL) == [{"a": 1}, [2]]
 
 
-def test_json_takes_bytes_of_utf_8_only() -> None:
+def test_json_accepts_only_bytes_of_utf_8() -> None:
     assert read_json("doc", b'{"a": 1}', SMALL) == {"a": 1}
     with pytest.raises(InvalidInput, match="is not UTF-8"):
         read_json("doc", b'{"a": "\xff"}', SMALL)
@@ -217,7 +217,7 @@ def test_the_documented_model_is_an_architecture_file(tmp_path: Path) -> None:
     assert (graph.name, round(graph.parameters)) == ("owl", 2_651_673_600)
 
 
-def counting(most: int) -> Callable[[], bool]:
+def leave_after(most: int) -> Callable[[], bool]:
     """Return what says from the ``most``-th time on that the caller has left."""
     asked = iter(range(most))
     return lambda: next(asked, None) is None
@@ -235,27 +235,27 @@ COLUMNS = document.write_columns(document.build_topology(read_document("doc", CL
         lambda cancelled: document.build_topology(COLUMNS, cancelled),
     ],
 )
-def test_reading_ends_when_nobody_waits_for_it(
+def test_reading_stops_if_the_caller_leaves(
     work: Callable[[Callable[[], bool]], object],
 ) -> None:
     work(never_cancelled)
     for passes in (0, 2):
         with pytest.raises(DeadlineTooShort):
-            work(counting(passes))
+            work(leave_after(passes))
 
 
 @pytest.mark.parametrize(("layers", "passes"), [(24, 0), (24, 40), (3000, 1000)])
-def test_a_search_for_plans_ends_when_nobody_waits_for_it(layers: int, passes: int) -> None:
+def test_a_search_for_plans_stops_if_the_caller_leaves(layers: int, passes: int) -> None:
     sizes = f"layers: {layers}, hidden: 64, heads: 2, sequence: 8, vocabulary: 9"
     text = f"{{architecture: transformer, {sizes}}}"
     spec = ModelSpec(model="m", params=f"{layers}", architecture=text)
     workload = Workload(model="m", params=spec.params, global_batch=64)
     estimator = Estimator(catalogue_of(), {workload: read_model("", spec)})
     with pytest.raises(DeadlineTooShort):
-        estimator.cells(workload, "a100", 64, None, counting(passes))
+        estimator.cells(workload, "a100", 64, None, leave_after(passes))
 
 
-async def test_work_learns_that_its_caller_has_left_and_the_server_that_it_ended() -> None:
+async def test_work_stops_when_its_caller_leaves_and_the_server_notices_its_end() -> None:
     began, ended = threading.Event(), threading.Event()
     calls = lanes.FairCalls(lanes.Lane(1, "test", lanes.LaneLimits(client=1, cluster=1, share=1)))
 
@@ -288,7 +288,7 @@ async def test_work_learns_that_its_caller_has_left_and_the_server_that_it_ended
         "head_dim: 999999",
     ],
 )
-def test_a_small_document_cannot_describe_a_model_without_measure(change: str) -> None:
+def test_a_small_document_cannot_describe_a_model_of_unbounded_size(change: str) -> None:
     usual = {"layers": "2", "hidden": "64", "heads": "2", "sequence": "8", "vocabulary": "100"}
     key, _, value = change.partition(": ")
     text = ", ".join(f"{k}: {v}" for k, v in (usual | {key: value}).items())
@@ -296,7 +296,7 @@ def test_a_small_document_cannot_describe_a_model_without_measure(change: str) -
         a_model(f"{{architecture: transformer, {text}}}")
 
 
-def test_names_of_hosts_are_counted_out_only_if_they_are_short() -> None:
+def test_host_names_are_expanded_only_if_they_are_short() -> None:
     nodes = f"[{{name: '{'{}' * 400}', count: 100000}}]"
     with pytest.raises(InvalidInput, match=r"nodes\[0\]\.name: must make names of at most 128"):
         to_topology("doc", CLOS.replace("hosts: 100", f"nodes: {nodes}"))

@@ -49,19 +49,19 @@ def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_0
     )
 
 
-def times(planner: PlanChooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
+def cell_times(planner: PlanChooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
     return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, chooser=planner)
 
 
-def plans(
+def plans_and_parts(
     planner: EqualStages, memory: int = 48_000_000_000
 ) -> list[tuple[float, Sequence[int], TimeParts]]:
-    parts = times(planner, memory).parts(a_subject())
+    parts = cell_times(planner, memory).parts(a_subject())
     return [(share, rows.tolist(), parts) for share, rows in planner.plans(parts, ONES, DEGREES)]
 
 
 def test_stages_cover_all_layers_in_order_on_equal_gpus() -> None:
-    found = plans(EqualStages(softness=100.0))
+    found = plans_and_parts(EqualStages(softness=100.0))
     assert sorted(len(rows) for _, rows, _ in found) == DEGREES
     assert sum(share for share, _, _ in found) == pytest.approx(1.0)
     for _, rows, parts in found:
@@ -71,9 +71,9 @@ def test_stages_cover_all_layers_in_order_on_equal_gpus() -> None:
         assert {int(stages.gpus[r]) for r in rows} == {8 // len(rows)}
 
 
-def test_the_slowest_stage_is_as_fast_as_in_any_equal_cut() -> None:
+def test_the_slowest_stage_is_as_fast_as_in_the_best_equal_cut() -> None:
     planner = EqualStages(softness=100.0, sync_weight=0.0)
-    (found,) = [(rows, parts) for _, rows, parts in plans(planner) if len(rows) == 2]
+    (found,) = [(rows, parts) for _, rows, parts in plans_and_parts(planner) if len(rows) == 2]
     rows, parts = found
     busy_s, stages = parts.costs.busy_s, parts.candidates
     own = stages.gpus == 4
@@ -87,15 +87,17 @@ def test_the_slowest_stage_is_as_fast_as_in_any_equal_cut() -> None:
     assert busy_s[rows].max() == pytest.approx(best)
 
 
-def test_a_dear_exchange_of_gradients_favours_pipelines() -> None:
+def test_an_expensive_gradient_exchange_favours_pipelines() -> None:
     def stages(weight: float) -> float:
-        return sum(share * len(rows) for share, rows, _ in plans(EqualStages(sync_weight=weight)))
+        return sum(
+            share * len(rows) for share, rows, _ in plans_and_parts(EqualStages(sync_weight=weight))
+        )
 
     assert stages(0.0) < stages(4.0) < stages(400.0)
 
 
-def test_sharp_choices_take_the_degree_that_looks_best() -> None:
-    ((share, rows, parts),) = plans(EqualStages(softness=1e-6, sync_weight=0.0))
+def test_with_low_softness_the_degree_that_looks_best_is_chosen() -> None:
+    ((share, rows, parts),) = plans_and_parts(EqualStages(softness=1e-6, sync_weight=0.0))
     assert share == 1.0
     cut = {d: p.iter_time_s for d, p in plan_cells(a_setting(a_subject()), DEGREES).items()}
     assert len(rows) == min(cut, key=cut.__getitem__) == 1
@@ -103,15 +105,17 @@ def test_sharp_choices_take_the_degree_that_looks_best() -> None:
 
 
 @pytest.mark.parametrize("memory", [3_500_000_000, 5_000_000_000, 8_000_000_000])
-def test_plans_fit_in_memory_where_they_stand_in_the_pipeline(memory: int) -> None:
-    roomy, tight = (plans(EqualStages(softness=100.0), size) for size in (48_000_000_000, memory))
+def test_plans_fit_in_memory_at_their_place_in_the_pipeline(memory: int) -> None:
+    roomy, tight = (
+        plans_and_parts(EqualStages(softness=100.0), size) for size in (48_000_000_000, memory)
+    )
     assert {len(rows) for _, rows, _ in tight} < {len(rows) for _, rows, _ in roomy}
     for _, rows, parts in tight:
         assert all(parts.depth[row] >= len(rows) - place for place, row in enumerate(rows))
 
 
-def test_without_room_there_is_no_time() -> None:
-    values, gradients = times(EqualStages(), memory=1_000_000_000).log_times(
+def test_without_memory_there_is_no_time() -> None:
+    values, gradients = cell_times(EqualStages(), memory=1_000_000_000).log_times(
         [a_subject()], np.zeros((1, len(PARAMETERS)))
     )
     assert np.isnan(values).all()
@@ -119,14 +123,14 @@ def test_without_room_there_is_no_time() -> None:
 
 
 def test_by_default_the_time_is_that_of_the_best_plan() -> None:
-    values, _ = times().log_times([a_subject()], np.zeros((1, len(PARAMETERS))))
+    values, _ = cell_times().log_times([a_subject()], np.zeros((1, len(PARAMETERS))))
     best = min(p.iter_time_s for p in plan_cells(a_setting(a_subject()), DEGREES).values())
     assert math.exp(values[0]) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("planner", [BestPlan(), EqualStages(softness=1e-6)])
-def test_gradients_are_those_of_the_times(planner: PlanChooser) -> None:
-    model, at = times(planner), np.zeros((1, len(PARAMETERS)))
+def test_gradients_match_finite_differences_of_the_times(planner: PlanChooser) -> None:
+    model, at = cell_times(planner), np.zeros((1, len(PARAMETERS)))
     (value,), (gradient,) = model.log_times([a_subject()], at)
     assert 0.9 < gradient.sum() < 1.01  # the optimizer's update has no factor
     for i in range(len(PARAMETERS)):
@@ -136,8 +140,8 @@ def test_gradients_are_those_of_the_times(planner: PlanChooser) -> None:
         assert after - value == pytest.approx(1e-3 * gradient[i], rel=0.1, abs=2e-5)
 
 
-def test_parts_at_factors_of_one_are_the_costs() -> None:
-    parts = times().parts(a_subject())
+def test_parts_scale_the_costs_by_their_factors() -> None:
+    parts = cell_times().parts(a_subject())
     costs = parts.at(ONES)
     assert costs.busy_s == pytest.approx(parts.costs.busy_s)
     slow = parts.at(3 * ONES)

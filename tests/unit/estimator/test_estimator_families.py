@@ -29,7 +29,7 @@ GPU = "a100-80"
         ),
     ],
 )
-def test_graphs_have_the_parameters_that_were_published(graph: Graph, millions: float) -> None:
+def test_graphs_have_the_published_numbers_of_parameters(graph: Graph, millions: float) -> None:
     assert graph.parameters / 1e6 == pytest.approx(millions, rel=0.035)
 
 
@@ -45,7 +45,7 @@ def test_every_family_runs_on_one_host_and_on_two_and_names_its_source_and_overl
             assert found.traffic().exchanges
 
 
-def test_work_grows_with_the_gpus_and_an_iteration_stays_as_long() -> None:
+def test_work_grows_with_the_gpus_while_the_iteration_time_stays() -> None:
     for name in ("bert", "resnet", "nmt", "multi-interests", "ctr"):
         one, two = (family_traffic(name, GPU, gpus) for gpus in (8, 16))
         assert two.work_flop == pytest.approx(2 * one.work_flop)
@@ -59,7 +59,7 @@ def test_bert_sends_twice_its_gradients_and_begins_with_the_backward_pass() -> N
     assert 0.25 < found.start_s / found.compute_s < 0.4  # forward is a third of it, less the update
 
 
-def test_gpt_takes_the_published_size_and_plan_for_its_gpus() -> None:
+def test_gpt_uses_the_published_size_and_plan_for_its_gpu_count() -> None:
     for size in GPT_SIZES:
         found = family_traffic("gpt", GPU, size.gpus)
         assert len(found.stages) == size.stages
@@ -80,7 +80,7 @@ def test_gpts_gradients_wait_for_compute_and_fewer_sequences_take_less_time() ->
     assert half.stages[0].data == whole.stages[0].data
 
 
-def test_compute_waits_for_the_sums_of_tensor_groups_at_nvlinks_bandwidth() -> None:
+def test_compute_waits_for_tensor_group_reductions_at_nvlink_bandwidth() -> None:
     """7.5 B on 128: 16 samples a replica of 4; two sums a layer in each of three passes, 3 / 2 of it sent."""
     hardware = next(h for h in CATALOGUE if h.name == GPU)
     twice = replace(hardware, link_bytes_per_s=2 * hardware.link_bytes_per_s)
@@ -89,7 +89,7 @@ def test_compute_waits_for_the_sums_of_tensor_groups_at_nvlinks_bandwidth() -> N
     assert saved_s == pytest.approx(sent_bytes / hardware.link_bytes_per_s / 2, rel=0.05)
 
 
-def test_recommenders_send_rows_to_everybody_and_hide_nothing() -> None:
+def test_recommenders_send_rows_to_all_gpus_and_hide_no_communication() -> None:
     found = family_traffic("multi-interests", GPU, 16)
     assert found.start_s == found.compute_s
     assert found.compute_s == pytest.approx((105.8e9 / 156e12 + 100.4e9 / 2039e9) / 0.7)
@@ -106,6 +106,6 @@ def test_recommenders_send_rows_to_everybody_and_hide_nothing() -> None:
         ("gpt", GPU, 4, "gpus"),
     ],
 )
-def test_what_is_not_known_is_refused(name: str, gpu: str, gpus: int, what: str) -> None:
+def test_unknown_families_are_refused(name: str, gpu: str, gpus: int, what: str) -> None:
     with pytest.raises(InvalidInput, match=what):
         family_traffic(name, gpu, gpus)

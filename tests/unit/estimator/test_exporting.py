@@ -140,7 +140,7 @@ def a_block(samples: int, heads: int, *, packed: bool) -> ExportedProgram:
     return s.exported(s.linear(added, 1))
 
 
-def one(exported: ExportedProgram) -> Graph:
+def graph_of(exported: ExportedProgram) -> Graph:
     return graph_of_samples("sketch", exported, {exported.values[exported.inputs[0]].shape[0]})
 
 
@@ -155,7 +155,7 @@ def one(exported: ExportedProgram) -> Graph:
         ("addmm", (4, 5), (5, 6), (4, 6)),
     ],
 )
-def test_products_count_two_a_multiply_add(
+def test_products_count_two_flops_per_multiply_add(
     target: str, left: Sequence[int], right: Sequence[int], out: Sequence[int]
 ) -> None:
     names = (
@@ -202,7 +202,7 @@ def test_convolutions_count_each_tap_once(
     assert s.operators(y)["conv_general_dilated"].flops == 2 * multiply_adds
 
 
-def test_causal_attention_is_half_computed_and_stores_no_scores() -> None:
+def test_causal_attention_is_computed_by_half_and_stores_no_scores() -> None:
     s = Sketch()
     flops = []
     for causal in (False, True):
@@ -218,13 +218,13 @@ def test_causal_attention_is_half_computed_and_stores_no_scores() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_heads_are_followed_however_they_are_laid_out(*, packed: bool) -> None:
-    graph = one(a_block(2, 4, packed=packed))
+    graph = graph_of(a_block(2, 4, packed=packed))
     assert len(graph) == 3
     assert graph.reduced[1] == 16 * 32  # once, after the product that joins the heads
     assert graph.tensor_limit[1] == 4
 
 
-def test_attention_reads_packed_heads_as_a_copy_and_others_as_they_are() -> None:
+def test_attention_reads_packed_heads_through_a_copy_and_others_directly() -> None:
     names = [
         {op.name for op in program_of("sketch", a_block(2, 4, packed=packed), [0]).operators}
         for packed in (False, True)
@@ -233,7 +233,7 @@ def test_attention_reads_packed_heads_as_a_copy_and_others_as_they_are() -> None
     assert "headed_clone" in names[1]
 
 
-def test_a_relu_keeps_its_result_and_a_gelu_what_it_read() -> None:
+def test_a_relu_keeps_its_result_and_a_gelu_its_input() -> None:
     s = Sketch()
     x = s.linear(s.input(2, 8), 8)
     relu, gelu = s.call("relu", 2, 8, self=x), s.call("gelu", 2, 8, self=x)
@@ -241,7 +241,7 @@ def test_a_relu_keeps_its_result_and_a_gelu_what_it_read() -> None:
     assert s.saved(y) - set(s.inputs) - set(s.parameters) == {relu.value, x.value}
 
 
-def test_a_factor_is_kept_only_for_a_gradient_of_the_other() -> None:
+def test_a_factor_is_kept_only_if_the_other_one_needs_a_gradient() -> None:
     s = Sketch()
     constant = s.value(2, 8)
     x = s.linear(s.input(2, 8), 8)
@@ -251,7 +251,7 @@ def test_a_factor_is_kept_only_for_a_gradient_of_the_other() -> None:
     assert {constant.value, scaled.value} <= s.saved(squared)
 
 
-def test_dropout_keeps_a_mask_in_training_and_is_nothing_outside() -> None:
+def test_dropout_keeps_a_mask_in_training_and_does_nothing_otherwise() -> None:
     for training, masks in ((True, 1), (False, 0)):
         s = Sketch()
         x = s.linear(s.input(2, 8), 8)
@@ -266,7 +266,7 @@ def test_dropout_keeps_a_mask_in_training_and_is_nothing_outside() -> None:
         assert len(s.saved(out) & {mask.value}) == masks
 
 
-def test_batch_normalisation_is_statistics_and_one_pass_and_keeps_what_it_read() -> None:
+def test_batch_normalisation_computes_statistics_and_one_pass_and_keeps_its_input() -> None:
     s = Sketch()
     x = s.linear(s.input(2, 8, 4, 4), 4)
     y = s.call(
@@ -288,7 +288,7 @@ def test_batch_normalisation_is_statistics_and_one_pass_and_keeps_what_it_read()
     assert x.value in s.saved(y)
 
 
-def test_a_reduction_that_keeps_its_axes_is_seen_with_them() -> None:
+def test_a_reduction_with_kept_axes_is_tracked_with_them() -> None:
     s = Sketch()
     y = s.call("mean", 2, 1, self=s.linear(s.input(2, 8), 8), dim=[-1], keepdim=True)
     reduced = next(op for op in s.program(y).operators if op.name == "reduce_sum")
@@ -296,31 +296,31 @@ def test_a_reduction_that_keeps_its_axes_is_seen_with_them() -> None:
     assert s.operators(y)["reshape"].writes == (y.value,)
 
 
-def test_what_a_shape_is_made_from_is_no_dependence_on_the_batch() -> None:
+def test_using_only_a_shape_is_no_dependence_on_the_batch() -> None:
     s = Sketch()
     x = s.input(2, 8)
     zeros = s.call("zeros_like", 2, 8, self=x)
     y = s.call("mul", 2, 8, self=s.linear(x, 8), other=s.call("exp", 2, 8, self=zeros))
-    assert one(s.exported(y)).flops.sum() == one(s.exported(y)).flops[0] == 2 * 64 + 2 * 8
+    assert graph_of(s.exported(y)).flops.sum() == graph_of(s.exported(y)).flops[0] == 2 * 64 + 2 * 8
 
 
 @pytest.mark.parametrize(
     "target", ["xformers::memory_efficient_attention", "linalg_qr", "_fft_r2c"]
 )
-def test_an_operator_that_may_be_more_work_is_refused_by_name_and_place(target: str) -> None:
+def test_an_operator_of_unknown_cost_is_refused_by_name_and_location(target: str) -> None:
     s = Sketch(path="blocks.3.attention")
     y = s.call(target, 2, 8, self=s.linear(s.input(2, 8), 8))
     with pytest.raises(Untraceable, match=f"blocks.3.attention calls {target}.*cannot be counted"):
         s.program(y)
 
 
-def test_an_operator_without_a_rule_counts_an_operation_a_result() -> None:
+def test_an_operator_without_a_rule_counts_one_operation_per_result() -> None:
     s = Sketch()
     y = s.call("celu", 2, 8, self=s.linear(s.input(2, 8), 8))
     assert s.operators(y)["celu"].flops == 2 * 8
 
 
-def test_several_results_are_summed_and_none_is_refused() -> None:
+def test_several_results_are_summed_and_a_missing_loss_is_refused() -> None:
     s = Sketch()
     x = s.linear(s.input(2, 8), 8)
     program = s.program(x, s.call("exp", 2, 8, self=x))
@@ -339,17 +339,17 @@ def test_a_loss_that_does_not_read_the_batch_is_refused() -> None:
     s = Sketch()
     s.input(2, 8)
     with pytest.raises(Untraceable, match="does not depend on the batch"):
-        one(s.exported(s.call("sum", self=s.weight(8))))
+        graph_of(s.exported(s.call("sum", self=s.weight(8))))
 
 
 def test_blocks_of_a_list_are_of_one_kind_named_after_their_module() -> None:
-    graph = one(a_perceptron(4, layers=4))
+    graph = graph_of(a_perceptron(4, layers=4))
     assert len(graph) == 4
     assert len(set(graph.kind[1:3])) == 1
     assert all(kind.startswith("body-") for kind in graph.kind[:3])
 
 
-def test_a_sample_is_what_two_numbers_of_samples_differ_by() -> None:
+def test_the_amounts_of_a_sample_are_the_difference_between_two_batch_sizes() -> None:
     plain = graph_of_difference("p", a_perceptron(2), a_perceptron(4), (2, 4))
     assert plain.flops.sum() == pytest.approx(2 * (2 * 64 + 8) + 8)
     assert plain.parameters == 2 * 72
@@ -357,20 +357,20 @@ def test_a_sample_is_what_two_numbers_of_samples_differ_by() -> None:
         "p", a_perceptron(2, constant=99), a_perceptron(4, constant=99), (2, 4)
     )
     assert extra.flops.sum() == pytest.approx(plain.flops.sum())
-    whole = one(a_perceptron(2, constant=99))
+    whole = graph_of(a_perceptron(2, constant=99))
     assert whole.flops.sum() > extra.flops.sum() + 99 / 2
 
 
-def test_amounts_are_the_same_divided_or_differed() -> None:
+def test_dividing_by_samples_and_taking_differences_give_the_same_amounts() -> None:
     divided, differed = (
-        one(a_perceptron(4)),
+        graph_of(a_perceptron(4)),
         graph_of_difference("p", a_perceptron(2), a_perceptron(4), (2, 4)),
     )
     for name in ("flops", "touched", "kept", "boundary", "working"):
         assert getattr(differed, name)[:-1] == pytest.approx(getattr(divided, name)[:-1])
 
 
-def test_an_input_that_does_not_grow_is_no_batch() -> None:
+def test_an_input_that_does_not_grow_is_not_a_batch() -> None:
     def a_masked(samples: int, rows: int) -> ExportedProgram:
         s = Sketch()
         x, given = s.input(samples, 8), s.input(rows, 8)
@@ -384,27 +384,27 @@ def test_an_input_that_does_not_grow_is_no_batch() -> None:
     assert len(graph_of_difference("m", a_masked(2, 2), a_masked(4, 4), (2, 4))) == 1
 
 
-def test_an_activation_stays_in_the_layer_it_ends() -> None:
-    graph = one(a_perceptron(4, layers=3))
+def test_an_activation_belongs_to_the_layer_it_ends() -> None:
+    graph = graph_of(a_perceptron(4, layers=3))
     assert list(graph.flops[:2]) == [2 * 64 + 8] * 2
     assert (graph.kept[:2] == 0).all()  # of a relu only the result is kept, and that is handed on
 
 
-def test_of_what_is_picked_from_only_what_is_picked_is_read() -> None:
+def test_a_gather_reads_only_the_selected_elements() -> None:
     s = Sketch()
     wide = s.linear(s.input(2, 8), 1000)
     index = s.input(2, 1, dtype="int64")
-    graph = one(s.exported(s.call("gather", 2, 1, self=wide, dim=1, index=index)))
+    graph = graph_of(s.exported(s.call("gather", 2, 1, self=wide, dim=1, index=index)))
     product, picking, summing = 8 + 1000, 2 + 1 + 1, 1 + 0.5  # an index has eight bytes
     assert graph.touched.sum() == product + picking + summing
 
 
-def test_heads_that_attention_wrote_are_joined_without_a_copy() -> None:
+def test_heads_written_by_attention_are_joined_without_a_copy() -> None:
     program = program_of("sketch", a_block(2, 4, packed=False), [0])
     assert "clone" not in {op.name for op in program.operators}
 
 
-def test_exports_that_cannot_be_compared_are_refused() -> None:
+def test_incomparable_exports_are_refused() -> None:
     with pytest.raises(Untraceable, match="no argument grows"):
         graph_of_difference("p", a_perceptron(2), a_perceptron(2), (2, 4))
     with pytest.raises(Untraceable, match="2 layers with 2 samples and 3 with 4"):
@@ -412,7 +412,7 @@ def test_exports_that_cannot_be_compared_are_refused() -> None:
 
 
 @pytest.mark.parametrize("leading", [{2, 3}, {None}, {2, None}, set()])
-def test_inputs_that_do_not_begin_with_the_samples_are_refused(leading: set[int | None]) -> None:
+def test_inputs_without_a_leading_sample_axis_are_refused(leading: set[int | None]) -> None:
     with pytest.raises(Untraceable, match="must take `samples`"):
         graph_of_samples("p", a_perceptron(2), leading)
 

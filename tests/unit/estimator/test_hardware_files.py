@@ -36,7 +36,7 @@ def a_text(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_type_of_the_users_own_is_added_to_the_catalogue(tmp_path: Path) -> None:
+def test_a_user_defined_type_is_added_to_the_catalogue(tmp_path: Path) -> None:
     found = read_hardware(a_file(tmp_path))
     assert found[:-1] == CATALOGUE
     own = found[-1]
@@ -44,7 +44,7 @@ def test_a_type_of_the_users_own_is_added_to_the_catalogue(tmp_path: Path) -> No
     assert (own.flops("f32"), own.flops("f16"), own.gpus_per_node) == (60e12, 120e12, 4)
 
 
-def test_a_type_like_another_differs_only_in_what_is_given(tmp_path: Path) -> None:
+def test_a_type_derived_from_another_differs_only_in_the_given_fields(tmp_path: Path) -> None:
     path = a_text(tmp_path, "hardware: [{name: fast, like: h100, network_bytes_per_s: 4e11}]")
     own = read_hardware(path)[-1]
     assert own.network_bytes_per_s == 4e11
@@ -52,7 +52,7 @@ def test_a_type_like_another_differs_only_in_what_is_given(tmp_path: Path) -> No
     assert own.flops("tf32") == H100.flops("tf32")
 
 
-def test_a_name_of_the_catalogue_replaces_that_entry(tmp_path: Path) -> None:
+def test_a_catalogue_name_in_a_file_replaces_the_entry(tmp_path: Path) -> None:
     found = read_hardware(
         a_text(tmp_path, "hardware: [{name: h100, like: h100, gpus_per_node: 4}]")
     )
@@ -83,7 +83,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
         ("name", "''", "name: must be a name"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_is_allowed(
+def test_a_wrong_field_is_named_with_the_allowed_values(
     tmp_path: Path, field: str, value: str, complaint: str
 ) -> None:
     with pytest.raises(InvalidInput, match=complaint):
@@ -91,7 +91,7 @@ def test_a_wrong_field_is_named_with_what_is_allowed(
 
 
 @pytest.mark.parametrize("text", ["", "hardware: []", "gpus: []", "hardware: [", "[1]"])
-def test_a_file_that_holds_no_types_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_types_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match=r"hardware\.yaml"):
         read_hardware(a_text(tmp_path, text))
 

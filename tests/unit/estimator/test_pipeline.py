@@ -28,12 +28,12 @@ def some_plans(**given: list[list[float]]) -> Pipelines:
 BUSY = [[3.0, 6.0, 4.5]]
 
 
-def seconds(overlap: Overlap, **given: list[list[float]]) -> float:
+def iteration_seconds(overlap: Overlap, **given: list[list[float]]) -> float:
     return float(iteration_s(some_plans(busy_s=BUSY, **given), 5, overlap)[0])
 
 
 def test_the_first_micro_batch_passes_all_stages_and_the_rest_follow_the_slowest() -> None:
-    assert seconds(Overlap()) == 13.5 + 4 * 6
+    assert iteration_seconds(Overlap()) == 13.5 + 4 * 6
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_the_first_micro_batch_passes_all_stages_and_the_rest_follow_the_slowest
         (Transfers.FREE, 13.5 + 4 * 6),
     ],
 )
-def test_transfers_are_waited_for_or_hidden(transfers: Transfers, expected: float) -> None:
+def test_transfers_are_awaited_or_hidden(transfers: Transfers, expected: float) -> None:
     overlap = Overlap(transfers=transfers)
     wires = {"send_s": [[2.0, 7.0, 0.0]], "receive_s": [[0.0, 2.0, 7.0]]}
-    assert seconds(overlap, **wires) == expected
+    assert iteration_seconds(overlap, **wires) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,26 +59,31 @@ def test_transfers_are_waited_for_or_hidden(transfers: Transfers, expected: floa
 def test_gradients_are_exchanged_after_or_behind_the_last_backward_pass(
     sync: Sync, expected: float
 ) -> None:
-    found = seconds(Overlap(sync=sync), sync_s=[[5.0, 1.0, 0.0]], backward_s=[[1.5, 4.0, 3.0]])
-    assert found - seconds(Overlap()) == pytest.approx(expected)
+    found = iteration_seconds(
+        Overlap(sync=sync), sync_s=[[5.0, 1.0, 0.0]], backward_s=[[1.5, 4.0, 3.0]]
+    )
+    assert found - iteration_seconds(Overlap()) == pytest.approx(expected)
 
 
-def test_an_exchange_that_is_wholly_hidden_takes_nothing() -> None:
+def test_a_completely_hidden_exchange_takes_no_time() -> None:
     overlap = Overlap(sync=Sync.BEHIND)
-    hidden = seconds(overlap, sync_s=[[1.0, 1.0, 1.0]], backward_s=[[1.5, 4.0, 3.0]])
-    assert hidden == seconds(Overlap())
+    hidden = iteration_seconds(overlap, sync_s=[[1.0, 1.0, 1.0]], backward_s=[[1.5, 4.0, 3.0]])
+    assert hidden == iteration_seconds(Overlap())
 
 
 def test_stages_update_their_weights_at_once() -> None:
-    assert seconds(Overlap(), update_s=[[0.5, 2.0, 1.0]]) - seconds(Overlap()) == 2.0
+    assert (
+        iteration_seconds(Overlap(), update_s=[[0.5, 2.0, 1.0]]) - iteration_seconds(Overlap())
+        == 2.0
+    )
 
 
-def test_shorter_plans_may_stand_beside_longer_ones() -> None:
+def test_shorter_and_longer_plans_can_share_one_array() -> None:
     found = iteration_s(some_plans(busy_s=[[3.0, 6.0, 4.5], [8.0, 5.0, 0.0]]), 5)
     assert found.tolist() == [13.5 + 24, 13 + 32]
 
 
-def test_plans_of_candidates_read_their_rows() -> None:
+def test_plans_refer_to_rows_of_candidates() -> None:
     rows = {"start": [0, 0, 2], "end": [4, 2, 4], "dp": [2, 1, 1], "tp": [2, 2, 1], "ep": [1] * 3}
     candidates = Candidates(
         **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
@@ -98,12 +103,12 @@ def test_plans_of_candidates_read_their_rows() -> None:
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_even_stages_take_exactly_what_the_formula_says(schedule: Schedule) -> None:
+def test_even_stages_take_exactly_the_time_of_the_formula(schedule: Schedule) -> None:
     found = simulated_s(schedule, [1.0] * 4, [2.0] * 4, 8)
     assert found == (4 + 7) * 3.0
 
 
-def test_1f1b_may_take_longer_than_the_formula_where_passes_are_in_other_proportions() -> None:
+def test_1f1b_may_exceed_the_formula_if_passes_are_disproportional() -> None:
     """Two stages are busy 2 s a micro-batch, one backward and one forward only: the formula says 8 s."""
     forward, backward = [2.0, 0.0, 0.0], [0.0, 2.0, 0.0]
     found = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, 3)

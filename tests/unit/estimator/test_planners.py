@@ -36,11 +36,11 @@ PAPERS = (Planner.ARENA, Planner.CRIUS)
 KINDS = {kind.name: kind for kind in (A10, A40, A100, V100)}
 
 
-def published_on(model: str, params: str, batch: int, kind: str, gpus: int) -> Setting:
+def published_setting(model: str, params: str, batch: int, kind: str, gpus: int) -> Setting:
     return setting_of(find_published(model, params), batch, KINDS[kind], gpus)
 
 
-def on_8(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
+def a_setting_on_8_gpus(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
     """Return layers that hand on so much, on 8 GPUs of a node."""
     layers = [a_layer(boundary=b, flops=f) for b, f in zip(boundaries, flops, strict=True)]
     hardware: Hardware = A40
@@ -55,7 +55,7 @@ def on_8(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
     )
 
 
-def ends(plan: Plan) -> list[int]:
+def stage_ends(plan: Plan) -> list[int]:
     return [stage.end for stage in plan.stages]
 
 
@@ -80,15 +80,15 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
     kind: str,
     gpus: int,
 ) -> None:
-    setting = published_on(model, params, batch, kind, gpus)
+    setting = published_setting(model, params, batch, kind, gpus)
     exact, found = plan_cells(setting, None, rule), plan_cells(setting, None, rule, planner)
     layers = len(coarsen_graph(setting.graph, COARSE_LAYERS))
     assert found
     assert found.keys() <= exact.keys()
     for degree, plan in found.items():
         assert len(plan.stages) == degree
-        assert [s.start for s in plan.stages] == [0, *ends(plan)[:-1]]
-        assert ends(plan)[-1] == layers
+        assert [s.start for s in plan.stages] == [0, *stage_ends(plan)[:-1]]
+        assert stage_ends(plan)[-1] == layers
         assert plan.gpus == gpus
         assert max(plan.memory_bytes) <= limit_bytes(setting.hardware.memory_bytes)
         assert plan.iter_time_s >= exact[degree].iter_time_s * (1 - 1e-9)
@@ -96,15 +96,16 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
 
 
 @pytest.mark.parametrize("planner", Planner)
-def test_the_same_question_has_the_same_plans(planner: Planner) -> None:
+def test_the_same_setting_has_the_same_plans(planner: Planner) -> None:
     first, second = (
-        plan_cells(published_on("moe", "2.4B", 256, "a40", 16), planner=planner) for _ in range(2)
+        plan_cells(published_setting("moe", "2.4B", 256, "a40", 16), planner=planner)
+        for _ in range(2)
     )
     assert first == second
 
 
-def test_the_exact_search_is_what_plans_unless_another_is_asked_for() -> None:
-    setting = published_on("wide_resnet", "2B", 256, "a100", 16)
+def test_the_exact_search_is_the_default_planner() -> None:
+    setting = published_setting("wide_resnet", "2B", 256, "a100", 16)
     assert plan_cells(setting) == plan_cells(setting, planner=Planner.EXACT)
     for planner in PAPERS:
         other = plan_cells(setting, planner=planner)
@@ -113,33 +114,33 @@ def test_the_exact_search_is_what_plans_unless_another_is_asked_for() -> None:
         )
 
 
-def test_crius_cuts_where_least_is_handed_on() -> None:
+def test_crius_cuts_at_the_least_traffic() -> None:
     little, much = 1e4, 1e7
-    after_4_and_6 = on_8(much, much, much, little, much, little, much, 0.0)
-    after_2_and_6 = on_8(much, little, much, much, much, little, much, 0.0)
+    after_4_and_6 = a_setting_on_8_gpus(much, much, much, little, much, little, much, 0.0)
+    after_2_and_6 = a_setting_on_8_gpus(much, little, much, much, much, little, much, 0.0)
     for setting, cuts in ((after_4_and_6, [4, 6, 8]), (after_2_and_6, [2, 6, 8])):
-        assert ends(plan_cells(setting, [3], planner=Planner.CRIUS)[3]) == cuts
+        assert stage_ends(plan_cells(setting, [3], planner=Planner.CRIUS)[3]) == cuts
 
 
-def test_crius_stages_are_data_or_tensor_parallel_alone() -> None:
-    found = plan_cells(published_on("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
+def test_crius_stages_use_only_data_or_only_tensor_parallelism() -> None:
+    found = plan_cells(published_setting("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
     every = [stage for plan in found.values() for stage in plan.stages]
     assert all(1 in (stage.dp, stage.tp) for stage in every)
     assert any(stage.dp > 1 for stage in every)
     assert any(stage.tp > 1 for stage in every)
 
 
-def test_arena_balances_load_whatever_is_handed_on() -> None:
+def test_arena_balances_load_whatever_the_traffic() -> None:
     much = 1e7
     flops = (5e12, *[1e12] * 3, *[2e12] * 4)  # 16e12: half of it up to the fourth layer
-    setting = on_8(much, 1e4, much, much, much, much, much, 0.0, flops=flops)
+    setting = a_setting_on_8_gpus(much, 1e4, much, much, much, much, much, 0.0, flops=flops)
     plan = plan_cells(setting, [2], planner=Planner.ARENA)[2]
-    assert ends(plan) == [4, 8]
+    assert stage_ends(plan) == [4, 8]
     assert [stage.gpus for stage in plan.stages] == [4, 4]
 
 
-def test_crius_cuts_before_it_looks_at_memory_and_arena_within_it() -> None:
-    setting = published_on("moe", "2.4B", 1024, "v100", 2)
+def test_crius_cuts_without_regard_to_memory_and_arena_within_it() -> None:
+    setting = published_setting("moe", "2.4B", 1024, "v100", 2)
     assert 2 in plan_cells(setting)
     assert 2 in plan_cells(setting, planner=Planner.ARENA)
     assert 2 not in plan_cells(setting, planner=Planner.CRIUS)
@@ -148,12 +149,12 @@ def test_crius_cuts_before_it_looks_at_memory_and_arena_within_it() -> None:
 
 
 @pytest.mark.parametrize("planner", PAPERS)
-def test_experts_are_divided_where_they_would_not_fit_otherwise(planner: Planner) -> None:
-    found = plan_cells(published_on("moe", "27B", 512, "a40", 16), planner=planner)
+def test_experts_are_divided_if_they_would_not_fit_otherwise(planner: Planner) -> None:
+    found = plan_cells(published_setting("moe", "27B", 512, "a40", 16), planner=planner)
     assert any(stage.ep > 1 for plan in found.values() for stage in plan.stages)
 
 
-def test_of_expert_degrees_the_one_of_least_cost_is_taken() -> None:
+def test_the_cheapest_expert_degree_is_chosen() -> None:
     degrees = np.array([1, 2, 4], dtype=np.int64)
     same = np.ones(3, dtype=np.int64)
     every = Candidates(
@@ -168,10 +169,10 @@ def test_of_expert_degrees_the_one_of_least_cost_is_taken() -> None:
 
 @pytest.mark.parametrize("planner", Planner)
 def test_more_stages_than_layers_or_gpus_have_no_plan(planner: Planner) -> None:
-    assert list(plan_cells(on_8(*[1e6] * 8), [2, 9], planner=planner)) == [2]
+    assert list(plan_cells(a_setting_on_8_gpus(*[1e6] * 8), [2, 9], planner=planner)) == [2]
 
 
-def test_a_share_is_the_exact_time_by_the_planners() -> None:
+def test_a_planners_share_is_the_exact_time_divided_by_the_planners_time() -> None:
     def plan(seconds: float) -> Plan:
         return Plan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
 
@@ -181,7 +182,7 @@ def test_a_share_is_the_exact_time_by_the_planners() -> None:
     assert planners.judge_planner(exact, {}).best is None
 
 
-def test_settings_are_drawn_by_the_seeds_and_each_once() -> None:
+def test_settings_are_drawn_by_the_seeds_without_duplicates() -> None:
     first = planners.draw_settings([0, 1])
     assert (
         len({(m.model, m.params, batch, kind.name, gpus) for m, batch, kind, gpus in first}) == 100
@@ -190,7 +191,7 @@ def test_settings_are_drawn_by_the_seeds_and_each_once() -> None:
     assert planners.draw_settings([2]) != first
 
 
-def test_the_benchmark_judges_both_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_judges_the_planners_of_both_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [d for d in planners.draw_settings([0]) if d[3] <= 8][:4]
     monkeypatch.setattr(planners, "draw_settings", lambda seeds: drawn)
     found = planners.run_planner_section(None, range(1))
@@ -200,16 +201,18 @@ def test_the_benchmark_judges_both_papers(monkeypatch: pytest.MonkeyPatch) -> No
         assert 0 < worst <= mean <= 1 + 1e-9
 
 
-def estimate(*arguments: str) -> Result:
+def run_estimate(*arguments: str) -> Result:
     return CliRunner().invoke(main.app, ["estimate", *arguments])
 
 
 MOE = ("--model", "moe/2.4B", "--batch", "256", "--gpu", "a100", "--count", "32")
 
 
-def test_the_command_plans_as_it_is_told_and_writes_whose_plans_they_are(tmp_path: Path) -> None:
+def test_the_command_uses_the_given_planner_and_records_it_in_the_provenance(
+    tmp_path: Path,
+) -> None:
     to = tmp_path / "profiles.csv"
-    found = estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
+    found = run_estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
     assert found.exit_code == 0, found.stderr
     document = json.loads(found.stdout)
     assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
@@ -217,13 +220,13 @@ def test_the_command_plans_as_it_is_told_and_writes_whose_plans_they_are(tmp_pat
     assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
 
 
-def test_a_degree_that_only_another_planner_has_is_said_to_be_so() -> None:
-    told = estimate(*MOE, "--planner", "crius").stderr
+def test_a_degree_that_only_another_planner_supports_is_reported_as_such() -> None:
+    told = run_estimate(*MOE, "--planner", "crius").stderr
     assert "1 stage: the crius planner finds no plan, but --planner exact does" in told
-    assert "finds no plan" not in estimate(*MOE).stderr
+    assert "finds no plan" not in run_estimate(*MOE).stderr
 
 
-def test_a_planner_that_there_is_not_is_refused() -> None:
-    found = estimate(*MOE, "--planner", "alpa")
+def test_an_unknown_planner_is_refused() -> None:
+    found = run_estimate(*MOE, "--planner", "alpa")
     assert found.exit_code == 2
     assert "exact" in found.stderr

@@ -59,7 +59,7 @@ def rows_of(space: SearchSpace, *stages: tuple[int, int, int, int]) -> list[int]
     return [row_of(space, *stage) for stage in stages]
 
 
-def shapes(space: SearchSpace, start: int, end: int) -> set[tuple[int, int]]:
+def shapes_of_stage(space: SearchSpace, start: int, end: int) -> set[tuple[int, int]]:
     c, at = space.candidates, space.options.source
     here = at[(c.start[at] == start) & (c.end[at] == end)]
     return {(int(c.dp[i]), int(c.tp[i])) for i in here}
@@ -69,11 +69,11 @@ def a_space(layers: int = 4, gpus: int = 8, stages: int = 2) -> SearchSpace:
     return whole_space(every_candidate(layers, gpus), gpus, stages)
 
 
-def test_layers_get_gpus_by_their_part_of_the_load() -> None:
+def test_layers_get_gpus_in_proportion_to_their_load() -> None:
     assert layer_shares(FIGURE_7, 8).tolist() == [0.5, 1.5, 2.0, 1.0, 1.0, 2.0]
 
 
-def test_a_model_is_cut_where_least_is_sent() -> None:
+def test_a_model_is_cut_at_the_least_traffic() -> None:
     boundary = np.array([9.0, 2.0, 1.0, 8.0, 3.0, 0.0])
     found = least_cut(FIGURE_7, boundary, gpus=8, stages=4)
     assert found.ends == (2, 3, 5, 6)
@@ -81,20 +81,20 @@ def test_a_model_is_cut_where_least_is_sent() -> None:
     assert found.bias == 0.0
 
 
-def test_a_cheap_cut_that_leaves_a_sum_far_from_a_power_of_two_is_not_made() -> None:
+def test_a_cheap_cut_far_from_powers_of_two_is_not_made() -> None:
     boundary = np.array([9.0, 9.0, 9.0, 1.0, 9.0, 0.0])  # after layer 4: sums of 5 and 3 of 8
     assert least_cut(FIGURE_7, boundary, gpus=8, stages=2).ends == (4, 6)  # near 4 and 4
     uneven = np.array([1.0, 1.0, 1.0, 5.0])
     assert least_cut(uneven, np.array([1.0, 9.0, 9.0, 0.0]), gpus=8, stages=2).ends == (3, 4)
 
 
-def test_sums_that_are_never_near_powers_of_two_are_taken_as_near_as_they_come() -> None:
+def test_sums_never_near_powers_of_two_are_taken_as_near_as_possible() -> None:
     flops = np.array([7.0, 1.0])  # 5.25 and 0.75 of 6 GPUs; 4 and 2, or 2 and 4
     found = least_cut(flops, np.ones(2), gpus=6, stages=2)
     assert found.gpus == (4, 2)
 
 
-def test_equal_cuts_are_decided_by_the_least_bias() -> None:
+def test_equally_cheap_cuts_are_decided_by_the_least_bias() -> None:
     found = least_cut(np.ones(8), np.ones(8), gpus=4, stages=2)
     assert found.ends == (4, 8)
 
@@ -116,7 +116,7 @@ def test_more_stages_than_gpus_or_layers_are_refused(gpus: int, stages: int) -> 
 
 
 @pytest.mark.parametrize("load", [np.zeros(3), np.array([1.0, np.nan])])
-def test_a_load_of_nothing_is_refused(load: Floats) -> None:
+def test_a_load_of_zero_is_refused(load: Floats) -> None:
     with pytest.raises(NoPlan, match="load"):
         balance_stages(load, 2, 1)
 
@@ -125,13 +125,13 @@ def test_the_proxy_has_the_least_bias_and_then_the_least_load() -> None:
     assert proxy_of(np.array([0.5, 0.1, 0.1, 0.3]), np.array([1.0, 9.0, 8.0, 1.0])) == 2
 
 
-def test_of_the_two_most_similar_partitions_the_one_with_the_higher_load_goes() -> None:
+def test_the_more_loaded_of_the_two_most_similar_partitions_is_dropped() -> None:
     ends = np.array([[2, 8], [3, 8], [7, 8]])
     assert thin_plans(ends, np.array([5.0, 6.0, 9.0]), limit=2, kept=2).tolist() == [0, 2]
     assert thin_plans(ends, np.array([6.0, 5.0, 9.0]), limit=2, kept=2).tolist() == [1, 2]
 
 
-def test_the_proxy_stays_though_its_load_is_the_highest() -> None:
+def test_the_proxy_is_kept_although_its_load_is_the_highest() -> None:
     ends = np.array([[2, 8], [3, 8], [7, 8]])
     assert thin_plans(ends, np.array([9.0, 6.0, 5.0]), limit=2, kept=0).tolist() == [0, 2]
 
@@ -147,7 +147,7 @@ def test_a_long_frontier_is_cut_to_the_limit_and_keeps_its_proxy() -> None:
     assert set(few.plans) < set(whole.plans)
 
 
-def test_a_shape_with_more_communication_is_taken_only_where_the_least_does_not_fit() -> None:
+def test_a_shape_with_more_communication_is_used_only_if_the_cheapest_does_not_fit() -> None:
     candidates = every_candidate(1, 2)  # 1x1, then 1x2 and 2x1
     comm = np.where(candidates.dp == 2, 5.0, 1.0)
     fits = np.full(len(candidates), 9, dtype=np.int64)
@@ -162,7 +162,7 @@ def test_a_shape_with_more_communication_is_taken_only_where_the_least_does_not_
     )
 
 
-def test_the_best_plans_of_all_degrees_are_those_of_each_and_impossible_ones_are_absent() -> None:
+def test_the_best_plans_of_several_degrees_are_the_best_of_each_and_omit_impossible_ones() -> None:
     costs = random_costs(every_candidate(4, 8), np.random.default_rng(3))
     option, latency = options_of(costs.candidates), latency_of(costs, 16)
     found = best_plans(option, latency, 8, [1, 2, 3, 4, 5, 8])
@@ -183,7 +183,7 @@ def test_a_plan_names_its_stages_time_and_memory() -> None:
     assert plan.memory_bytes[0] > fullest
 
 
-def test_1f1b_lets_stages_near_the_end_hold_what_gpipe_cannot() -> None:
+def test_1f1b_allows_late_stages_that_do_not_fit_under_gpipe() -> None:
     costs = random_costs(every_candidate(2, 2), np.random.default_rng(1))
     one_by_one = stage_depths(costs, 14e9, 8, Schedule.ONE_F_ONE_B)
     at_once = stage_depths(costs, 14e9, 8, Schedule.GPIPE)
@@ -191,21 +191,21 @@ def test_1f1b_lets_stages_near_the_end_hold_what_gpipe_cannot() -> None:
     assert (one_by_one >= at_once).all()
 
 
-def joined(first: Sequence[int], second: Sequence[int]) -> float:
+def join_seconds(first: Sequence[int], second: Sequence[int]) -> float:
     degrees = np.array([[first, first], [second, second]])
     network = FlatNetwork(inside_bytes_per_s=1e9, across_bytes_per_s=1e9)
     return float(joint_seconds(np.array([8e9]), degrees, network, gpus_per_node=16)[0, 0, 0])
 
 
 def test_data_parallel_stages_are_joined_by_sends_and_tensor_parallel_ones_gather_too() -> None:
-    assert joined((4, 1), (4, 1)) == pytest.approx(2 * 2.0)  # a quarter there, a quarter back
+    assert join_seconds((4, 1), (4, 1)) == pytest.approx(2 * 2.0)  # a quarter there, a quarter back
     gather = 8.0 * 3 / 4
-    assert joined((1, 4), (1, 4)) == pytest.approx(2 * (2.0 + gather))
-    assert joined((4, 1), (1, 4)) == pytest.approx(2 * 2.0 + gather)
-    assert joined((2, 2), (2, 2)) == pytest.approx(2 * (2.0 + 4.0 / 2))
+    assert join_seconds((1, 4), (1, 4)) == pytest.approx(2 * (2.0 + gather))
+    assert join_seconds((4, 1), (1, 4)) == pytest.approx(2 * 2.0 + gather)
+    assert join_seconds((2, 2), (2, 2)) == pytest.approx(2 * (2.0 + 4.0 / 2))
 
 
-def test_assembly_gives_up_a_faster_stage_where_joining_it_costs_more() -> None:
+def test_assembly_rejects_a_faster_stage_if_joining_it_costs_more() -> None:
     join = np.zeros((1, 2, 2))
     join[0, DATA, TENSOR] = join[0, TENSOR, DATA] = 10.0
     busy = np.array([[1.0, 5.0], [2.0, 1.9]])
@@ -240,32 +240,38 @@ def test_crius_estimate_mixes_data_and_tensor_parallel_stages_that_fit() -> None
         estimated(tight)
 
 
-def test_half_of_the_shapes_are_tuned_up_to_the_half_hybrid() -> None:
+def test_crius_tunes_the_half_of_the_shapes_up_to_the_half_hybrid() -> None:
     space = a_space(layers=2, gpus=8)
     halved = crius_halves(space, rows_of(space, (0, 1, 4, 1), (1, 2, 1, 4)))
-    assert shapes(halved, 0, 1) == {(4, 1), (2, 2)}
-    assert shapes(halved, 1, 2) == {(1, 4), (2, 2)}
+    assert shapes_of_stage(halved, 0, 1) == {(4, 1), (2, 2)}
+    assert shapes_of_stage(halved, 1, 2) == {(1, 4), (2, 2)}
     assert halved.count == 4
 
 
-def test_odd_powers_have_a_half_hybrid_on_either_side() -> None:
+def test_odd_powers_have_a_half_hybrid_on_both_sides() -> None:
     space = a_space(layers=2, gpus=8, stages=1)
-    assert shapes(crius_halves(space, rows_of(space, (0, 2, 8, 1))), 0, 2) == {(8, 1), (4, 2)}
-    assert shapes(crius_halves(space, rows_of(space, (0, 2, 1, 8))), 0, 2) == {(1, 8), (2, 4)}
+    assert shapes_of_stage(crius_halves(space, rows_of(space, (0, 2, 8, 1))), 0, 2) == {
+        (8, 1),
+        (4, 2),
+    }
+    assert shapes_of_stage(crius_halves(space, rows_of(space, (0, 2, 1, 8))), 0, 2) == {
+        (1, 8),
+        (2, 4),
+    }
 
 
 def test_stages_of_the_frontier_keep_their_shapes_and_others_their_choice() -> None:
     space, load = a_space(), np.array([1.0, 1.0, 1.0, 1.1])
     front = [rows_of(space, (0, 2, 4, 1), (2, 4, 2, 2)), rows_of(space, (0, 3, 2, 2), (3, 4, 4, 1))]
     left = arena_rules(space, front, load)
-    assert shapes(left, 0, 2) == {(4, 1)}
-    assert shapes(left, 2, 4) == {(2, 2)}
-    assert len(shapes(left, 1, 3)) > 1
+    assert shapes_of_stage(left, 0, 2) == {(4, 1)}
+    assert shapes_of_stage(left, 2, 4) == {(2, 2)}
+    assert len(shapes_of_stage(left, 1, 3)) > 1
     assert all(left.holds(rows) for rows in front)
     assert left.count < space.count
 
 
-def test_plans_more_imbalanced_than_any_of_the_frontier_are_pruned() -> None:
+def test_plans_more_imbalanced_than_the_whole_frontier_are_pruned() -> None:
     space, load = a_space(), np.ones(4)
     front = [rows_of(space, (0, 2, 4, 1), (2, 4, 4, 1))]
     worse = rows_of(space, (0, 1, 4, 1), (1, 4, 4, 1))
@@ -273,7 +279,7 @@ def test_plans_more_imbalanced_than_any_of_the_frontier_are_pruned() -> None:
     assert arena_rules(space, front, load, slack=1.5).holds(worse)
 
 
-def test_the_proxy_alone_is_one_plan() -> None:
+def test_a_space_of_only_the_proxy_has_one_plan() -> None:
     space = a_space()
     proxy = rows_of(space, (0, 2, 4, 1), (2, 4, 4, 1))
     alone = proxy_alone(space, proxy)
@@ -288,7 +294,7 @@ def test_a_plan_of_other_stages_cannot_guide_a_space() -> None:
         crius_halves(alone, rows_of(space, (0, 1, 4, 1), (1, 4, 4, 1)))
 
 
-def test_a_space_holds_no_plan_that_skips_layers_or_leaves_gpus() -> None:
+def test_a_space_contains_no_plan_that_skips_layers_or_leaves_gpus_unused() -> None:
     space = a_space()
     assert not space.holds(rows_of(space, (0, 2, 4, 1), (3, 4, 4, 1)))
     assert not space.holds(rows_of(space, (0, 2, 2, 1), (2, 4, 4, 1)))

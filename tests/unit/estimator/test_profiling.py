@@ -71,7 +71,7 @@ def a_graph(*kinds: str) -> Graph:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearCompute:
     """Takes 1 ns a FLOP of a sample forward and twice that backward."""
 
     def layer_s(
@@ -81,13 +81,15 @@ class Linear:
         return forward, 2 * forward
 
 
-def seconds(compute: ProfiledCompute, graph: Graph, samples: float, tp: int = 1) -> tuple[Any, Any]:
+def layer_seconds(
+    compute: ProfiledCompute, graph: Graph, samples: float, tp: int = 1
+) -> tuple[Any, Any]:
     forward, backward = compute.layer_s(graph, TRAINING, np.array([samples]), np.array([tp]))
     assert forward.shape == (1, len(graph))
     return forward[0].tolist(), backward[0].tolist()
 
 
-def test_records_come_back_as_they_were_saved(tmp_path: Path) -> None:
+def test_records_read_back_as_saved(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "profile.jsonl"
     append_records([a_record()], path)
     append_records([a_record(tp=2)], path)
@@ -109,7 +111,7 @@ def test_records_come_back_as_they_were_saved(tmp_path: Path) -> None:
         {"method": "guess"},
     ],
 )
-def test_a_measurement_that_is_none_is_refused(changed: dict[str, Any]) -> None:
+def test_an_invalid_measurement_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         a_record(**changed)
 
@@ -137,7 +139,7 @@ def test_a_profile_of_other_versions_or_another_device_is_refused(tmp_path: Path
         read_profile_records(path, device="NVIDIA H100")
     mixed = [a_record(), a_record(tp=2, versions={"jax": "0.11", "driver": "cuda 12"})]
     with pytest.raises(ProfileMismatch):
-        ProfiledCompute(records=mixed, fallback=Linear())
+        ProfiledCompute(records=mixed, fallback=LinearCompute())
 
 
 def test_measured_seconds_are_interpolated_over_samples() -> None:
@@ -145,29 +147,29 @@ def test_measured_seconds_are_interpolated_over_samples() -> None:
         a_record(samples=2, forward_s=1.0),
         a_record(samples=6, forward_s=2.0, backward_s=4.0),
     ]
-    compute = ProfiledCompute(records=records, fallback=Linear())
-    assert seconds(compute, a_graph("dot-a"), 2) == ([1.0], [2.0])
-    assert seconds(compute, a_graph("dot-a"), 4) == ([1.5], [3.0])
+    compute = ProfiledCompute(records=records, fallback=LinearCompute())
+    assert layer_seconds(compute, a_graph("dot-a"), 2) == ([1.0], [2.0])
+    assert layer_seconds(compute, a_graph("dot-a"), 4) == ([1.5], [3.0])
 
 
-def test_beyond_the_measured_samples_the_nearest_grows_as_the_fallback() -> None:
+def test_beyond_the_measured_samples_times_grow_like_the_fallback() -> None:
     records = [a_record(samples=2, forward_s=1.0), a_record(samples=6, forward_s=2.0)]
-    compute = ProfiledCompute(records=records, fallback=Linear())
-    assert seconds(compute, a_graph("dot-a"), 12)[0] == pytest.approx([4.0])
-    assert seconds(compute, a_graph("dot-a"), 1)[0] == pytest.approx([0.5])
+    compute = ProfiledCompute(records=records, fallback=LinearCompute())
+    assert layer_seconds(compute, a_graph("dot-a"), 12)[0] == pytest.approx([4.0])
+    assert layer_seconds(compute, a_graph("dot-a"), 1)[0] == pytest.approx([0.5])
 
 
-def test_a_missing_kind_is_the_fallback_times_what_like_kinds_showed() -> None:
+def test_a_missing_kind_is_scaled_from_the_fallback_by_similar_kinds() -> None:
     records = [
         a_record(samples=4, forward_s=8.0, backward_s=4.0),
         a_record(kind="conv-c", samples=4, forward_s=20.0, backward_s=20.0),
     ]
-    compute = ProfiledCompute(records=records, fallback=Linear())
+    compute = ProfiledCompute(records=records, fallback=LinearCompute())
     graph = a_graph("dot-a", "dot-b", "conv-c")
-    forward, backward = seconds(compute, graph, 2)  # the fallback says 2 s and 4 s
+    forward, backward = layer_seconds(compute, graph, 2)  # the fallback says 2 s and 4 s
     assert forward[1] == pytest.approx(2 * 2.0)  # dot-a took 8 s where the fallback says 4
     assert backward[1] == pytest.approx(4 * 0.5)
-    divided, _ = seconds(compute, graph, 4, tp=2)
+    divided, _ = layer_seconds(compute, graph, 4, tp=2)
     assert divided[0] == pytest.approx(2 * 2.0)  # its own ratio at the other degree
     assert divided[2] == pytest.approx(2 * 5.0)
     cover = compute.coverage(graph, 1)
@@ -175,29 +177,29 @@ def test_a_missing_kind_is_the_fallback_times_what_like_kinds_showed() -> None:
     assert compute.coverage(graph, 2).measured == 0
 
 
-def test_a_graph_of_unknown_kinds_is_the_fallbacks_and_says_so() -> None:
-    compute = ProfiledCompute(records=[a_record()], fallback=Linear())
+def test_a_graph_of_unknown_kinds_uses_the_fallback_and_reports_it() -> None:
+    compute = ProfiledCompute(records=[a_record()], fallback=LinearCompute())
     graph = a_graph("dot-x", "dot-y")
-    assert seconds(compute, graph, 2) == ([2.0, 2.0], [4.0, 4.0])
+    assert layer_seconds(compute, graph, 2) == ([2.0, 2.0], [4.0, 4.0])
     assert compute.coverage(graph, 1).unscaled == 1
 
 
-def test_joined_layers_take_the_sum_of_their_parts() -> None:
+def test_merged_layers_take_the_sum_of_their_parts() -> None:
     records = [a_record(), a_record(kind="dot-b", forward_s=3.0)]
-    compute = ProfiledCompute(records=records, fallback=Linear())
+    compute = ProfiledCompute(records=records, fallback=LinearCompute())
     joined = merge_layers(a_graph("dot-a", "dot-b", "dot-a", "dot-b"), 2)
     assert joined.kind == ("dot-a+dot-b",) * 2
-    assert seconds(compute, joined, 4)[0] == [4.0, 4.0]
+    assert layer_seconds(compute, joined, 4)[0] == [4.0, 4.0]
 
 
 def test_a_profile_of_another_type_or_an_empty_one_is_refused() -> None:
     with pytest.raises(InvalidInput, match="must not be empty"):
-        ProfiledCompute(records=[], fallback=Linear())
+        ProfiledCompute(records=[], fallback=LinearCompute())
     with pytest.raises(InvalidInput, match="must all have one data type"):
-        ProfiledCompute(records=[a_record(), a_record(dtype="f32")], fallback=Linear())
-    compute = ProfiledCompute(records=[a_record(dtype="f32")], fallback=Linear())
+        ProfiledCompute(records=[a_record(), a_record(dtype="f32")], fallback=LinearCompute())
+    compute = ProfiledCompute(records=[a_record(dtype="f32")], fallback=LinearCompute())
     with pytest.raises(InvalidInput, match="the graph has bf16"):
-        seconds(compute, a_graph("dot-a"), 1)
+        layer_seconds(compute, a_graph("dot-a"), 1)
 
 
 def a_trace(*planes: tuple[str, str, int]) -> ProfileData:
@@ -211,7 +213,7 @@ def a_trace(*planes: tuple[str, str, int]) -> ProfileData:
     return ProfileData.from_text_proto(text)
 
 
-def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
+def test_kernel_times_are_summed_over_device_streams_only() -> None:
     trace = a_trace(
         ("/device:GPU:0", "Stream #13(Compute)", 7),
         ("/host:CPU", "Stream of the host", 100),
@@ -223,7 +225,7 @@ def test_kernels_are_summed_from_the_streams_of_devices_alone() -> None:
     assert kernel_seconds(a_trace(("/host:CPU", "tf_XLAEigen", 9))) == 0
 
 
-def test_a_layer_alone_computes_what_it_computes_in_the_step() -> None:
+def test_a_layer_alone_computes_the_same_as_in_the_step() -> None:
     step = trace_program(steps.perceptron(samples=4))
     piece = piece_of(step, 0)
     (into, out), (x,) = example_inputs(piece.floats, 2), example_inputs(piece.others, 2, seed=3)
@@ -258,11 +260,11 @@ def test_each_kind_is_measured_once_for_all_cells_of_a_job() -> None:
     assert total_s(graph, records, 4) > 0
     again = profile_stage(PERCEPTRON, 4, date="2026-11-21", effort=QUICK, known=records)
     assert again == []
-    compute = ProfiledCompute(records=records, fallback=Linear())
+    compute = ProfiledCompute(records=records, fallback=LinearCompute())
     assert compute.coverage(graph, 1).measured == pytest.approx(1)
 
 
-def test_a_part_of_a_tensor_group_is_measured_at_its_own_shapes() -> None:
+def test_a_tensor_part_is_measured_at_its_own_shapes() -> None:
     (record,) = profile_stage(PERCEPTRON, 4, 2, date="2026-11-21", effort=QUICK, end=1)
     assert (record.kind, record.tp) == (kinds_of(PERCEPTRON).kind[0], 2)
     with pytest.raises(Untraceable, match="cannot be called"):

@@ -74,7 +74,7 @@ for sizes, group in (
 """
 
 
-def on_four_devices(script: str, *arguments: str) -> str:
+def run_on_four_devices(script: str, *arguments: str) -> str:
     """Return what a script prints that sees four CPU devices."""
     environment = {
         **os.environ,
@@ -99,7 +99,7 @@ def on_four_devices(script: str, *arguments: str) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure all primitives on groups of two and of four."""
     path = tmp_path_factory.mktemp("measured") / "own.csv"
-    on_four_devices(MEASURE, str(path))
+    run_on_four_devices(MEASURE, str(path))
     return path
 
 
@@ -111,18 +111,18 @@ def test_measured_rows_are_tables_of_the_published_format(measured: Path) -> Non
     assert {(c.layout.machine.nodes, c.layout.machine.gpus_per_node) for c in curves} == {(1, 4)}
 
 
-def test_sizes_that_do_not_divide_are_rounded_up_to_what_was_sent(measured: Path) -> None:
+def test_indivisible_sizes_are_rounded_up_to_what_was_sent(measured: Path) -> None:
     for curve in read_curves(measured):
         least = 4 * curve.layout.size * -(-6 // (4 * curve.layout.size))
         assert curve.payload_bytes.tolist() == [least, 1024]
 
 
-def test_a_time_is_of_one_of_the_loops_of_a_run(measured: Path) -> None:
+def test_a_recorded_time_is_of_one_iteration_of_the_loop(measured: Path) -> None:
     for curve in read_curves(measured):
         assert curve.seconds.tolist() == pytest.approx([0.5 / 50] * 2)
 
 
-def test_rows_say_where_they_come_from(measured: Path) -> None:
+def test_rows_record_their_origin(measured: Path) -> None:
     text = measured.read_text(encoding="utf-8")
     assert "4 x cpu" in text
     assert "2026-01-31" in text
@@ -132,7 +132,7 @@ def test_rows_say_where_they_come_from(measured: Path) -> None:
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[list[float], str]]:
     """Return what each program makes of 0 to 7 on four devices in pairs, and its compiled text."""
-    found: dict[str, tuple[list[float], str]] = json.loads(on_four_devices(RESULTS))
+    found: dict[str, tuple[list[float], str]] = json.loads(run_on_four_devices(RESULTS))
     return found
 
 
@@ -162,8 +162,8 @@ def test_compiled_programs_run_the_collective_itself_in_a_loop(
         assert " while(" in text
 
 
-def test_what_cannot_be_measured_is_refused_by_name() -> None:
-    tile, across, alone, size, stopped = on_four_devices(REFUSED).splitlines()
+def test_collectives_that_cannot_be_measured_are_refused_by_name() -> None:
+    tile, across, alone, size, stopped = run_on_four_devices(REFUSED).splitlines()
     assert "1 nodes x 3 GPUs do not divide the available 1 nodes x 4 GPUs evenly" in tile
     assert "2 nodes x 1 GPUs do not divide" in across
     assert "a group of one GPU sends nothing" in alone

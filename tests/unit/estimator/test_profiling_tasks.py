@@ -98,7 +98,7 @@ def a_cluster(
     return EstimationInputs(kinds=kinds, models=(SPEC,), measurements=(), wanted=wanted, **rest)
 
 
-def wants(workload: Workload, *, profile: bool = True) -> UnestimatedWorkload:
+def a_wanted_workload(workload: Workload, *, profile: bool = True) -> UnestimatedWorkload:
     return UnestimatedWorkload(
         workload=workload, requests=(8,), counts=(), derived_from="", profile=profile
     )
@@ -113,8 +113,8 @@ def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") 
     )
 
 
-def test_a_task_is_one_gpu_of_one_type_and_worth_next_to_nothing() -> None:
-    found = missing_tasks(a_cluster(wants(BERT)), HARDWARE, ProfilingOptions())
+def test_a_task_uses_one_gpu_of_one_type_and_has_almost_no_value() -> None:
+    found = missing_tasks(a_cluster(a_wanted_workload(BERT)), HARDWARE, ProfilingOptions())
     assert {spec.requested_type for spec in found.values()} == {"a100", "v100"}
     for name, spec in found.items():
         assert (spec.name, spec.requested_gpus, spec.pinned_type) == (name, 1, True)
@@ -123,15 +123,15 @@ def test_a_task_is_one_gpu_of_one_type_and_worth_next_to_nothing() -> None:
         assert spec.iterations == 4
 
 
-def test_nothing_is_profiled_unless_a_job_or_the_server_asks() -> None:
-    known = a_cluster(wants(BERT, profile=False))
+def test_nothing_is_profiled_unless_a_job_or_the_server_requests_it() -> None:
+    known = a_cluster(a_wanted_workload(BERT, profile=False))
     assert not missing_tasks(known, HARDWARE, ProfilingOptions())
     assert len(missing_tasks(known, HARDWARE, ProfilingOptions(always=True))) == 2
     assert not profiling_status(known, HARDWARE, ProfilingOptions(), BERT).asked
 
 
-def test_types_without_nodes_or_outside_the_catalogue_are_left_out() -> None:
-    known = a_cluster(wants(BERT), types=("a100", "mystery"))
+def test_types_without_nodes_or_outside_the_catalogue_get_no_task() -> None:
+    known = a_cluster(a_wanted_workload(BERT), types=("a100", "mystery"))
     gone = replace(known, kinds=(*known.kinds, replace(known.kinds[0], gpus=0)))
     assert [
         s.requested_type for s in missing_tasks(gone, HARDWARE, ProfilingOptions()).values()
@@ -139,15 +139,17 @@ def test_types_without_nodes_or_outside_the_catalogue_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("state", list(JobState))
-def test_a_task_is_made_once_however_it_ended(state: JobState) -> None:
+def test_a_task_is_made_once_whatever_its_end(state: JobState) -> None:
     there = (a_task(BERT, "a100", state),)
-    found = missing_tasks(a_cluster(wants(BERT), profiling=there), HARDWARE, ProfilingOptions())
+    found = missing_tasks(
+        a_cluster(a_wanted_workload(BERT), profiling=there), HARDWARE, ProfilingOptions()
+    )
     assert [spec.requested_type for spec in found.values()] == ["v100"]
 
 
 def test_batches_of_a_model_share_a_task_and_its_records() -> None:
     other = replace(BERT, global_batch=512)
-    known = a_cluster(wants(BERT), wants(other))
+    known = a_cluster(a_wanted_workload(BERT), a_wanted_workload(other))
     assert len(missing_tasks(known, HARDWARE, ProfilingOptions())) == 2
     known = replace(known, profiles=(a_row(),))
     assert [
@@ -156,7 +158,7 @@ def test_batches_of_a_model_share_a_task_and_its_records() -> None:
     assert profiles_of(known.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
 
 
-def test_a_users_step_is_measured_with_its_arguments_and_no_more_samples_than_there_are() -> None:
+def test_a_user_defined_step_is_measured_with_its_arguments_up_to_its_sample_limit() -> None:
     spec = task_of(OWL, OWL_STEP, "a100", ProfilingOptions(samples=(1, 2, 4), tp=(1, 2)))
     task = json.loads(spec.command[0])
     assert task["sizes"] == [[1, 1], [2, 1], [1, 2], [2, 2]]
@@ -165,9 +167,9 @@ def test_a_users_step_is_measured_with_its_arguments_and_no_more_samples_than_th
     assert step_of(OWL, [SPEC]) == OWL_STEP
 
 
-def test_what_cannot_be_profiled_says_why_and_stays_analytic() -> None:
+def test_workloads_that_cannot_be_profiled_say_why_and_stay_analytic() -> None:
     bare = replace(SPEC, step="")
-    known = replace(a_cluster(wants(OWL)), models=(bare,))
+    known = replace(a_cluster(a_wanted_workload(OWL)), models=(bare,))
     assert not missing_tasks(known, HARDWARE, ProfilingOptions())
     found = profiling_status(known, HARDWARE, ProfilingOptions(), OWL)
     assert found.asked
@@ -175,14 +177,17 @@ def test_what_cannot_be_profiled_says_why_and_stays_analytic() -> None:
     assert "--step" in found.problem
 
 
-def test_the_status_tells_each_type_apart() -> None:
+def test_the_status_is_given_for_each_type() -> None:
     there = (
         a_task(BERT, "a100", JobState.SUCCEEDED),
         a_task(BERT, "v100", JobState.RUNNING),
         a_task(BERT, "a40", JobState.FAILED, "JAX is not there"),
     )
     known = a_cluster(
-        wants(BERT), types=("a100", "v100", "a40", "a10"), profiling=there, profiles=(a_row(),)
+        a_wanted_workload(BERT),
+        types=("a100", "v100", "a40", "a10"),
+        profiling=there,
+        profiles=(a_row(),),
     )
     found = profiling_status(known, HARDWARE, ProfilingOptions(), BERT)
     assert [t.state for t in found.tasks] == [
@@ -202,13 +207,13 @@ def test_the_status_tells_each_type_apart() -> None:
     assert rest[2][1].endswith("JAX is not there")
 
 
-def test_a_job_with_a_users_estimates_is_told_that_nothing_is_measured() -> None:
+def test_a_job_with_user_estimates_says_that_nothing_is_measured() -> None:
     ((_, said),) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling())
     assert "a user's own" in said
     assert profiling_facts(jobs_pb2.Job(), pb.Profiling()) == []
 
 
-def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
+def test_only_the_latest_of_several_tasks_on_a_type_counts() -> None:
     rows = [
         a_row(task="old", samples=4.0),
         a_row(task="new", forward_s=5e-3),
@@ -222,7 +227,7 @@ def test_of_several_tasks_on_a_type_the_latest_counts_alone() -> None:
     assert (found.records, found.device_s) == (2, 6.0)
 
 
-def test_arguments_are_numbers_where_they_can_be() -> None:
+def test_arguments_are_converted_to_numbers_if_possible() -> None:
     found = arguments_of("f", ["b=x", "a=3", "c=0.5"])
     assert found == (("a", 3), ("b", "x"), ("c", 0.5))
     for wrong in (["a"], ["a=1", "a=2"], ["=1"], ["a b=1"]):
@@ -231,7 +236,7 @@ def test_arguments_are_numbers_where_they_can_be() -> None:
 
 
 @pytest.mark.parametrize("key", [k for k in published_models() if jax_step(*k) is not None])
-def test_steps_of_published_models_take_the_arguments_they_are_given(key: tuple[str, str]) -> None:
+def test_steps_of_published_models_accept_their_arguments(key: tuple[str, str]) -> None:
     found = jax_step(*key)
     assert found is not None
     assert found[0].startswith("tessera.estimator.tracing.models.steps:")
@@ -268,7 +273,7 @@ def test_steps_of_published_models_do_the_work_of_their_graphs(
     samples=st.sampled_from([1.0, 2.0, 3.0, 8.0]),
     tp=st.sampled_from([1, 2, 4]),
 )
-def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
+def test_totals_proportional_to_the_data_sheet_scale_all_layers_equally(
     scale: float, samples: float, tp: int
 ) -> None:
     graph, sheet = find_published("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
@@ -282,7 +287,7 @@ def test_totals_that_are_the_data_sheets_times_a_number_scale_all_layers_by_it(
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_totals_sum_to_what_was_measured_and_grow_as_data_sheets_beyond_it() -> None:
+def test_totals_add_up_to_the_measurement_and_grow_like_data_sheets_beyond_it() -> None:
     graph, sheet = find_published("bert", "760M").graph, RooflineCompute(hardware=HARDWARE["a100"])
     totals = ProfiledTotals(points={1: ((1.0, 0.1, 0.3), (4.0, 0.3, 0.0))}, fallback=sheet)
     one = np.ones(3, np.int64)
@@ -311,7 +316,7 @@ def a_slow_device(times: float) -> list[ProfileRow]:
     ]
 
 
-def test_profiled_cells_follow_the_device_and_are_surer() -> None:
+def test_profiled_cells_follow_the_device_and_have_less_uncertainty() -> None:
     hardware = catalogue_of()
     analytic = Estimator(hardware, known_models([BERT], ()))
     slow = Estimator(hardware, known_models([BERT], (), a_slow_device(2.0)))
@@ -331,7 +336,7 @@ def test_profiled_cells_follow_the_device_and_are_surer() -> None:
     assert elsewhere.record.source is EstimateSource.ANALYTIC
 
 
-def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught() -> None:
+def test_measured_kernels_are_not_corrected_by_other_jobs_measurements() -> None:
     other = Workload(model="bert", params="760M", global_batch=256)
     hardware = catalogue_of()
     (plain,) = Estimator(hardware, known_models([other], ())).cells(other, "a100", 1, [1])
@@ -352,7 +357,7 @@ def test_kernels_that_were_measured_are_not_corrected_by_what_other_jobs_taught(
     assert 0 < ratio(a_slow_device(1.0)) < 0.8 * ratio([])
 
 
-def test_a_profile_changes_what_estimates_depend_on() -> None:
+def test_a_profile_changes_the_fingerprint_of_the_estimates() -> None:
     profiles = profiles_of(a_slow_device(2.0), BERT, step_of(BERT, ()), "f16")
     asked, hardware = {"a100": [8]}, catalogue_of()
     before = estimates_fingerprint(BERT, None, asked, hardware, ())
@@ -392,7 +397,7 @@ def a_request(**changed: Any) -> pb.AddProfilesRequest:
     )
 
 
-def test_records_come_in_as_they_were_sent() -> None:
+def test_records_are_received_as_sent() -> None:
     (row,) = to_profiles(a_request())
     assert (row.kind, row.layers, row.tp, row.forward_s) == ("dot", 2, 1, 1e-3)
     assert (row.versions, row.device) == ((("jax", "1"),), "A100")
@@ -438,7 +443,7 @@ def test_a_models_step_is_a_function_with_named_arguments(
         to_model("models", pb.Model(model="owl", architecture="{}", **changed))
 
 
-def test_a_models_step_is_kept_as_it_was_given() -> None:
+def test_a_models_step_is_stored_unchanged() -> None:
     message = pb.Model(model="owl", architecture="{}", step="my.m:f", step_arguments=["a=1"])
     spec = to_model("models", message)
     assert (spec.step, spec.step_arguments) == ("my.m:f", ("a=1",))

@@ -73,14 +73,14 @@ def test_the_best_shape_has_the_fewest_nodes_and_the_next_twice_as_many() -> Non
     assert sample_degrees(32)[-1] == 16
 
 
-def test_samples_are_of_the_papers_sizes_and_batches(estimates: list[EstimateRecord]) -> None:
+def test_samples_cover_the_papers_sizes_and_batches(estimates: list[EstimateRecord]) -> None:
     works = {e.workload for e in estimates}
     assert len(works) == 45
     assert {(w.model, w.params) for w in works} == {(m.model, m.params) for m in sampled_models()}
     assert {w.global_batch for w in works if w.model == "bert"} == {128, 256, 512}
 
 
-def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]) -> None:
+def test_every_estimate_is_marked_analytic(estimates: list[EstimateRecord]) -> None:
     assert {(e.source, e.provenance) for e in estimates} == {
         (EstimateSource.ANALYTIC, "analytic v2")
     }
@@ -93,7 +93,9 @@ def test_every_estimate_says_that_it_is_analytic(estimates: list[EstimateRecord]
     assert all(e.iter_time_s > 0 for e in estimates)
 
 
-def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRecord]) -> None:
+def test_every_cell_up_to_the_models_layer_count_is_present(
+    estimates: list[EstimateRecord],
+) -> None:
     asked = [
         (kind.name, n, shape.nodes, d)
         for kind in ALL
@@ -107,7 +109,7 @@ def test_every_cell_up_to_the_models_layers_is_there(estimates: list[EstimateRec
     ] == asked
 
 
-def test_counts_that_are_priced_together_cost_what_they_cost_alone() -> None:
+def test_estimating_counts_together_gives_the_same_times_as_separately() -> None:
     together = {
         (e.workload, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree): e
         for e in sample_profiles([A40])
@@ -119,7 +121,7 @@ def test_counts_that_are_priced_together_cost_what_they_cost_alone() -> None:
 
 @pytest.mark.parametrize(("model", "params"), [("bert", "1.3B"), ("moe", "2.4B")])
 @pytest.mark.parametrize("kind", [A100, A40], ids=lambda k: k.name)
-def test_an_even_plan_never_beats_the_search_and_comes_near_it(
+def test_an_even_plan_never_beats_the_search_and_comes_close_to_it(
     estimates: list[EstimateRecord], model: str, params: str, kind: Hardware
 ) -> None:
     for gpus in (1, 2, 4, 8, 16):
@@ -137,7 +139,7 @@ def test_an_even_plan_never_beats_the_search_and_comes_near_it(
         assert min(mine.values()) <= 1.15 * min(p.iter_time_s for p in searched.values())
 
 
-def test_a_stage_with_more_micro_batches_in_flight_needs_room_for_them() -> None:
+def test_a_stage_with_more_micro_batches_in_flight_needs_more_memory() -> None:
     setting = a_setting("bert", "2.6B", A100, Shape(nodes=2, gpus_per_node=4))
     cuts = even_cuts([setting.graph.flops], [4])
     plans = even_plans(setting.graph, cuts, [(4, 2)])
@@ -184,7 +186,7 @@ def test_spreading_over_more_nodes_never_helps(estimates: list[EstimateRecord]) 
     assert len(slower) > 1000
 
 
-def test_throughput_grows_with_gpus_but_less_than_in_proportion(
+def test_throughput_grows_less_than_in_proportion_to_gpus(
     estimates: list[EstimateRecord],
 ) -> None:
     rates = best_rates(estimates)
@@ -194,7 +196,7 @@ def test_throughput_grows_with_gpus_but_less_than_in_proportion(
             assert all(a < b < 2 * a for a, b in itertools.pairwise(line))
 
 
-def test_what_an_a100_gains_depends_on_the_family(estimates: list[EstimateRecord]) -> None:
+def test_the_gain_of_an_a100_depends_on_the_family(estimates: list[EstimateRecord]) -> None:
     rates = best_rates(estimates)
 
     def gain(key: str) -> float:
@@ -203,7 +205,7 @@ def test_what_an_a100_gains_depends_on_the_family(estimates: list[EstimateRecord
     assert gain("bert/760M/256") > 1.3 * gain("wide_resnet/500M/256")
 
 
-def test_large_models_run_only_where_the_memory_is(estimates: list[EstimateRecord]) -> None:
+def test_large_models_run_only_on_types_with_enough_memory(estimates: list[EstimateRecord]) -> None:
     rates = best_rates(estimates)
     assert rates["bert/2.6B/128", "a40", 1] == 0  # 16 bytes a parameter are 45 GB
     assert rates["bert/1.3B/128", "a40", 1] > 0
@@ -212,7 +214,9 @@ def test_large_models_run_only_where_the_memory_is(estimates: list[EstimateRecor
     assert rates["bert/15B/128", "v100", 16] > 0
 
 
-def test_samples_rank_published_measurements(estimates: list[EstimateRecord]) -> None:
+def test_sample_estimates_are_ordered_like_published_measurements(
+    estimates: list[EstimateRecord],
+) -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "alpa_optimal.csv").is_file():
         pytest.skip("alpa_optimal.csv is not there; set TESSERA_DATA to the folder that has arena/")
@@ -237,5 +241,5 @@ def test_samples_rank_published_measurements(estimates: list[EstimateRecord]) ->
         assert spearmanr(table[:, 0], table[:, 1]).statistic > 0.8
 
 
-def test_the_sampled_types_are_those_of_the_simulated_cluster() -> None:
+def test_the_sampled_types_match_the_simulated_cluster() -> None:
     assert [k.name for k in ALL] == [k.name for k in (A100, V100, A40, A10)]

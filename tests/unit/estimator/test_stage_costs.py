@@ -29,7 +29,7 @@ TRAINING = Training(global_batch=256, micro_batches=16)
 
 
 @dataclass
-class Recording:
+class RecordingNetwork:
     """A network in which everything is free, and which remembers what was asked."""
 
     asked: list[tuple[Primitive, Floats, Groups]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Recording:
         ]
 
 
-def costs(
+def stage_costs_of(
     candidates: Candidates,
     graph: Graph | None = None,
     *,
@@ -69,9 +69,11 @@ def costs(
     )
 
 
-def asked_for(candidate: Candidates, graph: Graph | None = None, **given: Any) -> Recording:
-    recording = Recording()
-    costs(candidate, graph, network=recording, **given)
+def recorded_collectives(
+    candidate: Candidates, graph: Graph | None = None, **given: Any
+) -> RecordingNetwork:
+    recording = RecordingNetwork()
+    stage_costs_of(candidate, graph, network=recording, **given)
     return recording
 
 
@@ -102,7 +104,7 @@ def test_candidates_keep_to_the_limits_of_their_layers() -> None:
     assert found.ep[found.end == 2].max() == 4
     assert np.all(found.gpus % found.ep == 0)
     assert not found.sp[found.tp == 1].any()
-    assert np.isfinite(costs(found, graph).forward_s).all()
+    assert np.isfinite(stage_costs_of(found, graph).forward_s).all()
 
 
 @pytest.mark.parametrize(
@@ -114,24 +116,24 @@ def test_candidates_keep_to_the_limits_of_their_layers() -> None:
     ],
     ids=["tensor degree above the heads", "more replicas than samples", "experts without any"],
 )
-def test_what_cannot_run_takes_for_ever(candidate: Candidates) -> None:
-    assert np.isinf(costs(candidate).forward_s).all()
+def test_impossible_candidates_take_infinite_time(candidate: Candidates) -> None:
+    assert np.isinf(stage_costs_of(candidate).forward_s).all()
 
 
-def test_a_segment_costs_what_its_layers_cost() -> None:
+def test_a_segment_costs_the_sum_of_its_layers() -> None:
     graph = a_graph(a_layer(), a_layer(flops=3e12, boundary=5e6), a_layer(weights=7e8))
-    whole = costs(one_candidate(0, 3, dp=2, tp=2), graph)
-    parts = [costs(one_candidate(i, i + 1, dp=2, tp=2), graph) for i in range(3)]
+    whole = stage_costs_of(one_candidate(0, 3, dp=2, tp=2), graph)
+    parts = [stage_costs_of(one_candidate(i, i + 1, dp=2, tp=2), graph) for i in range(3)]
     for name in ("forward_s", "backward_s", "comm_s", "sync_s", "update_s", "state_bytes"):
         assert getattr(whole, name) == pytest.approx(sum(getattr(p, name) for p in parts)), name
 
 
-def test_rows_do_not_depend_on_what_else_is_asked() -> None:
+def test_rows_do_not_depend_on_other_rows() -> None:
     graph = a_graph(a_layer(experts=8.0, expert_weights=1e9, exchanged=4e6), a_layer(reduced=1e6))
     found = candidates_of(graph, SIXTEEN)
-    together = costs(found, graph)
+    together = stage_costs_of(found, graph)
     for k in range(0, len(found), 17):
-        alone = costs(one_row(found, k), graph)
+        alone = stage_costs_of(one_row(found, k), graph)
         for name in StageCosts.__dataclass_fields__:
             if name != "candidates":
                 assert getattr(alone, name)[0] == pytest.approx(getattr(together, name)[k]), name
@@ -141,28 +143,32 @@ def one_row(found: Candidates, k: int) -> Candidates:
     return Candidates(**{f: getattr(found, f)[[k]] for f in Candidates.__dataclass_fields__})
 
 
-def test_the_fullest_replica_sets_the_time() -> None:
-    four, three = (costs(one_candidate(dp=dp), network=Recording()) for dp in (4, 3))
+def test_the_replica_with_most_samples_determines_the_time() -> None:
+    four, three = (
+        stage_costs_of(one_candidate(dp=dp), network=RecordingNetwork()) for dp in (4, 3)
+    )
     training = replace(TRAINING, global_batch=16 * 6 * 3)  # replicas of three get 6 samples
-    assert three.forward_s == pytest.approx(costs(one_candidate(dp=3), training=training).forward_s)
+    assert three.forward_s == pytest.approx(
+        stage_costs_of(one_candidate(dp=3), training=training).forward_s
+    )
     assert three.forward_s > four.forward_s
 
 
-def test_a_tensor_group_reduces_once_a_pass_and_boundary() -> None:
+def test_a_tensor_group_reduces_once_per_pass_and_boundary() -> None:
     graph = a_graph(a_layer(reduced=4e6, boundary=2e6))
     for checkpointing, passes in ((False, 2), (True, 3)):
         training = replace(TRAINING, checkpointing=checkpointing)
-        found = costs(
+        found = stage_costs_of(
             one_candidate(dp=4, tp=2), graph, training=training, network=FlatNetwork(latency_s=1.0)
         )
         payload = 2 * 4e6 * 4  # bytes of 4 samples
         assert found.comm_s == pytest.approx(passes * (2 * 1.0 + 2 * 0.5 * payload / 100e9))
 
 
-def test_a_divided_sequence_moves_as_many_bytes() -> None:
-    whole, divided = (costs(one_candidate(tp=4, sp=sp)) for sp in (False, True))
+def test_a_divided_sequence_moves_the_same_number_of_bytes() -> None:
+    whole, divided = (stage_costs_of(one_candidate(tp=4, sp=sp)) for sp in (False, True))
     assert divided.comm_s == pytest.approx(whole.comm_s)
-    recording = asked_for(one_candidate(tp=4, sp=True))
+    recording = recorded_collectives(one_candidate(tp=4, sp=True))
     assert recording.of(Primitive.REDUCE_SCATTER)
     assert recording.of(Primitive.ALL_GATHER)
 
@@ -179,56 +185,60 @@ def test_a_divided_sequence_moves_as_many_bytes() -> None:
         (4, 4, (4, 1, 1), (4, 4, 4)),
     ],
 )
-def test_groups_lie_on_nodes_tensor_parts_inside(
+def test_groups_are_laid_out_on_nodes_with_tensor_parts_inside(
     dp: int, tp: int, tensor: tuple[int, ...] | None, data: tuple[int, ...] | None
 ) -> None:
     graph = a_graph(a_layer(boundary=0.0, reduced=4e6, weights=1e8))
-    found = asked_for(one_candidate(dp=dp, tp=tp), graph).of(Primitive.ALL_REDUCE)
+    found = recorded_collectives(one_candidate(dp=dp, tp=tp), graph).of(Primitive.ALL_REDUCE)
     activations = 2 * 4e6 * 16 / dp
     layouts = {bytes_: tuple(where) for bytes_, *where in found}
     assert layouts.get(activations) == tensor
     assert layouts.get(2 * 1e8 / tp) == data
 
 
-def test_experts_are_exchanged_in_their_groups_and_synchronised_over_their_copies() -> None:
+def test_experts_exchange_in_their_groups_and_synchronise_over_their_copies() -> None:
     graph = a_graph(a_layer(reduced=0.0, experts=8.0, expert_weights=8e8, exchanged=6e6))
-    recording = asked_for(one_candidate(dp=16, ep=4), graph)
+    recording = recorded_collectives(one_candidate(dp=16, ep=4), graph)
     assert set(recording.of(Primitive.ALL_TO_ALL)) == {(2 * 6e6 / 2, 4, 1, 1)}  # 1 sample, one way
     assert (2 * 8e8 / 4, 4, 4, 4) in recording.of(Primitive.ALL_REDUCE)
     assert (2 * 1e8, 16, 4, 1) in recording.of(Primitive.ALL_REDUCE)  # the other weights
 
 
-def test_shared_weights_are_exchanged_by_all_only_where_gradients_differ() -> None:
+def test_shared_weights_are_exchanged_by_all_only_if_gradients_differ() -> None:
     graph = a_graph(a_layer(reduced=0.0, weights=0.0, shared_weights=1e6))
-    whole = asked_for(one_candidate(dp=2, tp=2), graph).of(Primitive.ALL_REDUCE)
-    divided = asked_for(one_candidate(dp=2, tp=2, sp=True), graph).of(Primitive.ALL_REDUCE)
+    whole = recorded_collectives(one_candidate(dp=2, tp=2), graph).of(Primitive.ALL_REDUCE)
+    divided = recorded_collectives(one_candidate(dp=2, tp=2, sp=True), graph).of(
+        Primitive.ALL_REDUCE
+    )
     assert [size for _, size, _, _ in whole] == [2]
     assert [size for _, size, _, _ in divided] == [4]
 
 
-def test_a_stage_sends_what_it_hands_on_and_the_last_one_nothing() -> None:
+def test_a_stage_sends_its_boundary_and_the_last_one_sends_nothing() -> None:
     one_node = Shape(nodes=1, gpus_per_node=4)
     bytes_ = 2 * 2e6 * 16  # boundary of a micro-batch of 16 samples in half precision
-    inside = costs(one_candidate(0, 2), shape=one_node)
-    across = costs(one_candidate(0, 2))
+    inside = stage_costs_of(one_candidate(0, 2), shape=one_node)
+    across = stage_costs_of(one_candidate(0, 2))
     assert inside.send_s == pytest.approx(2 * bytes_ / 100e9)
     assert across.send_s == pytest.approx(2 * bytes_ / 10e9)
-    assert costs(one_candidate(2, 4)).send_s == 0.0
+    assert stage_costs_of(one_candidate(2, 4)).send_s == 0.0
 
 
 def test_tensor_parts_send_a_part_each_and_gather_unless_the_sequence_is_divided() -> None:
     graph = a_graph(a_layer(reduced=0.0), a_layer(reduced=0.0))
     bytes_ = 2 * 2e6 * 16
-    whole, divided = (asked_for(one_candidate(0, 1, tp=4, sp=sp), graph) for sp in (False, True))
+    whole, divided = (
+        recorded_collectives(one_candidate(0, 1, tp=4, sp=sp), graph) for sp in (False, True)
+    )
     assert whole.of(Primitive.SEND) == [(bytes_ / 4, 2, 2, 4)]
     assert whole.of(Primitive.ALL_GATHER) == [(bytes_, 4, 1, 1)]
     assert divided.of(Primitive.SEND) == whole.of(Primitive.SEND)
     assert not divided.of(Primitive.ALL_GATHER)
 
 
-def test_what_one_stage_sends_the_next_receives() -> None:
+def test_the_next_stage_receives_what_one_stage_sends() -> None:
     graph = a_graph(a_layer(boundary=1e6), a_layer(boundary=3e6), a_layer())
-    first, second, third = (costs(one_candidate(i, i + 1), graph) for i in range(3))
+    first, second, third = (stage_costs_of(one_candidate(i, i + 1), graph) for i in range(3))
     assert first.receive_s == third.send_s == 0.0
     assert first.send_s == second.receive_s > 0.0
     assert second.send_s == third.receive_s == pytest.approx(3 * first.send_s)
@@ -238,15 +248,15 @@ def test_zero_divides_states_among_replicas() -> None:
     parameters, width, whole = 1e8, 2, 16.0
     expected = [whole, 4 + 12 / 4, 2 + 14 / 4, 16 / 4]
     for stage, bytes_ in enumerate(expected):
-        found = costs(one_candidate(dp=4), states=States(zero=stage))
+        found = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
         assert found.state_bytes == pytest.approx(parameters * bytes_), stage
-    offloaded = costs(one_candidate(dp=4), states=States(zero=2, offload=True))
+    offloaded = stage_costs_of(one_candidate(dp=4), states=States(zero=2, offload=True))
     assert offloaded.state_bytes == pytest.approx(parameters * (width + width / 4))
 
 
-def test_zero_exchanges_in_two_halves_and_the_third_stage_in_every_micro_batch() -> None:
+def test_zero_exchanges_in_two_halves_and_in_stage_3_in_every_micro_batch() -> None:
     def exchanged(stage: int) -> tuple[float, float]:
-        found = costs(one_candidate(dp=4), states=States(zero=stage))
+        found = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
         return float(found.sync_s[0]), float(found.comm_s[0])
 
     whole = 2 * 0.75 * 2e8 / 100e9  # a ring's all-reduce of 200 MB among four
@@ -256,39 +266,43 @@ def test_zero_exchanges_in_two_halves_and_the_third_stage_in_every_micro_batch()
     assert exchanged(3) == pytest.approx((0.0, 3 * whole / 2))
 
 
-def test_an_update_reads_and_writes_the_states_on_the_gpu_or_goes_to_the_host() -> None:
-    here = costs(one_candidate(dp=4)).update_s[0]
-    divided = costs(one_candidate(dp=4), states=States(zero=1)).update_s[0]
+def test_an_update_takes_memory_traffic_on_the_gpu_or_transfers_to_the_host() -> None:
+    here = stage_costs_of(one_candidate(dp=4)).update_s[0]
+    divided = stage_costs_of(one_candidate(dp=4), states=States(zero=1)).update_s[0]
     offloaded = States(zero=1, offload=True, host_bytes_per_s=1e9, host_update_bytes_per_s=4e9)
-    host = costs(one_candidate(dp=4), states=offloaded).update_s[0]
+    host = stage_costs_of(one_candidate(dp=4), states=offloaded).update_s[0]
     assert here == pytest.approx(2 * 16 * 1e8 / (0.8 * 696e9))
     assert divided == pytest.approx(here / 4)
     two_share_the_host = 2 * 2 * 16 * 0.25e8 / 4e9
     assert host == pytest.approx(4 * 0.25e8 / 1e9 + two_share_the_host)
 
 
-def test_checkpointing_keeps_inputs_alone_and_pays_with_a_forward_pass() -> None:
-    plain = costs(one_candidate(1, 3))
-    thrifty = costs(one_candidate(1, 3), training=replace(TRAINING, checkpointing=True))
+def test_checkpointing_keeps_only_inputs_and_costs_a_forward_pass() -> None:
+    plain = stage_costs_of(one_candidate(1, 3))
+    thrifty = stage_costs_of(one_candidate(1, 3), training=replace(TRAINING, checkpointing=True))
     assert plain.flight_bytes == pytest.approx(2 * 16 * (2 * 2e6 + 2 * 3e7))
     assert thrifty.flight_bytes == pytest.approx(2 * 16 * 2 * 2e6)
     assert thrifty.working_bytes - plain.working_bytes == pytest.approx(2 * 16 * 3e7)
     assert thrifty.backward_s - plain.backward_s == pytest.approx(plain.forward_s)
 
 
-def test_what_tensor_parts_all_keep_is_divided_with_the_sequence() -> None:
+def test_activations_kept_by_all_tensor_parts_are_divided_with_the_sequence() -> None:
     graph = a_graph(*[a_layer(unsplit=1e7)] * 2)
-    whole, divided = (costs(one_candidate(1, 2, tp=4, sp=sp), graph) for sp in (False, True))
+    whole, divided = (
+        stage_costs_of(one_candidate(1, 2, tp=4, sp=sp), graph) for sp in (False, True)
+    )
     assert whole.flight_bytes == pytest.approx(2 * 16 * (2e6 + 1e7 + 2e7 / 4))
     assert divided.flight_bytes == pytest.approx(2 * 16 * (2e6 + 3e7) / 4)
 
 
-def test_copies_of_a_layer_a_stage_and_gradients_are_held_beside_what_is_needed() -> None:
+def test_copies_of_layers_stages_and_gradients_add_to_the_working_memory() -> None:
     thrifty = replace(TRAINING, checkpointing=True)
 
     def working(**given: float) -> float:
         copies = MemoryCopies(**({"layer": 0.0} | given))
-        return float(costs(one_candidate(0, 3), training=thrifty, copies=copies).working_bytes[0])
+        return float(
+            stage_costs_of(one_candidate(0, 3), training=thrifty, copies=copies).working_bytes[0]
+        )
 
     none = working()
     assert none == pytest.approx(2 * 16 * 2e6)  # handed on; nothing to exchange
@@ -296,23 +310,24 @@ def test_copies_of_a_layer_a_stage_and_gradients_are_held_beside_what_is_needed(
     assert working(stage=2.0) - none == pytest.approx(2 * 2 * 16 * 9e7)
     assert working(gradients=0.0) == none
     one, two = (
-        costs(one_candidate(3, 4, dp=2), copies=MemoryCopies(gradients=g)) for g in (1.0, 2.0)
+        stage_costs_of(one_candidate(3, 4, dp=2), copies=MemoryCopies(gradients=g))
+        for g in (1.0, 2.0)
     )
     assert two.working_bytes - one.working_bytes == pytest.approx(2 * 1e8)
     with pytest.raises(TesseraError):
         MemoryCopies(layer=-1.0)
 
 
-def test_buffers_hold_the_largest_collective() -> None:
-    alone, parted = (costs(one_candidate(3, 4, tp=tp)).working_bytes[0] for tp in (1, 2))
+def test_buffers_are_as_large_as_the_largest_collective() -> None:
+    alone, parted = (stage_costs_of(one_candidate(3, 4, tp=tp)).working_bytes[0] for tp in (1, 2))
     activations, edges, reduced = 8e7, 2e6 + 2e6, 2e6
     assert alone == pytest.approx(2 * 16 * (activations + edges))
     assert parted == pytest.approx(2 * 16 * (activations / 2 + edges + reduced))
-    gathered = costs(one_candidate(3, 4, dp=16), states=States(zero=3)).working_bytes[0]
+    gathered = stage_costs_of(one_candidate(3, 4, dp=16), states=States(zero=3)).working_bytes[0]
     assert gathered == pytest.approx(2 * (activations + edges + 1e8))
 
 
-def test_reductions_are_as_large_as_boundaries() -> None:
+def test_reductions_are_split_into_messages_of_the_size_of_a_boundary() -> None:
     graph = a_graph(a_layer(reduced=4e6), a_layer(reduced=0.0), a_layer(reduced=2e6, boundary=0.0))
     assert message_counts(graph).tolist() == [2.0, 1.0, 1.0]
 

@@ -24,7 +24,7 @@ from tests.support.estimates import FlatNetwork, a_graph, a_layer
 TRAINING = Training(global_batch=64)
 
 
-def halves(training: Training = TRAINING) -> StageCosts:
+def two_halves(training: Training = TRAINING) -> StageCosts:
     """Return the costs of two stages of two layers, and of all four layers, a GPU each."""
     rows = {"start": [0, 2, 0], "end": [2, 4, 4], "dp": [1] * 3, "tp": [1] * 3, "ep": [1] * 3}
     candidates = Candidates(
@@ -47,8 +47,8 @@ def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:
     assert in_flight(Schedule.GPIPE, 4, 16).tolist() == [16] * 4
 
 
-def test_memory_is_states_and_flights_and_work_and_context() -> None:
-    costs, room = halves(), UsableMemory(context_bytes=7.0)
+def test_memory_is_the_sum_of_states_activations_in_flight_working_memory_and_context() -> None:
+    costs, room = two_halves(), UsableMemory(context_bytes=7.0)
     found = memory_bytes(costs, 3, room)
     parts = costs.state_bytes + 3 * costs.flight_bytes + costs.working_bytes
     assert found == pytest.approx(parts + 7.0)
@@ -56,23 +56,26 @@ def test_memory_is_states_and_flights_and_work_and_context() -> None:
 
 
 def test_a_plan_that_fits_has_no_overflow() -> None:
-    assert find_overflow(halves(), [0, 1], in_flight(Schedule.ONE_F_ONE_B, 2, 16), 48 * GIB) is None
+    assert (
+        find_overflow(two_halves(), [0, 1], in_flight(Schedule.ONE_F_ONE_B, 2, 16), 48 * GIB)
+        is None
+    )
 
 
-def test_a_plan_that_does_not_fit_says_which_stage_and_what() -> None:
+def test_an_overflowing_plan_names_its_stage_and_the_memory_parts() -> None:
     flights = in_flight(Schedule.ONE_F_ONE_B, 2, 16)
-    found = find_overflow(halves(), [0, 1], flights, 16 * GIB)
+    found = find_overflow(two_halves(), [0, 1], flights, 16 * GIB)
     assert found is not None
     assert found.stage == 0
     assert found.limit_bytes == pytest.approx(limit_bytes(16 * GIB))
-    assert found.needed_bytes == pytest.approx(memory_bytes(halves(), 2)[0])
+    assert found.needed_bytes == pytest.approx(memory_bytes(two_halves(), 2)[0])
     assert found.largest == "states"
     assert str(found).startswith("stage 0 needs")
     assert "states alone need 14.9 GiB" in str(found)
 
 
 def test_gpipe_overflows_where_1f1b_fits() -> None:
-    costs = halves(replace(TRAINING, global_batch=512))
+    costs = two_halves(replace(TRAINING, global_batch=512))
     flights = {s: in_flight(s, 2, 16) for s in Schedule}
     assert find_overflow(costs, [0, 1], flights[Schedule.ONE_F_ONE_B], 40 * GIB) is None
     found = find_overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
@@ -80,7 +83,7 @@ def test_gpipe_overflows_where_1f1b_fits() -> None:
     assert found.largest == "activations in flight"
 
 
-def test_states_that_do_not_even_hold_a_weight_are_refused() -> None:
+def test_states_too_small_for_a_weight_and_its_gradient_are_refused() -> None:
     with pytest.raises(TesseraError, match="weight and gradient alone need 4 in f16"):
         parameter_bytes(a_graph(), replace(TRAINING, state_bytes=3.0))
 

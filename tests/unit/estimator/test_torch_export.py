@@ -20,18 +20,18 @@ MODULES = "tests.support.torch_modules:"
 SMALL = {"hidden": 128, "layers": 4, "heads": 4, "vocabulary": 1000, "sequence": 64}
 
 
-def exported(name: str, **arguments: Any) -> Graph:
+def export_module(name: str, **arguments: Any) -> Graph:
     return export_graph(MODULES + name, arguments)
 
 
-def configured(*, flash: bool, **sizes: Any) -> Graph:
+def configured_graph(*, flash: bool, **sizes: Any) -> Graph:
     return transformer_graph(Transformer(name="gpt", flash=flash, dtype="f32", **sizes))
 
 
 @pytest.mark.slow
 def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
     sizes = {"hidden": 768, "layers": 12, "heads": 12, "vocabulary": 50257, "sequence": 1024}
-    graph, known = exported("decoder", **sizes), configured(flash=True, **sizes)
+    graph, known = export_module("decoder", **sizes), configured_graph(flash=True, **sizes)
     assert graph.parameters == known.parameters == 124_439_808  # Radford et al. 2019: GPT-2
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.001)
     assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
@@ -41,15 +41,20 @@ def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_attention_by_hand_is_counted_in_full_and_fused_attention_in_part(*, fused: bool) -> None:
-    graph, known = exported("decoder", fused=int(fused), **SMALL), configured(flash=fused, **SMALL)
+def test_handwritten_attention_is_counted_in_full_and_fused_attention_in_part(
+    *, fused: bool
+) -> None:
+    graph, known = (
+        export_module("decoder", fused=int(fused), **SMALL),
+        configured_graph(flash=fused, **SMALL),
+    )
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.015)
     assert graph.tensor_limit[1] == 4
     assert (graph.reduced[1:-1] == 64 * 128).all()
 
 
-def test_blocks_are_two_layers_each_of_one_kind_that_hand_on_one_tensor() -> None:
-    graph = exported("decoder", **SMALL)
+def test_blocks_consist_of_two_layers_of_one_kind_each_that_pass_one_tensor_on() -> None:
+    graph = export_module("decoder", **SMALL)
     assert len(graph) == 1 + 2 * 4 + 1
     assert len(set(graph.kind[2:9])) == 2  # the first attention adds positions
     assert graph.kind[2].startswith("blocks-")
@@ -59,7 +64,7 @@ def test_blocks_are_two_layers_each_of_one_kind_that_hand_on_one_tensor() -> Non
 
 @pytest.mark.slow
 def test_resnet_50_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
-    graph, known = exported("resnet"), wide_resnet(WideResNet(name="resnet"))
+    graph, known = export_module("resnet"), wide_resnet(WideResNet(name="resnet"))
     assert graph.parameters == known.parameters == 25_557_032  # He et al. 2016
     assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.01)
     assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
@@ -69,31 +74,35 @@ def test_resnet_50_is_exported_with_its_published_parameters_and_the_configurati
 
 
 def test_heads_of_pytorchs_own_attention_are_divided() -> None:
-    graph = exported("encoder")
+    graph = export_module("encoder")
     assert graph.tensor_limit[3] == 4
     assert (graph.reduced[2:7] == 16 * 64).all()
 
 
-def test_what_a_function_returns_for_one_batch_is_divided_by_its_samples() -> None:
-    one, other = exported("own_batch"), exported("two")
+def test_the_results_of_a_function_for_one_batch_are_divided_by_its_samples() -> None:
+    one, other = export_module("own_batch"), export_module("two")
     assert one.flops == pytest.approx(other.flops)
     assert one.kept == pytest.approx(other.kept)
 
 
-def test_a_module_that_cannot_be_made_without_numbers_is_moved_and_stays_shared() -> None:
-    graph = exported("not_on_meta")
+def test_a_module_that_needs_real_numbers_at_creation_is_moved_and_stays_shared() -> None:
+    graph = export_module("not_on_meta")
     assert graph.parameters == 64 + 8 + 8
-    assert graph.flops == pytest.approx(exported("two").flops)
+    assert graph.flops == pytest.approx(export_module("two").flops)
 
 
 @pytest.mark.parametrize("how", ["checkpointed", "in place"])
-def test_calls_and_changes_in_place_are_seen_through(how: str) -> None:
-    assert exported("two", how=how).flops.sum() == exported("two").flops.sum() == 2 * 128 + 8 + 8
+def test_calls_and_in_place_changes_do_not_hide_work(how: str) -> None:
+    assert (
+        export_module("two", how=how).flops.sum()
+        == export_module("two").flops.sum()
+        == 2 * 128 + 8 + 8
+    )
 
 
-def test_types_are_those_of_the_products() -> None:
-    assert exported("two").dtype == "f32"
-    work = exported("two", how="cast")
+def test_the_data_type_is_the_type_of_the_products() -> None:
+    assert export_module("two").dtype == "f32"
+    work = export_module("two", how="cast")
     assert work.parameters == 3 * 64 - 64 + 8  # the first bias is not used
 
 
@@ -108,11 +117,11 @@ def test_types_are_those_of_the_products() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.cond
-def test_what_cannot_be_exported_is_refused_with_advice(
+def test_modules_that_cannot_be_exported_are_refused_with_advice(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Untraceable, match=says):
-        exported("two", how=how)
+        export_module("two", how=how)
     assert capfd.readouterr().out == ""
 
 
@@ -126,14 +135,14 @@ def test_what_cannot_be_exported_is_refused_with_advice(
         (f"{MODULES}fails", "fails: ZeroDivisionError: 2 by nothing"),
     ],
 )
-def test_a_function_that_makes_no_module_is_refused(target: str, says: str) -> None:
+def test_a_function_that_returns_no_module_is_refused(target: str, says: str) -> None:
     with pytest.raises(Untraceable, match=says):
         export_graph(target)
 
 
-def test_arguments_that_the_function_does_not_take_are_refused() -> None:
+def test_unknown_arguments_of_the_function_are_refused() -> None:
     with pytest.raises(Untraceable, match="cannot be called"):
-        exported("two", width=3)
+        export_module("two", width=3)
 
 
 def test_estimates_of_a_module_are_near_those_of_its_configuration(tmp_path: Any) -> None:

@@ -46,7 +46,7 @@ def no_step() -> int:
     return 3
 
 
-def blocks(graph: Graph, *, most: int = 4) -> Counter[str]:
+def repeated_kinds(graph: Graph, *, most: int = 4) -> Counter[str]:
     return Counter({k: n for k, n in Counter(graph.kind).items() if n >= most})
 
 
@@ -63,8 +63,8 @@ def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> Non
         )
     )
     assert graph.parameters == 6_738_415_616  # Touvron et al. 2023: LLaMA 7B
-    assert blocks(graph).total() == 64  # attention and feed-forward of 32 blocks
-    assert len(blocks(graph)) == 2
+    assert repeated_kinds(graph).total() == 64  # attention and feed-forward of 32 blocks
+    assert len(repeated_kinds(graph)) == 2
 
 
 def test_traced_gpt_agrees_with_the_analytic_count() -> None:
@@ -131,9 +131,12 @@ def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
     assert graph.flops.sum() == pytest.approx(t5.flops.sum(), rel=0.03)
 
 
-def test_repeated_blocks_are_of_one_kind_and_hand_on_one_tensor() -> None:
+def test_repeated_blocks_have_one_kind_and_pass_one_tensor_on() -> None:
     graph = graph_of_step(a_decoder(layers=4))
-    assert sorted(blocks(graph, most=3).values()) == [3, 4]  # the first attention adds positions
+    assert sorted(repeated_kinds(graph, most=3).values()) == [
+        3,
+        4,
+    ]  # the first attention adds positions
     assert (graph.boundary[:-1] == 32 * 64).all()
     assert graph.boundary[-1] == 0
 
@@ -156,7 +159,7 @@ def test_attention_keeps_what_korthikanti_counts_without_dropout() -> None:
     assert kept == pytest.approx((32 * s * h + 2 * a * s * s) / 2, rel=0.05)
 
 
-def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
+def test_checkpointed_blocks_keep_only_their_inputs() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.mean(jax.checkpoint(lambda y: jnp.tanh(jnp.tanh(y @ w) @ w))(x) @ w)
 
@@ -167,7 +170,7 @@ def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
     assert kept(loss) < kept(lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) @ w))
 
 
-def test_a_scan_over_layers_is_the_same_as_the_layers_written_out() -> None:
+def test_a_scan_over_layers_equals_the_unrolled_layers() -> None:
     def scanned(w: Any, x: Any) -> Any:
         return jnp.mean(jax.lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0])
 
@@ -201,7 +204,7 @@ def test_a_conditional_counts_as_its_costliest_branch() -> None:
     assert graph_of_step(a_step(loss)).flops.sum() >= 2 * 2 * 64
 
 
-def test_convolutions_count_two_a_multiply_add() -> None:
+def test_convolutions_count_two_flops_per_multiply_add() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.sum(
             jax.lax.conv_general_dilated(
@@ -214,19 +217,19 @@ def test_convolutions_count_two_a_multiply_add() -> None:
     assert flops == 2 * (4 * 4 * 5) * 27 + 4 * 4 * 5
 
 
-def test_amounts_are_of_one_sample_whatever_the_batch() -> None:
+def test_amounts_per_sample_do_not_depend_on_the_batch() -> None:
     one, four = graph_of_step(a_decoder(samples=1)), graph_of_step(a_decoder(samples=4))
     assert one.flops == pytest.approx(four.flops)
     assert one.kept == pytest.approx(four.kept)
 
 
-def test_a_part_of_a_tensor_group_has_a_part_of_the_work() -> None:
+def test_a_tensor_part_has_its_share_of_the_work() -> None:
     whole, part = graph_of_step(a_decoder()), graph_of_step(a_decoder(tp=2))
     assert len(whole) == len(part)
     assert part.flops[1:-1].sum() == pytest.approx(whole.flops[1:-1].sum() / 2, rel=0.05)
 
 
-def test_a_users_own_step_is_found_by_name() -> None:
+def test_a_user_defined_step_is_found_by_name() -> None:
     assert graph_of_step(f"{__name__}:own_step").flops.sum() == pytest.approx(
         2 * 64 + 8 + 8, rel=0.1
     )
@@ -241,7 +244,7 @@ def test_a_users_own_step_is_found_by_name() -> None:
         (f"{__name__}:no_step", "must return"),
     ],
 )
-def test_a_step_that_is_not_there_is_refused(target: str, says: str) -> None:
+def test_a_missing_step_is_refused(target: str, says: str) -> None:
     with pytest.raises(Untraceable, match=says):
         load_step(target)
 
@@ -281,7 +284,7 @@ def calls_back(w: Any, x: Any) -> Any:
         (lambda w, x: jnp.sum(w), "does not depend on the batch"),
     ],
 )
-def test_what_cannot_be_traced_is_refused_with_advice(
+def test_programs_that_cannot_be_traced_are_refused_with_advice(
     loss: Callable[[Any, Any], Any], says: str
 ) -> None:
     with pytest.raises(Untraceable, match=says):
@@ -300,13 +303,13 @@ def test_dynamic_shapes_are_refused() -> None:
         graph_of_step(a_step(lambda w, x: jnp.mean(x["a"] @ w) + jnp.mean(x["b"]), batch=odd))
 
 
-def test_a_batch_of_unequal_leaves_is_refused() -> None:
+def test_a_batch_with_leaves_of_unequal_length_is_refused() -> None:
     batch = [jax.ShapeDtypeStruct((n, 8), F32) for n in (4, 5)]
     with pytest.raises(Untraceable, match="same number of samples"):
         graph_of_step(a_step(lambda w, x: jnp.mean(x[0] @ w) + jnp.mean(x[1]), batch=batch))
 
 
-def test_the_models_own_softmax_has_the_derivative_of_jax() -> None:
+def test_the_models_own_softmax_has_the_same_derivative_as_jaxs() -> None:
     x = jnp.linspace(-2.0, 3.0, 12).reshape(3, 4)
     ours = jax.jacobian(softmax)(x)
     assert jnp.allclose(ours, jax.jacobian(jax.nn.softmax)(x), atol=1e-6)

@@ -19,7 +19,7 @@ from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
-from tests.support.driver import FOREVER, decided, kinds
+from tests.support.driver import FOREVER, decide_round, decision_kinds
 
 NOW_S = 1_000.0  # of the builders' snapshots
 
@@ -42,10 +42,10 @@ def test_back_offs_double_up_to_half_an_hour() -> None:
     assert back_off_s(10**6) == 1800
 
 
-def test_the_gpus_of_a_job_that_failed_go_to_another() -> None:
+def test_gpus_of_a_failed_job_go_to_another_job() -> None:
     snapshot = a_pair(failures=2, retry_s=NOW_S + 60.0, generation=2)
-    found = decided(snapshot, Policy())
-    assert kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+    found = decide_round(snapshot, Policy())
+    assert decision_kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
     reason = found.decisions[0].reason
     assert reason is not None
     assert reason.code is ReasonCode.BACK_OFF
@@ -56,9 +56,9 @@ def test_the_gpus_of_a_job_that_failed_go_to_another() -> None:
 
 
 @pytest.mark.parametrize("retry_s", [0.0, NOW_S - 1.0, NOW_S])
-def test_once_its_back_off_is_over_it_starts(retry_s: float) -> None:
+def test_a_job_starts_once_its_back_off_is_over(retry_s: float) -> None:
     snapshot = a_pair(failures=2, retry_s=retry_s, generation=2)
-    assert kinds(snapshot, decided(snapshot, Policy()))["a"] is DecisionKind.START
+    assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["a"] is DecisionKind.START
 
 
 @pytest.mark.parametrize(
@@ -71,45 +71,47 @@ def test_once_its_back_off_is_over_it_starts(retry_s: float) -> None:
         Policy(run_to_completion=True),
     ],
 )
-def test_nobody_waits_for_a_job_in_back_off(policy: Policy) -> None:
+def test_no_job_waits_for_a_job_in_back_off(policy: Policy) -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0, generation=1, guaranteed=True)
-    assert kinds(snapshot, decided(snapshot, policy)) == {
+    assert decision_kinds(snapshot, decide_round(snapshot, policy)) == {
         "a": DecisionKind.WAIT,
         "b": DecisionKind.START,
     }
 
 
-def test_published_policies_leave_it_out_as_well() -> None:
+def test_published_schedulers_skip_a_job_in_back_off_too() -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0)
     found = plan_round(
         snapshot, Policy(), make_solver("greedy"), FOREVER, scheduler=scheduler_of("fcfs")
     )
-    assert kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+    assert decision_kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
 
 
-def promised(legs: Legs = NO_LEGS, **more: Any) -> Snapshot:
+def a_promised_pair(legs: Legs = NO_LEGS, **more: Any) -> Snapshot:
     """Return the pair, in which the first is promised a deadline that leaves it an hour too much."""
     work = {"iterations": 3600.0, "iterations_left": 3600.0, "deadline_s": NOW_S + 7200.0}
     return replace(a_pair(admitted=True, generation=1, **work, **more), legs=legs)
 
 
 @pytest.mark.parametrize("mode", ["keep", "myopic", "look-ahead"])
-def test_its_deadline_stays_promised_while_it_can_be_met_after_the_back_off(mode: str) -> None:
+def test_the_promise_of_a_failed_job_is_kept_while_it_can_be_met_after_the_back_off(
+    mode: str,
+) -> None:
     policy = Policy(deadlines=mode)
-    first = promised()
-    legs = decided(first, policy).legs_after(first)
-    failed = promised(legs, failures=1, retry_s=NOW_S + 30.0)
-    found = decided(failed, policy)
+    first = a_promised_pair()
+    legs = decide_round(first, policy).legs_after(first)
+    failed = a_promised_pair(legs, failures=1, retry_s=NOW_S + 30.0)
+    found = decide_round(failed, policy)
     assert found.given_up == frozenset()
     assert found.decisions[0].kind is DecisionKind.WAIT
     assert found.decisions[0].admitted
     again = replace(failed, now_s=NOW_S + 31.0, legs=found.legs_after(failed), round_number=2)
-    found = decided(again, policy)
+    found = decide_round(again, policy)
     assert (found.decisions[0].kind, found.decisions[0].admitted) == (DecisionKind.START, True)
 
 
-def test_a_back_off_that_leaves_too_little_time_gives_the_promise_up_and_says_so() -> None:
-    failed = promised(
+def test_a_back_off_that_leaves_too_little_time_waives_the_promise_with_a_reason() -> None:
+    failed = a_promised_pair(
         failures=7,
         retry_s=NOW_S + 1800.0,
     )
@@ -131,7 +133,7 @@ def test_a_back_off_that_leaves_too_little_time_gives_the_promise_up_and_says_so
     assert reason.code is ReasonCode.BACK_OFF
 
 
-def test_a_snapshot_without_failures_is_written_as_before_there_were_any() -> None:
+def test_a_snapshot_without_failures_is_encoded_as_before() -> None:
     text = encode(a_pair())
     assert b"retry_s" not in text
     assert b"failures" not in text

@@ -28,23 +28,23 @@ def a_choice(sd_of_faster: float) -> Snapshot:
     return a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[slow, fast])
 
 
-def rates(snapshot: Snapshot, caution: float) -> list[float]:
+def rates_at(snapshot: Snapshot, caution: float) -> list[float]:
     return [float(rate) for rate in first_draft(snapshot, Policy(caution=caution)).rate]
 
 
-def test_nobody_said_how_sure_an_estimate_is() -> None:
+def test_uncertainty_is_unknown_unless_given() -> None:
     estimates = Estimates.from_rows([an_estimate()])
     assert np.isnan(estimates.sd).all()
     assert len(estimates.sd) == 1
 
 
-def test_a_snapshot_without_uncertainty_is_written_as_before_there_was_any() -> None:
+def test_a_snapshot_without_uncertainty_is_encoded_as_before() -> None:
     snapshot = a_random_snapshot(1, jobs=3)
     assert b'"sd"' not in encode(snapshot)
     assert digest(decode(encode(snapshot))) == digest(snapshot)
 
 
-def test_uncertainty_is_part_of_what_is_stored() -> None:
+def test_uncertainty_is_part_of_the_stored_snapshot() -> None:
     snapshot = a_choice(0.5)
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
@@ -53,19 +53,19 @@ def test_uncertainty_is_part_of_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize("sd", [-0.1, math.inf])
-def test_uncertainty_is_a_number_from_0(sd: float) -> None:
+def test_uncertainty_must_be_at_least_0(sd: float) -> None:
     with pytest.raises(InvalidInput, match=r"estimates\.sd"):
         a_choice(sd)
 
 
-def test_an_uncertain_cell_is_taken_to_be_slower() -> None:
-    assert rates(a_choice(0.5), 0.0) == [128.0, 256.0]
+def test_an_uncertain_cell_is_treated_as_slower() -> None:
+    assert rates_at(a_choice(0.5), 0.0) == [128.0, 256.0]
     slower = 256.0 / math.exp(2 * 0.5)
-    assert rates(a_choice(0.5), 2.0) == pytest.approx([128.0, slower], rel=1e-12)
+    assert rates_at(a_choice(0.5), 2.0) == pytest.approx([128.0, slower], rel=1e-12)
 
 
-def test_where_uncertainty_is_unknown_an_estimate_stays_as_it_is() -> None:
-    assert rates(a_choice(math.nan), 2.0) == [128.0, 256.0]
+def test_without_known_uncertainty_an_estimate_stays_as_it_is() -> None:
+    assert rates_at(a_choice(math.nan), 2.0) == [128.0, 256.0]
 
 
 @given(st.integers(0, 1000), st.floats(0, 10))
@@ -75,7 +75,7 @@ def test_caution_without_uncertainty_changes_nothing(seed: int, caution: float) 
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=5), st.floats(0, 5), st.floats(0, 5))
-def test_more_caution_never_makes_anything_faster(sds: list[float], a: float, b: float) -> None:
+def test_more_caution_never_makes_a_cell_faster(sds: list[float], a: float, b: float) -> None:
     rows = [an_estimate(0, 0, n + 1, 1) | {"sd": sd} for n, sd in enumerate(sds)]
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 8)), jobs=[], estimates=rows)
     less, more = sorted((a, b))
@@ -83,10 +83,10 @@ def test_more_caution_never_makes_anything_faster(sds: list[float], a: float, b:
     assert (times[0] <= times[1]).all()
 
 
-def test_what_does_not_run_still_does_not() -> None:
+def test_an_infeasible_cell_stays_infeasible_under_caution() -> None:
     row = an_estimate(0, 0, 1, 1, iter_time_s=math.inf) | {"sd": 0.3}
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 1)), jobs=[a_job("j")], estimates=[row])
-    assert rates(snapshot, 1.0) == []
+    assert rates_at(snapshot, 1.0) == []
 
 
 def test_a_round_without_caution_is_stated_as_before() -> None:

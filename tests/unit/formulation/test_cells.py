@@ -20,7 +20,7 @@ def test_a_cell_runs_at_its_own_estimate_on_the_fewest_nodes() -> None:
     assert (cells.nodes.tolist(), cells.rate.tolist()) == ([2], [128.0])
 
 
-def test_a_worse_shape_has_its_own_estimate_or_nine_tenths_a_halving() -> None:
+def test_a_worse_shape_uses_its_own_estimate_or_nine_tenths_of_the_speed_per_halving() -> None:
     estimates = [
         an_estimate(gpus=4, nodes=1, iter_time_s=1.0),
         an_estimate(gpus=4, nodes=2, iter_time_s=1.6),
@@ -37,7 +37,7 @@ def test_a_shape_that_was_tried_and_failed_does_not_run() -> None:
     assert cells.rate_on(0, 2) == 0.0
 
 
-def test_a_shape_this_cluster_cannot_have_is_scaled_to_one_that_it_can() -> None:
+def test_a_shape_that_this_cluster_cannot_have_is_scaled_to_a_possible_one() -> None:
     """Measured on one 8-GPU node, run on nodes of 4."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 4, 4)), jobs=[], estimates=[an_estimate(gpus=8, nodes=1)]
@@ -46,7 +46,7 @@ def test_a_shape_this_cluster_cannot_have_is_scaled_to_one_that_it_can() -> None
     assert (cells.nodes[0], cells.rate[0]) == (2, pytest.approx(256 * 0.9))
 
 
-def test_a_better_shape_than_any_measured_is_not_guessed_upwards() -> None:
+def test_a_shape_better_than_any_measured_one_is_not_extrapolated_upwards() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 4, 4)), jobs=[], estimates=[an_estimate(gpus=4, nodes=4)]
     )
@@ -63,7 +63,7 @@ def test_failed_or_oversized_cells_are_left_out() -> None:
     assert cells.gpus.tolist() == [4]
 
 
-def test_a_type_without_schedulable_nodes_offers_nothing() -> None:
+def test_a_type_without_schedulable_nodes_has_no_cells() -> None:
     nodes = some_nodes((0, 2, 4))
     nodes = [n | {"schedulable": False} for n in nodes]
     assert len(build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=[an_estimate()]))) == 0

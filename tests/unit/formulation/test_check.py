@@ -40,7 +40,7 @@ def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
     return snapshot, problem, solution, Placement(gangs=gangs)
 
 
-def test_a_right_round_has_no_violation() -> None:
+def test_a_valid_round_has_no_violation() -> None:
     snapshot, problem, solution, placement = a_round()
     assert find_violations(problem, solution) == []
     assert find_placement_violations(snapshot, problem, solution, placement) == []
@@ -60,13 +60,13 @@ def test_a_right_round_has_no_violation() -> None:
         ("bound", {"bound": 1.0}),
     ],
 )
-def test_a_broken_solution_is_found(rule: str, change: dict[str, object]) -> None:
+def test_an_invalid_solution_is_detected(rule: str, change: dict[str, object]) -> None:
     _, problem, solution, _ = a_round()
     found = find_violations(problem, replace(solution, **change))  # type: ignore[arg-type]
     assert rule in {v.rule for v in found}
 
 
-def test_an_overdrawn_row_is_found() -> None:
+def test_an_overdrawn_row_is_detected() -> None:
     _, problem, solution, _ = a_round()
     tight = replace(problem, rows=(replace(problem.rows[0], capacity=5),))
     assert [v.rule for v in find_violations(tight, solution)] == ["capacity"]
@@ -88,17 +88,17 @@ def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
         ("kept in place", {0: gang((0, (2, 3))), 1: gang((1, (0, 1, 2, 3)))}),
     ],
 )
-def test_a_broken_placement_is_found(rule: str, gangs: dict[int, Gang]) -> None:
+def test_an_invalid_placement_is_detected(rule: str, gangs: dict[int, Gang]) -> None:
     snapshot, problem, solution, _ = a_round()
     found = find_placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
     assert rule in {v.rule for v in found}
 
 
-def _half_drained(s: Snapshot) -> Snapshot:
+def _draining_one_node(s: Snapshot) -> Snapshot:
     return replace(s, nodes=replace(s.nodes, schedulable=np.array([True, False])))
 
 
-def _retyped(s: Snapshot) -> Snapshot:
+def _with_another_type(s: Snapshot) -> Snapshot:
     nodes = replace(s.nodes, gpu_type=np.array([0, 1]))
     return replace(s, gpu_types=s.gpu_types * 2, nodes=nodes)
 
@@ -106,12 +106,12 @@ def _retyped(s: Snapshot) -> Snapshot:
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        ("schedulable node", _half_drained),
-        ("one GPU type", _retyped),
+        ("schedulable node", _draining_one_node),
+        ("one GPU type", _with_another_type),
         ("may run", lambda s: replace(s, jobs=replace(s.jobs, state=np.array([3, 1])))),
     ],
 )
-def test_a_placement_against_the_snapshot_is_found(
+def test_a_placement_that_contradicts_the_snapshot_is_detected(
     rule: str, change: Callable[[Snapshot], Snapshot]
 ) -> None:
     snapshot, problem, solution, placement = a_round()
@@ -119,7 +119,7 @@ def test_a_placement_against_the_snapshot_is_found(
     assert rule in {v.rule for v in found}
 
 
-def test_a_worse_shape_is_worth_its_own_rate() -> None:
+def test_a_worse_shape_has_the_value_of_its_own_rate() -> None:
     _, problem, solution, placement = a_round()
     spread = Placement(gangs={0: placement.gangs[0], 1: gang((0, (2, 3)), (1, (0, 1)))})
     value = problem.value / problem.scale
@@ -151,7 +151,7 @@ def test_a_migration_is_charged_its_restart() -> None:
         ),
     ],
 )
-def test_a_node_whose_jobs_need_more_than_it_states_is_found(
+def test_a_node_whose_jobs_need_more_than_it_has_is_detected(
     cpus: list[int], host_bytes: list[int], found: list[str]
 ) -> None:
     """The jobs need 2 and 9 cores, of the latter a third on the first node: 2 + 3."""

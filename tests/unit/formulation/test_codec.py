@@ -17,7 +17,7 @@ from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
 
 
-def test_a_snapshot_reads_back_equal_infinities_included() -> None:
+def test_a_snapshot_with_infinities_reads_back_equal() -> None:
     snapshot = a_random_snapshot(1, jobs=5)
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
@@ -34,7 +34,7 @@ def test_a_job_may_be_called_inf() -> None:
     assert again.jobs.name == ("inf", "nan")
 
 
-def test_a_problem_reads_back_and_means_the_same() -> None:
+def test_a_problem_reads_back_with_the_same_values() -> None:
     problem = a_random_problem(2, jobs=5)
     again = decode(encode(problem))
     assert isinstance(again, Problem)
@@ -57,7 +57,7 @@ def test_a_solution_reads_back() -> None:
     assert (again.status, again.bound, again.work) == (solution.status, math.inf, solution.work)
 
 
-def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
+def test_a_stored_snapshot_leads_to_the_same_problem() -> None:
     snapshot = a_random_snapshot(3, jobs=8)
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
@@ -86,12 +86,12 @@ def test_the_problem_of_a_stored_snapshot_is_the_same_problem() -> None:
         b'{"format":1,"body":{"q":[1]}}',
     ],
 )
-def test_what_is_not_a_stored_value_is_refused(text: bytes) -> None:
+def test_malformed_stored_values_are_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
         decode(text)
 
 
-def test_a_snapshot_with_numbers_of_no_meaning_is_refused() -> None:
+def test_a_snapshot_with_meaningless_numbers_is_refused() -> None:
     text = encode(a_random_snapshot(1, jobs=2)).replace(
         b'"weight":{"f":[1.0', b'"weight":{"f":["nan"'
     )

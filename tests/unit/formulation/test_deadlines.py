@@ -45,7 +45,7 @@ def a_cluster(*jobs: dict[str, Any], away: int = 0, **more: Any) -> Snapshot:
     return replace(a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, **more), now_s=NOW_S)
 
 
-def gangs(*counts: int) -> dict[int, Gang]:
+def consecutive_gangs(*counts: int) -> dict[int, Gang]:
     """Return GPUs of node 0 for as many jobs, one after the other."""
     starts = np.cumsum([0, *counts])
     return {
@@ -54,13 +54,13 @@ def gangs(*counts: int) -> dict[int, Gang]:
     }
 
 
-def columns(statement: Statement, job: int = 0) -> list[int]:
+def column_gpus(statement: Statement, job: int = 0) -> list[int]:
     """Return the GPUs of the columns that ``job`` may use."""
     problem = statement.problem
     return [int(problem.cells.gpus[problem.cell[c]]) for c in problem.columns_of(job)]
 
 
-def decided(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision, ...]:
+def decide_round(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision, ...]:
     outcome = plan_round(snapshot, policy, Portfolio(), Budget(remaining_s=lambda: math.inf))
     assert outcome.violations == ()
     return outcome.decisions
@@ -70,47 +70,49 @@ def decided(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision, ...]
     ("due_s", "left"), [(1199, []), (1200, [4]), (2399, [4]), (2400, [2, 4]), (4800, [1, 2, 4])]
 )
 def test_only_columns_that_finish_in_time_are_left(due_s: float, left: list[int]) -> None:
-    assert columns(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == left
+    assert column_gpus(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == left
 
 
 def test_a_start_pays_its_restart_first() -> None:
-    assert columns(state_round(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)) == [4]
+    assert column_gpus(
+        state_round(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)
+    ) == [4]
 
 
-def test_what_runs_pays_what_is_left_of_its_restart_and_no_more() -> None:
+def test_a_running_job_pays_only_the_rest_of_its_restart_time() -> None:
     def left(since_s: float) -> list[int]:
         job = a_dated_job("a", 4800, 2400, restart_s=100, cell=(0, 2, 1), since_s=since_s, **RUNS)
-        return columns(state_round(a_cluster(job, gangs=gangs(2)), MYOPIC))
+        return column_gpus(state_round(a_cluster(job, gangs=consecutive_gangs(2)), MYOPIC))
 
     assert left(NOW_S - 100) == [2, 4]
     assert left(NOW_S - 99) == [4]
 
 
-def test_deadlines_that_are_ignored_leave_every_column() -> None:
+def test_ignored_deadlines_remove_no_column() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 10))
-    assert columns(state_round(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
+    assert column_gpus(state_round(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
 
 
-def test_a_job_that_starts_in_time_is_admitted() -> None:
-    (decision,) = decided(a_cluster(a_dated_job("a", 4800, 2400)))
+def test_a_job_that_can_start_now_is_admitted() -> None:
+    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 2400)))
     assert (decision.kind, decision.admitted) == (DecisionKind.START, True)
 
 
-def test_a_job_that_waits_is_not() -> None:
+def test_a_waiting_job_is_not_admitted() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 1200), a_dated_job("b", 4800, 1300, weight=0.5))
-    first, second = decided(snapshot)
+    first, second = decide_round(snapshot)
     assert (first.admitted, second.kind, second.admitted) == (True, DecisionKind.WAIT, False)
 
 
-def test_an_admitted_job_runs_whatever_others_are_worth() -> None:
+def test_an_admitted_job_runs_whatever_the_value_of_others() -> None:
     old = a_dated_job("a", 4800, 1200, admitted=True, cell=(0, 4, 1), weight=0.01, **RUNS)
-    snapshot = a_cluster(old, a_job("b", weight=99.0), gangs=gangs(4))
-    first, second = decided(snapshot)
+    snapshot = a_cluster(old, a_job("b", weight=99.0), gangs=consecutive_gangs(4))
+    first, second = decide_round(snapshot)
     assert (first.kind, second.kind) == (DecisionKind.KEEP, DecisionKind.WAIT)
 
 
-def test_a_job_that_cannot_make_it_is_dropped_early_and_told_when_it_would_finish() -> None:
-    (decision,) = decided(a_cluster(a_dated_job("a", 4800, 1100, restart_s=50)))
+def test_a_job_that_cannot_finish_in_time_is_rejected_with_the_time_when_it_would() -> None:
+    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 1100, restart_s=50)))
     assert decision.kind is DecisionKind.REJECT
     assert decision.reason is not None
     assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
@@ -120,8 +122,8 @@ def test_a_job_that_cannot_make_it_is_dropped_early_and_told_when_it_would_finis
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
-def test_a_deadline_that_is_past_is_refused_and_the_round_goes_on(policy: Policy) -> None:
-    first, second = decided(a_cluster(a_dated_job("a", 4800, -1), a_job("b")), policy)
+def test_a_past_deadline_is_refused_and_the_round_continues(policy: Policy) -> None:
+    first, second = decide_round(a_cluster(a_dated_job("a", 4800, -1), a_job("b")), policy)
     assert first.kind is DecisionKind.REJECT
     assert first.reason is not None
     assert first.reason.code is ReasonCode.DEADLINE_PAST
@@ -130,23 +132,23 @@ def test_a_deadline_that_is_past_is_refused_and_the_round_goes_on(policy: Policy
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
 def test_a_job_that_only_lost_nodes_could_serve_waits_for_them(policy: Policy) -> None:
-    (decision,) = decided(a_cluster(a_dated_job("a", 4800, 1100), away=4), policy)
+    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 1100), away=4), policy)
     assert decision.kind is DecisionKind.WAIT
     assert decision.reason is not None
     assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
-def test_a_running_job_that_was_never_admitted_goes_on_past_its_hope(policy: Policy) -> None:
+def test_a_running_job_that_was_never_admitted_continues_past_its_deadline(policy: Policy) -> None:
     job = a_dated_job("a", 48000, 100, cell=(0, 4, 1), **RUNS)
-    (decision,) = decided(a_cluster(job, gangs=gangs(4)), policy)
+    (decision,) = decide_round(a_cluster(job, gangs=consecutive_gangs(4)), policy)
     assert (decision.kind, decision.admitted) == (DecisionKind.KEEP, False)
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
-def test_a_promise_that_nothing_can_keep_is_given_up_and_the_job_goes_on(policy: Policy) -> None:
+def test_an_impossible_promise_is_waived_and_the_job_continues(policy: Policy) -> None:
     job = a_dated_job("a", 48000, 100, admitted=True, cell=(0, 4, 1), **RUNS)
-    snapshot = a_cluster(job, gangs=gangs(4))
+    snapshot = a_cluster(job, gangs=consecutive_gangs(4))
     outcome = plan_round(snapshot, policy, Portfolio(), Budget(remaining_s=lambda: math.inf))
     assert outcome.given_up == frozenset({0})
     assert (outcome.decisions[0].kind, outcome.decisions[0].admitted) == (DecisionKind.KEEP, False)
@@ -155,25 +157,27 @@ def test_a_promise_that_nothing_can_keep_is_given_up_and_the_job_goes_on(policy:
 def test_a_job_whose_promise_is_waived_is_best_effort() -> None:
     job = a_dated_job("a", 4800, 1200, admitted=True)
     waived = state_round(a_cluster(job), MYOPIC, waived=frozenset({0}))
-    assert columns(waived) == [1, 2, 4]
+    assert column_gpus(waived) == [1, 2, 4]
     assert not waived.problem.must_run.any()
 
 
-def test_a_promised_job_is_not_moved_where_a_restart_would_make_it_late() -> None:
+def test_a_promised_job_is_not_moved_if_a_restart_would_make_it_late() -> None:
     def movable(due_s: float) -> bool:
         job = a_dated_job("a", 4800, due_s, restart_s=100, cell=(0, 4, 1), **RUNS)
-        return bool(state_round(a_cluster(job, gangs=gangs(4)), MYOPIC).problem.movable[0])
+        return bool(
+            state_round(a_cluster(job, gangs=consecutive_gangs(4)), MYOPIC).problem.movable[0]
+        )
 
     assert movable(1300)
     assert not movable(1299)
 
 
-def test_placement_is_told_the_rate_that_a_start_must_reach() -> None:
+def test_placement_receives_the_rate_that_a_start_must_reach() -> None:
     statement = state_round(a_cluster(a_dated_job("a", 4800, 2500, restart_s=100)), MYOPIC)
     assert statement.problem.least_rate[0] == pytest.approx(2.0)
 
 
-def test_a_job_on_a_bad_shape_is_judged_by_the_rate_that_it_has() -> None:
+def test_a_job_on_a_bad_shape_is_judged_by_its_actual_rate() -> None:
     estimates = [
         an_estimate(gpus=2, iter_time_s=128),
         an_estimate(gpus=2, nodes=2, iter_time_s=256),
@@ -189,7 +193,7 @@ def test_a_job_on_a_bad_shape_is_judged_by_the_rate_that_it_has() -> None:
     assert statement.lapsed == frozenset({0})  # one sample/s is too slow, and it is not to stay
 
 
-def certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
+def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
     """Return the admission of job 0 with legs of (start and end from now, GPUs) and its least work."""
     rows = [
         {
@@ -212,7 +216,9 @@ def certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission
     )
 
 
-def kept(snapshot: Snapshot, admission: Admission) -> tuple[list[int], bool, float, bool]:
+def keep_certificate(
+    snapshot: Snapshot, admission: Admission
+) -> tuple[list[int], bool, float, bool]:
     """Return the GPUs of the columns left to job 0, whether it must run, its least rate, may it move."""
     _, draft = drafts_before_deadlines(snapshot, AHEAD)
     draft = certificates_are_kept(draft, admission)
@@ -220,44 +226,44 @@ def kept(snapshot: Snapshot, admission: Admission) -> tuple[list[int], bool, flo
     return gpus, bool(draft.must_run[0]), float(draft.least_rate[0]), bool(draft.movable[0])
 
 
-def test_any_column_that_trains_as_much_by_the_next_slot_will_do() -> None:
+def test_any_column_that_trains_as_much_by_the_next_slot_is_allowed() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000))
-    gpus, must, least, _ = kept(snapshot, certificate((0, 300, 2), work=600))
+    gpus, must, least, _ = keep_certificate(snapshot, a_certificate((0, 300, 2), work=600))
     assert (gpus, must) == ([2, 4], True)
     assert least == pytest.approx(2.0)
 
 
-def test_what_need_not_run_yet_may_wait_or_run_on_anything() -> None:
+def test_a_job_that_need_not_run_yet_may_wait_or_run_on_any_column() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000))
-    assert kept(snapshot, certificate((300, 600, 2)))[:2] == ([1, 2, 4], False)
+    assert keep_certificate(snapshot, a_certificate((300, 600, 2)))[:2] == ([1, 2, 4], False)
 
 
-def test_the_certificates_own_cell_will_always_do() -> None:
+def test_the_certificates_own_cell_is_always_allowed() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000, restart_s=150))
-    gpus, must, least, _ = kept(snapshot, certificate((0, 900, 2), work=600))
+    gpus, must, least, _ = keep_certificate(snapshot, a_certificate((0, 900, 2), work=600))
     assert (gpus, must) == ([2], True)
     assert least == pytest.approx(2.0)
 
 
 def test_a_deadline_before_the_next_slot_leaves_less_time() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 150))
-    assert kept(snapshot, certificate((0, 300, 2), work=300))[0] == [2, 4]
+    assert keep_certificate(snapshot, a_certificate((0, 300, 2), work=300))[0] == [2, 4]
 
 
 def test_a_certified_job_that_cannot_afford_a_restart_keeps_its_gpus() -> None:
     job = a_dated_job("a", 4800, 9000, restart_s=150, admitted=True, cell=(0, 2, 1), **RUNS)
-    snapshot = a_cluster(job, gangs=gangs(2))
-    gpus, must, _, movable = kept(snapshot, certificate((0, 900, 2), work=500))
+    snapshot = a_cluster(job, gangs=consecutive_gangs(2))
+    gpus, must, _, movable = keep_certificate(snapshot, a_certificate((0, 900, 2), work=500))
     assert (gpus, must, movable) == ([2, 4], True, False)
-    assert kept(snapshot, certificate((0, 900, 2), work=290))[3]
+    assert keep_certificate(snapshot, a_certificate((0, 900, 2), work=290))[3]
 
 
-def test_moments_are_rounded_up_so_that_a_deadline_that_is_told_is_late_enough() -> None:
+def test_times_are_rounded_up_so_that_a_reported_deadline_is_late_enough() -> None:
     assert format_rfc3339(0.2) == "1970-01-01T00:00:01Z"
     assert format_rfc3339(math.inf) == "never"
 
 
-def test_a_reason_has_the_deadline_to_the_second_that_the_job_shows() -> None:
+def test_a_reason_shows_the_deadline_to_the_second_like_the_job() -> None:
     late = a_dated_job("late", 4800, 60.75)
     told = state_round(a_cluster(late), MYOPIC).absent[0]
     assert dict(told.evidence)["deadline"] == "1970-01-01T00:21:00Z"

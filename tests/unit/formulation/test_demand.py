@@ -26,12 +26,12 @@ from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot,
 GIB = 1 << 30
 
 
-def needing(cells: Cells, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Cells:
+def with_demands(cells: Cells, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Cells:
     """Return Cells that need so many CPU cores and so much host memory in all."""
     return replace(cells, cpus=np.array(cpus), host_bytes=np.array(host_bytes, np.int64))
 
 
-def two_counts(nodes: Sequence[dict[str, object]], jobs: int = 3) -> Snapshot:
+def a_snapshot_with_two_counts(nodes: Sequence[dict[str, object]], jobs: int = 3) -> Snapshot:
     """Return queued jobs with Cells of 1 and 2 GPUs."""
     return a_snapshot(
         nodes=list(nodes),
@@ -40,14 +40,14 @@ def two_counts(nodes: Sequence[dict[str, object]], jobs: int = 3) -> Snapshot:
     )
 
 
-def test_a_node_is_asked_for_its_part_of_the_rest_rounded_up() -> None:
+def test_a_node_share_of_the_demand_is_rounded_up() -> None:
     whole = Demand(gpus=8, cpus=20, host_bytes=9 * GIB)
     assert whole.on_node(8) == whole
     assert whole.on_node(4) == Demand(gpus=4, cpus=10, host_bytes=9 * GIB // 2)
     assert whole.on_node(3) == Demand(gpus=3, cpus=8, host_bytes=-(-27 * GIB // 8))
 
 
-def test_every_resource_must_suffice_and_what_is_not_stated_does() -> None:
+def test_every_stated_resource_must_suffice_and_unstated_ones_are_unlimited() -> None:
     node = Capacity(gpus=4, cpus=8)
     assert node.fits(Demand(gpus=4, cpus=8, host_bytes=1 << 50))
     assert not node.fits(Demand(gpus=5, cpus=8))
@@ -58,25 +58,27 @@ def test_every_resource_must_suffice_and_what_is_not_stated_does() -> None:
     assert node.minus(share).plus(share) == node
 
 
-def test_a_round_in_which_nothing_but_gpus_is_needed_has_gpu_rows_alone() -> None:
-    snapshot = two_counts([a_node("n0", gpus=2, cpus=2, host_bytes=GIB)])
+def test_a_round_that_needs_only_gpus_has_only_gpu_rows() -> None:
+    snapshot = a_snapshot_with_two_counts([a_node("n0", gpus=2, cpus=2, host_bytes=GIB)])
     assert [row.name for row in build_problem(snapshot, Policy()).rows] == ["gpus/a100"]
 
 
-def the_problem(snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Problem:
+def a_problem_with_demands(
+    snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()
+) -> Problem:
     """Return the problem of the round whose Cells need so much beside GPUs."""
     draft = draft_columns(snapshot, Policy())
-    draft = replace(draft, cells=needing(draft.cells, cpus, host_bytes))
+    draft = replace(draft, cells=with_demands(draft.cells, cpus, host_bytes))
     return state_draft(pools_have_enough(draft)).problem
 
 
-def test_a_pool_has_a_row_for_what_its_columns_need() -> None:
+def test_a_pool_has_a_row_for_each_resource_that_its_columns_need() -> None:
     nodes = [
         a_node("n0", gpus=4, cpus=6, host_bytes=3 * GIB),
         a_node("n1", gpus=4, cpus=5, host_bytes=3 * GIB + 1),
         a_node("n2", gpus=4, cpus=64, host_bytes=64 * GIB, schedulable=False),
     ]
-    problem = the_problem(two_counts(nodes), [3, 8], [0, GIB + 1])
+    problem = a_problem_with_demands(a_snapshot_with_two_counts(nodes), [3, 8], [0, GIB + 1])
     assert [(row.name, row.capacity) for row in problem.rows] == [
         ("gpus/a100", 8),
         ("cpus/a100", 11),
@@ -86,24 +88,26 @@ def test_a_pool_has_a_row_for_what_its_columns_need() -> None:
     assert problem.usage_of(1) == {0: 2, 1: 8, 2: 1024}
 
 
-def test_a_pool_in_which_a_node_does_not_state_what_it_has_has_no_row() -> None:
+def test_a_pool_with_a_node_of_unstated_capacity_has_no_row() -> None:
     nodes = [a_node("n0", gpus=4, cpus=6), a_node("n1", gpus=4), a_node("v0", 1, gpus=4, cpus=7)]
     estimates = [an_estimate(gpu_type=kind, gpus=1) for kind in (0, 1)]
     snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=estimates)
-    rows = the_problem(snapshot, [1, 1], [GIB, GIB]).rows
+    rows = a_problem_with_demands(snapshot, [1, 1], [GIB, GIB]).rows
     assert [row.name for row in rows] == ["gpus/a100", "gpus/v100", "cpus/v100"]
 
 
-def test_rows_of_host_memory_do_not_overflow_where_bytes_would() -> None:
+def test_host_memory_rows_do_not_overflow_although_bytes_would() -> None:
     nodes = [a_node(f"n{i}", gpus=8, host_bytes=2 << 40) for i in range(64)]
-    problem = the_problem(two_counts(nodes, jobs=4000), [0, 0], [1 << 40, 2 << 40])
+    problem = a_problem_with_demands(
+        a_snapshot_with_two_counts(nodes, jobs=4000), [0, 0], [1 << 40, 2 << 40]
+    )
     assert problem.rows[1].capacity == 64 * 2 * 1024**2
 
 
-def test_solver_placement_and_checker_agree_on_a_round_that_cpus_limit() -> None:
+def test_solver_placement_and_checker_agree_on_a_cpu_bound_round() -> None:
     nodes = [a_node(f"n{i}", gpus=4, cpus=8) for i in range(2)]
-    snapshot = two_counts(nodes, jobs=6)
-    problem = the_problem(snapshot, [4, 5])
+    snapshot = a_snapshot_with_two_counts(nodes, jobs=6)
+    problem = a_problem_with_demands(snapshot, [4, 5])
     solution = Portfolio().solve(problem, Budget(remaining_s=lambda: 20.0))
     assert find_violations(problem, solution) == []
     placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
@@ -114,7 +118,7 @@ def test_solver_placement_and_checker_agree_on_a_round_that_cpus_limit() -> None
     assert sorted(held) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]  # 5 cores and 3 on each
 
 
-def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
+def test_a_cell_is_dominated_only_by_one_that_needs_no_more_of_any_resource() -> None:
     estimates = [
         an_estimate(gpus=1, iter_time_s=1.0),
         an_estimate(gpus=2, iter_time_s=1.0),
@@ -123,19 +127,23 @@ def test_a_cell_is_beaten_only_by_one_that_needs_no_more_of_anything() -> None:
     snapshot = a_snapshot(nodes=[a_node("n0")], jobs=[], estimates=estimates)
     cells = build_cells(snapshot)
     assert find_undominated(cells).tolist() == [True, False, True]
-    assert find_undominated(needing(cells, [4, 2, 8])).tolist() == [True, True, True]
-    assert find_undominated(needing(cells, [4, 4, 8])).tolist() == [True, False, True]
-    assert find_undominated(needing(cells, [0, 0, 0], [4, 2, 8])).tolist() == [True, True, True]
-    assert find_undominated_from(needing(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
+    assert find_undominated(with_demands(cells, [4, 2, 8])).tolist() == [True, True, True]
+    assert find_undominated(with_demands(cells, [4, 4, 8])).tolist() == [True, False, True]
+    assert find_undominated(with_demands(cells, [0, 0, 0], [4, 2, 8])).tolist() == [
+        True,
+        True,
+        True,
+    ]
+    assert find_undominated_from(with_demands(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dominance_in_all_is_what_comparing_each_pair_says(seed: int) -> None:
+def test_dominance_in_all_resources_matches_pairwise_comparison(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cells = build_cells(a_random_snapshot(seed, jobs=0))
     cells = replace(cells, rate=np.round(cells.rate, -1))  # some are equal
     cpus, host_bytes = rng.integers(0, 3, (2, len(cells))).tolist()
-    cells = needing(cells, cpus, host_bytes)
+    cells = with_demands(cells, cpus, host_bytes)
     columns = (cells.gpus, cells.cpus, cells.host_bytes, -cells.rate)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     groups = list(zip(cells.workload.tolist(), cells.gpu_type.tolist(), strict=True))
@@ -151,7 +159,7 @@ def test_dominance_in_all_is_what_comparing_each_pair_says(seed: int) -> None:
     assert find_undominated(cells).tolist() == [not one for one in beaten]
 
 
-def test_what_nobody_stated_is_not_written() -> None:
+def test_unstated_capacities_are_not_encoded() -> None:
     snapshot = a_random_snapshot(1, jobs=4)
     assert b"cpus" not in encode(snapshot)
     assert b"host_bytes" not in encode(snapshot)
@@ -161,24 +169,26 @@ def test_what_nobody_stated_is_not_written() -> None:
     assert again.nodes.equals(snapshot.nodes)
 
 
-def test_what_is_stated_reads_back() -> None:
-    snapshot = two_counts([a_node("n0", cpus=8), a_node("n1", host_bytes=GIB)])
+def test_stated_capacities_read_back() -> None:
+    snapshot = a_snapshot_with_two_counts([a_node("n0", cpus=8), a_node("n1", host_bytes=GIB)])
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
     assert again.nodes.equals(snapshot.nodes)
     assert digest(again) == digest(snapshot)
     assert again.nodes.capacity(0) == Capacity(gpus=8, cpus=8)
     assert again.nodes.capacity(1) == Capacity(gpus=8, host_bytes=GIB)
-    problem = the_problem(two_counts([a_node("n0", cpus=8)]), [1, 2], [0, GIB])
+    problem = a_problem_with_demands(
+        a_snapshot_with_two_counts([a_node("n0", cpus=8)]), [1, 2], [0, GIB]
+    )
     read = decode(encode(problem))
     assert isinstance(read, Problem)
     assert read.cells.equals(problem.cells)
 
 
-def test_numbers_of_no_meaning_are_refused() -> None:
-    snapshot = two_counts([a_node("n0", cpus=8)])
+def test_meaningless_numbers_are_refused() -> None:
+    snapshot = a_snapshot_with_two_counts([a_node("n0", cpus=8)])
     wrong = Nodes.from_rows([a_node("n0", cpus=-2)])
     with pytest.raises(InvalidInput, match=r"nodes\.cpus"):
         replace(snapshot, nodes=wrong)
     with pytest.raises(InvalidInput, match="at least 0"):
-        needing(build_cells(snapshot), [1, -1])
+        with_demands(build_cells(snapshot), [1, -1])

@@ -20,57 +20,70 @@ from tessera.formulation.grammar import (
 from tessera.formulation.policy import Policy
 
 
-def stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:
+def a_stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:
     return Stage(
         terms=tuple(Term(objective=name, weight=weight) for weight, name in terms),
         tolerance=tolerance,
     )
 
 
-THROUGHPUT = stage((1, "throughput"))
+THROUGHPUT = a_stage((1, "throughput"))
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_sum_is_one_stage(name: str) -> None:
-    assert parse_objective(name) == (stage((1, name)),)
+    assert parse_objective(name) == (a_stage((1, name)),)
 
 
 @pytest.mark.parametrize("name", LEXICOGRAPHIC)
-def test_after_levels_throughput_decides(name: str) -> None:
-    assert parse_objective(name) == (stage((1, name)), THROUGHPUT)
+def test_levels_are_followed_by_throughput(name: str) -> None:
+    assert parse_objective(name) == (a_stage((1, name)), THROUGHPUT)
     assert [s.lexicographic for s in parse_objective(name)] == [True, False]
 
 
-def test_levels_after_a_sum_still_end_in_a_sum() -> None:
+def test_levels_after_a_sum_are_followed_by_throughput_too() -> None:
     assert parse_objective("throughput then max-min")[-1] == THROUGHPUT
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0.7*throughput + 0.3*jct", [stage((0.7, "throughput"), (0.3, "jct"))]),
-        ("0.7*throughput+0.3*jct", [stage((0.7, "throughput"), (0.3, "jct"))]),
-        ("throughput+jct", [stage((1, "throughput"), (1, "jct"))]),
-        (" 2 * jct+ cost ", [stage((2, "jct"), (1, "cost"))]),
-        ("1e+2*jct + 1E-3*cost", [stage((100, "jct"), (0.001, "cost"))]),
-        ("1.e+2*jct+cost", [stage((100, "jct"), (1, "cost"))]),
-        ("max-min within 5% then throughput", [stage((1, "max-min"), tolerance=0.05), THROUGHPUT]),
-        ("jct within 2.5 %\nthen cost", [stage((1, "jct"), tolerance=0.025), stage((1, "cost"))]),
+        ("0.7*throughput + 0.3*jct", [a_stage((0.7, "throughput"), (0.3, "jct"))]),
+        ("0.7*throughput+0.3*jct", [a_stage((0.7, "throughput"), (0.3, "jct"))]),
+        ("throughput+jct", [a_stage((1, "throughput"), (1, "jct"))]),
+        (" 2 * jct+ cost ", [a_stage((2, "jct"), (1, "cost"))]),
+        ("1e+2*jct + 1E-3*cost", [a_stage((100, "jct"), (0.001, "cost"))]),
+        ("1.e+2*jct+cost", [a_stage((100, "jct"), (1, "cost"))]),
+        (
+            "max-min within 5% then throughput",
+            [a_stage((1, "max-min"), tolerance=0.05), THROUGHPUT],
+        ),
+        (
+            "jct within 2.5 %\nthen cost",
+            [a_stage((1, "jct"), tolerance=0.025), a_stage((1, "cost"))],
+        ),
         (
             "makespan then jct + cost within 1% then throughput",
-            [stage((1, "makespan")), stage((1, "jct"), (1, "cost"), tolerance=0.01), THROUGHPUT],
+            [
+                a_stage((1, "makespan")),
+                a_stage((1, "jct"), (1, "cost"), tolerance=0.01),
+                THROUGHPUT,
+            ],
         ),
         (
             "throughput within 5% then 0.5*throughput + 0.5*jct",
-            [stage((1, "throughput"), tolerance=0.05), stage((0.5, "throughput"), (0.5, "jct"))],
+            [
+                a_stage((1, "throughput"), tolerance=0.05),
+                a_stage((0.5, "throughput"), (0.5, "jct")),
+            ],
         ),
     ],
 )
-def test_terms_are_weighed_and_stages_are_in_order(text: str, expected: list[Stage]) -> None:
+def test_terms_have_weights_and_stages_are_in_order(text: str, expected: list[Stage]) -> None:
     assert list(parse_objective(text)) == expected
 
 
-def test_a_term_of_weight_zero_says_nothing() -> None:
+def test_a_term_of_weight_zero_is_ignored() -> None:
     assert parse_objective("0*throughput + jct + 2*cost") == parse_objective("jct + 2*cost")
 
 
@@ -79,7 +92,7 @@ def test_a_lone_term_has_weight_one() -> None:
     assert parse_objective("3*max-min") == parse_objective("max-min")
 
 
-def test_a_stage_is_named_as_it_reads() -> None:
+def test_a_stage_is_named_by_its_normal_form() -> None:
     assert parse_objective("0.70*throughput+jct within 5%")[0].name == "0.7*throughput + jct"
 
 
@@ -118,14 +131,14 @@ def test_a_stage_is_named_as_it_reads() -> None:
         ("jct + cost then cost + jct", "names a stage twice"),
     ],
 )
-def test_what_is_no_objective_is_refused_with_what_to_do(text: str, message: str) -> None:
+def test_an_invalid_objective_is_refused_with_what_to_do(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         parse_objective(text)
     with pytest.raises(InvalidInput, match=message):
         Policy(objective=text)
 
 
-def test_naming_deadline_looks_ahead() -> None:
+def test_naming_deadline_in_an_objective_turns_look_ahead_on() -> None:
     assert Policy(objective="0.5*deadline + jct").deadline_mode == "look-ahead"
     assert Policy(objective="max-min then deadline").deadline_mode == "look-ahead"
     assert Policy(objective="0*deadline + jct").deadline_mode == "keep"
@@ -140,14 +153,14 @@ def stages(draw: st.DrawFn) -> Stage:
         names = draw(st.lists(st.sampled_from(LINEAR), min_size=1, max_size=3, unique=True))
         weights = st.integers(1, 9999).map(lambda n: n / 1000) if len(names) > 1 else st.just(1.0)
         terms = tuple((draw(weights), name) for name in names)
-    return stage(*terms, tolerance=draw(st.integers(0, 99)) / 100)
+    return a_stage(*terms, tolerance=draw(st.integers(0, 99)) / 100)
 
 
 @given(
     st.lists(stages(), min_size=1, max_size=4, unique_by=lambda s: frozenset(s.terms)),
     st.sampled_from(["+", " + ", "  +"]),
 )
-def test_what_is_written_is_read_back(wanted: list[Stage], plus: str) -> None:
+def test_written_objectives_read_back(wanted: list[Stage], plus: str) -> None:
     text = " then ".join(
         s.name.replace(" + ", plus) + (f" within {s.tolerance * 100:g}%" if s.tolerance else "")
         for s in wanted

@@ -17,7 +17,7 @@ from tessera.formulation.lifecycle import (
 )
 
 
-def test_every_state_but_the_terminal_ones_can_be_left() -> None:
+def test_every_nonterminal_state_can_be_left() -> None:
     left = {before for before, _ in TRANSITIONS}
     assert left == set(JobState) - TERMINAL
 
@@ -32,17 +32,17 @@ def test_every_state_can_be_reached_from_queued() -> None:
     assert seen == set(JobState)
 
 
-def test_every_state_that_is_not_terminal_can_be_cancelled_or_is_ending() -> None:
+def test_every_nonterminal_state_can_be_cancelled_or_is_ending() -> None:
     ending = {JobState.CANCELLING, JobState.FAILING}
     for state in set(JobState) - TERMINAL - ending:
         assert is_allowed(state, JobEvent.CANCEL), state
 
 
-def test_a_leaving_job_ends_its_leaving_when_its_agents_report_it_gone() -> None:
+def test_a_leaving_job_has_left_when_its_agents_report_it_gone() -> None:
     for state in LEAVING:
         assert advance_state(state, JobEvent.GONE) not in LEAVING
 
 
-def test_a_transition_that_is_not_in_the_table_is_refused_with_both_names() -> None:
+def test_an_illegal_transition_is_refused_with_both_state_names() -> None:
     with pytest.raises(NotAllowed, match="succeeded cannot cancel"):
         advance_state(JobState.SUCCEEDED, JobEvent.CANCEL)

@@ -14,7 +14,7 @@ from tessera.formulation.topologies.measures import count_tiers
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
 from tessera.formulation.topologies.topology import Tier
-from tests.support.topologies import a_clos, gpu, names
+from tests.support.topologies import a_clos, gpu, vertex_names
 
 TESTBED = {
     "kind": "clos",
@@ -64,12 +64,12 @@ OWN = {
 }
 
 
-def changed(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def change_document(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the document with fields changed; None: left out."""
     return {key: value for key, value in (document | fields).items() if value is not None}
 
 
-def test_a_document_is_the_builders_topology() -> None:
+def test_a_document_gives_the_same_topology_as_its_builder() -> None:
     built, found = crux_testbed(), build_topology(TESTBED)
     assert found.hosts == built.hosts
     assert found.links.equals(built.links)
@@ -77,7 +77,7 @@ def test_a_document_is_the_builders_topology() -> None:
 
 
 @pytest.mark.parametrize("document", [TESTBED, SIDES, TORUS, LINGJUN, OWN])
-def test_every_kind_survives_json_and_is_read_as_it_was_written(document: dict[str, Any]) -> None:
+def test_every_kind_survives_json_and_reads_back_as_written(document: dict[str, Any]) -> None:
     topology = build_topology(json.loads(json.dumps(document)))
     again = build_topology(json.loads(json.dumps(write_columns(topology))))
     assert again.hosts == topology.hosts
@@ -85,11 +85,14 @@ def test_every_kind_survives_json_and_is_read_as_it_was_written(document: dict[s
     assert again.vertices.equals(topology.vertices)
 
 
-def test_hosts_are_named_as_the_clusters_nodes() -> None:
-    assert build_topology(changed(TESTBED, hosts=["b", "a", 7])).hosts == ("b", "a", "7")
-    assert build_topology(changed(TESTBED, hosts=None, nodes=["b", "a"])).hosts == ("b", "a")
+def test_hosts_are_named_like_the_clusters_nodes() -> None:
+    assert build_topology(change_document(TESTBED, hosts=["b", "a", 7])).hosts == ("b", "a", "7")
+    assert build_topology(change_document(TESTBED, hosts=None, nodes=["b", "a"])).hosts == (
+        "b",
+        "a",
+    )
     many = [{"name": "a100-{}", "count": 3}, "fat"]
-    assert build_topology(changed(TESTBED, hosts=None, nodes=many)).hosts == (
+    assert build_topology(change_document(TESTBED, hosts=None, nodes=many)).hosts == (
         "a100-0",
         "a100-1",
         "a100-2",
@@ -97,20 +100,22 @@ def test_hosts_are_named_as_the_clusters_nodes() -> None:
     )
 
 
-def test_tors_may_be_said_by_the_hosts_on_each() -> None:
-    topology = build_topology(changed(TESTBED, tors=None, hosts_per_tor=5))
+def test_tors_may_be_given_by_the_number_of_hosts_on_each() -> None:
+    topology = build_topology(change_document(TESTBED, tors=None, hosts_per_tor=5))
     assert count_tiers(topology)[Tier.TOR] == 3
 
 
-def test_adaptive_networks_say_so() -> None:
-    assert build_topology(changed(TESTBED, adaptive=True)).adaptive
+def test_adaptive_networks_are_marked() -> None:
+    assert build_topology(change_document(TESTBED, adaptive=True)).adaptive
     assert not build_topology(TESTBED).adaptive
-    assert build_topology(write_columns(build_topology(changed(TESTBED, adaptive=True)))).adaptive
+    assert build_topology(
+        write_columns(build_topology(change_document(TESTBED, adaptive=True)))
+    ).adaptive
 
 
-def test_a_host_is_like_a_named_one_but_for_some_numbers() -> None:
+def test_a_host_may_be_derived_from_a_named_one_with_some_changed_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
-    found = count_tiers(build_topology(changed(TESTBED, host=shape)))
+    found = count_tiers(build_topology(change_document(TESTBED, host=shape)))
     assert (found[Tier.NIC], found[Tier.GPU]) == (12 * 8, 12 * 8)
     assert Tier.NVSWITCH not in found
 
@@ -126,13 +131,13 @@ def test_a_host_may_be_described_in_full() -> None:
         "pcie_bytes_per_s": 2e9,
         "pcie_delay_s": 1e-6,
     }
-    topology = build_topology(changed(TESTBED, host=shape))
+    topology = build_topology(change_document(TESTBED, host=shape))
     assert count_tiers(topology)[Tier.GPU] == 24
     ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-0/nic-1", "host-0/nic-0"]
 
 
-def test_links_may_be_listed_and_a_host_stands_for_all_its_nics() -> None:
+def test_links_may_be_listed_and_a_host_name_means_all_its_nics() -> None:
     topology = build_topology(OWN)
     loads = {topology.link_name(i): topology.links.row(i) for i in range(len(topology.links))}
     assert {"a/nic-0 > left", "a/nic-1 > left", "left > a/nic-0"} <= set(loads)
@@ -144,10 +149,10 @@ def test_links_may_be_listed_and_a_host_stands_for_all_its_nics() -> None:
     routes = Routes(topology)
     assert routes.count(gpu(topology, 0), gpu(topology, 1)) == 3
     path = routes.between(gpu(topology, 0), gpu(topology, 1))[0]
-    assert names(topology, path)[2:5] == ["left", "right", "b/nic-1"]
+    assert vertex_names(topology, path)[2:5] == ["left", "right", "b/nic-1"]
 
 
-def test_what_is_assumed_is_said() -> None:
+def test_assumptions_are_reported() -> None:
     assert "speeds of cables" in list_assumptions(LINGJUN)[0]
     assert "planes" in list_assumptions(SIDES)[0]
     assert list_assumptions(TESTBED) == list_assumptions(5) == []
@@ -164,114 +169,127 @@ def test_what_is_assumed_is_said() -> None:
         ({"kind": "clo"}, "kind: unknown kind 'clo'; did you mean 'clos'?"),
         ({"kind": ["clos"]}, "kind: unknown kind a list"),
         (
-            changed(TESTBED, tor=6),
+            change_document(TESTBED, tor=6),
             "unknown key 'tor'; did you mean 'tors'?; allowed: kind, adaptive",
         ),
-        (changed(TESTBED, aggregations=None), "needs the key 'aggregations'"),
+        (change_document(TESTBED, aggregations=None), "needs the key 'aggregations'"),
         (
-            changed(TESTBED, aggregations=0),
+            change_document(TESTBED, aggregations=0),
             "aggregations: must be a whole number from 1 to 100,000, not 0",
         ),
-        (changed(TESTBED, aggregations=2.5), "aggregations: must be a whole number"),
-        (changed(TESTBED, aggregations=True), "aggregations: must be a whole number"),
+        (change_document(TESTBED, aggregations=2.5), "aggregations: must be a whole number"),
+        (change_document(TESTBED, aggregations=True), "aggregations: must be a whole number"),
         (
-            changed(TESTBED, hosts_per_tor=2),
+            change_document(TESTBED, hosts_per_tor=2),
             "tors, hosts_per_tor: give exactly one of them",
         ),
-        (changed(TESTBED, nodes=["a"]), "hosts, nodes: give exactly one of them"),
-        (changed(TESTBED, hosts=None), "hosts, nodes: give exactly one of them"),
-        (changed(TESTBED, hosts=[]), "hosts: has no hosts; there must be 1 to 100,000"),
+        (change_document(TESTBED, nodes=["a"]), "hosts, nodes: give exactly one of them"),
+        (change_document(TESTBED, hosts=None), "hosts, nodes: give exactly one of them"),
+        (change_document(TESTBED, hosts=[]), "hosts: has no hosts; there must be 1 to 100,000"),
         (
-            changed(
+            change_document(
                 TESTBED, hosts=[{"name": f"h{n}-{{}}", "count": 100_000} for n in range(20_000)]
             ),
             "hosts: has more than 100,000 hosts; there must be 1 to 100,000",
         ),
-        (changed(TESTBED, hosts="a"), "hosts: must be a list, not 'a'"),
-        (changed(TESTBED, hosts=["a", 1.5]), "hosts[1]: must be a text, not 1.5"),
-        (changed(TESTBED, hosts=["a", "a"]), "hosts: must have unique names; a repeat"),
+        (change_document(TESTBED, hosts="a"), "hosts: must be a list, not 'a'"),
+        (change_document(TESTBED, hosts=["a", 1.5]), "hosts[1]: must be a text, not 1.5"),
+        (change_document(TESTBED, hosts=["a", "a"]), "hosts: must have unique names; a repeat"),
         (
-            changed(TESTBED, hosts=[{"name": "a", "count": 2}]),
+            change_document(TESTBED, hosts=[{"name": "a", "count": 2}]),
             "hosts[0].name: must contain {} for the number",
         ),
-        (changed(TESTBED, tor_bytes_per_s=1e5), "must be a number of bytes/s from 1e6 to 1e14"),
-        (changed(TESTBED, tor_bytes_per_s=1e15), "tor_bytes_per_s: must be"),
-        (changed(TESTBED, tor_bytes_per_s=0), "tor_bytes_per_s: must be"),
-        (changed(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
-        (changed(TESTBED, tor_bytes_per_s="100 Gbit"), "not '100 Gbit'"),
         (
-            changed(TESTBED, tor_bytes_per_s="fast"),
+            change_document(TESTBED, tor_bytes_per_s=1e5),
+            "must be a number of bytes/s from 1e6 to 1e14",
+        ),
+        (change_document(TESTBED, tor_bytes_per_s=1e15), "tor_bytes_per_s: must be"),
+        (change_document(TESTBED, tor_bytes_per_s=0), "tor_bytes_per_s: must be"),
+        (change_document(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
+        (change_document(TESTBED, tor_bytes_per_s="100 Gbit"), "not '100 Gbit'"),
+        (
+            change_document(TESTBED, tor_bytes_per_s="fast"),
             "or a text such as 200 Gb/s or 25 GB/s, not 'fast'",
         ),
         (
-            changed(TESTBED, tor_delay_s=-1),
+            change_document(TESTBED, tor_delay_s=-1),
             "tor_delay_s: must be a number of seconds from 0 to 10, not -1",
         ),
-        (changed(TESTBED, adaptive=1), "adaptive: must be true or false, not 1"),
+        (change_document(TESTBED, adaptive=1), "adaptive: must be true or false, not 1"),
         (
-            changed(TESTBED, host="a10"),
+            change_document(TESTBED, host="a10"),
             "host: must be one of a100, pcie, not 'a10'; did you mean 'a100'?",
         ),
-        (changed(TESTBED, host=None), "needs the key 'host'"),
-        (changed(TESTBED, host=7), "host: must be a mapping"),
+        (change_document(TESTBED, host=None), "needs the key 'host'"),
+        (change_document(TESTBED, host=7), "host: must be a mapping"),
         (
-            changed(TESTBED, host={"like": "a100", "gpus": 65}),
+            change_document(TESTBED, host={"like": "a100", "gpus": 65}),
             "host.gpus: must be a whole number from 1",
         ),
-        (changed(TESTBED, host={"gpus": 1, "nics": 1}), "host: needs the key 'pcie_switches'"),
         (
-            changed(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}),
+            change_document(TESTBED, host={"gpus": 1, "nics": 1}),
+            "host: needs the key 'pcie_switches'",
+        ),
+        (
+            change_document(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}),
             "host.nic_bytes_per_s: must be",
         ),
         (
-            changed(TESTBED, host={"like": "a100", "gpu_pcie": [0]}),
+            change_document(TESTBED, host={"like": "a100", "gpu_pcie": [0]}),
             "host.gpu_pcie: must name a PCIe switch",
         ),
         (
-            changed(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}),
+            change_document(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}),
             "host.gpu_pcie[1]: must be a whole",
         ),
-        (changed(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, but there are 12 hosts"),
-        (changed(TORUS, sizes=None), "needs the key 'sizes'"),
-        (changed(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
-        (changed(SIDES, tors=5), "tors: is 5; it must be a multiple of 2 x 2"),
-        (changed(SIDES, cores=33), "cores: is 33; it must be a multiple"),
-        (changed(LINGJUN, ports_per_nic=None), "needs the key 'ports_per_nic'"),
-        (changed(LINGJUN, asw_bytes_per_s=None), "needs the key 'asw_bytes_per_s'"),
+        (change_document(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, but there are 12 hosts"),
+        (change_document(TORUS, sizes=None), "needs the key 'sizes'"),
+        (change_document(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
+        (change_document(SIDES, tors=5), "tors: is 5; it must be a multiple of 2 x 2"),
+        (change_document(SIDES, cores=33), "cores: is 33; it must be a multiple"),
+        (change_document(LINGJUN, ports_per_nic=None), "needs the key 'ports_per_nic'"),
+        (change_document(LINGJUN, asw_bytes_per_s=None), "needs the key 'asw_bytes_per_s'"),
         (
-            changed(LINGJUN, rows=[["a", "b"]]),
+            change_document(LINGJUN, rows=[["a", "b"]]),
             "rows[0]: has 2 values; it must be [host, dsw, psw, asw]",
         ),
-        (changed(LINGJUN, rows=[["a", "b", "", "c"]]), "rows[0][2]: must be a text, not ''"),
         (
-            changed(OWN, switches=[{"name": "x", "tier": "tr"}]),
+            change_document(LINGJUN, rows=[["a", "b", "", "c"]]),
+            "rows[0][2]: must be a text, not ''",
+        ),
+        (
+            change_document(OWN, switches=[{"name": "x", "tier": "tr"}]),
             "switches[0].tier: must be one of tor, aggr",
         ),
-        (changed(OWN, switches=[{"name": "x"}]), "switches[0]: needs the key 'tier'"),
+        (change_document(OWN, switches=[{"name": "x"}]), "switches[0]: needs the key 'tier'"),
         (
-            changed(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]),
+            change_document(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]),
             "links[0].to: 'lft' is no",
         ),
         (
-            changed(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]),
+            change_document(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]),
             "links[0]: joins two hosts, which pass no traffic on;",
         ),
         (
-            changed(OWN, links=[{"from": "a", "to": "left"}]),
+            change_document(OWN, links=[{"from": "a", "to": "left"}]),
             "links[0]: needs the key 'bytes_per_s'",
         ),
         (
-            changed(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]),
+            change_document(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]),
             "joins a vertex to it",
         ),
         (
-            changed(OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]),
+            change_document(
+                OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]
+            ),
             "links[0]: unknown key 'speed'",
         ),
-        (changed(OWN, links={}), "links: must be a list, not a mapping"),
+        (change_document(OWN, links={}), "links: must be a list, not a mapping"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, says: str) -> None:
+def test_a_mistake_is_reported_with_its_location_and_the_allowed_values(
+    document: object, says: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         build_topology(document)
     assert says in str(caught.value)
@@ -291,7 +309,9 @@ def test_a_mistake_is_told_with_its_place_and_what_is_allowed(document: object, 
         ),
     ],
 )
-def test_a_wrong_number_of_a_written_topology_is_told(column: str, value: Any, says: str) -> None:
+def test_a_wrong_number_in_a_written_topology_is_reported(
+    column: str, value: Any, says: str
+) -> None:
     document = write_columns(a_clos(2))
     document["links"][column][0] = value
     with pytest.raises(InvalidInput) as caught:
@@ -307,10 +327,10 @@ def test_columns_of_unequal_length_are_refused() -> None:
 
 
 def test_counts_that_would_fill_the_memory_are_refused() -> None:
-    wide = changed(TESTBED, hosts=2, tors=10_000, aggregations=10_000)
+    wide = change_document(TESTBED, hosts=2, tors=10_000, aggregations=10_000)
     with pytest.raises(InvalidInput, match="has more than 4,000,000 links; lower the counts"):
         build_topology(wide)
 
 
-def test_named_shapes_are_those_of_the_paper() -> None:
+def test_named_host_shapes_match_the_paper() -> None:
     assert (A100_HOST.gpus, A100_HOST.nics, A100_HOST.nic_bytes_per_s) == (8, 4, 25e9)

@@ -23,13 +23,13 @@ from tests.support.topologies import (
     a_shape,
     an_exchange,
     gpu,
-    without,
+    without_links,
 )
 
 EIGHT = tuple(range(8))
 
 
-def sent(flows: Flows, topology: Topology) -> dict[tuple[str, str], float]:
+def bytes_by_link(flows: Flows, topology: Topology) -> dict[tuple[str, str], float]:
     names = topology.vertices.name
     return {
         (names[a], names[b]): size
@@ -37,7 +37,7 @@ def sent(flows: Flows, topology: Topology) -> dict[tuple[str, str], float]:
     }
 
 
-def flows(
+def single_job_flows(
     topology: Topology,
     gpus: Sequence[tuple[int, int]],
     members: Sequence[Sequence[int]],
@@ -48,10 +48,10 @@ def flows(
     exchange = an_exchange(members, sent_bytes, pattern)
     vertex = np.array([gpu(topology, host, index) for host, index in gpus])
     placed = PlacedExchange(job=0, exchange=exchange, vertex=vertex[exchange.members])
-    return sent(flows_of([placed], topology.vertices.host), topology)
+    return bytes_by_link(flows_of([placed], topology.vertices.host), topology)
 
 
-def on_link(topology: Topology, found: Contention, name: str) -> float:
+def bytes_on_link(topology: Topology, found: Contention, name: str) -> float:
     """Return the bytes on a link where all bundles take their first path."""
     demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
     busy = np.bincount(demand.link, demand.busy_s, minlength=demand.links)
@@ -64,9 +64,9 @@ def on_link(topology: Topology, found: Contention, name: str) -> float:
     )
 
 
-def test_a_ring_of_one_gpu_a_host_goes_from_host_to_host_and_back() -> None:
+def test_a_ring_with_one_gpu_per_host_passes_all_hosts_and_returns() -> None:
     topology = a_clos(3)
-    assert flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]]) == {
+    assert single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]]) == {
         ("host-0/gpu-0", "host-1/gpu-0"): 12.0,
         ("host-1/gpu-0", "host-2/gpu-0"): 12.0,
         ("host-2/gpu-0", "host-0/gpu-0"): 12.0,
@@ -75,7 +75,9 @@ def test_a_ring_of_one_gpu_a_host_goes_from_host_to_host_and_back() -> None:
 
 def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=4))
-    found = flows(topology, [(h, i) for h in range(2) for i in range(4)], [list(range(8))])
+    found = single_job_flows(
+        topology, [(h, i) for h in range(2) for i in range(4)], [list(range(8))]
+    )
     across = {ends: size for ends, size in found.items() if ends[0][:6] != ends[1][:6]}
     assert across == {
         (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 3.0 for a in range(2) for i in range(4)
@@ -90,7 +92,7 @@ def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> No
 
 def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=3))
-    found = flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
+    found = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
     there = {ends: size for ends, size in found.items() if ends[0][5] == "0" and ends[1][5] == "1"}
     assert there == pytest.approx(
         {
@@ -104,7 +106,7 @@ def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_part
 
 def test_a_ring_on_one_host_stays_there() -> None:
     topology = a_clos(2, a_shape(gpus=4))
-    assert flows(topology, [(0, 0), (0, 1), (0, 2)], [[0, 1, 2]]) == {
+    assert single_job_flows(topology, [(0, 0), (0, 1), (0, 2)], [[0, 1, 2]]) == {
         (f"host-0/gpu-{i}", f"host-0/gpu-{(i + 1) % 3}"): 12.0 for i in range(3)
     }
 
@@ -112,14 +114,14 @@ def test_a_ring_on_one_host_stays_there() -> None:
 def test_a_ring_meets_each_host_once_in_the_order_of_its_members() -> None:
     topology = a_clos(3)
     ranks = [(0, 0), (2, 0), (0, 1), (1, 0)]
-    found = flows(topology, ranks, [[0, 1, 2, 3]])
+    found = single_job_flows(topology, ranks, [[0, 1, 2, 3]])
     across = {(a[:6], b[:6]) for a, b in found if a[:6] != b[:6]}
     assert across == {("host-0", "host-2"), ("host-2", "host-1"), ("host-1", "host-0")}
 
 
-def test_a_chain_goes_there_and_back_between_neighbours() -> None:
+def test_a_chain_runs_back_and_forth_between_neighbours() -> None:
     topology = a_clos(3)
-    found = flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
+    found = single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
     assert found == {
         (f"host-{a}/gpu-0", f"host-{b}/gpu-0"): 12.0 for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
     }
@@ -128,25 +130,25 @@ def test_a_chain_goes_there_and_back_between_neighbours() -> None:
 def test_all_to_all_goes_between_all_pairs() -> None:
     topology = a_clos(2)
     ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    found = flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
+    found = single_job_flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
     assert len(found) == 12
     assert set(found.values()) == {12.0}
 
 
 @pytest.mark.parametrize("pattern", list(Pattern))
 def test_a_group_of_one_sends_nothing(pattern: Pattern) -> None:
-    assert flows(a_clos(2), [(0, 0), (1, 0)], [[0], [1]], pattern) == {}
+    assert single_job_flows(a_clos(2), [(0, 0), (1, 0)], [[0], [1]], pattern) == {}
 
 
-def test_groups_of_one_exchange_are_rings_of_their_own() -> None:
+def test_groups_of_one_exchange_form_separate_rings() -> None:
     topology = a_clos(2)
-    found = flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
+    found = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
     assert found == {
         (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 12.0 for a in range(2) for i in range(2)
     }
 
 
-def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None:
+def test_flows_with_the_same_ends_form_one_bundle_and_are_sent_in_sequence() -> None:
     topology = a_clos(4)
     job = a_job(
         [("host-0", [0]), ("host-3", [0])],
@@ -159,20 +161,20 @@ def test_flows_with_the_same_ends_are_one_bundle_and_follow_each_other() -> None
     assert found.bundle_messages.tolist() == [5, 5]
 
 
-def test_two_gpus_share_a_nic_of_the_testbeds_hosts() -> None:
+def test_two_gpus_share_one_nic_on_the_testbeds_hosts() -> None:
     topology = a_clos(4, A100_HOST, aggregations=8)
     job = a_job([("host-0", EIGHT), ("host-3", EIGHT)], an_exchange([range(16)], 80.0))
     found, _ = build_contention(topology, [job])
     for nic in range(4):
-        assert on_link(topology, found, f"host-0/nic-{nic} > tor-0") == pytest.approx(20.0)
-        assert on_link(topology, found, f"tor-1 > host-3/nic-{nic}") == pytest.approx(20.0)
-    assert on_link(topology, found, "host-0/gpu-0 > host-0/nvswitch") == pytest.approx(70.0)
-    assert on_link(topology, found, "host-0/gpu-0 > host-0/pcie-0") == pytest.approx(10.0)
-    assert on_link(topology, found, "host-0/pcie-0 > host-0/nic-0") == pytest.approx(20.0)
+        assert bytes_on_link(topology, found, f"host-0/nic-{nic} > tor-0") == pytest.approx(20.0)
+        assert bytes_on_link(topology, found, f"tor-1 > host-3/nic-{nic}") == pytest.approx(20.0)
+    assert bytes_on_link(topology, found, "host-0/gpu-0 > host-0/nvswitch") == pytest.approx(70.0)
+    assert bytes_on_link(topology, found, "host-0/gpu-0 > host-0/pcie-0") == pytest.approx(10.0)
+    assert bytes_on_link(topology, found, "host-0/pcie-0 > host-0/nic-0") == pytest.approx(20.0)
     assert found.gpus.tolist() == [16]
 
 
-def test_what_all_candidates_have_in_common_is_fixed() -> None:
+def test_links_common_to_all_candidate_paths_are_fixed() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
     found, _ = build_contention(topology, [job])
@@ -187,16 +189,16 @@ def test_what_all_candidates_have_in_common_is_fixed() -> None:
     }
 
 
-def test_a_flow_with_one_way_is_no_bundle() -> None:
+def test_a_flow_with_a_single_path_is_no_bundle() -> None:
     topology = a_clos(4)
     found, _ = build_contention(
         topology, [a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]]))]
     )
     assert len(found.bundle_bytes) == 0
-    assert on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
+    assert bytes_on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
 
 
-def test_a_connection_of_several_queue_pairs_is_so_many_equal_bundles() -> None:
+def test_a_connection_of_several_queue_pairs_forms_as_many_equal_bundles() -> None:
     topology = a_clos(4)
     jobs = [
         a_job(
@@ -208,7 +210,9 @@ def test_a_connection_of_several_queue_pairs_is_so_many_equal_bundles() -> None:
     assert found.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
     assert found.bundle_start.tolist() == [0, 6, 12]
     plain, _ = build_contention(topology, jobs)
-    assert on_link(topology, found, "tor-0 > agg-0") == on_link(topology, plain, "tor-0 > agg-0")
+    assert bytes_on_link(topology, found, "tor-0 > agg-0") == bytes_on_link(
+        topology, plain, "tor-0 > agg-0"
+    )
 
 
 def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
@@ -223,20 +227,20 @@ def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
     assert demand.delay_s.tolist() == pytest.approx([3 * (2e-2 + 2e-3 + 4e-4)])
 
 
-def test_an_adaptive_network_spreads_traffic_evenly_and_leaves_nothing_to_choose() -> None:
+def test_an_adaptive_network_spreads_traffic_evenly_and_offers_no_choice() -> None:
     topology = replace(a_clos(4, aggregations=3, tor_delay_s=1e-2), adaptive=True)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=2))
     found, notes = build_contention(topology, [job])
     assert len(found.bundle_bytes) == 0
     for agg in range(3):
-        assert on_link(topology, found, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
-    assert on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
+        assert bytes_on_link(topology, found, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
+    assert bytes_on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
     assert found.fixed_delay_s.tolist() == pytest.approx([2 * 2e-2])
     assert [(job, "adaptive" in sentence) for job, sentence in notes] == [("", True)]
 
 
-def test_a_job_whose_gpus_no_path_joins_meets_nobody_and_others_keep_theirs() -> None:
-    topology = without(a_clos(4), ("host-1/nic-0", "tor-0"))
+def test_a_job_on_unconnected_gpus_contends_with_none_and_others_keep_their_part() -> None:
+    topology = without_links(a_clos(4), ("host-1/nic-0", "tor-0"))
     ring = an_exchange([[0, 1]])
     seen = a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen")
     cut = a_job([("host-3", [0]), ("host-1", [0])], ring, name="cut off")
@@ -250,7 +254,7 @@ def test_a_job_whose_gpus_no_path_joins_meets_nobody_and_others_keep_theirs() ->
     assert found.work_flop.tolist() == [job.traffic.work_flop for job in (cut, seen, cut)]
 
 
-def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
+def test_jobs_with_parts_outside_the_network_are_reported() -> None:
     topology = a_clos(4)
     ring = an_exchange([[0, 1]])
     jobs = [
@@ -285,7 +289,7 @@ def test_what_the_network_does_not_see_of_a_job_is_said() -> None:
     assert np.diff(found.bundle_start).tolist() == [0] * 7 + [2]
 
 
-def test_paths_that_are_left_out_are_said() -> None:
+def test_omitted_paths_are_reported() -> None:
     topology = a_clos(4, aggregations=5)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
     found, notes = build_contention(topology, [job], most=4)
@@ -305,18 +309,18 @@ def test_routes_are_kept_for_later_calls() -> None:
         assert getattr(first, name).tolist() == getattr(fresh, name).tolist()
 
 
-def test_no_jobs_are_no_contention() -> None:
+def test_an_empty_job_list_has_no_contention() -> None:
     found, notes = build_contention(a_clos(2), [])
     assert (found.jobs, len(found.bundle_bytes), notes) == ((), 0, [])
 
 
-def test_a_topology_without_hosts_still_says_what_it_lacks() -> None:
+def test_a_topology_without_hosts_still_reports_missing_nodes() -> None:
     found, notes = build_contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
     assert found.jobs == ("job",)
     assert [job for job, _ in notes] == ["job"]
 
 
-def test_bad_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 2]]))
     with pytest.raises(InvalidInput, match="job: members: must be ranks, 0 to 1 for 2 GPUs"):

@@ -15,50 +15,52 @@ from tests.support.topologies import (
     a_shape,
     a_torus,
     gpu,
-    names,
     shortest_paths,
-    without,
+    vertex_names,
+    without_links,
 )
 
 
-def test_nvlink_goes_before_pcie_inside_a_host() -> None:
+def test_nvlink_is_preferred_to_pcie_inside_a_host() -> None:
     topology = a_clos(2, a_shape(gpus=4))
     (path,) = Routes(topology).between(gpu(topology, 0, 1), gpu(topology, 0, 3))
-    assert names(topology, path) == ["host-0/nvswitch", "host-0/gpu-3"]
+    assert vertex_names(topology, path) == ["host-0/nvswitch", "host-0/gpu-3"]
 
 
-def test_a_gpu_whose_nvlink_is_down_goes_over_pcie() -> None:
-    topology = without(a_clos(2, a_shape(gpus=4)), ("host-0/gpu-1", "host-0/nvswitch"))
+def test_a_gpu_without_nvlink_uses_pcie() -> None:
+    topology = without_links(a_clos(2, a_shape(gpus=4)), ("host-0/gpu-1", "host-0/nvswitch"))
     routes = Routes(topology)
     (path,) = routes.between(gpu(topology, 0, 1), gpu(topology, 0, 3))
-    assert names(topology, path) == ["host-0/pcie-0", "host-0/gpu-3"]
+    assert vertex_names(topology, path) == ["host-0/pcie-0", "host-0/gpu-3"]
     (other,) = routes.between(gpu(topology, 1, 1), gpu(topology, 1, 3))
-    assert names(topology, other) == ["host-1/nvswitch", "host-1/gpu-3"]
+    assert vertex_names(topology, other) == ["host-1/nvswitch", "host-1/gpu-3"]
 
 
-def test_gpus_that_are_equally_near_to_several_nics_take_turns() -> None:
+def test_gpus_equally_near_to_several_nics_use_them_in_turn() -> None:
     topology = a_clos(2, a_shape(gpus=4, nics=2))
     ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
     assert [topology.vertices.name[p] for p in ports] == [f"host-1/nic-{i}" for i in (0, 1, 0, 1)]
 
 
 @pytest.mark.parametrize("down", [("host-1/nic-0", "tor-1"), ("tor-1", "host-1/nic-0")])
-def test_a_nic_without_a_cable_in_both_directions_is_nobodys(down: tuple[str, str]) -> None:
-    topology = without(a_clos(2, a_shape(gpus=4, nics=2)), down)
+def test_a_nic_without_a_cable_in_both_directions_is_not_used(down: tuple[str, str]) -> None:
+    topology = without_links(a_clos(2, a_shape(gpus=4, nics=2)), down)
     ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-1/nic-1"] * 4
 
 
-def test_hosts_on_one_tor_have_one_way_and_others_one_for_each_aggregation_switch() -> None:
+def test_hosts_on_one_tor_have_one_path_and_others_one_per_aggregation_switch() -> None:
     topology = a_clos(4, aggregations=3)
     routes = Routes(topology)
     assert len(routes.between(gpu(topology, 0), gpu(topology, 1))) == 1
-    found = [names(topology, path) for path in routes.between(gpu(topology, 0), gpu(topology, 3))]
+    found = [
+        vertex_names(topology, path) for path in routes.between(gpu(topology, 0), gpu(topology, 3))
+    ]
     assert [path[3] for path in found] == ["agg-0", "agg-1", "agg-2"]
     assert all(path[2] == "tor-0" and path[4] == "tor-1" for path in found)
 
 
-def test_flows_share_paths_where_only_switches_are_to_be_chosen() -> None:
+def test_flows_share_candidate_paths_if_only_switches_are_chosen() -> None:
     topology = a_clos(6, A100_HOST, tors=2, aggregations=8)
     source = np.array([gpu(topology, h, i) for h in range(3) for i in range(8)])
     target = np.array([gpu(topology, 3 + h, i) for h in range(3) for i in range(8)])
@@ -68,17 +70,17 @@ def test_flows_share_paths_where_only_switches_are_to_be_chosen() -> None:
     assert np.diff(ways.path_start).tolist() == [2] * 8
 
 
-def test_two_sides_are_chosen_too() -> None:
+def test_on_a_double_sided_network_the_side_is_chosen_too() -> None:
     topology = a_double_sided(4)
     routes = Routes(topology)
-    same = [names(topology, p) for p in routes.between(gpu(topology, 0), gpu(topology, 1))]
+    same = [vertex_names(topology, p) for p in routes.between(gpu(topology, 0), gpu(topology, 1))]
     assert [path[2] for path in same] == ["tor-0", "tor-1"]
     far = routes.between(gpu(topology, 0), gpu(topology, 3))
     assert len(far) == 2 * 2 * 2 * 2  # ToR, aggregation switch, core of its plane, ToR
     assert set(far) == shortest_paths(topology, gpu(topology, 0), gpu(topology, 3))
 
 
-def test_listed_paths_are_spread_over_all_where_there_are_more() -> None:
+def test_with_more_paths_than_the_limit_the_listed_ones_are_spread_over_all() -> None:
     topology = a_double_sided(4, A100_HOST, aggregations=8, cores=32)
     source, target = gpu(topology, 0), gpu(topology, 3)
     every = Routes(topology, most=1000).between(source, target)
@@ -89,11 +91,11 @@ def test_listed_paths_are_spread_over_all_where_there_are_more() -> None:
     assert set(some) < set(every)
     for place in (2, 3, -4, -3):  # each port and each link of a ToR that a path may take is on some
         assert {p[place] for p in some} == {p[place] for p in every}
-    ends = [names(topology, p)[-4] for p in some]
+    ends = [vertex_names(topology, p)[-4] for p in some]
     assert min(ends.count("tor-2"), ends.count("tor-3")) >= 12
 
 
-def test_far_routers_of_a_torus_have_more_paths_than_can_be_listed() -> None:
+def test_distant_torus_routers_have_more_paths_than_can_be_listed() -> None:
     topology = a_torus(8, 8, 8)
     routes = Routes(topology)
     far = 4 * 64 + 4 * 8 + 4
@@ -113,7 +115,7 @@ def test_the_same_topology_gives_the_same_paths_in_the_same_order() -> None:
 
 
 def test_two_gpus_without_a_path_are_named() -> None:
-    topology = without(a_clos(4), ("tor-0", "agg-0"), ("tor-0", "agg-1"))
+    topology = without_links(a_clos(4), ("tor-0", "agg-0"), ("tor-0", "agg-1"))
     routes = Routes(topology)
     with pytest.raises(InvalidInput, match="no path from host-0/gpu-0 to host-2/gpu-1"):
         routes.between(gpu(topology, 0), gpu(topology, 2, 1))
@@ -121,14 +123,14 @@ def test_two_gpus_without_a_path_are_named() -> None:
 
 
 def test_a_host_without_a_cable_is_named() -> None:
-    topology = without(a_clos(4), ("host-2/nic-0", "tor-1"))
+    topology = without_links(a_clos(4), ("host-2/nic-0", "tor-1"))
     with pytest.raises(
         InvalidInput, match=r"from host-0/gpu-0 to host-2/gpu-1.* reach host-2/gpu-1"
     ):
         Routes(topology).between(gpu(topology, 0), gpu(topology, 2, 1))
 
 
-def test_a_path_to_oneself_has_no_links() -> None:
+def test_a_path_from_a_gpu_to_itself_has_no_links() -> None:
     topology = a_clos(2)
     assert Routes(topology).between(gpu(topology, 0), gpu(topology, 0)) == [()]
     assert Routes(topology).count(gpu(topology, 0), gpu(topology, 0)) == 1
@@ -139,7 +141,7 @@ def test_less_than_one_path_is_refused() -> None:
         Routes(a_clos(2), most=0)
 
 
-def test_gpus_of_a_host_that_nothing_joins_inside_meet_at_the_switch() -> None:
+def test_gpus_of_a_host_without_internal_links_meet_at_the_switch() -> None:
     topology = build_topology(
         {
             "hosts": ["a"],
@@ -154,6 +156,6 @@ def test_gpus_of_a_host_that_nothing_joins_inside_meet_at_the_switch() -> None:
             "links": [{"from": "a", "to": "s", "bytes_per_s": 1e9}],
         }
     )
-    cut = without(topology, ("a/pcie-0", "a/pcie-root"))
+    cut = without_links(topology, ("a/pcie-0", "a/pcie-root"))
     (path,) = Routes(cut).between(gpu(cut, 0, 0), gpu(cut, 0, 1))
-    assert names(cut, path) == ["a/pcie-0", "a/nic-0", "s", "a/nic-1", "a/pcie-1", "a/gpu-1"]
+    assert vertex_names(cut, path) == ["a/pcie-0", "a/nic-0", "s", "a/nic-1", "a/pcie-1", "a/gpu-1"]

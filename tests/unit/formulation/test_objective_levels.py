@@ -14,45 +14,45 @@ from tessera.formulation.objectives import LEVELS_OF, goals_of
 from tessera.formulation.objectives.fairness import fair_rate, fair_share
 from tessera.formulation.policy import Policy
 from tests.support.builders import a_job
-from tests.support.objectives import GANG, RATES, drafted, running
+from tests.support.objectives import GANG, RATES, a_draft, a_running_job
 
 # --- time to finish: makespan, finish-time fairness
 
 
-def levels(draft: Draft, objective: str) -> tuple[list[float], list[float]]:
+def rounded_levels(draft: Draft, objective: str) -> tuple[list[float], list[float]]:
     goal = LEVELS_OF[objective](draft)
     return goal.level.round(6).tolist(), goal.waiting.round(6).tolist()
 
 
 def test_makespan_is_the_time_to_the_end() -> None:
     """1600 iterations at 160 take 2560 s. To wait is to lose the round, and so is to be slower in it."""
-    draft = drafted(a_job("j", requested_gpus=4, iterations_left=1600.0))
+    draft = a_draft(a_job("j", requested_gpus=4, iterations_left=1600.0))
     left = [409_600 - r * 300 for r in RATES]
     expected = [300 + w / 160 for w in left]
     expected[2] = 2560.0
-    level, waiting = levels(draft, "makespan")
+    level, waiting = rounded_levels(draft, "makespan")
     assert level == pytest.approx(expected)
     assert waiting == [300 + 2560.0]
 
 
-def test_makespan_keeps_a_column_to_the_end_where_that_is_sooner() -> None:
+def test_makespan_keeps_a_column_until_the_end_if_that_is_sooner() -> None:
     """Another start costs 200 s: 10,000 samples at 64 a second end in 156 s, inside the round."""
-    job = running(iterations_left=40.0, restart_s=200.0, requested_gpus=4)
-    level, waiting = levels(drafted(job, gangs=GANG), "makespan")
+    job = a_running_job(iterations_left=40.0, restart_s=200.0, requested_gpus=4)
+    level, waiting = rounded_levels(a_draft(job, gangs=GANG), "makespan")
     assert level == pytest.approx([200 + 160, 100, 200 + 64, 200 + 200])
     assert waiting == pytest.approx([300 + 200 + 64])
 
 
-def test_a_restart_longer_than_the_round_trains_nothing_in_it() -> None:
+def test_a_restart_longer_than_the_round_trains_nothing_in_the_round() -> None:
     job = a_job("j", requested_gpus=4, iterations_left=1e5, restart_s=400.0)
-    level, waiting = levels(drafted(job), "makespan")
+    level, waiting = rounded_levels(a_draft(job), "makespan")
     assert level[0] == waiting[0] == 300 + 400 + 160_000
     assert level[2] == 400 + 160_000
 
 
-def test_the_fair_share_alone_is_a_share_of_every_type() -> None:
+def test_equal_jobs_have_equal_fair_shares_of_every_type() -> None:
     """Sixteen equal jobs: half a GPU of either type, that is half of the time at 64 and a quarter at 51.2."""
-    draft = drafted(*[a_job(f"j{i}") for i in range(16)])
+    draft = a_draft(*[a_job(f"j{i}") for i in range(16)])
     assert fair_rate(draft) == pytest.approx(np.full(16, 32 + 12.8))
 
 
@@ -68,25 +68,27 @@ def test_the_fair_share_alone_is_a_share_of_every_type() -> None:
         ((0.0, 1.0), [0.0, 160.0]),
     ],
 )
-def test_the_fair_share_is_by_weight(weights: tuple[float, ...], expected: list[float]) -> None:
-    draft = drafted(*[a_job(f"j{i}", weight=w) for i, w in enumerate(weights)])
+def test_the_fair_share_is_proportional_to_weight(
+    weights: tuple[float, ...], expected: list[float]
+) -> None:
+    draft = a_draft(*[a_job(f"j{i}", weight=w) for i, w in enumerate(weights)])
     assert fair_rate(draft) == pytest.approx(expected)
 
 
 def test_jobs_that_may_not_run_have_no_share() -> None:
     held, alone = a_job("held", state=JobState.HELD), a_job("no cell", workload=1)
-    assert fair_share(drafted(held, alone, a_job("a"), a_job("b"))).tolist() == [0, 0, 0.5, 0.5]
+    assert fair_share(a_draft(held, alone, a_job("a"), a_job("b"))).tolist() == [0, 0, 0.5, 0.5]
 
 
-def test_a_pinned_job_has_its_share_of_its_type_alone() -> None:
+def test_a_pinned_job_has_its_fair_share_only_of_its_type() -> None:
     jobs = [a_job("a"), a_job("b", requested_type=1, pinned_type=True)]
-    assert fair_rate(drafted(*jobs)).tolist() == [160.0, 51.2]
+    assert fair_rate(a_draft(*jobs)).tolist() == [160.0, 51.2]
 
 
-def test_rho_is_the_finish_time_shared_over_the_finish_time_alone() -> None:
+def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> None:
     """Alone at 160: 5000 iterations take 8000 s. It came 600 s ago and has 4000, that is 6400 s, to go."""
     job = a_job("j", requested_gpus=4, iterations=5000.0, iterations_left=4000.0, submit_s=400.0)
-    level, waiting = levels(drafted(job | {"restart_s": 60.0}), "finish-time-fairness")
+    level, waiting = rounded_levels(a_draft(job | {"restart_s": 60.0}), "finish-time-fairness")
     assert waiting == pytest.approx([(600 + 300 + 60 + 6400) / 8000])
     assert level[2] == pytest.approx((600 + 60 + 6400) / 8000)
     slow = 300 + 60 + (1_024_000 - 64 * 240) / 160  # restarted at the fair rate after the round
@@ -100,40 +102,40 @@ def test_a_job_that_is_not_restarted_is_less_late() -> None:
         "submit_s": 400.0,
         "restart_s": 60.0,
     }
-    stays = levels(drafted(running(**fields), gangs=GANG), "finish-time-fairness")[0]
-    moves = levels(drafted(a_job("j", **fields)), "finish-time-fairness")[0]
+    stays = rounded_levels(a_draft(a_running_job(**fields), gangs=GANG), "finish-time-fairness")[0]
+    moves = rounded_levels(a_draft(a_job("j", **fields)), "finish-time-fairness")[0]
     assert [s < m for s, m in zip(stays, moves, strict=True)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("iterations", [0.0, 1.0, 100.0])
-def test_no_job_is_alone_sooner_than_a_round(iterations: float) -> None:
+def test_the_finish_time_alone_is_at_least_a_round(iterations: float) -> None:
     job = a_job("j", iterations=iterations, iterations_left=0.0, submit_s=400.0)
-    assert levels(drafted(job), "finish-time-fairness") == ([2.0] * 4, [3.0])
+    assert rounded_levels(a_draft(job), "finish-time-fairness") == ([2.0] * 4, [3.0])
 
 
 def test_a_job_from_the_future_has_not_waited() -> None:
-    late = levels(drafted(a_job("j", submit_s=5000.0)), "finish-time-fairness")
-    assert late == levels(drafted(a_job("j", submit_s=1000.0)), "finish-time-fairness")
+    late = rounded_levels(a_draft(a_job("j", submit_s=5000.0)), "finish-time-fairness")
+    assert late == rounded_levels(a_draft(a_job("j", submit_s=1000.0)), "finish-time-fairness")
 
 
 # --- least attained service
 
 
-def test_max_min_counts_service_so_far_and_in_the_round() -> None:
+def test_max_min_counts_past_service_and_that_of_the_round() -> None:
     """200 of the 300 s are trained, each worth as many GPU-seconds as the Cell has effective GPUs."""
     job = a_job("j", requested_gpus=4, service_gpu_s=500.0, weight=2.0, restart_s=100.0)
-    level, waiting = levels(drafted(job), "max-min")
+    level, waiting = rounded_levels(a_draft(job), "max-min")
     assert waiting == [-250.0]
     assert level == pytest.approx([-(500 + r / 64 * 200) / 2 for r in RATES])
 
 
-def test_max_min_loses_no_time_on_the_current_cell_and_no_more_than_the_round_elsewhere() -> None:
-    job = running(service_gpu_s=500.0, restart_s=1000.0)
-    assert levels(drafted(job, gangs=GANG), "max-min")[0] == [-500, -980, -500, -500]
+def test_max_min_subtracts_restarts_only_from_other_cells_and_at_most_the_round() -> None:
+    job = a_running_job(service_gpu_s=500.0, restart_s=1000.0)
+    assert rounded_levels(a_draft(job, gangs=GANG), "max-min")[0] == [-500, -980, -500, -500]
 
 
-def test_levels_are_shown_as_what_they_are() -> None:
-    found = {name: make(drafted(a_job("j"))) for name, make in LEVELS_OF.items()}
+def test_levels_have_the_right_name_unit_and_sign() -> None:
+    found = {name: make(a_draft(a_job("j"))) for name, make in LEVELS_OF.items()}
     assert {name: (g.name, g.unit, g.sign) for name, g in found.items()} == {
         "finish-time-fairness": ("finish-time-fairness", "rho", 1),
         "max-min": ("max-min", "GPU-seconds", -1),
@@ -143,6 +145,6 @@ def test_levels_are_shown_as_what_they_are() -> None:
 
 def test_levels_take_their_depth_and_tolerance_from_the_policy() -> None:
     policy = Policy(objective="makespan within 5% then jct", fairness_levels=7)
-    goal = goals_of(drafted(a_job("j"), policy=policy))[0]
+    goal = goals_of(a_draft(a_job("j"), policy=policy))[0]
     assert isinstance(goal, Levels)
     assert (goal.depth, goal.tolerance) == (7, 0.05)

@@ -16,54 +16,56 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.statement import state_round
 from tests.support.builders import a_job
-from tests.support.objectives import GANG, RATES, a_round, drafted, running, values
+from tests.support.objectives import GANG, RATES, a_draft, a_round, a_running_job, values_of
 
 # --- mean completion time
 
 
-def test_jct_is_what_a_horizon_would_finish() -> None:
+def test_the_jct_value_is_how_often_the_horizon_would_finish_the_job() -> None:
     """1000 iterations at 102.4 samples/s take 2500 s, of which an hour is 1.44."""
-    draft = drafted(a_job("j", requested_gpus=2, iterations_left=1000.0))
-    assert values(draft, "jct") == [round(3600 * r / 256_000, 6) for r in RATES]
-    assert values(draft, "jct")[1] == 1.44
+    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0))
+    assert values_of(draft, "jct") == [round(3600 * r / 256_000, 6) for r in RATES]
+    assert values_of(draft, "jct")[1] == 1.44
 
 
 def test_jct_weighs_jobs() -> None:
-    draft = drafted(a_job("j", requested_gpus=2, iterations_left=1000.0, weight=2.0))
-    assert values(draft, "jct")[1] == 2.88
+    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0, weight=2.0))
+    assert values_of(draft, "jct")[1] == 2.88
 
 
 def test_jct_prefers_weight_over_remaining_time() -> None:
     """Smith's rule: 3/300 comes before 5/600, and that before 1/150."""
     work = ((3.0, 120.0), (5.0, 240.0), (1.0, 60.0))
     jobs = [a_job(f"j{i}", weight=w, iterations_left=n * 2) for i, (w, n) in enumerate(work)]
-    draft = drafted(*[j | {"requested_gpus": 2} for j in jobs], policy=Policy(round_s=1.0))
-    at_request = values(draft, "jct")[1::4]
+    draft = a_draft(*[j | {"requested_gpus": 2} for j in jobs], policy=Policy(round_s=1.0))
+    at_request = values_of(draft, "jct")[1::4]
     assert sorted(range(3), key=lambda j: -at_request[j]) == [0, 1, 2]
 
 
 def test_balanced_is_the_geometric_mean_of_throughput_and_jct() -> None:
-    job = running(iterations_left=1000.0, restart_s=250.0, weight=2.0)
+    job = a_running_job(iterations_left=1000.0, restart_s=250.0, weight=2.0)
     throughput, jct, both = (
-        values(drafted(job, gangs=GANG), name) for name in ("throughput", "jct", "balanced")
+        values_of(a_draft(job, gangs=GANG), name) for name in ("throughput", "jct", "balanced")
     )
     means = [(a * b) ** 0.5 for a, b in zip(throughput, jct, strict=True)]
     assert both == pytest.approx(means, rel=1e-5)
 
 
 @pytest.mark.parametrize("left", [0.0, 10.0, 75.0])
-def test_jct_grows_no_more_once_one_gpu_would_finish_the_job_inside_the_round(left: float) -> None:
+def test_the_jct_value_stops_growing_once_one_gpu_would_finish_the_job_in_the_round(
+    left: float,
+) -> None:
     """At 64 samples/s on one GPU, 75 iterations of 256 samples last a round of 300 s."""
-    draft = drafted(a_job("j", requested_gpus=2, iterations_left=left))
-    assert values(draft, "jct")[1] == pytest.approx(12.0 * 1.6)  # an hour has 12 rounds of 300 s
+    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=left))
+    assert values_of(draft, "jct")[1] == pytest.approx(12.0 * 1.6)  # an hour has 12 rounds of 300 s
 
 
 def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
-    job = running(iterations_left=1000.0, restart_s=250.0)
-    draft = drafted(job, gangs=GANG)
+    job = a_running_job(iterations_left=1000.0, restart_s=250.0)
+    draft = a_draft(job, gangs=GANG)
     assert draft.current.tolist() == [1]
     expected = [round(3600 * r / 256_000 * (1 if r == 102.4 else 1 - 250 / 1600), 6) for r in RATES]
-    assert values(draft, "jct") == expected
+    assert values_of(draft, "jct") == expected
 
 
 def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
@@ -77,25 +79,25 @@ def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
 # --- cost
 
 
-def test_cost_is_what_the_gpus_cost() -> None:
-    draft = drafted(a_job("j", requested_gpus=2))
-    assert values(draft, "cost") == [-3.0, -6.0, -12.0, -2.0]
+def test_cost_is_the_price_of_the_gpus() -> None:
+    draft = a_draft(a_job("j", requested_gpus=2))
+    assert values_of(draft, "cost") == [-3.0, -6.0, -12.0, -2.0]
     assert LINEAR_VALUES["cost"](draft).unit == "dollars/h"
 
 
-def test_cost_may_be_watts() -> None:
-    draft = drafted(a_job("j", requested_gpus=2), policy=Policy(cost_of="watts"))
-    assert values(draft, "cost") == [-0.7, -1.4, -2.8, -0.6]
+def test_cost_may_be_in_watts() -> None:
+    draft = a_draft(a_job("j", requested_gpus=2), policy=Policy(cost_of="watts"))
+    assert values_of(draft, "cost") == [-0.7, -1.4, -2.8, -0.6]
     assert LINEAR_VALUES["cost"](draft).unit == "kW"
 
 
-def test_a_start_costs_its_restart_share_on_top() -> None:
-    draft = drafted(running(restart_s=360.0), gangs=GANG)
-    assert values(draft, "cost") == [-3.3, -6.0, -13.2, -2.2]
+def test_a_start_adds_its_restart_share_to_the_cost() -> None:
+    draft = a_draft(a_running_job(restart_s=360.0), gangs=GANG)
+    assert values_of(draft, "cost") == [-3.3, -6.0, -13.2, -2.2]
 
 
-def test_cost_alone_is_least_among_answers_that_run_the_greatest_weight() -> None:
-    draft = drafted(a_job("j", weight=2.0), policy=Policy(objective="max-min then cost within 5%"))
+def test_cost_alone_is_least_among_solutions_that_run_the_greatest_weight() -> None:
+    draft = a_draft(a_job("j", weight=2.0), policy=Policy(objective="max-min then cost within 5%"))
     levels, runs, cheap = goals_of(draft)
     assert (levels.name, runs.name, cheap.name) == ("max-min", "jobs running", "cost")
     assert isinstance(runs, Linear)
@@ -117,12 +119,14 @@ def test_cost_alone_is_least_among_answers_that_run_the_greatest_weight() -> Non
         ("makespan then throughput then cost", ["makespan", "throughput", "cost"]),
     ],
 )
-def test_where_a_sum_says_what_runs_cost_need_not(objective: str, names: list[str]) -> None:
-    draft = drafted(a_job("j"), policy=Policy(objective=objective))
+def test_cost_gets_its_own_goals_only_if_no_sum_determines_which_jobs_run(
+    objective: str, names: list[str]
+) -> None:
+    draft = a_draft(a_job("j"), policy=Policy(objective=objective))
     assert [goal.name for goal in goals_of(draft)] == names
 
 
-def rates_left(draft: Draft, job: int = 0) -> list[float]:
+def remaining_rates(draft: Draft, job: int = 0) -> list[float]:
     found: list[float] = draft.rate[draft.job == job].round(6).tolist()
     return found
 
@@ -132,16 +136,18 @@ COST = Policy(objective="cost")
 
 def test_cost_runs_nothing_below_the_rate_floor() -> None:
     """The reference rate is 160; half of it is 80."""
-    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=COST)) == [102.4, 160.0]
+    assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=COST)) == [102.4, 160.0]
     exact = replace(COST, rate_floor=102.4 / 160 + 1e-12)  # rounding is forgiven
-    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=exact)) == [102.4, 160.0]
+    assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=exact)) == [102.4, 160.0]
     anything = replace(COST, rate_floor=0.0)
-    assert rates_left(drafted(a_job("j", requested_gpus=4), policy=anything)) == RATES
+    assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=anything)) == RATES
 
 
 def test_the_rate_floor_takes_the_current_cell_too() -> None:
-    draft = drafted(running(requested_gpus=4), policy=replace(COST, rate_floor=0.7), gangs=GANG)
-    assert rates_left(draft) == [160.0]
+    draft = a_draft(
+        a_running_job(requested_gpus=4), policy=replace(COST, rate_floor=0.7), gangs=GANG
+    )
+    assert remaining_rates(draft) == [160.0]
     assert draft.current.tolist() == [-1]
 
 
@@ -153,30 +159,30 @@ def test_the_rate_floor_takes_the_current_cell_too() -> None:
         ({"admitted": True, "deadline_s": 1e9}, {"deadlines": "myopic"}),
     ],
 )
-def test_a_job_that_is_owed_its_run_keeps_its_current_cell(
+def test_a_job_with_a_kept_promise_keeps_its_current_cell(
     more: dict[str, Any], options: dict[str, Any]
 ) -> None:
     policy = replace(COST, rate_floor=0.7, **options)
-    draft = drafted(running(requested_gpus=4, **more), policy=policy, gangs=GANG)
-    assert rates_left(draft) == [102.4, 160.0]
-    unpriced = drafted(
-        running(requested_gpus=4, **more), policy=policy, gangs=GANG, dollars=(0.0, 1.0)
+    draft = a_draft(a_running_job(requested_gpus=4, **more), policy=policy, gangs=GANG)
+    assert remaining_rates(draft) == [102.4, 160.0]
+    unpriced = a_draft(
+        a_running_job(requested_gpus=4, **more), policy=policy, gangs=GANG, dollars=(0.0, 1.0)
     )
-    assert rates_left(unpriced) == [102.4]
-    assert values(unpriced, "cost") == [0.0]
+    assert remaining_rates(unpriced) == [102.4]
+    assert values_of(unpriced, "cost") == [0.0]
 
 
-def test_a_promise_that_is_waived_keeps_no_cell() -> None:
-    job = running(requested_gpus=4, guaranteed=True)
+def test_a_waived_promise_keeps_no_cell() -> None:
+    job = a_running_job(requested_gpus=4, guaranteed=True)
     policy = replace(COST, rate_floor=0.7)
     snapshot = a_round(job, gangs=GANG)
     draft = with_needs(first_draft(snapshot, policy, waived=frozenset({0})))
-    assert rates_left(draft) == [160.0]
+    assert remaining_rates(draft) == [160.0]
 
 
 def test_types_without_a_price_are_left_out() -> None:
-    draft = drafted(a_job("j"), policy=replace(COST, rate_floor=0.0), dollars=(0.0, 1.0))
-    assert rates_left(draft) == [51.2]
+    draft = a_draft(a_job("j"), policy=replace(COST, rate_floor=0.0), dollars=(0.0, 1.0))
+    assert remaining_rates(draft) == [51.2]
     assert not draft.absent
 
 
@@ -191,7 +197,7 @@ def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
     assert reason.next_step.startswith("set dollars_per_hour")
 
 
-def test_the_reason_names_the_floor_where_that_took_the_other_types() -> None:
+def test_the_reason_names_the_rate_floor_if_it_excluded_the_other_types() -> None:
     statement = state_round(
         a_round(a_job("j", requested_gpus=4), watts=(0.0, 300.0)), replace(COST, cost_of="watts")
     )
@@ -201,14 +207,14 @@ def test_the_reason_names_the_floor_where_that_took_the_other_types() -> None:
     assert "rate floor, 0.5 of the job's" in reason.message
 
 
-def test_a_job_kept_from_its_best_type_is_held_to_what_it_can_reach() -> None:
+def test_the_rate_floor_of_a_job_kept_from_its_best_type_is_relative_to_what_it_can_reach() -> None:
     """Without a100 columns a job with the reference rate 160 still runs at 51.2."""
     draft = first_draft(a_round(a_job("j", requested_gpus=4)), COST)
-    assert rates_left(with_needs(draft.only(draft.gpu_type == 1))) == [51.2]
+    assert remaining_rates(with_needs(draft.only(draft.gpu_type == 1))) == [51.2]
 
 
 def test_a_slower_shape_and_a_move_do_not_make_a_job_cheaper() -> None:
-    problem = state_round(a_round(running(restart_s=360.0), gangs=GANG), COST).problem
+    problem = state_round(a_round(a_running_job(restart_s=360.0), gangs=GANG), COST).problem
     current = int(problem.current[0])
     assert problem.value[current] == -6 * problem.scale
     assert placed_value(problem, current, 2) == -6 * problem.scale

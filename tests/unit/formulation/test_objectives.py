@@ -29,18 +29,18 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot
 from tests.support.laws import examples
-from tests.support.objectives import GANG, a_round, drafted, running, values
+from tests.support.objectives import GANG, a_draft, a_round, a_running_job, values_of
 
 # --- combining
 
 
-def test_sums_combine_by_weight_and_so_do_their_prices() -> None:
-    job = running(iterations_left=1000.0, restart_s=250.0)
+def test_sums_combine_values_and_restart_costs_by_weight() -> None:
+    job = a_running_job(iterations_left=1000.0, restart_s=250.0)
     snapshot = a_round(job, gangs=GANG)
     mixed = state_round(snapshot, Policy(objective="0.5*throughput + 2*jct + 0.1*cost")).goals[-1]
     draft = first_draft(snapshot, Policy())
     parts = [(0.5, "throughput"), (2.0, "jct"), (0.1, "cost")]
-    expected = sum(a * np.array(values(draft, name)) for a, name in parts)
+    expected = sum(a * np.array(values_of(draft, name)) for a, name in parts)
     prices = sum(a * LINEAR_VALUES[name](draft).price for a, name in parts)
     assert isinstance(mixed, Linear)
     assert mixed.unit == "weighted sum"
@@ -48,7 +48,7 @@ def test_sums_combine_by_weight_and_so_do_their_prices() -> None:
     assert mixed.restart_price / mixed.scale == pytest.approx(prices, abs=5e-6)
 
 
-def test_a_weight_on_a_lone_objective_changes_nothing() -> None:
+def test_a_weight_on_a_single_objective_changes_nothing() -> None:
     snapshot = a_round(a_job("j"))
     one, other = (state_round(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct"))
     assert one.unit == other.unit
@@ -86,14 +86,14 @@ def test_a_job_without_weight_waits_under_every_objective(
     assert 1 not in statement.absent
 
 
-def test_a_job_without_weight_takes_nobodys_fair_share() -> None:
+def test_a_job_without_weight_reduces_no_other_jobs_fair_share() -> None:
     jobs = [a_job("a", weight=0.0), a_job("b"), a_job("c")]
-    assert fair_share(drafted(*jobs)).tolist() == [0.0, 0.5, 0.5]
+    assert fair_share(a_draft(*jobs)).tolist() == [0.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_guaranteed_job_goes_on_at_weight_zero_and_counts_nowhere(objective: str) -> None:
-    snapshot = a_round(running(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
+def test_a_guaranteed_job_of_weight_zero_continues_and_has_no_influence(objective: str) -> None:
+    snapshot = a_round(a_running_job(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
     statement = state_round(snapshot, Policy(objective=objective))
     assert statement.problem.must_run.tolist() == [True, False]
     mine = slice(*statement.problem.job_start[:2].tolist())
@@ -105,8 +105,8 @@ def test_a_guaranteed_job_goes_on_at_weight_zero_and_counts_nowhere(objective: s
             assert not goal.value[mine].any()
 
 
-def test_with_all_weights_zero_the_round_goes_on_and_says_so() -> None:
-    snapshot = a_round(running(weight=0.0), a_job("k", weight=0.0), gangs=GANG)
+def test_with_all_weights_zero_the_round_continues_with_a_note() -> None:
+    snapshot = a_round(a_running_job(weight=0.0), a_job("k", weight=0.0), gangs=GANG)
     outcome = plan_round(snapshot, Policy(), Greedy(), Budget(remaining_s=lambda: math.inf))
     assert not outcome.violations
     reasons = [d.reason for d in outcome.decisions]
@@ -125,7 +125,7 @@ def reason_of(snapshot: Snapshot, objective: str, job: int) -> Reason:
     return reason
 
 
-def test_under_cost_a_job_waits_because_nothing_is_free_not_because_it_costs() -> None:
+def test_under_cost_a_job_waits_for_lack_of_gpus_and_not_because_it_costs() -> None:
     snapshot = a_round(*[a_job(f"j{i}", weight=2.0) for i in range(2)], a_job("light"))
     two_gpus = [{**snapshot.nodes.row(0), "gpus": 2}]
     small = replace(snapshot, nodes=Nodes.from_rows(two_gpus))
@@ -155,7 +155,7 @@ def test_a_round_without_jobs_has_goals_too(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o != "cost"])
-def test_a_huge_weight_is_stated_within_the_limits_of_integers(objective: str) -> None:
+def test_a_huge_weight_stays_within_the_limits_of_integers(objective: str) -> None:
     problem = state_round(a_round(a_job("j", weight=1e13)), Policy(objective=objective)).problem
     assert 0 < problem.value.max() < MAX_TOTAL / 4
 
@@ -167,10 +167,10 @@ def test_weights_that_multiply_to_infinity_are_refused() -> None:
 
 
 @pytest.mark.parametrize("objective", list(LEVELS_OF))
-def test_weights_of_any_size_give_levels_that_compare(objective: str) -> None:
+def test_weights_of_any_size_give_comparable_levels(objective: str) -> None:
     weights = (5e-324, 1e-200, 1e-9, 1.0, 1e200, 1.7e308)
     jobs = [a_job(f"j{i}", weight=w, service_gpu_s=1e9) for i, w in enumerate(weights)]
-    goal = LEVELS_OF[objective](drafted(*jobs, a_job("k", weight=1.7e308)))
+    goal = LEVELS_OF[objective](a_draft(*jobs, a_job("k", weight=1.7e308)))
     assert not np.isnan(goal.level).any()
     assert not np.isnan(goal.waiting).any()
     assert (goal.level < np.inf).all()
@@ -180,7 +180,7 @@ def test_weights_of_any_size_give_levels_that_compare(objective: str) -> None:
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> Snapshot:
+def priced_rounds(draw: st.DrawFn) -> Snapshot:
     """Draw a random round with prices, unequal weights, jobs that have run and jobs about to end."""
     seed = draw(st.integers(0, 10_000))
     restart = draw(st.sampled_from([0.0, 60.0, 900.0]))
@@ -206,7 +206,7 @@ def rounds(draw: st.DrawFn) -> Snapshot:
     return replace(snapshot, jobs=jobs, gpu_types=types)
 
 
-def finite(goal: Goal) -> bool:
+def is_finite(goal: Goal) -> bool:
     if isinstance(goal, Linear):
         return bool((goal.restart_price >= 0).all())
     return bool(np.isfinite(goal.level).all() and np.isfinite(goal.waiting).all())
@@ -214,7 +214,7 @@ def finite(goal: Goal) -> bool:
 
 @examples(20)
 @given(
-    rounds(),
+    priced_rounds(),
     st.sampled_from(
         [
             *OBJECTIVES,
@@ -223,18 +223,18 @@ def finite(goal: Goal) -> bool:
         ]
     ),
 )
-def test_every_objective_states_every_round(snapshot: Snapshot, objective: str) -> None:
+def test_every_objective_can_state_every_round(snapshot: Snapshot, objective: str) -> None:
     statement = state_round(snapshot, Policy(objective=objective, rate_floor=0.3))
     assert isinstance(statement.goals[-1], Linear)
-    assert all(finite(goal) for goal in statement.goals)
+    assert all(is_finite(goal) for goal in statement.goals)
     for goal in statement.goals:
         size = len(goal.value) if isinstance(goal, Linear) else len(goal.level)
         assert size == len(statement.problem.cell)
 
 
 @examples(25)
-@given(rounds(), st.sampled_from(list(LEVELS_OF)))
-def test_running_is_never_worse_than_waiting_nor_faster_than_slower(
+@given(priced_rounds(), st.sampled_from(list(LEVELS_OF)))
+def test_running_is_never_worse_than_waiting_and_faster_is_never_worse_than_slower(
     snapshot: Snapshot, objective: str
 ) -> None:
     draft = first_draft(snapshot, Policy())
@@ -247,7 +247,7 @@ def test_running_is_never_worse_than_waiting_nor_faster_than_slower(
 
 
 @examples(25)
-@given(rounds(), st.sampled_from([o for o in LINEAR if o != "cost"]))
+@given(priced_rounds(), st.sampled_from([o for o in LINEAR if o != "cost"]))
 def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective: str) -> None:
     draft = first_draft(snapshot, Policy())
     valued = LINEAR_VALUES[objective](draft)
@@ -260,7 +260,7 @@ def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective
 
 
 @examples(15)
-@given(rounds())
+@given(priced_rounds())
 def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) -> None:
     draft = first_draft(snapshot, Policy())
     cells, capacity = draft.cells, snapshot.schedulable_gpus()
@@ -278,8 +278,8 @@ def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) 
 
 
 @examples(15)
-@given(rounds(), st.floats(1.1, 5.0))
-def test_more_weight_is_never_a_smaller_fair_rate(snapshot: Snapshot, factor: float) -> None:
+@given(priced_rounds(), st.floats(1.1, 5.0))
+def test_more_weight_never_reduces_the_fair_rate(snapshot: Snapshot, factor: float) -> None:
     weight = snapshot.jobs.weight.copy()
     weight[0] *= factor
     richer = replace(snapshot, jobs=replace(snapshot.jobs, weight=weight))

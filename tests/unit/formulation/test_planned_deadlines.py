@@ -23,16 +23,18 @@ PLANNED = Policy(deadlines="planned")
 AHEAD = Policy(deadlines="look-ahead")
 
 
-def dated(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
+def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
     """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
     length = work_s / 256
     given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
     return a_job(name, **(given | more))
 
 
-def running_on_all(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
+def a_job_running_on_all_gpus(
+    name: str, work_s: float, due_s: float, **more: Any
+) -> dict[str, Any]:
     runs = {"state": JobState.RUNNING, "cell": (0, 4, 1), "since_s": 1.0, "generation": 1}
-    return dated(name, work_s, due_s, **(runs | more))
+    return a_dated_job(name, work_s, due_s, **(runs | more))
 
 
 def cluster(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snapshot:
@@ -44,7 +46,7 @@ def cluster(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snap
     return replace(found, now_s=NOW_S)
 
 
-def decided(snapshot: Snapshot, policy: Policy = PLANNED) -> RoundOutcome:
+def decide_round(snapshot: Snapshot, policy: Policy = PLANNED) -> RoundOutcome:
     budget = Budget(remaining_s=lambda: math.inf)
     outcome = plan_round(snapshot, policy, Portfolio(), budget)
     assert not outcome.violations
@@ -55,27 +57,29 @@ def gpus_of(outcome: RoundOutcome) -> list[int]:
     return [decision.cell.gpus for decision in outcome.decisions]
 
 
-def test_nobody_is_promised_anything_and_what_is_planned_runs() -> None:
-    outcome = decided(cluster(dated("a", 1200, 300), a_job("b", weight=50.0)))
+def test_scheduled_jobs_run_without_a_promise() -> None:
+    outcome = decide_round(cluster(a_dated_job("a", 1200, 300), a_job("b", weight=50.0)))
     assert gpus_of(outcome) == [4, 0]
     assert not any(d.admitted for d in outcome.decisions)
-    assert not any(d.admitted for d in decided(cluster(dated("a", 1200, 300))).decisions)
+    assert not any(d.admitted for d in decide_round(cluster(a_dated_job("a", 1200, 300))).decisions)
 
 
-def test_the_plan_still_says_when_it_needs_the_next_round() -> None:
-    admission = decided(cluster(dated("a", 1200, 300), dated("b", 1200, 600))).admission
+def test_the_schedule_still_has_legs_for_jobs_without_a_promise() -> None:
+    admission = decide_round(
+        cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
+    ).admission
     assert admission is not None
     assert not admission.admitted.any()
     assert sorted(admission.legs.job.tolist()) == [0, 1]
 
 
-def test_a_long_job_that_runs_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
+def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
     def beside_two(*, admitted: bool) -> Snapshot:
-        long = running_on_all("long", 3600, 950, admitted=admitted)
+        long = a_job_running_on_all_gpus("long", 3600, 950, admitted=admitted)
         jobs = cluster(
             long,
-            dated("x", 1200, 620),
-            dated("y", 1200, 620),
+            a_dated_job("x", 1200, 620),
+            a_dated_job("y", 1200, 620),
             gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
         )
         leg = {
@@ -89,60 +93,64 @@ def test_a_long_job_that_runs_gives_way_to_two_short_ones_unless_it_was_promised
         }
         return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
 
-    assert gpus_of(decided(beside_two(admitted=False)))[0] == 0
-    kept = decided(beside_two(admitted=True))
+    assert gpus_of(decide_round(beside_two(admitted=False)))[0] == 0
+    kept = decide_round(beside_two(admitted=True))
     assert gpus_of(kept) == [4, 0, 0]
     assert [d.admitted for d in kept.decisions] == [True, False, False]
 
 
-def test_a_job_beside_the_plan_waits_and_runs_on_what_is_left() -> None:
-    crowded = cluster(dated("a", 1200, 310, weight=2.0), dated("b", 1200, 310))
-    refused = decided(crowded, AHEAD).decisions[1].reason
+def test_a_job_outside_the_schedule_waits_and_runs_on_leftover_gpus() -> None:
+    crowded = cluster(a_dated_job("a", 1200, 310, weight=2.0), a_dated_job("b", 1200, 310))
+    refused = decide_round(crowded, AHEAD).decisions[1].reason
     assert refused is not None
     assert refused.code is ReasonCode.DEADLINE_REFUSED
-    waits = decided(crowded).decisions[1].reason
+    waits = decide_round(crowded).decisions[1].reason
     assert waits is not None
     assert not waits.code.name.startswith("DEADLINE")
-    jobs = [dated(name, 500, 310, weight=w) for name, w in (("a", 2.0), ("b", 1.0), ("c", 2.0))]
+    jobs = [
+        a_dated_job(name, 500, 310, weight=w) for name, w in (("a", 2.0), ("b", 1.0), ("c", 2.0))
+    ]
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2)]
     roomy = replace(
         a_snapshot(nodes=some_nodes((0, 1, 5)), jobs=jobs, estimates=estimates), now_s=NOW_S
     )
-    assert gpus_of(decided(roomy)) == [2, 1, 2]
-    assert gpus_of(decided(roomy, AHEAD))[1] == 0
+    assert gpus_of(decide_round(roomy)) == [2, 1, 2]
+    assert gpus_of(decide_round(roomy, AHEAD))[1] == 0
 
 
-def test_a_job_is_dropped_once_no_column_could_meet_its_deadline() -> None:
-    decision = decided(cluster(dated("a", 1200, 299))).decisions[0]
+def test_a_job_is_rejected_once_no_column_could_meet_its_deadline() -> None:
+    decision = decide_round(cluster(a_dated_job("a", 1200, 299))).decisions[0]
     assert decision.kind.name == "REJECT"
     assert decision.reason is not None
     assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
 
 
-def test_a_planned_job_that_starts_later_is_told_so_without_a_promise() -> None:
-    second = decided(cluster(dated("a", 1200, 300), dated("b", 1200, 600))).decisions[1]
+def test_a_scheduled_job_that_starts_later_says_so_without_a_promise() -> None:
+    second = decide_round(
+        cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
+    ).decisions[1]
     assert second.reason is not None
     assert second.reason.code is ReasonCode.DEADLINE_PLANNED
     assert "promised" not in second.reason.message
 
 
-def test_a_job_that_runs_in_time_stays_on_its_cell_though_fewer_gpus_would_do() -> None:
+def test_a_job_running_in_time_stays_on_its_cell_though_fewer_gpus_would_suffice() -> None:
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)),
-        jobs=[running_on_all("a", 600, 2000)],
+        jobs=[a_job_running_on_all_gpus("a", 600, 2000)],
         estimates=estimates,
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
     )
     snapshot = replace(snapshot, now_s=NOW_S)
-    admission = decided(snapshot).admission
+    admission = decide_round(snapshot).admission
     assert admission is not None
     assert admission.legs.gpus[admission.legs.job == 0].tolist() == [4]
 
 
-def test_only_a_promise_has_a_reserve() -> None:
+def test_only_a_promise_reserves_time_for_a_restart() -> None:
     def reserves(policy: Policy, *, admitted: bool) -> list[bool]:
-        job = dated("a", 600, 3000, restart_s=10, admitted=admitted)
+        job = a_dated_job("a", 600, 3000, restart_s=10, admitted=admitted)
         estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
         snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=[job], estimates=estimates)
         leg = {
@@ -166,26 +174,26 @@ def test_only_a_promise_has_a_reserve() -> None:
     assert reserves(PLANNED, admitted=True) == [True]
 
 
-def gpus_of_plan(policy: Policy, job: dict[str, Any]) -> list[int]:
+def gpus_of_schedule(policy: Policy, job: dict[str, Any]) -> list[int]:
     """Return the GPUs of the legs of a job that is alone on 4; n of them train as sqrt(n)."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=estimates)
-    admission = decided(replace(snapshot, now_s=NOW_S), policy).admission
+    admission = decide_round(replace(snapshot, now_s=NOW_S), policy).admission
     assert admission is not None
     return [int(gpus) for gpus in admission.legs.gpus]
 
 
-def test_a_plan_starts_a_job_as_requested_else_on_its_fastest_cell_and_a_promise_on_the_leanest() -> (
+def test_unpromised_jobs_start_as_requested_or_fastest_and_promised_ones_on_the_leanest_cell() -> (
     None
 ):
-    assert gpus_of_plan(PLANNED, dated("a", 600, 2000, requested_gpus=2)) == [2]
-    assert gpus_of_plan(PLANNED, dated("a", 600, 310, requested_gpus=2)) == [4]
-    assert gpus_of_plan(AHEAD, dated("a", 600, 2000, requested_gpus=2)) == [1]
+    assert gpus_of_schedule(PLANNED, a_dated_job("a", 600, 2000, requested_gpus=2)) == [2]
+    assert gpus_of_schedule(PLANNED, a_dated_job("a", 600, 310, requested_gpus=2)) == [4]
+    assert gpus_of_schedule(AHEAD, a_dated_job("a", 600, 2000, requested_gpus=2)) == [1]
 
 
-def test_a_round_runs_what_the_plan_has_and_grows_only_what_is_promised() -> None:
+def test_a_round_runs_the_scheduled_cells_and_enlarges_only_promised_jobs() -> None:
     def beside(*, admitted: bool) -> Snapshot:
-        runs = dated(
+        runs = a_dated_job(
             "a",
             600,
             2000,
@@ -197,5 +205,5 @@ def test_a_round_runs_what_the_plan_has_and_grows_only_what_is_promised() -> Non
         )
         return cluster(runs, gangs={0: Gang(members=((0, (0,)),))})
 
-    assert gpus_of(decided(beside(admitted=False))) == [1]
-    assert gpus_of(decided(beside(admitted=True))) == [4]
+    assert gpus_of(decide_round(beside(admitted=False))) == [1]
+    assert gpus_of(decide_round(beside(admitted=True))) == [4]

@@ -23,7 +23,7 @@ from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.answers import is_answer
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
-from tests.support.driver import avoiding, decided, kinds, with_quotas
+from tests.support.driver import decide_round, decision_kinds, with_avoided_nodes, with_quotas
 
 START, KEEP, WAIT = DecisionKind.START, DecisionKind.KEEP, DecisionKind.WAIT
 SUSPEND, RESIZE, MOVE = DecisionKind.SUSPEND, DecisionKind.RESIZE, DecisionKind.MOVE
@@ -37,23 +37,23 @@ FOUR_ONLY = [an_estimate(1, gpus=4, iter_time_s=0.25)]
 EIGHT_ONLY = [an_estimate(2, gpus=8, nodes=2, iter_time_s=0.125)]
 
 
-def gang(node: int, *gpus: int) -> Gang:
+def gang_on(node: int, *gpus: int) -> Gang:
     return Gang(members=((node, gpus),))
 
 
-def running(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
+def a_running_job(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
     """Return a job that has run on ``gpus`` GPUs of type 0 since second 500."""
     settings = {"state": JobState.RUNNING, "cell": (0, gpus, 1), "since_s": 500.0}
     return a_job(name, workload, **(settings | overrides))
 
 
-def reason(found: RoundOutcome, job: int) -> Reason:
+def reason_of(found: RoundOutcome, job: int) -> Reason:
     told = found.decisions[job].reason
     assert told is not None
     return told
 
 
-def counts(statement: Statement, job: int) -> set[tuple[int, int]]:
+def columns_of_job(statement: Statement, job: int) -> set[tuple[int, int]]:
     """Return (type, GPUs) of each column of ``job``."""
     problem = statement.problem
     cell = problem.cell[list(problem.columns_of(job))]
@@ -62,7 +62,7 @@ def counts(statement: Statement, job: int) -> set[tuple[int, int]]:
     )
 
 
-def two_types(*jobs: dict[str, Any], **more: Any) -> Snapshot:
+def a_snapshot_of_two_types(*jobs: dict[str, Any], **more: Any) -> Snapshot:
     estimates = [*LINEAR, *(an_estimate(0, 1, n, iter_time_s=2 / n) for n in (1, 2, 4, 8))]
     nodes = some_nodes((0, 2, 4), (1, 1, 8))
     return a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, **more)
@@ -71,87 +71,98 @@ def two_types(*jobs: dict[str, Any], **more: Any) -> Snapshot:
 # pins and avoided nodes
 
 
-def test_a_pinned_job_has_columns_on_its_type_alone_and_a_wish_is_not_a_pin() -> None:
-    snapshot = two_types(
+def test_a_pinned_job_has_columns_only_on_its_type_and_a_requested_type_is_no_pin() -> None:
+    snapshot = a_snapshot_of_two_types(
         a_job("pinned", requested_type=0, pinned_type=True),
         a_job("wishes", requested_type=0),
         a_job("any", pinned_type=True),
     )
     stated = state_round(snapshot, Policy())
-    assert {t for t, _ in counts(stated, 0)} == {0}
-    assert {t for t, _ in counts(stated, 1)} == {t for t, _ in counts(stated, 2)} == {0, 1}
+    assert {t for t, _ in columns_of_job(stated, 0)} == {0}
+    assert (
+        {t for t, _ in columns_of_job(stated, 1)}
+        == {t for t, _ in columns_of_job(stated, 2)}
+        == {0, 1}
+    )
 
 
-def test_a_job_pinned_to_a_type_without_cells_is_told_what_contradicts() -> None:
+def test_a_job_pinned_to_a_type_without_cells_gets_the_contradiction_as_its_reason() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4), (1, 1, 8)),
         estimates=LINEAR,
         jobs=[a_job("j", requested_type=1, pinned_type=True)],
     )
-    told = reason(decided(snapshot, Policy()), 0)
+    told = reason_of(decide_round(snapshot, Policy()), 0)
     assert told.code is ReasonCode.PINS_CONTRADICT
     assert "pinned to v100" in told.message
 
 
-def test_a_job_whose_pinned_nodes_are_silent_is_told_so() -> None:
+def test_a_job_whose_pinned_nodes_are_silent_says_so() -> None:
     nodes = [*some_nodes((0, 1, 4)), a_node("silent", 1, schedulable=False)]
     snapshot = a_snapshot(
         nodes=nodes,
         estimates=[*LINEAR, an_estimate(0, 1, 2)],
         jobs=[a_job("j", requested_type=1, pinned_type=True)],
     )
-    assert reason(decided(snapshot, Policy()), 0).code is ReasonCode.NODES_AWAY
+    assert reason_of(decide_round(snapshot, Policy()), 0).code is ReasonCode.NODES_AWAY
 
 
 def test_columns_must_fit_on_the_nodes_that_are_not_avoided() -> None:
-    snapshot = avoiding(two_types(a_job("j"), a_job("k")), (0, 0), (0, 2))
+    snapshot = with_avoided_nodes(a_snapshot_of_two_types(a_job("j"), a_job("k")), (0, 0), (0, 2))
     stated = state_round(snapshot, Policy())
-    assert counts(stated, 0) == {(0, 1), (0, 2), (0, 4)}
-    assert (1, 8) in counts(stated, 1)
+    assert columns_of_job(stated, 0) == {(0, 1), (0, 2), (0, 4)}
+    assert (1, 8) in columns_of_job(stated, 1)
 
 
-def test_pins_that_leave_no_gpu_are_told_and_the_round_goes_on() -> None:
-    snapshot = avoiding(
-        two_types(a_job("j", requested_type=0, pinned_type=True), a_job("k")), (0, 0), (0, 1)
+def test_pins_that_leave_no_gpu_are_reported_and_the_round_continues() -> None:
+    snapshot = with_avoided_nodes(
+        a_snapshot_of_two_types(a_job("j", requested_type=0, pinned_type=True), a_job("k")),
+        (0, 0),
+        (0, 1),
     )
-    found = decided(snapshot, Policy())
-    assert reason(found, 0).code is ReasonCode.PINS_CONTRADICT
-    assert "is pinned to a100 and avoids a100-0, a100-1, which" in reason(found, 0).message
+    found = decide_round(snapshot, Policy())
+    assert reason_of(found, 0).code is ReasonCode.PINS_CONTRADICT
+    assert "is pinned to a100 and avoids a100-0, a100-1, which" in reason_of(found, 0).message
     assert found.decisions[1].kind is START
 
 
 def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
-    snapshot = avoiding(two_types(running("j", 4), gangs={0: gang(0, 0, 1, 2, 3)}), (0, 0))
+    snapshot = with_avoided_nodes(
+        a_snapshot_of_two_types(a_running_job("j", 4), gangs={0: gang_on(0, 0, 1, 2, 3)}), (0, 0)
+    )
     pinned = replace(
         snapshot,
         jobs=replace(snapshot.jobs, requested_type=np.array([0]), pinned_type=np.array([True])),
     )
-    found = decided(pinned, Policy())
+    found = decide_round(pinned, Policy())
     assert found.decisions[0].kind is MOVE
-    assert found.placed.placement.gangs[0] == gang(1, 0, 1, 2, 3)
+    assert found.placed.placement.gangs[0] == gang_on(1, 0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("promised", [False, True])
-def test_no_way_of_placing_uses_an_avoided_node(promised: bool) -> None:
+def test_no_placement_uses_an_avoided_node(promised: bool) -> None:
     """Each node has 2 GPUs taken, so room must be made; the only other node is avoided."""
     estimates = [*FOUR_ONLY, an_estimate(gpus=2)]
-    small = [running(f"s{n}", 2, weight=0.1) for n in range(2)]
+    small = [a_running_job(f"s{n}", 2, weight=0.1) for n in range(2)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 3, 4)),
         estimates=estimates,
         jobs=[*small, a_job("big", 1, guaranteed=promised, requested_gpus=4, weight=5.0)],
-        gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
+        gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
     )
-    found = decided(avoiding(snapshot, (2, 2)), Policy())
+    found = decide_round(with_avoided_nodes(snapshot, (2, 2)), Policy())
     assert found.placed.placement.gangs[2].members[0][0] in (0, 1)
 
 
 def test_the_checker_refuses_a_job_on_a_node_that_it_avoids() -> None:
-    snapshot = two_types(a_job("j"))
-    found = decided(snapshot, Policy())
+    snapshot = a_snapshot_of_two_types(a_job("j"))
+    found = decide_round(snapshot, Policy())
     node = found.placed.placement.gangs[0].members[0][0]
     broken = find_placement_violations(
-        avoiding(snapshot, (0, node)), found.problem, found.solution, found.placed.placement
+        with_avoided_nodes(snapshot, (0, node)),
+        found.problem,
+        found.solution,
+        found.placed.placement,
     )
     assert [v.rule for v in broken] == ["avoided node"]
 
@@ -159,16 +170,16 @@ def test_the_checker_refuses_a_job_on_a_node_that_it_avoids() -> None:
 # guarantees
 
 
-def guaranteed(name: str = "j", gpus: int = 2, **overrides: Any) -> dict[str, Any]:
+def a_guaranteed_job(name: str = "j", gpus: int = 2, **overrides: Any) -> dict[str, Any]:
     return a_job(name, **({"guaranteed": True, "requested_gpus": gpus} | overrides))
 
 
-def test_the_request_is_worth_its_type_or_the_slowest_where_any_type_honours_it() -> None:
-    snapshot = two_types(
-        guaranteed(requested_type=0),
-        guaranteed(requested_type=1),
-        guaranteed(),
-        guaranteed(gpus=3),
+def test_the_requested_rate_is_that_of_its_type_or_of_the_slowest_if_any_type_will_do() -> None:
+    snapshot = a_snapshot_of_two_types(
+        a_guaranteed_job(requested_type=0),
+        a_guaranteed_job(requested_type=1),
+        a_guaranteed_job(),
+        a_guaranteed_job(gpus=3),
         a_job("best effort"),
     )
     rate = request_rate(first_draft(snapshot, Policy()))
@@ -176,47 +187,49 @@ def test_the_request_is_worth_its_type_or_the_slowest_where_any_type_honours_it(
 
 
 def test_a_guaranteed_job_has_only_columns_as_fast_as_its_request() -> None:
-    stated = state_round(two_types(guaranteed(requested_type=0)), Policy())
-    assert counts(stated, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
+    stated = state_round(a_snapshot_of_two_types(a_guaranteed_job(requested_type=0)), Policy())
+    assert columns_of_job(stated, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
     assert stated.problem.least_rate[0] == pytest.approx(512)
 
 
 def test_the_minimum_demand_is_the_fewest_gpus_but_never_above_the_request() -> None:
-    snapshot = two_types(
-        guaranteed(requested_type=0), guaranteed(gpus=4, requested_type=1), a_job("k")
+    snapshot = a_snapshot_of_two_types(
+        a_guaranteed_job(requested_type=0), a_guaranteed_job(gpus=4, requested_type=1), a_job("k")
     )
     demand = min_demand(first_draft(snapshot, Policy()))
     assert demand.tolist() == [[2, 2], [2, 4], [0, 0]]
 
 
-def test_a_request_that_no_cell_has_is_told_and_the_round_goes_on() -> None:
-    found = decided(two_types(guaranteed(gpus=3), a_job("k")), Policy())
-    assert reason(found, 0).code is ReasonCode.GUARANTEE_UNMET
-    assert "3 x any type" in reason(found, 0).message
+def test_a_request_without_a_cell_is_reported_and_the_round_continues() -> None:
+    found = decide_round(a_snapshot_of_two_types(a_guaranteed_job(gpus=3), a_job("k")), Policy())
+    assert reason_of(found, 0).code is ReasonCode.GUARANTEE_UNMET
+    assert "3 x any type" in reason_of(found, 0).message
     assert found.decisions[1].kind is START
 
 
 def test_a_guarantee_does_not_shrink_while_nodes_are_away() -> None:
     nodes = [*some_nodes((0, 1, 2)), a_node("silent", 0, 4, schedulable=False)]
-    snapshot = a_snapshot(nodes=nodes, estimates=LINEAR, jobs=[guaranteed(gpus=4)])
-    found = decided(snapshot, Policy())
-    assert reason(found, 0).code is ReasonCode.GUARANTEE_UNMET
-    assert dict(reason(found, 0).evidence)["guaranteed samples/s"] == "1024"
+    snapshot = a_snapshot(nodes=nodes, estimates=LINEAR, jobs=[a_guaranteed_job(gpus=4)])
+    found = decide_round(snapshot, Policy())
+    assert reason_of(found, 0).code is ReasonCode.GUARANTEE_UNMET
+    assert dict(reason_of(found, 0).evidence)["guaranteed samples/s"] == "1024"
 
 
-def test_a_launched_job_below_its_guarantee_moves_up_and_stays_where_nothing_is_faster() -> None:
-    slow = running("j", 2, guaranteed=True, requested_gpus=4)
+def test_a_launched_job_below_its_guarantee_moves_up_or_stays_if_nothing_is_faster() -> None:
+    slow = a_running_job("j", 2, guaranteed=True, requested_gpus=4)
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=LINEAR, jobs=[slow], gangs={0: gang(0, 0, 1)}
+        nodes=some_nodes((0, 1, 4)), estimates=LINEAR, jobs=[slow], gangs={0: gang_on(0, 0, 1)}
     )
-    assert decided(snapshot, Policy()).decisions[0].cell.gpus == 4
+    assert decide_round(snapshot, Policy()).decisions[0].cell.gpus == 4
     smaller = replace(snapshot, nodes=replace(snapshot.nodes, gpus=np.array([3])))
-    assert decided(smaller, Policy()).decisions[0].kind is KEEP
+    assert decide_round(smaller, Policy()).decisions[0].kind is KEEP
 
 
-def test_a_waived_guarantee_counts_for_nothing() -> None:
-    stated = state_round(two_types(guaranteed(requested_type=0)), Policy(), waived=frozenset({0}))
-    assert (0, 1) in counts(stated, 0)
+def test_a_waived_guarantee_has_no_effect() -> None:
+    stated = state_round(
+        a_snapshot_of_two_types(a_guaranteed_job(requested_type=0)), Policy(), waived=frozenset({0})
+    )
+    assert (0, 1) in columns_of_job(stated, 0)
     assert stated.problem.least_rate[0] == 0
 
 
@@ -227,132 +240,135 @@ def test_a_guaranteed_job_is_not_placed_on_a_shape_slower_than_its_request() -> 
         an_estimate(1, gpus=4, iter_time_s=0.25),
         an_estimate(1, gpus=4, nodes=2, iter_time_s=0.5),
     ]
-    held = [running(f"h{n}", 2, movable=False) for n in range(2)]
+    held = [a_running_job(f"h{n}", 2, movable=False) for n in range(2)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         estimates=estimates,
         jobs=[*held, a_job("j", 1, guaranteed=True, requested_gpus=4)],
-        gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
+        gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
     )
     policy = Policy(run_to_completion=True)
-    found = decided(snapshot, policy)
+    found = decide_round(snapshot, policy)
     assert found.decisions[2].kind is WAIT
     free = replace(snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(3, np.bool_)))
-    assert decided(free, policy).placed.placement.gangs[2].nodes == 2
+    assert decide_round(free, policy).placed.placement.gangs[2].nodes == 2
 
 
 # quotas
 
 
 def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> None:
-    jobs = [guaranteed(f"j{k}", requested_type=0) for k in range(4)]
-    snapshot = with_quotas(two_types(*jobs), {"t": {-1: 4}})
-    found = decided(snapshot, Policy())
-    assert list(kinds(snapshot, found).values()) == [START, START, WAIT, WAIT]
-    assert reason(found, 2).code is ReasonCode.QUOTA_SPENT
+    jobs = [a_guaranteed_job(f"j{k}", requested_type=0) for k in range(4)]
+    snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 4}})
+    found = decide_round(snapshot, Policy())
+    assert list(decision_kinds(snapshot, found).values()) == [START, START, WAIT, WAIT]
+    assert reason_of(found, 2).code is ReasonCode.QUOTA_SPENT
     assert found.decisions[0].cell.gpus >= 2
     assert (
-        "quota of t for guaranteed jobs is 4 GPUs, of which 0 are left" in reason(found, 2).message
+        "quota of t for guaranteed jobs is 4 GPUs, of which 0 are left"
+        in reason_of(found, 2).message
     )
 
 
 def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:
-    jobs = [guaranteed("mine"), guaranteed("theirs", tenant="u"), a_job("best effort")]
-    found = decided(with_quotas(two_types(*jobs), {"t": {-1: 0}}), Policy())
+    jobs = [a_guaranteed_job("mine"), a_guaranteed_job("theirs", tenant="u"), a_job("best effort")]
+    found = decide_round(with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 0}}), Policy())
     assert [d.kind for d in found.decisions] == [WAIT, START, START]
 
 
-def test_a_quota_of_one_type_leaves_the_others_free() -> None:
-    job = guaranteed(requested_type=0)
-    found = decided(with_quotas(two_types(job), {"t": {0: 1}}), Policy())
+def test_a_quota_of_one_type_does_not_restrict_the_others() -> None:
+    job = a_guaranteed_job(requested_type=0)
+    found = decide_round(with_quotas(a_snapshot_of_two_types(job), {"t": {0: 1}}), Policy())
     assert found.decisions[0].cell.gpu_type == 1
 
 
 def test_a_quota_larger_than_the_cluster_limits_nothing() -> None:
-    snapshot = two_types(*(guaranteed(f"j{k}") for k in range(3)))
+    snapshot = a_snapshot_of_two_types(*(a_guaranteed_job(f"j{k}") for k in range(3)))
     roomy = with_quotas(snapshot, {"t": {-1: 10**6, 0: 10**6}}, keeps=["t"], borrow={"t": 0})
     assert (
-        decided(roomy, Policy()).solution.objective
-        == decided(snapshot, Policy()).solution.objective
+        decide_round(roomy, Policy()).solution.objective
+        == decide_round(snapshot, Policy()).solution.objective
     )
 
 
-def test_a_quota_that_is_cut_does_not_break_launched_promises() -> None:
-    jobs = [running("j", 2, guaranteed=True, requested_gpus=2), guaranteed("k")]
-    snapshot = with_quotas(two_types(*jobs, gangs={0: gang(0, 0, 1)}), {"t": {-1: 1}})
-    found = decided(snapshot, Policy())
+def test_a_reduced_quota_does_not_break_launched_promises() -> None:
+    jobs = [a_running_job("j", 2, guaranteed=True, requested_gpus=2), a_guaranteed_job("k")]
+    snapshot = with_quotas(
+        a_snapshot_of_two_types(*jobs, gangs={0: gang_on(0, 0, 1)}), {"t": {-1: 1}}
+    )
+    found = decide_round(snapshot, Policy())
     assert found.given_up == frozenset()
     assert found.decisions[0].gang is not None
     assert found.decisions[1].kind is WAIT
 
 
-def test_a_tenant_borrows_no_more_than_it_may() -> None:
+def test_a_tenant_borrows_no_more_than_allowed() -> None:
     jobs = [a_job(f"j{k}") for k in range(3)]
-    snapshot = with_quotas(two_types(*jobs), {"t": {-1: 2}}, borrow={"t": 3})
-    found = decided(snapshot, Policy(), "portfolio")
+    snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 2}}, borrow={"t": 3})
+    found = decide_round(snapshot, Policy(), "portfolio")
     assert sum(d.cell.gpus for d in found.decisions) == 5
-    far = with_quotas(two_types(*jobs), {"t": {-1: 2}})
-    assert sum(d.cell.gpus for d in decided(far, Policy()).decisions) > 5
+    far = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 2}})
+    assert sum(d.cell.gpus for d in decide_round(far, Policy()).decisions) > 5
 
 
-def test_a_tenant_that_has_spent_what_it_may_borrow_is_told() -> None:
-    jobs = [running("j", 4), a_job("k", 1)]
+def test_a_tenant_at_its_borrowing_limit_gets_that_reason() -> None:
+    jobs = [a_running_job("j", 4), a_job("k", 1)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         estimates=[*LINEAR, *FOUR_ONLY],
         jobs=jobs,
-        gangs={0: gang(0, 0, 1, 2, 3)},
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decided(
+    found = decide_round(
         with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}), Policy(run_to_completion=True)
     )
-    assert reason(found, 1).code is ReasonCode.QUOTA_SPENT
-    assert "t may hold 6 GPUs" in reason(found, 1).message
+    assert reason_of(found, 1).code is ReasonCode.QUOTA_SPENT
+    assert "t may hold 6 GPUs" in reason_of(found, 1).message
 
 
-def test_a_quota_that_is_not_lent_stays_free() -> None:
+def test_an_unlent_quota_stays_free() -> None:
     jobs = [a_job(f"j{k}", tenant="u") for k in range(5)]
     snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), estimates=LINEAR, jobs=jobs)
     kept = with_quotas(snapshot, {"t": {-1: 3}}, keeps=["t"])
-    assert sum(d.cell.gpus for d in decided(kept, Policy()).decisions) == 5
+    assert sum(d.cell.gpus for d in decide_round(kept, Policy()).decisions) == 5
     lent = with_quotas(snapshot, {"t": {-1: 3}})
-    assert sum(d.cell.gpus for d in decided(lent, Policy()).decisions) == 8
+    assert sum(d.cell.gpus for d in decide_round(lent, Policy()).decisions) == 8
 
 
-def test_guaranteed_jobs_within_quota_start_before_dearer_best_effort_ones() -> None:
+def test_guaranteed_jobs_within_quota_start_before_more_valuable_best_effort_ones() -> None:
     jobs = [
-        running("dear", 4, 1, weight=9.0),
-        guaranteed("late", 4, workload=1, submit_s=2.0, weight=0.1),
-        guaranteed("early", 4, workload=1, submit_s=1.0, weight=0.1),
+        a_running_job("dear", 4, 1, weight=9.0),
+        a_guaranteed_job("late", 4, workload=1, submit_s=2.0, weight=0.1),
+        a_guaranteed_job("early", 4, workload=1, submit_s=1.0, weight=0.1),
     ]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)),
         estimates=FOUR_ONLY,
         jobs=jobs,
         workloads=2,
-        gangs={0: gang(0, 0, 1, 2, 3)},
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    assert [d.kind for d in decided(snapshot, Policy()).decisions] == [SUSPEND, WAIT, START]
+    assert [d.kind for d in decide_round(snapshot, Policy()).decisions] == [SUSPEND, WAIT, START]
 
 
-def test_a_privileged_start_never_costs_a_launched_promise() -> None:
+def test_a_privileged_start_never_breaks_a_launched_promise() -> None:
     jobs = [
-        running("launched", 4, 1, guaranteed=True, requested_gpus=4, weight=0.1),
-        guaranteed("heavy", 4, workload=1, weight=9.0),
+        a_running_job("launched", 4, 1, guaranteed=True, requested_gpus=4, weight=0.1),
+        a_guaranteed_job("heavy", 4, workload=1, weight=9.0),
     ]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)),
         estimates=FOUR_ONLY,
         jobs=jobs,
         workloads=2,
-        gangs={0: gang(0, 0, 1, 2, 3)},
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decided(snapshot, Policy())
+    found = decide_round(snapshot, Policy())
     assert [d.kind for d in found.decisions] == [KEEP, WAIT]
     assert found.given_up == frozenset()
 
 
-def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts() -> None:
+def test_if_blocks_are_short_a_launched_promise_precedes_one_that_only_starts() -> None:
     """Seven GPUs are free for 4 and 3, but both need those of the first node, where the launched job is."""
     dead = [
         an_estimate(w, gpus=n, nodes=k, iter_time_s=math.inf)
@@ -361,26 +377,28 @@ def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts()
     ]
     exact = [an_estimate(w, gpus=n) for w, n in ((1, 3), (2, 1), (3, 2), (4, 3))]
     sitting = [
-        running(f"b{node}", size, workload, guaranteed=True, requested_gpus=size, movable=False)
+        a_running_job(
+            f"b{node}", size, workload, guaranteed=True, requested_gpus=size, movable=False
+        )
         for node, size, workload in ((0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 3, 4))
     ]
-    launched = running("launched", 2, guaranteed=True, requested_gpus=2, movable=False)
+    launched = a_running_job("launched", 2, guaranteed=True, requested_gpus=2, movable=False)
     snapshot = a_snapshot(
         nodes=some_nodes((0, 4, 4)),
         workloads=5,
         estimates=[an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.3), *dead, *exact],
-        jobs=[*sitting, launched, guaranteed("starts", 3, workload=1)],
+        jobs=[*sitting, launched, a_guaranteed_job("starts", 3, workload=1)],
         gangs={
-            0: gang(0, 3),
-            1: gang(1, 0, 1),
-            2: gang(2, 0, 1, 2),
-            3: gang(3, 0, 1, 2),
-            4: gang(0, 0, 1),
+            0: gang_on(0, 3),
+            1: gang_on(1, 0, 1),
+            2: gang_on(2, 0, 1, 2),
+            3: gang_on(3, 0, 1, 2),
+            4: gang_on(0, 0, 1),
         },
     )
-    found = decided(snapshot, Policy())
+    found = decide_round(snapshot, Policy())
     assert [d.kind for d in found.decisions] == [KEEP] * 5 + [WAIT]
-    assert reason(found, 5).code is ReasonCode.FRAGMENTED
+    assert reason_of(found, 5).code is ReasonCode.FRAGMENTED
 
 
 # minimum run time and the cap on changes
@@ -388,40 +406,42 @@ def test_where_blocks_lack_a_launched_promise_goes_before_one_that_only_starts()
 
 def test_a_young_allocation_stays_exactly_as_it_is() -> None:
     jobs = [
-        running("young", 1, since_s=950.0, weight=0.1),
-        running("old", 1, since_s=800.0, weight=0.1),
+        a_running_job("young", 1, since_s=950.0, weight=0.1),
+        a_running_job("old", 1, since_s=800.0, weight=0.1),
         *(a_job(f"dear-{k}", 1, weight=9.0) for k in range(2)),
     ]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         estimates=[*LINEAR, *FOUR_ONLY],
         jobs=jobs,
-        gangs={0: gang(0, 0), 1: gang(1, 0)},
+        gangs={0: gang_on(0, 0), 1: gang_on(1, 0)},
     )
-    found = decided(snapshot, Policy(min_run_s=100.0))
-    assert kinds(snapshot, found)["young"] is KEEP
-    assert kinds(snapshot, found)["old"] is not KEEP
+    found = decide_round(snapshot, Policy(min_run_s=100.0))
+    assert decision_kinds(snapshot, found)["young"] is KEEP
+    assert decision_kinds(snapshot, found)["old"] is not KEEP
     assert not found.problem.movable[0]
-    assert kinds(snapshot, decided(snapshot, Policy()))["young"] is not KEEP
+    assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["young"] is not KEEP
 
 
-def test_no_more_running_jobs_are_changed_than_the_cap_allows() -> None:
-    jobs = [running(f"r{k}", 1, weight=0.1) for k in range(4)] + [a_job("dear", 1, weight=9.0)]
+def test_no_more_running_jobs_are_changed_than_the_limit_allows() -> None:
+    jobs = [a_running_job(f"r{k}", 1, weight=0.1) for k in range(4)] + [
+        a_job("dear", 1, weight=9.0)
+    ]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)),
         estimates=[*LINEAR, *FOUR_ONLY],
         jobs=jobs,
-        gangs={k: gang(0, k) for k in range(4)},
+        gangs={k: gang_on(0, k) for k in range(4)},
     )
-    assert decided(snapshot, Policy(), "portfolio").decisions[4].kind is START
-    few = decided(snapshot, Policy(max_changes=3), "portfolio")
+    assert decide_round(snapshot, Policy(), "portfolio").decisions[4].kind is START
+    few = decide_round(snapshot, Policy(max_changes=3), "portfolio")
     assert few.decisions[4].kind is WAIT
     assert [d.kind for d in few.decisions[:4]].count(KEEP) >= 1
 
 
-def a_torn_board() -> Snapshot:
+def a_fragmented_snapshot() -> Snapshot:
     """Return two small jobs on two nodes, which a move would put on one, and a job of a whole node."""
-    jobs = [running("a", 2), running("b", 2), a_job("big", 1, weight=5.0)]
+    jobs = [a_running_job("a", 2), a_running_job("b", 2), a_job("big", 1, weight=5.0)]
     return a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         jobs=jobs,
@@ -431,42 +451,43 @@ def a_torn_board() -> Snapshot:
             *FOUR_ONLY,
             an_estimate(1, gpus=4, nodes=2, iter_time_s=math.inf),
         ],
-        gangs={0: gang(0, 0, 1), 1: gang(1, 0, 1)},
+        gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
     )
 
 
 def test_moves_within_a_column_count_as_changes() -> None:
-    moved = decided(a_torn_board(), Policy(run_to_completion=True))
+    moved = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True))
     assert sorted(d.kind for d in moved.decisions) == sorted([KEEP, MOVE, START])
-    capped = decided(a_torn_board(), Policy(run_to_completion=True, max_changes=0))
+    capped = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True, max_changes=0))
     assert [d.kind for d in capped.decisions] == [KEEP, KEEP, WAIT]
-    mended = decided(
-        a_torn_board(), Policy(run_to_completion=True, max_changes=0, defragment_every_rounds=1)
+    mended = decide_round(
+        a_fragmented_snapshot(),
+        Policy(run_to_completion=True, max_changes=0, defragment_every_rounds=1),
     )
     assert mended.placed.placement.migrated == frozenset()
 
 
 def test_the_checker_counts_moves_with_the_other_changes() -> None:
-    moved = decided(a_torn_board(), Policy(run_to_completion=True, max_changes=1))
+    moved = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True, max_changes=1))
     assert len(moved.placed.placement.migrated) == 1
     row = [replace(r, capacity=0) if r.name == "changes" else r for r in moved.problem.rows]
     problem = replace(moved.problem, rows=tuple(row))
     broken = find_placement_violations(
-        a_torn_board(), problem, moved.solution, moved.placed.placement
+        a_fragmented_snapshot(), problem, moved.solution, moved.placed.placement
     )
     assert [v.rule for v in broken] == ["changes"]
     assert not [v for v in find_violations(problem, moved.solution) if v.rule == "capacity"]
 
 
 def test_a_round_without_changes_can_always_be_stated() -> None:
-    jobs = [running("j", 4), a_job("k", 1, queue=1), guaranteed("g", 4, workload=1)]
+    jobs = [a_running_job("j", 4), a_job("k", 1, queue=1), a_guaranteed_job("g", 4, workload=1)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)),
         estimates=[*LINEAR, *FOUR_ONLY],
         jobs=jobs,
-        gangs={0: gang(0, 0, 1, 2, 3)},
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decided(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
+    found = decide_round(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
     assert [d.kind for d in found.decisions] == [KEEP, WAIT, WAIT]
     assert found.given_up == frozenset()
 
@@ -484,60 +505,60 @@ def a_queue(*jobs: dict[str, Any], nodes: int = 1, **more: Any) -> Snapshot:
     )
 
 
-def test_jobs_start_by_queue_then_by_arrival_whatever_they_are_worth() -> None:
+def test_jobs_start_by_queue_then_by_arrival_whatever_their_value() -> None:
     snapshot = a_queue(
         a_job("dear", 1, queue=2, weight=9.0),
         a_job("late", 1, queued_s=5.0),
         a_job("first", 1, queued_s=1.0, weight=0.1),
     )
-    assert [d.kind for d in decided(snapshot, ORDER).decisions] == [WAIT, WAIT, START]
-    assert kinds(snapshot, decided(snapshot, Policy()))["dear"] is START
+    assert [d.kind for d in decide_round(snapshot, ORDER).decisions] == [WAIT, WAIT, START]
+    assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["dear"] is START
 
 
 def a_blocked_queue() -> Snapshot:
     """Return a head that needs 8 of 4 free GPUs, a small one of its queue, and one of a lower queue."""
     return a_queue(
-        running("r", 4, 1),
+        a_running_job("r", 4, 1),
         a_job("head", 2, queued_s=1.0),
         a_job("same", 0, queued_s=2.0, weight=0.1),
         a_job("lower", 0, queue=2, queued_s=0.0, weight=9.0),
         nodes=2,
-        gangs={0: gang(0, 0, 1, 2, 3)},
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
 
 
 def test_a_later_job_of_a_blocked_queue_may_start_and_lower_queues_may_not() -> None:
     snapshot = a_blocked_queue()
-    found = decided(snapshot, ORDER)
+    found = decide_round(snapshot, ORDER)
     assert [d.kind for d in found.decisions] == [KEEP, WAIT, START, WAIT]
-    told = reason(found, 3)
+    told = reason_of(found, 3)
     assert told.code is ReasonCode.BEHIND_QUEUE
     assert dict(told.evidence) == {"blocked job": "head", "its queue": "1"}
 
 
 def test_opportunistic_jobs_start_past_a_blocked_one_and_are_marked() -> None:
-    found = decided(a_blocked_queue(), replace(ORDER, opportunistic=True))
+    found = decide_round(a_blocked_queue(), replace(ORDER, opportunistic=True))
     assert [d.kind for d in found.decisions] == [KEEP, WAIT, START, START]
     assert [d.opportunistic for d in found.decisions] == [False, False, False, True]
 
 
 def test_an_opportunistic_job_gives_way_once_the_blocked_one_fits() -> None:
     jobs = [
-        running("past", 4, queue=2, opportunistic=True, weight=9.0),
+        a_running_job("past", 4, queue=2, opportunistic=True, weight=9.0),
         a_job("head", 2, weight=0.1),
     ]
-    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang(0, 0, 1, 2, 3)})
+    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang_on(0, 0, 1, 2, 3)})
     policy = replace(ORDER, opportunistic=True)
-    assert [d.kind for d in decided(snapshot, policy).decisions] == [SUSPEND, START]
+    assert [d.kind for d in decide_round(snapshot, policy).decisions] == [SUSPEND, START]
 
 
-def test_a_waiting_job_is_promoted_by_one_queue_each_time_it_has_waited_so_long() -> None:
+def test_a_waiting_job_is_promoted_by_one_queue_after_each_promotion_interval() -> None:
     jobs = [a_job("j", queue=4, queued_s=1000.0 - s) for s in (0.0, 99.0, 100.0, 250.0, 900.0)]
     for past in (False, True):
         jobs.append(
-            running("launched", 1, queue=4, queued_s=350.0, since_s=500.0, opportunistic=past)
+            a_running_job("launched", 1, queue=4, queued_s=350.0, since_s=500.0, opportunistic=past)
         )
-    snapshot = a_queue(*jobs, gangs={5: gang(0, 0), 6: gang(0, 1)})
+    snapshot = a_queue(*jobs, gangs={5: gang_on(0, 0), 6: gang_on(0, 1)})
     draft = first_draft(snapshot, Policy(promote_after_s=100.0))
     assert effective_queue(draft).tolist() == [4, 4, 3, 2, 1, 3, 4]
 
@@ -545,40 +566,43 @@ def test_a_waiting_job_is_promoted_by_one_queue_each_time_it_has_waited_so_long(
 def test_launched_best_effort_jobs_give_way_to_higher_queues_but_not_to_their_own() -> None:
     policy = Policy(queue_order=True)
     for queue, expected in ((1, [KEEP, WAIT]), (2, [SUSPEND, START])):
-        jobs = [running("r", 4, 1, queue=queue, weight=5.0), a_job("w", 1, queue=1, weight=0.1)]
-        snapshot = a_queue(*jobs, gangs={0: gang(0, 0, 1, 2, 3)})
-        assert [d.kind for d in decided(snapshot, policy).decisions] == expected
+        jobs = [
+            a_running_job("r", 4, 1, queue=queue, weight=5.0),
+            a_job("w", 1, queue=1, weight=0.1),
+        ]
+        snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
+        assert [d.kind for d in decide_round(snapshot, policy).decisions] == expected
 
 
-def test_running_jobs_shrink_to_launch_one_that_waits() -> None:
-    jobs = [running("r", 4, weight=9.0), a_job("w", weight=0.1)]
-    snapshot = a_queue(*jobs, gangs={0: gang(0, 0, 1, 2, 3)})
-    assert [d.kind for d in decided(snapshot, ORDER).decisions] == [RESIZE, START]
+def test_running_jobs_shrink_to_launch_a_waiting_one() -> None:
+    jobs = [a_running_job("r", 4, weight=9.0), a_job("w", weight=0.1)]
+    snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
+    assert [d.kind for d in decide_round(snapshot, ORDER).decisions] == [RESIZE, START]
 
 
 def test_a_job_without_weight_neither_starts_nor_blocks() -> None:
     jobs = [a_job("nothing", 2, weight=0.0), a_job("something", 0, queue=2)]
-    found = decided(a_queue(*jobs, nodes=2), ORDER)
+    found = decide_round(a_queue(*jobs, nodes=2), ORDER)
     assert [d.kind for d in found.decisions] == [WAIT, START]
-    assert reason(found, 0).code is ReasonCode.NO_WEIGHT
+    assert reason_of(found, 0).code is ReasonCode.NO_WEIGHT
 
 
 def test_a_job_that_lacks_quota_does_not_block_lower_queues() -> None:
-    jobs = [guaranteed("spent", 4, workload=1), a_job("lower", queue=2)]
-    found = decided(with_quotas(a_queue(*jobs), {"t": {-1: 0}}), ORDER)
+    jobs = [a_guaranteed_job("spent", 4, workload=1), a_job("lower", queue=2)]
+    found = decide_round(with_quotas(a_queue(*jobs), {"t": {-1: 0}}), ORDER)
     assert [d.kind for d in found.decisions] == [WAIT, START]
-    assert reason(found, 0).code is ReasonCode.QUOTA_SPENT
+    assert reason_of(found, 0).code is ReasonCode.QUOTA_SPENT
 
 
 @pytest.mark.parametrize("cap", [-1, 0, 1, 2])
-def test_marked_jobs_come_with_an_answer_in_which_all_of_them_run(cap: int) -> None:
-    jobs = [running(f"r{k}", 2, queue=1 + k % 2) for k in range(4)]
+def test_must_run_jobs_come_with_a_witness_in_which_all_of_them_run(cap: int) -> None:
+    jobs = [a_running_job(f"r{k}", 2, queue=1 + k % 2) for k in range(4)]
     jobs += [a_job(f"w{k}", k % 2, queue=1 + k % 3, queued_s=float(k)) for k in range(5)]
     snapshot = a_queue(
         *jobs,
-        guaranteed("g", 4, workload=1),
+        a_guaranteed_job("g", 4, workload=1),
         nodes=3,
-        gangs={k: gang(k // 2, *((0, 1), (2, 3))[k % 2]) for k in range(4)},
+        gangs={k: gang_on(k // 2, *((0, 1), (2, 3))[k % 2]) for k in range(4)},
     )
     policy = Policy(queue_order=True, max_changes=cap, reserve_after_s=10.0)
     stated = state_round(snapshot, policy)
@@ -595,51 +619,55 @@ def a_reserved_round(
 ) -> RoundOutcome:
     """Return the round of a gang of 8 that has waited, beside a job that ends in 100 s on half of it."""
     jobs = [
-        running("r", 4, 1, iterations_left=400.0),
+        a_running_job("r", 4, 1, iterations_left=400.0),
         a_job("gang", 2, queued_s=1000.0 - waited_s),
         *fillers,
     ]
-    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang(0, 0, 1, 2, 3)})
-    return decided(snapshot, policy)
+    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang_on(0, 0, 1, 2, 3)})
+    return decide_round(snapshot, policy)
 
 
 BACKFILL = Policy(run_to_completion=True, reserve_after_s=600.0)
 
 
 @pytest.mark.parametrize("order", [False, True])
-def test_only_what_ends_before_the_reserved_job_starts_may_fill_the_gap(order: bool) -> None:
+def test_only_jobs_that_end_before_the_reserved_start_may_fill_the_gap(order: bool) -> None:
     policy = replace(BACKFILL, queue_order=order)
     long = a_job("long", 1, queued_s=950.0, iterations_left=1e6)
     short = a_job("short", 1, queued_s=960.0, iterations_left=300.0)
     found = a_reserved_round(long, short, policy=policy)
     assert [d.kind for d in found.decisions] == [KEEP, WAIT, WAIT, START]
-    assert reason(found, 2).code is ReasonCode.RESERVED
-    assert "reserved for gang" in reason(found, 2).message
+    assert reason_of(found, 2).code is ReasonCode.RESERVED
+    assert "reserved for gang" in reason_of(found, 2).message
     early = a_reserved_round(long, short, policy=policy, waited_s=599.0)
     assert early.decisions[2].kind is START
 
 
-def test_a_job_that_fits_beside_the_reservation_may_start_however_long_it_runs() -> None:
+def test_a_job_that_fits_next_to_the_reservation_may_start_however_long_it_runs() -> None:
     endless = a_job("endless", 0, queued_s=950.0, iterations_left=1e9)
-    jobs = [running("r", 4, 1, iterations_left=400.0), a_job("gang", 2, queued_s=100.0), endless]
-    snapshot = a_queue(*jobs, nodes=3, gangs={0: gang(0, 0, 1, 2, 3)})
-    free = decided(replace(snapshot, now_s=1000.0), BACKFILL)
+    jobs = [
+        a_running_job("r", 4, 1, iterations_left=400.0),
+        a_job("gang", 2, queued_s=100.0),
+        endless,
+    ]
+    snapshot = a_queue(*jobs, nodes=3, gangs={0: gang_on(0, 0, 1, 2, 3)})
+    free = decide_round(replace(snapshot, now_s=1000.0), BACKFILL)
     assert free.decisions[1].kind is START
-    busy = [running("s", 4, 1, iterations_left=4000.0), *jobs]
-    tight = a_queue(*busy, nodes=3, gangs={0: gang(1, 0, 1, 2, 3), 1: gang(0, 0, 1, 2, 3)})
-    found = decided(tight, BACKFILL)
+    busy = [a_running_job("s", 4, 1, iterations_left=4000.0), *jobs]
+    tight = a_queue(*busy, nodes=3, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
+    found = decide_round(tight, BACKFILL)
     assert found.decisions[2].kind is WAIT
     assert (
         found.decisions[3].kind is WAIT
     )  # all 8 GPUs that are free of jobs at 1,100 s are reserved
-    roomy = a_queue(*busy, nodes=4, gangs={0: gang(1, 0, 1, 2, 3), 1: gang(0, 0, 1, 2, 3)})
-    assert decided(roomy, BACKFILL).decisions[2].kind is START
+    roomy = a_queue(*busy, nodes=4, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
+    assert decide_round(roomy, BACKFILL).decisions[2].kind is START
 
 
-def test_a_job_that_has_waited_long_and_fits_does_start() -> None:
-    jobs = [running("dear", 4, 1, weight=9.0), a_job("old", 1, queued_s=100.0, weight=0.1)]
-    snapshot = a_queue(*jobs, gangs={0: gang(0, 0, 1, 2, 3)})
+def test_a_long_waiting_job_that_fits_starts_without_displacing_others() -> None:
+    jobs = [a_running_job("dear", 4, 1, weight=9.0), a_job("old", 1, queued_s=100.0, weight=0.1)]
+    snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
     policy = Policy(reserve_after_s=600.0)
-    assert [d.kind for d in decided(snapshot, policy).decisions] == [SUSPEND, START]
+    assert [d.kind for d in decide_round(snapshot, policy).decisions] == [SUSPEND, START]
     later = replace(snapshot, jobs=replace(snapshot.jobs, queued_s=np.array([0.0, 700.0])))
-    assert [d.kind for d in decided(later, policy).decisions] == [KEEP, WAIT]
+    assert [d.kind for d in decide_round(later, policy).decisions] == [KEEP, WAIT]

@@ -40,14 +40,16 @@ def columns_of(looked_at: SchedulerView, *, requested_only: bool) -> tuple[list[
 
 @examples(40)
 @given(snapshots())
-def test_options_of_requested_counts_are_those_of_all_options(snapshot: Snapshot) -> None:
+def test_options_of_requested_counts_match_the_filtered_list_of_all_options(
+    snapshot: Snapshot,
+) -> None:
     looked_at = make_view(snapshot, Policy())
     some = columns_of(looked_at, requested_only=True)
     assert some == columns_of(looked_at, requested_only=False)
     assert len(some[0]) == len(options_of(looked_at, requested_only=True))
 
 
-def a_torn_cluster(round_number: int) -> Snapshot:
+def a_fragmented_cluster(round_number: int) -> Snapshot:
     """Return two nodes with two of their four GPUs free each, and a job that needs four on one node."""
     runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 2, 1), "movable": False}
     cells = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
@@ -62,7 +64,7 @@ def a_torn_cluster(round_number: int) -> Snapshot:
 
 @pytest.mark.parametrize("round_number", [1, 12])
 def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_number: int) -> None:
-    snapshot, policy = a_torn_cluster(round_number), Policy(defragment_every_rounds=12)
+    snapshot, policy = a_fragmented_cluster(round_number), Policy(defragment_every_rounds=12)
     scheduler = Scheduler(published=make_scheduler("fcfs"))
     found = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
     assert found.violations == ()
@@ -77,7 +79,7 @@ def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_numb
 
 
 @pytest.mark.parametrize("searched_before", [False, True])
-def test_gpus_are_taken_all_or_none(searched_before: bool) -> None:
+def test_gpus_are_taken_completely_or_not_at_all(searched_before: bool) -> None:
     nodes = [*some_nodes((0, 2, 4)), *some_nodes((1, 1, 4))]
     free = FreeGpus(a_snapshot(nodes=nodes, jobs=[], estimates=[]))
     if searched_before:  # so that nodes are in buckets, which taking must mend

@@ -21,12 +21,12 @@ from tests.support.builders import a_random_problem
         (CouplingRow(kind=RowKind.CHANGES, capacity=4), "changes"),
     ],
 )
-def test_a_row_and_its_name_say_the_same(row: CouplingRow, name: str) -> None:
+def test_a_row_and_its_name_are_equivalent(row: CouplingRow, name: str) -> None:
     assert row.name == name
     assert CouplingRow.from_name(name, 4) == row
 
 
-def test_a_name_of_no_kind_is_refused() -> None:
+def test_a_name_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a valid RowKind"):
         CouplingRow.from_name("rooms/a100", 4)
 

@@ -28,7 +28,7 @@ def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:
         ("fail-at", "\u0663"),
     ],
 )
-def test_what_no_runtime_can_run_is_refused_in_one_short_sentence(
+def test_a_job_that_no_runtime_can_run_is_refused_in_one_short_sentence(
     command: tuple[str, ...],
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
@@ -39,7 +39,7 @@ def test_what_no_runtime_can_run_is_refused_in_one_short_sentence(
     assert len(str(refused.value)) < 300
 
 
-def test_an_agent_carries_the_runtimes_that_servers_judge_by() -> None:
+def test_an_agent_has_the_runtimes_that_servers_check_against() -> None:
     flags = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", "d", "--node", "n:a100:1"]
     options = _parser().parse_args(flags)
     assert make_runtimes(options, build_config(options, "first")).keys() == RUNTIMES.keys()
@@ -50,7 +50,7 @@ def test_no_runtime_of_this_release_trains() -> None:
 
 
 @pytest.mark.parametrize(("model", "runtime"), [("bert", ""), (PROFILING, PROFILER)])
-def test_a_job_names_a_runtime_only_where_it_is_not_the_usual_one(model: str, runtime: str) -> None:
+def test_the_runtime_of_a_job_follows_from_its_model(model: str, runtime: str) -> None:
     workload = Workload(model=model, params="", global_batch=1)
     spec = JobSpec(name="j", workload=workload, iterations=1, requested_gpus=1)
     assert spec.runtime == runtime

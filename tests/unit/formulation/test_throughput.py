@@ -28,7 +28,7 @@ CELLS = [
 ]
 
 
-def stated(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> Problem:
+def state_problem(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> Problem:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4), (1, 2, 4)),
         jobs=jobs,
@@ -38,25 +38,32 @@ def stated(*jobs: dict[str, Any], policy: Policy | None = None, **rest: Any) -> 
     return build_problem(snapshot, policy or Policy())
 
 
-def values(problem: Problem, job: int = 0) -> list[float]:
+def column_values(problem: Problem, job: int = 0) -> list[float]:
     span = problem.columns_of(job)
     return [round(v, 6) for v in (problem.value[span.start : span.stop] / problem.scale).tolist()]
 
 
 @pytest.mark.parametrize("requested", [1, 2, 3, 4])
-def test_a_column_is_worth_its_effective_gpus_whatever_was_requested(requested: int) -> None:
+def test_a_column_has_the_value_of_its_effective_gpus_whatever_was_requested(
+    requested: int,
+) -> None:
     """The most efficient Cell has 64 samples/s on one GPU; the others count against that."""
-    assert values(stated(a_job("j", requested_gpus=requested))) == [1.0, 1.6, 2.5, 0.8]
+    assert column_values(state_problem(a_job("j", requested_gpus=requested))) == [
+        1.0,
+        1.6,
+        2.5,
+        0.8,
+    ]
 
 
 def test_raw_throughput_is_samples_per_second() -> None:
-    problem = stated(a_job("j", requested_gpus=2), policy=Policy(raw_throughput=True))
+    problem = state_problem(a_job("j", requested_gpus=2), policy=Policy(raw_throughput=True))
     assert problem.unit == "samples/s"
-    assert values(problem)[:2] == [64.0, 102.4]
+    assert column_values(problem)[:2] == [64.0, 102.4]
 
 
 def test_weights_multiply() -> None:
-    assert values(stated(a_job("j", requested_gpus=2, weight=3.0)))[1] == 4.8
+    assert column_values(state_problem(a_job("j", requested_gpus=2, weight=3.0)))[1] == 4.8
 
 
 def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
@@ -71,7 +78,7 @@ def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
     )
 
 
-def test_a_job_weighs_what_it_its_tenant_and_its_queue_multiply_to() -> None:
+def test_the_weight_of_a_job_is_the_product_of_its_own_its_tenants_and_its_queues() -> None:
     jobs = [
         a_job("own", weight=3.0),
         a_job("tenant", tenant="lab", weight=0.5),
@@ -85,11 +92,16 @@ def test_a_job_weighs_what_it_its_tenant_and_its_queue_multiply_to() -> None:
     assert effective_weight(snapshot, policy).tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
     problem = build_problem(snapshot, policy)
     assert problem.weight.tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
-    assert [max(values(problem, j)) / max(values(problem, 4)) for j in range(4)] == [3, 5, 4, 120]
+    assert [max(column_values(problem, j)) / max(column_values(problem, 4)) for j in range(4)] == [
+        3,
+        5,
+        4,
+        120,
+    ]
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 1000))
-def test_weights_scale_a_jobs_values_and_no_others(own: float, shared: float, seed: int) -> None:
+def test_weights_scale_only_their_own_jobs_values(own: float, shared: float, seed: int) -> None:
     snapshot = a_random_snapshot(seed, jobs=3)
     jobs = replace(snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t"))
     before = build_problem(snapshot, Policy())
@@ -99,9 +111,9 @@ def test_weights_scale_a_jobs_values_and_no_others(own: float, shared: float, se
     assert np.array_equal(after.value[~mine], before.value[~mine])
 
 
-def test_a_start_is_charged_its_restart_seconds_over_an_hour() -> None:
-    problem = stated(a_job("j", requested_gpus=2, restart_s=360.0))
-    assert values(problem)[1] == pytest.approx(0.9 * 1.6)
+def test_a_start_is_charged_its_restart_seconds_relative_to_an_hour() -> None:
+    problem = state_problem(a_job("j", requested_gpus=2, restart_s=360.0))
+    assert column_values(problem)[1] == pytest.approx(0.9 * 1.6)
     assert problem.restart_price[1] == pytest.approx(0.16 * VALUE_SCALE)
 
 
@@ -109,11 +121,11 @@ def test_near_its_end_a_restart_costs_more_but_never_everything() -> None:
     """On its share, the whole cluster, 100 iterations of 1.6 s are left: 60 s of restart are 0.375 of
     them; 600 s are capped."""
     soon = a_job("j", requested_gpus=2, iterations_left=100.0, restart_s=60.0)
-    assert values(stated(soon))[1] == pytest.approx(1.6 * (1 - 60 / 160))
-    assert values(stated(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.16)
+    assert column_values(state_problem(soon))[1] == pytest.approx(1.6 * (1 - 60 / 160))
+    assert column_values(state_problem(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.16)
 
 
-def running(**more: Any) -> dict[str, Any]:
+def a_running_job(**more: Any) -> dict[str, Any]:
     return a_job(
         "j", requested_gpus=2, restart_s=360.0, state=JobState.RUNNING, cell=(0, 2, 1), **more
     )
@@ -122,10 +134,10 @@ def running(**more: Any) -> dict[str, Any]:
 GANG = {0: Gang(members=((0, (0, 1)),))}
 
 
-def test_keeping_the_cell_costs_no_restart() -> None:
-    problem = stated(running(), gangs=GANG)
+def test_keeping_the_cell_has_no_restart_cost() -> None:
+    problem = state_problem(a_running_job(), gangs=GANG)
     assert problem.current.tolist() == [1]
-    assert values(problem) == [0.9, 1.6, 2.25, 0.72]
+    assert column_values(problem) == [0.9, 1.6, 2.25, 0.72]
 
 
 def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
@@ -142,10 +154,10 @@ def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
     assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2
 
 
-def test_a_job_on_a_draining_node_cannot_stay_and_restarts_wherever_it_goes() -> None:
+def test_a_job_on_a_draining_node_cannot_stay_and_pays_a_restart_anywhere() -> None:
     nodes = some_nodes((0, 2, 4), (1, 2, 4))
     nodes[0]["schedulable"] = False
-    snapshot = a_snapshot(nodes=nodes, jobs=[running()], estimates=CELLS, gangs=GANG)
+    snapshot = a_snapshot(nodes=nodes, jobs=[a_running_job()], estimates=CELLS, gangs=GANG)
     problem = build_problem(snapshot, Policy())
     assert problem.current.tolist() == [-1]
     assert problem.capacity.tolist() == [4, 8]
@@ -153,28 +165,28 @@ def test_a_job_on_a_draining_node_cannot_stay_and_restarts_wherever_it_goes() ->
 
 @pytest.mark.parametrize("state", [JobState.HELD, JobState.CANCELLING, JobState.HOLDING])
 def test_jobs_that_may_not_run_have_no_columns(state: JobState) -> None:
-    assert len(stated(a_job("j", state=state)).cell) == 0
+    assert len(state_problem(a_job("j", state=state)).cell) == 0
 
 
 def test_a_launched_guaranteed_job_must_run_and_a_waiting_best_effort_one_need_not() -> None:
-    problem = stated(running(guaranteed=True), a_job("k"), gangs=GANG)
+    problem = state_problem(a_running_job(guaranteed=True), a_job("k"), gangs=GANG)
     assert problem.must_run.tolist() == [True, False]
 
 
 def test_a_job_without_estimates_has_no_columns() -> None:
-    problem = stated(a_job("j", workload=1), a_job("k"))
+    problem = state_problem(a_job("j", workload=1), a_job("k"))
     assert [len(problem.columns_of(j)) for j in (0, 1)] == [0, 4]
 
 
-def test_no_jobs_and_no_nodes_are_a_problem_too() -> None:
+def test_a_problem_without_jobs_or_nodes_is_valid() -> None:
     empty = a_snapshot(nodes=[], jobs=[], estimates=[])
     assert len(build_problem(empty, Policy()).jobs) == 0
 
 
-def test_a_huge_weight_fails_no_round_and_leaves_the_worth_of_others() -> None:
-    problem = stated(a_job("heavy", weight=1e12), a_job("other", weight=2.0))
-    assert values(problem, 1) == [2.0, 3.2, 5.0, 1.6]
-    heavy = values(problem, 0)
+def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> None:
+    problem = state_problem(a_job("heavy", weight=1e12), a_job("other", weight=2.0))
+    assert column_values(problem, 1) == [2.0, 3.2, 5.0, 1.6]
+    heavy = column_values(problem, 0)
     assert min(heavy) > 1e8
     assert max(heavy) * problem.scale < MAX_TOTAL
 
@@ -193,6 +205,6 @@ def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> No
     "options",
     [{"restart_horizon_s": 0.0}, {"max_restart_share": 1.0}, {"defragment_every_rounds": -1}],
 )
-def test_a_policy_without_meaning_is_refused(options: dict[str, float]) -> None:
+def test_a_meaningless_policy_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         Policy(**options)  # type: ignore[arg-type]

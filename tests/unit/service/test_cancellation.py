@@ -30,14 +30,14 @@ JOBS = 200
 
 
 @cache
-def a_crowd() -> Snapshot:
+def a_crowded_snapshot() -> Snapshot:
     """Return many jobs with deadlines on few GPUs, half of which are taken."""
     found = make_instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
     deadline_s = np.linspace(3600.0, 3600.0 + 60.0 * (JOBS - 1), JOBS)
     return replace(found, jobs=replace(found.jobs, deadline_s=deadline_s))
 
 
-class Caller:
+class LeavingCaller:
     """A caller that leaves at a given question, and the number of questions so far."""
 
     def __init__(self, leaves_at: float = math.inf) -> None:
@@ -48,10 +48,10 @@ class Caller:
         return self.asked >= self.leaves_at
 
 
-def plan(options: RoundOptions, caller: Caller, **budget: Any) -> RoundOutcome:
+def plan_crowd(options: RoundOptions, caller: LeavingCaller, **budget: Any) -> RoundOutcome:
     limits: dict[str, Any] = {"remaining_s": lambda: math.inf, "gap": 1e-2} | budget
     return plan_round(
-        a_crowd(),
+        a_crowded_snapshot(),
         options,
         registry.make_solver(options.solver),
         Budget(cancelled=caller.has_left, **limits),
@@ -74,19 +74,19 @@ def plan(options: RoundOptions, caller: Caller, **budget: Any) -> RoundOutcome:
     ],
 )
 def test_a_round_ends_when_its_caller_leaves(options: Mapping[str, Any], per_job: float) -> None:
-    stays = Caller()
-    plan(RoundOptions(**options), stays)
+    stays = LeavingCaller()
+    plan_crowd(RoundOptions(**options), stays)
     assert stays.asked > 3 + per_job * JOBS
     for share in (0.0, 0.3, 0.6, 0.9):
-        leaves = Caller(leaves_at=1 + share * (stays.asked - 4))
+        leaves = LeavingCaller(leaves_at=1 + share * (stays.asked - 4))
         with pytest.raises(DeadlineTooShort, match="no round was committed"):
-            plan(RoundOptions(**options), leaves)
+            plan_crowd(RoundOptions(**options), leaves)
         assert (
             leaves.asked <= leaves.leaves_at + 100
         )  # CP-SAT's watcher asks until the search has ended
 
 
-def test_cp_sat_stops_in_the_middle_of_its_search() -> None:
+def test_cp_sat_can_be_stopped_during_its_search() -> None:
     searching = threading.Event()
 
     def has_left() -> bool:
@@ -100,14 +100,14 @@ def test_cp_sat_stops_in_the_middle_of_its_search() -> None:
     assert searching.is_set()
 
 
-def test_what_limits_the_call_limits_the_library_and_no_answer() -> None:
+def test_the_calls_time_limits_the_library_but_expires_no_answer() -> None:
     budget = Budget(remaining_s=lambda: math.inf, left_s=lambda: 7.0)
     assert budget.time_limit_s() == 7.0
     assert not budget.expired()
     assert budget.share(0.5).time_limit_s() == 7.0
 
 
-def test_a_search_on_the_network_ends_when_nobody_waits() -> None:
+def test_a_network_search_stops_when_its_caller_leaves() -> None:
     effort = PlayEffort(2, cancelled=lambda: True)
     for use in (effort.share, lambda: effort.spend(1.0), effort.check):
         with pytest.raises(DeadlineTooShort):
@@ -127,17 +127,17 @@ class Countdown:
 
 @pytest.mark.parametrize("questions", [1, 3, 5, 8, 12, 20, 40, 80])
 @pytest.mark.parametrize("objective", ["max-min", "makespan then max-min then jct"])
-def test_a_round_that_time_cut_short_is_repeated(objective: str, questions: int) -> None:
+def test_a_round_cut_short_by_time_can_be_repeated(objective: str, questions: int) -> None:
     options = RoundOptions(objective=objective, fairness_levels=16)
-    first = plan(options, Caller(), remaining_s=Countdown(questions))
-    again = plan(options, Caller(), work=dict(first.solution.work))
+    first = plan_crowd(options, LeavingCaller(), remaining_s=Countdown(questions))
+    again = plan_crowd(options, LeavingCaller(), work=dict(first.solution.work))
     assert again.decisions == first.decisions
     assert again.goals == first.goals
 
 
-def test_levels_without_time_stay_as_they_are() -> None:
+def test_levels_without_time_leave_the_solution_valid() -> None:
     options = RoundOptions(objective="max-min", fairness_levels=64)
-    cut = plan(options, Caller(), remaining_s=Countdown(1))
+    cut = plan_crowd(options, LeavingCaller(), remaining_s=Countdown(1))
     assert dict(cut.solution.work)["over:1"] == 1.0
     assert not cut.violations
 
@@ -164,7 +164,7 @@ def test_memory_is_given_back_after_growth_only(monkeypatch: pytest.MonkeyPatch)
     assert given == [3]
 
 
-def test_memory_of_a_busy_process_is_given_back_once_it_rests(
+def test_memory_of_a_busy_process_is_released_once_it_is_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[int] = []

@@ -43,7 +43,7 @@ def test_an_unknown_or_wrong_variable_is_an_error(variable: str, value: str) -> 
         load_config(None, {variable: value})
 
 
-def test_a_mistyped_variable_is_told_with_the_nearest_and_all_as_they_are_typed() -> None:
+def test_a_mistyped_variable_is_reported_with_the_nearest_and_all_valid_names() -> None:
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_DATABSE_URL": "x"})
     said = str(caught.value)
@@ -54,19 +54,19 @@ def test_a_mistyped_variable_is_told_with_the_nearest_and_all_as_they_are_typed(
     assert "TESSERA_SERVER" in said
 
 
-def test_variables_of_the_command_line_are_left_alone() -> None:
+def test_variables_of_the_command_line_are_ignored() -> None:
     assert load_config(None, {"TESSERA_SERVER": "x", "TESSERA_CLUSTER": "c"}) == Config()
 
 
 @pytest.mark.parametrize("listen", [ANY, "[::]:7070", "10.0.0.1:7070", "example.org:7070", ":7070"])
-def test_other_machines_are_let_in_only_where_asked(listen: str) -> None:
+def test_other_machines_may_connect_only_if_configured(listen: str) -> None:
     with pytest.raises(InvalidInput, match="not authenticated"):
         Config(listen=listen)
     assert Config(listen=listen, insecure_any_interface=True).listen == listen
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:7070", "localhost:7070", "unix:/run/t.s"])
-def test_this_machine_is_always_let_in(listen: str) -> None:
+def test_this_machine_may_always_connect(listen: str) -> None:
     assert Config(listen=listen).listen == listen
 
 
@@ -85,7 +85,7 @@ def test_no_password_is_ever_printed(url: str) -> None:
     assert "postgresql://" in str(config)
 
 
-def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+def test_a_printed_configuration_can_be_read_again(tmp_path: Path) -> None:
     config = Config(listen='unix:/a "b"\\c', grace_s=1.5, insecure_any_interface=True)
     file = tmp_path / "printed.toml"
     file.write_text(str(config))
@@ -97,5 +97,5 @@ def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
         Config(heartbeat_s=10.0, lease_s=30.0)
 
 
-def test_three_replicas_fit_into_postgresql_s_connections() -> None:
+def test_three_replicas_fit_into_postgresqls_connection_limit() -> None:
     assert 3 * Config().connections() <= 97  # of 100, three are kept for its superuser

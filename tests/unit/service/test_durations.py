@@ -30,7 +30,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("text", "seconds"), WRITTEN)
-def test_options_and_the_standing_policy_read_a_duration_alike(text: str, seconds: float) -> None:
+def test_options_and_the_standing_policy_parse_durations_alike(text: str, seconds: float) -> None:
     assert options.parse_seconds("--min-run", text) == seconds
     policy = f"{{min_run: {text!r}, promoteAfter: {text!r}}}"
     found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
@@ -58,7 +58,7 @@ def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> N
         ("[1h]", "min_run"),
     ],
 )
-def test_what_is_not_a_duration_is_refused_with_its_place(text: str, says: str) -> None:
+def test_an_invalid_duration_is_refused_with_its_location(text: str, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_POLICY": f"min_run: {text}"})
     assert says in str(caught.value)

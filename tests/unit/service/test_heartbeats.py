@@ -17,7 +17,7 @@ from tessera.service.rpc.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
 from tests.support.patience import PATIENCE_S
 
 
-def beat_of(agent: str) -> Heartbeat:
+def heartbeat_of(agent: str) -> Heartbeat:
     return Heartbeat(cluster="c", agent=agent, incarnation="1")
 
 
@@ -48,10 +48,10 @@ async def record_all(
     """Let the agents be heard, all but the first while the first is recorded."""
     calls = Calls(1, "heartbeat")
     beats = HeartbeatRecorder(cast(Store, store), calls)
-    tasks = [asyncio.create_task(beats.record(beat_of(agents[0])))]
+    tasks = [asyncio.create_task(beats.record(heartbeat_of(agents[0])))]
     while not store.batches:
         await asyncio.sleep(0.001)
-    tasks += [asyncio.create_task(beats.record(beat_of(agent))) for agent in agents[1:]]
+    tasks += [asyncio.create_task(beats.record(heartbeat_of(agent))) for agent in agents[1:]]
     await asyncio.sleep(0)
     store.go.set()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -59,7 +59,7 @@ async def record_all(
     return beats, ended
 
 
-async def test_all_that_are_heard_meanwhile_are_recorded_together() -> None:
+async def test_heartbeats_received_during_a_write_are_recorded_together() -> None:
     store = SlowStore()
     agents = [f"a{k}" for k in range(MAX_HEARTBEATS + 2)]
     _, ended = await record_all(store, agents)
@@ -71,31 +71,31 @@ async def test_all_that_are_heard_meanwhile_are_recorded_together() -> None:
     ]
 
 
-async def test_an_agent_that_is_not_known_fails_alone() -> None:
+async def test_an_unknown_agent_fails_without_affecting_others() -> None:
     store = SlowStore()
     store.unknown, store.replaced = {"b", "c"}, {"b"}
     _, ended = await record_all(store, ["a", "b", "c", "d"])
     assert [type(error) for error in ended] == [type(None), NotAllowed, Conflict, type(None)]
 
 
-async def test_a_store_that_is_down_fails_all_that_wait_and_is_asked_again() -> None:
+async def test_an_unavailable_store_fails_all_waiting_heartbeats_and_is_asked_again() -> None:
     store = SlowStore()
     store.failure = Unavailable("down")
     _, ended = await record_all(store, ["a", "b"])
     assert [str(error) for error in ended] == ["down", "down"]
 
 
-async def test_a_mistake_in_the_store_leaves_no_stream_waiting() -> None:
+async def test_an_error_in_the_store_leaves_no_stream_waiting() -> None:
     store = SlowStore()
     store.failure = ZeroDivisionError()
     _, ended = await record_all(store, ["a", "b"])
     assert [type(error) for error in ended] == [ZeroDivisionError] * 2
 
 
-async def test_a_stream_that_has_left_takes_nothing_from_the_others() -> None:
+async def test_a_stream_that_left_does_not_affect_the_others() -> None:
     store, calls = SlowStore(), Calls(1, "heartbeat")
     beats = HeartbeatRecorder(cast(Store, store), calls)
-    left, stays = (asyncio.create_task(beats.record(beat_of(agent))) for agent in "ab")
+    left, stays = (asyncio.create_task(beats.record(heartbeat_of(agent))) for agent in "ab")
     await asyncio.sleep(0)
     left.cancel()
     store.go.set()

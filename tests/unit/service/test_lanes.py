@@ -35,7 +35,7 @@ T = TypeVar("T")
 EVIL, GOOD = Share("evil", "a"), Share("good", "b")
 
 
-class Work:
+class BlockingWork:
     """Work that holds its thread until it is let go."""
 
     def __init__(self) -> None:
@@ -49,24 +49,24 @@ class Work:
         return "done"
 
 
-class Bench:
+class LaneBench:
     """A lane, and work given to it."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.works: list[Work] = []
+        self.works: list[BlockingWork] = []
         self.tasks: list[asyncio.Task[str]] = []
 
-    def give(self, share: Share) -> Work:
-        work = Work()
+    def give(self, share: Share) -> BlockingWork:
+        work = BlockingWork()
         self.works.append(work)
         self.tasks.append(asyncio.create_task(self.lane.run(share, "work", work)))
         return work
 
-    async def begun(self, work: Work) -> None:
+    async def begun(self, work: BlockingWork) -> None:
         assert await asyncio.to_thread(work.began.wait, PATIENCE_S)
 
-    async def end(self, work: Work) -> None:
+    async def end(self, work: BlockingWork) -> None:
         work.may_end.set()
         assert await self.tasks[self.works.index(work)] == "done"
         await asyncio.sleep(0)  # the lane takes the thread back in a turn of its own
@@ -75,9 +75,9 @@ class Bench:
 @asynccontextmanager
 async def bench(
     threads: int, limits: LaneLimits | None = None, **settings: object
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[LaneBench]:
     lane = Lane(threads, "test", limits or LaneLimits.leaving_room(threads), **settings)  # type: ignore[arg-type]
-    found = Bench(lane)
+    found = LaneBench(lane)
     try:
         yield found
     finally:
@@ -87,7 +87,7 @@ async def bench(
         await lane.close()
 
 
-def run(test: Callable[[], object]) -> None:
+def run_async(test: Callable[[], object]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
 
 
@@ -101,7 +101,7 @@ def test_one_client_leaves_a_thread_to_others() -> None:
             await b.begun(other)
             assert not held[2].began.is_set()
 
-    run(test)
+    run_async(test)
 
 
 def test_one_cluster_leaves_a_thread_to_others() -> None:
@@ -113,10 +113,10 @@ def test_one_cluster_leaves_a_thread_to_others() -> None:
             await b.begun(other)
             assert not held[2].began.is_set()
 
-    run(test)
+    run_async(test)
 
 
-def test_a_client_with_many_calls_waits_for_one_that_has_none() -> None:
+def test_a_client_with_many_calls_gives_precedence_to_one_with_none() -> None:
     async def test() -> None:
         async with bench(1) as b:
             first = b.give(EVIL)
@@ -129,7 +129,7 @@ def test_a_client_with_many_calls_waits_for_one_that_has_none() -> None:
             await b.begun(other)
             assert not any(work.began.is_set() for work in more)
 
-    run(test)
+    run_async(test)
 
 
 def test_work_is_asked_to_end_only_when_others_wait() -> None:
@@ -150,10 +150,10 @@ def test_work_is_asked_to_end_only_when_others_wait() -> None:
             now[0] = 12.0
             assert first.turn.left_s() == -2.0
 
-    run(test)
+    run_async(test)
 
 
-def test_work_whose_caller_has_left_is_never_started() -> None:
+def test_work_of_a_disconnected_caller_is_never_started() -> None:
     async def test() -> None:
         async with bench(1) as b:
             first, second = b.give(EVIL), b.give(EVIL)
@@ -166,7 +166,7 @@ def test_work_whose_caller_has_left_is_never_started() -> None:
             await b.begun(third)
             assert not second.began.is_set()
 
-    run(test)
+    run_async(test)
 
 
 def test_a_caller_that_leaves_does_not_free_the_thread_that_works_for_it() -> None:
@@ -180,7 +180,7 @@ def test_a_caller_that_leaves_does_not_free_the_thread_that_works_for_it() -> No
             first.may_end.set()
             await b.begun(second)
 
-    run(test)
+    run_async(test)
 
 
 def test_a_full_queue_refuses_at_once_and_says_what_to_do() -> None:
@@ -193,26 +193,26 @@ def test_a_full_queue_refuses_at_once_and_says_what_to_do() -> None:
             with pytest.raises(
                 TooBusy, match=r"4 calls of this client are waiting.*then call again"
             ):
-                await b.lane.run(Share("evil", "z"), "work", Work())
+                await b.lane.run(Share("evil", "z"), "work", BlockingWork())
             for name in "stuv":
                 b.give(Share("good", name))
             await asyncio.sleep(0)
             with pytest.raises(TooBusy, match="8 calls in all are waiting"):
-                await b.lane.run(Share("third", "z"), "work", Work())
+                await b.lane.run(Share("third", "z"), "work", BlockingWork())
 
-    run(test)
+    run_async(test)
 
 
-def test_a_share_fills_a_quarter_of_the_queue_at_most() -> None:
+def test_one_share_fills_at_most_a_quarter_of_the_queue() -> None:
     async def test() -> None:
         async with bench(1, most_waiting=8) as b:
             await b.begun(b.give(EVIL))
             b.give(EVIL), b.give(EVIL)
             await asyncio.sleep(0)
             with pytest.raises(TooBusy, match="2 calls of this client and cluster are waiting"):
-                await b.lane.run(EVIL, "work", Work())
+                await b.lane.run(EVIL, "work", BlockingWork())
 
-    run(test)
+    run_async(test)
 
 
 def test_rounds_of_one_cluster_wait_for_each_other() -> None:
@@ -226,10 +226,10 @@ def test_rounds_of_one_cluster_wait_for_each_other() -> None:
             await b.end(first)
             await b.begun(second)
 
-    run(test)
+    run_async(test)
 
 
-def test_errors_of_the_work_reach_its_caller() -> None:
+def test_errors_of_the_work_are_raised_to_its_caller() -> None:
     def fail(turn: LaneTurn) -> None:
         raise ValueError("wrong")
 
@@ -238,10 +238,10 @@ def test_errors_of_the_work_reach_its_caller() -> None:
             with pytest.raises(ValueError, match="wrong"):
                 await b.lane.run(EVIL, "work", fail)
 
-    run(test)
+    run_async(test)
 
 
-def test_a_lane_that_closes_names_the_calls_that_it_leaves_behind() -> None:
+def test_a_closing_lane_names_the_calls_still_running() -> None:
     async def test() -> None:
         async with bench(1) as b:
             first = b.give(EVIL)
@@ -251,7 +251,7 @@ def test_a_lane_that_closes_names_the_calls_that_it_leaves_behind() -> None:
             first.may_end.set()
             assert await b.lane.close() == []
 
-    run(test)
+    run_async(test)
 
 
 async def run_as(share: Share, calls: FairCalls, work: Callable[[], T]) -> T:
@@ -276,7 +276,7 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
         assert await asyncio.gather(*crowd) == [True] * 9
         assert await calls.close() == []
 
-    run(test)
+    run_async(test)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_heavy_calls_leave_the_threads_of_short_ones_alone(request_: Message, he
         )
         assert await calls.run(lambda: threading.current_thread().name) == "quick_0"
 
-    run(test)
+    run_async(test)
 
 
 def test_short_calls_beyond_the_queue_are_refused() -> None:
@@ -322,10 +322,10 @@ def test_short_calls_beyond_the_queue_are_refused() -> None:
         await asyncio.gather(*waiting)
         assert await calls.close() == []
 
-    run(test)
+    run_async(test)
 
 
-def test_streams_have_places_in_all_and_for_each_client() -> None:
+def test_streams_are_limited_in_total_and_for_each_client() -> None:
     places = StreamPlaces(3, 2, "streams")
     with places.take("x"), places.take("x"):
         with pytest.raises(TooBusy, match="2 streams of this client are open"), places.take("x"):

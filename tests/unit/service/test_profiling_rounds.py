@@ -58,7 +58,9 @@ def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
     return replace(found, gpu_types=kinds, workloads=(found.workloads[0], TASK_WORKLOAD))
 
 
-def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None) -> set[str]:
+def running_jobs(
+    snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None
+) -> set[str]:
     """Return the jobs that a round lets run."""
     outcome = plan_round(snapshot, policy, make_solver(), FOREVER, scheduler=scheduler)
     assert not outcome.violations
@@ -66,21 +68,21 @@ def running(snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = No
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_task_runs_where_a_gpu_is_idle(objective: str) -> None:
+def test_a_task_runs_on_an_idle_gpu(objective: str) -> None:
     snapshot = a_cluster(3, a_job("real"), a_task())
-    assert running(snapshot, Policy(objective=objective)) == {"real", "task"}
+    assert running_jobs(snapshot, Policy(objective=objective)) == {"real", "task"}
 
 
-def test_a_task_runs_where_raw_samples_are_summed_too() -> None:
+def test_a_task_runs_on_an_idle_gpu_also_if_raw_samples_are_summed() -> None:
     snapshot, policy = a_cluster(3, a_job("real"), a_task()), Policy(raw_throughput=True)
-    assert running(snapshot, policy) == {"real", "task"}
-    assert running(a_cluster(1, a_task(), a_job("real", weight=0.01)), policy) == {"real"}
+    assert running_jobs(snapshot, policy) == {"real", "task"}
+    assert running_jobs(a_cluster(1, a_task(), a_job("real", weight=0.01)), policy) == {"real"}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_job_that_wants_the_gpu_has_it_though_the_task_came_first(objective: str) -> None:
+def test_a_job_that_needs_the_gpu_gets_it_although_the_task_came_first(objective: str) -> None:
     snapshot = a_cluster(1, a_task(), a_job("real", weight=0.01))
-    assert running(snapshot, Policy(objective=objective)) == {"real"}
+    assert running_jobs(snapshot, Policy(objective=objective)) == {"real"}
 
 
 @pytest.mark.parametrize(
@@ -96,20 +98,20 @@ def test_a_job_that_wants_the_gpu_has_it_though_the_task_came_first(objective: s
 def test_a_running_task_gives_way_whatever_the_policy_promises(policy: dict[str, Any]) -> None:
     task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=999.0, generation=1)
     snapshot = a_cluster(1, task, a_job("real", submit_s=999.0, queued_s=999.0), gangs={0: ONE_GPU})
-    assert running(snapshot, replace(Policy(), **policy)) == {"real"}
+    assert running_jobs(snapshot, replace(Policy(), **policy)) == {"real"}
 
 
 def test_a_task_does_not_keep_a_job_from_growing() -> None:
     task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=1.0, generation=1)
     snapshot = a_cluster(2, task, a_job("real", requested_gpus=2), gangs={0: ONE_GPU})
-    assert running(snapshot, Policy()) == {"real"}
+    assert running_jobs(snapshot, Policy()) == {"real"}
 
 
 @pytest.mark.parametrize("name", ["fcfs", "arena"])
-def test_published_policies_run_no_tasks_and_say_so(name: str) -> None:
+def test_published_schedulers_run_no_tasks_and_say_so(name: str) -> None:
     snapshot = a_cluster(3, a_task(), a_job("real"))
     scheduler = Scheduler(published=make_scheduler(name))
-    assert running(snapshot, Policy(), scheduler) == {"real"}
+    assert running_jobs(snapshot, Policy(), scheduler) == {"real"}
     outcome = plan_round(snapshot, Policy(), make_solver(), FOREVER, scheduler=scheduler)
     (waits,) = (d for d in outcome.decisions if d.gang is None)
     assert waits.reason is not None

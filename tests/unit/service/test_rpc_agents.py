@@ -70,12 +70,12 @@ class QuietStore:
         return DesiredState(revision=1, gangs=())
 
 
-def observed(revision: int, **jobs: Phase.Phase.ValueType) -> pb.AgentMessage:
+def an_observed_message(revision: int, **jobs: Phase.Phase.ValueType) -> pb.AgentMessage:
     gangs = [Phase(job=job, generation=1, node="n", phase=phase) for job, phase in jobs.items()]
     return pb.AgentMessage(observed=pb.Observed(revision=revision, gangs=gangs))
 
 
-async def said(*messages: pb.AgentMessage) -> AsyncIterator[pb.AgentMessage]:
+async def stream_of(*messages: pb.AgentMessage) -> AsyncIterator[pb.AgentMessage]:
     for message in messages:
         yield message
 
@@ -105,10 +105,10 @@ async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[AgentSes
     await asyncio.gather(turns.close(), reads.close(), beats.close())
 
 
-async def test_a_burst_of_observations_leaves_the_newest(clock: HandClock) -> None:
+async def test_only_the_newest_of_a_burst_of_observations_is_kept(clock: HandClock) -> None:
     inbox = AgentInbox(spoke_s=0.0)
-    burst = [observed(k, j=Phase.RUNNING) for k in range(50)]
-    await inbox.fill(said(*burst), Subscription(), clock)
+    burst = [an_observed_message(k, j=Phase.RUNNING) for k in range(50)]
+    await inbox.fill(stream_of(*burst), Subscription(), clock)
     assert [o.revision for o in inbox.observed] == [49]
 
 
@@ -116,15 +116,15 @@ async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
     session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     messages = [
-        observed(1, j=Phase.RUNNING),
-        observed(2, j=Phase.SUCCEEDED),
-        observed(3, j=Phase.SUCCEEDED, k=Phase.RUNNING),
-        observed(4, k=Phase.RUNNING),
-        observed(5, k=Phase.FAILED),
-        observed(6),
-        observed(7),
+        an_observed_message(1, j=Phase.RUNNING),
+        an_observed_message(2, j=Phase.SUCCEEDED),
+        an_observed_message(3, j=Phase.SUCCEEDED, k=Phase.RUNNING),
+        an_observed_message(4, k=Phase.RUNNING),
+        an_observed_message(5, k=Phase.FAILED),
+        an_observed_message(6),
+        an_observed_message(7),
     ]
-    await session.inbox.fill(said(*messages), Subscription(), clock)
+    await session.inbox.fill(stream_of(*messages), Subscription(), clock)
     await session.step(Subscription())
     assert quiet.observed == [3, 5, 7]
     assert not session.inbox.observed
@@ -132,10 +132,10 @@ async def test_an_end_that_the_agent_has_forgotten_is_still_taken_in(
 
 async def test_a_second_hello_is_refused(clock: HandClock) -> None:
     with pytest.raises(InvalidInput, match="first message"):
-        await AgentInbox(spoke_s=0.0).fill(said(HELLO), Subscription(), clock)
+        await AgentInbox(spoke_s=0.0).fill(stream_of(HELLO), Subscription(), clock)
 
 
-async def test_desired_is_repeated_once_each_heartbeat(
+async def test_the_desired_state_is_repeated_at_each_heartbeat(
     session: AgentSession, clock: HandClock
 ) -> None:
     stream = Subscription()
@@ -147,7 +147,7 @@ async def test_desired_is_repeated_once_each_heartbeat(
     assert await session.step(stream) is not None
 
 
-async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
+async def test_the_lease_counts_from_the_newest_recorded_message(
     session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
@@ -157,7 +157,7 @@ async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
     assert session.lease_from_s == 7.0
     quiet.down = True
     beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
-    await session.inbox.fill(said(beat), stream, clock)
+    await session.inbox.fill(stream_of(beat), stream, clock)
     assert await session.step(stream) is None
     assert session.lease_from_s == 7.0
     quiet.down = False
@@ -165,14 +165,14 @@ async def test_the_lease_counts_from_the_newest_word_that_was_recorded(
     assert session.lease_from_s == 9.0
 
 
-async def test_what_an_agent_says_of_its_network_is_recorded_when_it_is_new_and_cut_to_size(
+async def test_an_agents_network_report_is_recorded_if_new_and_cut_to_size(
     session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
 
     async def says(*remarks: str) -> None:
         message = pb.AgentMessage(observed=pb.Observed(network_remarks=remarks))
-        await session.inbox.fill(said(message), stream, clock)
+        await session.inbox.fill(stream_of(message), stream, clock)
         await session.step(stream)
 
     await says()
@@ -194,7 +194,7 @@ async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
 ) -> None:
     stream = Subscription()
     clock.now_s += 7.5
-    await session.inbox.fill(said(observed(1)), stream, clock)
+    await session.inbox.fill(stream_of(an_observed_message(1)), stream, clock)
     quiet.down = True
     assert await session.step(stream) is None
     assert session.pause_s() == TIMING.retry_s
@@ -204,15 +204,15 @@ async def test_a_heartbeat_that_could_not_be_recorded_is_recorded_later(
     assert quiet.observed == [1]
 
 
-async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
+async def test_a_lease_is_renewed_while_a_report_waits_for_the_clusters_lock(
     session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
     quiet.turn.clear()
-    await session.inbox.fill(said(observed(1)), stream, clock)
+    await session.inbox.fill(stream_of(an_observed_message(1)), stream, clock)
     assert await session.step(stream) is not None
     beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
-    await session.inbox.fill(said(beat), stream, clock)
+    await session.inbox.fill(stream_of(beat), stream, clock)
     clock.now_s += 5.0
     assert await session.step(stream) is not None
     assert (session.lease_from_s, quiet.observed) == (9.0, [])
@@ -223,7 +223,7 @@ async def test_a_lease_is_renewed_while_the_cluster_s_turn_is_waited_for(
     session.leave()
 
 
-async def test_an_agent_that_is_silent_for_longer_than_its_lease_is_cut_off(
+async def test_an_agent_silent_for_longer_than_its_lease_is_disconnected(
     session: AgentSession, clock: HandClock
 ) -> None:
     clock.now_s += 30.1

@@ -34,7 +34,7 @@ from tessera.v1 import (
     tenants_pb2,
 )
 from tests.support.laws import examples
-from tests.support.summaries import a_summary, recorded
+from tests.support.summaries import a_summary, recorded_options
 
 words = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 workloads = st.builds(
@@ -66,7 +66,7 @@ specs = st.builds(
 
 @examples(40)
 @given(specs, st.booleans())
-def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
+def test_a_job_survives_a_round_trip(asked: JobSpec, pin: bool) -> None:
     spec = replace(asked, pinned_type=pin and bool(asked.requested_type))
     sent = jobs_pb2.Job.FromString(jobs.of_spec("c", spec).SerializeToString())
     back = jobs.to_job_spec("job", "c", spec.name, sent)
@@ -93,7 +93,7 @@ def test_a_job_comes_back_as_it_went_out(asked: JobSpec, pin: bool) -> None:
         provenance=words,
     )
 )
-def test_an_estimate_comes_back_as_it_went_out(record: EstimateRecord) -> None:
+def test_an_estimate_survives_a_round_trip(record: EstimateRecord) -> None:
     def no_job(field: str, name: str) -> Workload:
         raise AssertionError("no job was named")
 
@@ -133,8 +133,8 @@ all_options = st.builds(
 
 
 @given(all_options)
-def test_round_options_come_back_as_they_went_out(options: RoundOptions) -> None:
-    sent = rounds.of_options(recorded(options)).SerializeToString()
+def test_round_options_survive_a_round_trip(options: RoundOptions) -> None:
+    sent = rounds.of_options(recorded_options(options)).SerializeToString()
     back = scheduler_pb2.RoundOptions.FromString(sent)
     assert rounds.to_options("options", back) == options
 
@@ -142,11 +142,11 @@ def test_round_options_come_back_as_they_went_out(options: RoundOptions) -> None
 def test_every_option_of_a_round_is_a_field_of_the_api() -> None:
     known = scheduler_pb2.RoundOptions.DESCRIPTOR.fields
     names = {f"{f.name}_s" if f.message_type is not None else f.name for f in known}
-    assert names == set(recorded(RoundOptions()))
+    assert names == set(recorded_options(RoundOptions()))
 
 
 @given(all_options)
-def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: RoundOptions) -> None:
+def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) -> None:
     assert rounds.to_options("options", scheduler_pb2.RoundOptions(), standing) == standing
     said = scheduler_pb2.RoundOptions(
         seed=0,
@@ -198,7 +198,7 @@ def test_what_a_call_does_not_say_is_as_the_standing_policy_has_it(standing: Rou
         ("{", "options", "is neither JSON nor YAML"),
     ],
 )
-def test_a_wrong_option_of_a_round_is_named_with_what_is_allowed(
+def test_an_invalid_round_option_is_named_with_the_allowed_values(
     text: str, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says) as caught:
@@ -206,7 +206,7 @@ def test_a_wrong_option_of_a_round_is_named_with_what_is_allowed(
     assert caught.value.field == field
 
 
-def test_a_round_tells_its_goals_in_order_and_whose_deadline_is_promised() -> None:
+def test_a_round_lists_its_goals_in_order_and_the_jobs_with_promised_deadlines() -> None:
     goals = (
         GoalResult(name="max-min", unit="GPU-s", objective=3.0, bound=2.5, gap=0.2),
         GoalResult(name="throughput", unit="jobs", objective=5.0, bound=5.0, gap=0.0),
@@ -242,12 +242,12 @@ tenants_of_any_kind = st.builds(
 
 
 @given(tenants_of_any_kind)
-def test_a_tenant_comes_back_as_it_went_out(spec: TenantSpec) -> None:
+def test_a_tenant_survives_a_round_trip(spec: TenantSpec) -> None:
     sent = tenants_pb2.Tenant.FromString(tenants.of_tenant("c", spec).SerializeToString())
     assert tenants.to_tenant("tenants[0]", "c", sent) == spec
 
 
-def test_a_tenant_that_says_nothing_weighs_one_borrows_any_number_and_lends() -> None:
+def test_by_default_a_tenant_weighs_one_borrows_without_limit_and_lends() -> None:
     spec = tenants.to_tenant("t", "c", tenants_pb2.Tenant(name="clusters/c/tenants/nlp"))
     assert spec == TenantSpec(name="nlp")
 
@@ -273,14 +273,14 @@ def test_a_wrong_field_of_a_tenant_is_named(changes: dict[str, Any], field: str)
 
 
 @pytest.mark.parametrize("changes", [{"watts": -1.0}, {"dollars_per_hour": math.inf}])
-def test_what_a_gpu_costs_is_no_negative_or_endless_number(changes: dict[str, Any]) -> None:
+def test_a_gpu_cost_must_be_finite_and_not_negative(changes: dict[str, Any]) -> None:
     kind = clusters_pb2.GpuType(name="a100", memory_bytes=1, **changes)
     with pytest.raises(InvalidInput) as caught:
         clusters.to_gpu_types("types", [kind])
     assert caught.value.field == f"types[0].{next(iter(changes))}"
 
 
-def test_a_cluster_shows_what_its_gpus_cost() -> None:
+def test_a_cluster_shows_the_cost_of_its_gpus() -> None:
     kind = GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.5, watts=400.0)
     record = ClusterRecord(
         name="c",
@@ -295,7 +295,7 @@ def test_a_cluster_shows_what_its_gpus_cost() -> None:
     assert clusters.to_gpu_types("types", clusters.of_cluster(record).gpu_types) == (kind,)
 
 
-def test_a_stored_job_shows_its_promise_its_schedule_and_its_service() -> None:
+def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
     leg = LegRecord(
         start_s=1e9,
         end_s=1e9 + 600,
@@ -338,7 +338,7 @@ def test_any_time_makes_a_valid_timestamp(seconds: float) -> None:
     assert back == pytest.approx(min(max(seconds, -62_135_596_800), 253_402_300_799), abs=1e-4)
 
 
-def test_what_is_not_set_takes_the_defaults() -> None:
+def test_unset_fields_take_the_defaults() -> None:
     message = a_job_message()
     spec = jobs.to_job_spec("job", "c", "j", message)
     assert (spec.queue, spec.weight, spec.restart_s, spec.max_retries) == (1, 1.0, 60.0, 3)
@@ -442,7 +442,7 @@ def test_a_wrong_field_of_an_estimate_is_named(changes: dict[str, Any], field: s
     assert caught.value.field == field
 
 
-def test_an_estimate_says_where_it_comes_from() -> None:
+def test_an_estimate_shows_its_source() -> None:
     message = a_cell(iter_time_s=1.0)
     message.ClearField("source")
     with pytest.raises(InvalidInput, match="source"):
@@ -475,7 +475,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_unreachable(
     assert (busy.state, busy.drained) == (state, False)
 
 
-def test_every_job_state_has_a_number_and_back() -> None:
+def test_every_job_state_converts_to_a_number_and_back() -> None:
     numbers = [jobs_pb2.JobState.Value(state.name) for state in JobState]
     assert jobs.to_states("states", numbers) == list(JobState)
     with pytest.raises(InvalidInput):
@@ -490,17 +490,17 @@ def test_an_unknown_mask_path_is_refused_and_a_star_means_all() -> None:
 
 
 @given(st.integers(0, 10**18 - 1))
-def test_an_etag_leads_back_to_its_version(version: int) -> None:
+def test_an_etag_converts_back_to_its_version(version: int) -> None:
     assert fields.version_of(fields.etag_of(version)) == version
 
 
 @pytest.mark.parametrize("etag", ["1", "x", '"', '"-1"', '"1" ', "*"])
-def test_an_etag_of_nobodys_matches_nothing(etag: str) -> None:
+def test_a_foreign_etag_matches_nothing(etag: str) -> None:
     with pytest.raises(StaleEtag):
         fields.version_of(etag)
 
 
-def test_the_request_id_is_no_part_of_the_digest_but_all_else_is() -> None:
+def test_the_request_digest_covers_everything_but_the_request_id() -> None:
     def key(**changes: Any) -> Any:
         request = jobs_pb2.CancelJobRequest(name="clusters/c/jobs/j", **changes)
         return fields.request_key(request, request.request_id)
@@ -514,7 +514,7 @@ def test_the_request_id_is_no_part_of_the_digest_but_all_else_is() -> None:
             key(request_id=wrong)
 
 
-def test_numbers_of_an_agent_that_mean_nothing_are_taken_as_unknown() -> None:
+def test_meaningless_numbers_of_an_agent_are_treated_as_unknown() -> None:
     observed = agents_pb2.Observed(
         gangs=[
             agents_pb2.ObservedGang(
@@ -532,7 +532,7 @@ def test_numbers_of_an_agent_that_mean_nothing_are_taken_as_unknown() -> None:
     assert gang.error == "ab"
 
 
-def test_an_agent_is_told_its_own_shares_but_all_members() -> None:
+def test_an_agent_receives_only_its_own_shares_but_all_members() -> None:
     gang = DesiredGang(
         spec=JobSpec(
             name="j",

@@ -14,21 +14,25 @@ from tessera.service.rpc.errors import CODES, DOMAIN, code_of, status_of
 from tessera.solvers.base import SolverFailed
 
 
-def tree(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:
+def subclasses_of(kind: type[TesseraError]) -> Iterator[type[TesseraError]]:
     yield kind
     for child in kind.__subclasses__():
-        yield from tree(child)
+        yield from subclasses_of(child)
 
 
 @pytest.mark.parametrize(
     "kind",
-    [k for k in tree(TesseraError) if k.__module__ in (errors.__name__, SolverFailed.__module__)],
+    [
+        k
+        for k in subclasses_of(TesseraError)
+        if k.__module__ in (errors.__name__, SolverFailed.__module__)
+    ],
 )
 def test_every_error_class_is_in_the_table(kind: type[TesseraError]) -> None:
     assert kind in CODES
 
 
-def test_a_class_that_is_not_in_the_table_has_its_ancestors_code() -> None:
+def test_a_class_missing_from_the_table_has_its_ancestors_code() -> None:
     class Special(errors.NotFound):
         """A test's own."""
 
@@ -45,7 +49,7 @@ def test_a_wrong_field_is_named_in_a_bad_request() -> None:
     assert bad.field_violations[0].description == "must be positive"
 
 
-def test_a_lost_race_names_the_winner() -> None:
+def test_an_overtaken_round_names_the_winning_round() -> None:
     status = status_of(RoundSuperseded("clusters/c/rounds/7"))
     info = error_details_pb2.ErrorInfo()
     assert status.code == grpc.StatusCode.ABORTED.value[0]
@@ -57,7 +61,7 @@ def test_a_lost_race_names_the_winner() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀"])
-def test_a_long_message_is_cut_to_what_headers_hold(letter: str) -> None:
+def test_a_long_message_is_cut_to_fit_into_headers(letter: str) -> None:
     status = status_of(InvalidInput(letter * 9000, letter * 9000))
     percent_encoded = 3 * len(status.message.encode())
     base64_encoded = status.ByteSize() * 4 // 3

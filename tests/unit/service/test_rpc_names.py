@@ -25,7 +25,7 @@ def test_a_formatted_name_parses_back(cluster: str, other: str, number: int) -> 
 
 
 @given(st.text(max_size=60).map("clusters/c/jobs/{}".format) | st.text(max_size=60))
-def test_any_text_is_a_name_or_is_refused(text: str) -> None:
+def test_any_text_is_a_valid_name_or_is_refused(text: str) -> None:
     try:
         cluster, job = names.parse_job("job.name", text)
     except InvalidInput:
@@ -77,7 +77,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_resource_can_have_a_name_that_leaves_its_place_or_is_too_long(text: str) -> None:
+def test_no_resource_name_may_leave_its_collection_or_be_too_long(text: str) -> None:
     """The limits hold for clusters, nodes, tenants, jobs, agents and GPU types; errors stay short."""
     for parse in (
         lambda: names.require_identifier("hello.agent_id", text),
@@ -92,13 +92,13 @@ def test_no_resource_can_have_a_name_that_leaves_its_place_or_is_too_long(text: 
         assert len(str(caught.value)) < 200
 
 
-def test_no_gpu_type_is_called_any_which_quotas_use_for_any_type() -> None:
+def test_no_gpu_type_may_be_named_any_which_quotas_use_for_any_type() -> None:
     kind = clusters_pb2.GpuType(name="any", memory_bytes=1)
     with pytest.raises(InvalidInput, match=r"gpu_types\[0\]\.name: 'any' is reserved"):
         to_gpu_types("gpu_types", [kind])
 
 
-def test_the_quota_of_any_type_may_be_called_any_but_not_by_both_names() -> None:
+def test_the_quota_of_any_type_may_be_named_any_but_not_by_both_names() -> None:
     tenant = tenants_pb2.Tenant(name="clusters/c/tenants/t", quotas={"any": 3, "a100": 1})
     assert to_tenant("tenant", "c", tenant).quotas == {"": 3, "a100": 1}
     tenant.quotas[""] = 4
@@ -120,7 +120,7 @@ def test_the_quota_of_any_type_may_be_called_any_but_not_by_both_names() -> None
         (jobs_pb2.GetJobRequest(name="clusters//jobs/j"), ""),
     ],
 )
-def test_the_cluster_of_a_request_is_found_wherever_it_is_named(
+def test_the_cluster_of_a_request_is_found_in_every_field_that_names_it(
     request_: Message, cluster: str
 ) -> None:
     assert names.find_cluster(request_) == cluster

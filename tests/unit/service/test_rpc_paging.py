@@ -19,7 +19,7 @@ def page(request: pb.ListJobsRequest, *, counts: bool = False) -> PageRequest:
 
 
 @given(st.text(min_size=1, max_size=100))
-def test_a_token_leads_back_to_its_cursor(cursor: str) -> None:
+def test_a_token_decodes_to_its_cursor(cursor: str) -> None:
     first = page(pb.ListJobsRequest(parent="clusters/c"))
     token = first.token(cursor)
     assert page(pb.ListJobsRequest(parent="clusters/c", page_size=7, page_token=token)).cursor == (
@@ -38,13 +38,13 @@ def test_a_token_of_another_filter_or_parent_is_refused() -> None:
 
 
 @given(st.text(min_size=1, max_size=50))
-def test_any_other_text_is_no_token(text: str) -> None:
+def test_any_other_text_is_not_a_token(text: str) -> None:
     with pytest.raises(InvalidInput, match="page_token"):
         page(pb.ListJobsRequest(parent="clusters/c", page_token=text))
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "1" * 19, "٣"])
-def test_a_cursor_that_counts_must_be_a_number(cursor: str) -> None:
+def test_a_counting_cursor_must_be_a_number(cursor: str) -> None:
     binding = page(pb.ListJobsRequest()).binding
     forged = base64.urlsafe_b64encode(json.dumps([cursor, binding]).encode()).decode()
     with pytest.raises(InvalidInput, match="page_token"):

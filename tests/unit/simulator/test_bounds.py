@@ -12,11 +12,11 @@ from tests.support.worlds import (
     a_random_scenario,
     a_scenario,
     an_arrival,
-    simulated,
+    simulate_scenario,
 )
 
 
-def test_the_bound_is_reached_where_nothing_is_in_the_way() -> None:
+def test_the_bound_is_reached_if_nothing_else_limits_throughput() -> None:
     # 1,000 iterations of a second on 8 GPUs, none of which is lost: half of the horizon
     scenario = a_scenario(an_arrival("a", requested_gpus=8), profiles=[a_profile(8, 1.0)])
     assert throughput_bound(scenario, 2000.0) == pytest.approx(4.0)
@@ -35,6 +35,8 @@ def test_the_bound_knows_gpus_arrivals_and_work() -> None:
 @pytest.mark.parametrize("policy", ["greedy", "ilp", "arena"])
 def test_no_policy_beats_the_bound(seed: int, policy: str) -> None:
     scenario = a_random_scenario(seed)
-    reached = run_figures(simulated(scenario, POLICIES[policy]), reference_of(scenario), 3000.0)
+    reached = run_figures(
+        simulate_scenario(scenario, POLICIES[policy]), reference_of(scenario), 3000.0
+    )
     least = throughput_bound(scenario, 3000.0, intervals=4)
     assert reached["throughput"] <= least * (1 + 1e-9)

@@ -12,7 +12,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.simulator.clusters import PRESETS, hardware_of, preset_cluster
 
 
-def gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
+def nodes_and_gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
     """Return nodes and GPUs of each type."""
     _, nodes = preset_cluster(name, share)
     count = Counter(n.gpu_type for n in nodes)
@@ -20,7 +20,7 @@ def gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
 
 
 def test_the_presets_have_the_papers_nodes_and_gpus() -> None:
-    assert {name: gpus(name) for name in PRESETS} == {
+    assert {name: nodes_and_gpus(name) for name in PRESETS} == {
         "arena-1280": {"a100": (80, 320), "v100": (20, 320), "a40": (160, 320), "a10": (160, 320)},
         "testbed-a": {"a40": (16, 32), "a10": (16, 32)},
         "testbed-b": {"h100": (16, 128), "l20": (16, 256)},
@@ -30,9 +30,9 @@ def test_the_presets_have_the_papers_nodes_and_gpus() -> None:
     }
 
 
-def test_a_share_keeps_so_much_of_each_type_and_a_node_at_least() -> None:
-    assert gpus("testbed-b", 0.25) == {"h100": (4, 32), "l20": (4, 64)}
-    assert gpus("arena-1280", 0.01) == {
+def test_a_share_keeps_that_part_of_each_type_but_at_least_one_node() -> None:
+    assert nodes_and_gpus("testbed-b", 0.25) == {"h100": (4, 32), "l20": (4, 64)}
+    assert nodes_and_gpus("arena-1280", 0.01) == {
         "a100": (1, 4),
         "v100": (1, 16),
         "a40": (2, 4),
@@ -41,12 +41,12 @@ def test_a_share_keeps_so_much_of_each_type_and_a_node_at_least() -> None:
 
 
 @pytest.mark.parametrize(("name", "share"), [("lab", 1.0), ("testbed-a", 0.0), ("testbed-a", -1.0)])
-def test_what_is_no_cluster_is_refused(name: str, share: float) -> None:
+def test_an_unknown_cluster_is_refused(name: str, share: float) -> None:
     with pytest.raises(InvalidInput):
         preset_cluster(name, share)
 
 
-def test_every_kind_of_gpu_has_a_name_of_its_own_and_presets_are_of_known_kinds() -> None:
+def test_every_gpu_type_has_a_unique_name_and_presets_use_known_types() -> None:
     assert len({kind.name for kind in CATALOGUE}) == len(CATALOGUE)
     assert set(CATALOGUE[: len(ALL)]) == set(ALL)
     assert {kind for name in PRESETS for kind in hardware_of(name)} <= set(CATALOGUE)

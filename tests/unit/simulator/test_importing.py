@@ -81,13 +81,13 @@ def test_a_profile_row_becomes_an_estimate() -> None:
     assert (e.iter_time_s, e.source, e.provenance) == (1.5, EstimateSource.MEASURED, "p.csv")
 
 
-def test_a_failed_run_is_an_estimate_that_does_not_run() -> None:
+def test_a_failed_run_becomes_an_infeasible_estimate() -> None:
     rows = [a_profile(iter_time_s="", status=s, params=s) for s in ("failed", "oom", "infeasible")]
     found = parse_profiles(a_file(PROFILE, *rows), "p.csv")
     assert [e.iter_time_s for e in found] == [math.inf] * 3
 
 
-def test_optional_columns_are_read_in_any_place() -> None:
+def test_optional_columns_are_read_at_any_position() -> None:
     header = "plan,source,provenance,pipeline_degree," + PROFILE
     data = a_file(header, 'p7,analytic,"host a, b",4,' + a_profile())
     (e,) = parse_profiles(data, "p.csv")
@@ -115,7 +115,9 @@ def test_optional_columns_are_read_in_any_place() -> None:
         ({"status": "oom"}, "column iter_time_s: must be empty where status is oom"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_is_allowed(changes: dict[str, str], message: str) -> None:
+def test_a_wrong_field_is_named_with_the_allowed_values(
+    changes: dict[str, str], message: str
+) -> None:
     said = profile_message(PROFILE, a_profile(), a_profile(**changes))
     assert said.startswith("p.csv line 3, ")
     assert message in said
@@ -126,7 +128,7 @@ def test_a_pipeline_cannot_have_more_stages_than_gpus() -> None:
     assert said == "p.csv line 2, column pipeline_degree: must be at most the number of GPUs, 8"
 
 
-def test_a_configuration_given_twice_names_both_lines() -> None:
+def test_a_duplicate_configuration_names_both_lines() -> None:
     said = profile_message(PROFILE, a_profile(), a_profile(params="2.6B"), a_profile())
     assert said == "p.csv line 4: must not repeat the configuration of line 2"
 
@@ -162,12 +164,12 @@ def test_a_missing_and_an_unknown_column_are_named() -> None:
     assert "the header must name model,params,global_batch," in said
 
 
-def test_a_column_given_twice_is_refused() -> None:
+def test_a_duplicate_column_is_refused() -> None:
     assert "column model: must occur only once in the header" in profile_message(PROFILE + ",model")
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_told_to_name_its_columns(data: bytes) -> None:
+def test_an_empty_file_is_refused_with_the_columns_to_give(data: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"p\.csv line 1: must name the columns: model, params"):
         parse_profiles(data, "p.csv")
 
@@ -188,13 +190,13 @@ def test_a_byte_order_mark_crlf_blanks_and_empty_lines_are_fine() -> None:
         (a_file(PROFILE) + b"x" * 200_000, "p.csv line 2: must be valid CSV (field larger"),
     ],
 )
-def test_what_is_not_csv_is_refused_with_its_line(data: bytes, message: str) -> None:
+def test_malformed_csv_is_refused_with_its_line(data: bytes, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_profiles(data, "p.csv")
     assert str(caught.value).startswith(message)
 
 
-def test_lines_are_counted_through_quoted_line_breaks() -> None:
+def test_line_numbers_account_for_quoted_line_breaks() -> None:
     rows = ('"a\nb",' + a_profile().partition(",")[2], a_profile(status="x"))
     said = profile_message(PROFILE, *rows).splitlines()
     assert [line.partition(",")[0] for line in said] == ["p.csv line 2", "p.csv line 4"]
@@ -209,7 +211,7 @@ def test_a_trace_row_becomes_a_job() -> None:
     assert (arrival.arrival_s, spec.deadline_s) == (0.0, 600.0)
 
 
-def test_iterations_are_divided_as_asked_and_never_to_nothing() -> None:
+def test_iterations_are_divided_as_requested_but_never_to_zero() -> None:
     data = a_file(TRACE, a_trace_row(num_iterations="3"))
     assert parse_trace(data, "t.csv")[0].spec.iterations == 1
     assert parse_trace(data, "t.csv", TraceOptions(iteration_divisor=1))[0].spec.iterations == 3
@@ -227,7 +229,7 @@ def test_arrivals_count_from_the_first_and_come_in_order() -> None:
     ]
 
 
-def test_a_column_of_rounds_says_when_jobs_arrive() -> None:
+def test_a_column_of_rounds_gives_the_arrival_times() -> None:
     rows = [a_trace_row(job_id=f"j{r}", submit_time_s=str(1000 + r)) + f",{r}" for r in (2, 7)]
     data = a_file(TRACE + ",arena_round", *rows)
     assert [a.arrival_s for a in parse_trace(data, "t.csv")] == [600.0, 2100.0]
@@ -263,7 +265,7 @@ def test_a_wrong_time_is_reported_once() -> None:
     assert len(trace_message(TRACE, a_trace_row(submit_time_s="now")).splitlines()) == 1
 
 
-def test_a_job_given_twice_names_both_lines() -> None:
+def test_a_duplicate_job_names_both_lines() -> None:
     said = trace_message(TRACE, a_trace_row(), a_trace_row())
     assert said == "t.csv line 3, column job_id: must be unique; line 2 has the same"
 
@@ -277,7 +279,7 @@ def test_a_job_given_twice_names_both_lines() -> None:
         (lambda: TraceOptions(limit=-1), "limit"),
     ],
 )
-def test_options_without_meaning_are_refused(make: Callable[[], TraceOptions], field: str) -> None:
+def test_meaningless_options_are_refused(make: Callable[[], TraceOptions], field: str) -> None:
     with pytest.raises(InvalidInput, match=field):
         make()
 

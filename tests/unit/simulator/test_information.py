@@ -36,11 +36,13 @@ def a_table(*rows: dict[str, Any]) -> Snapshot:
     )
 
 
-def searched(gpus: int, iter_time_s: float, gpu_type: int = 0, nodes: int = 1) -> dict[str, Any]:
+def a_searched_estimate(
+    gpus: int, iter_time_s: float, gpu_type: int = 0, nodes: int = 1
+) -> dict[str, Any]:
     return an_estimate(0, gpu_type, gpus, nodes, degree=BEST_FOUND, iter_time_s=iter_time_s)
 
 
-def times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
+def best_times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
     """Return the least time of each count on a type."""
     e = snapshot.estimates
     found: dict[int, float] = {}
@@ -52,7 +54,7 @@ def times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
     return found
 
 
-def memory(**gib_by_count: float) -> DpMemory:
+def a_memory_table(**gib_by_count: float) -> DpMemory:
     """Return a table of the workload ``m/0B/256``, e.g. ``memory(x1=20, x2=math.inf)``."""
     counts = [int(name.removeprefix("x")) for name in gib_by_count]
     return DpMemory(
@@ -62,99 +64,118 @@ def memory(**gib_by_count: float) -> DpMemory:
     )
 
 
-SCALES_BADLY = tuple(searched(n, t) for n, t in ((1, 8.0), (2, 5.0), (4, 3.0), (8, 2.0), (16, 1.5)))
+SCALES_BADLY = tuple(
+    a_searched_estimate(n, t) for n, t in ((1, 8.0), (2, 5.0), (4, 3.0), (8, 2.0), (16, 1.5))
+)
 
 
-def test_estimates_are_the_snapshot_itself() -> None:
+def test_the_estimates_information_is_the_snapshot_itself() -> None:
     snapshot = a_table(*SCALES_BADLY)
     assert all_estimates(snapshot) is snapshot
 
 
-def test_the_optimum_has_the_rows_of_a_full_search_alone() -> None:
-    snapshot = a_table(searched(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
-    assert times(searched_optimum(snapshot)) == {1: 8.0}
+def test_the_optimum_information_has_only_rows_of_a_full_search() -> None:
+    snapshot = a_table(a_searched_estimate(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
+    assert best_times(searched_optimum(snapshot)) == {1: 8.0}
 
 
-def test_the_optimum_of_a_workload_that_was_never_searched_is_what_was_measured() -> None:
+def test_without_a_full_search_the_optimum_is_the_measured_estimate() -> None:
     guess = an_estimate(0, 0, 2, iter_time_s=1.0) | {"source": int(EstimateSource.ANALYTIC)}
-    assert times(searched_optimum(a_table(an_estimate(0, 0, 1, iter_time_s=4.0), guess))) == {
+    assert best_times(searched_optimum(a_table(an_estimate(0, 0, 1, iter_time_s=4.0), guess))) == {
         1: 4.0
     }
 
 
-def test_the_data_parallel_gate_closes_where_the_replicas_do_not_fit() -> None:
+def test_the_data_parallel_gate_excludes_counts_whose_replicas_do_not_fit() -> None:
     fits = 0.8 * HAS / 1.2 / GIB
-    seen = data_parallel(memory(x1=fits + 0.01, x2=fits - 0.01, x4=math.inf, x8=1.0))(
+    seen = data_parallel(a_memory_table(x1=fits + 0.01, x2=fits - 0.01, x4=math.inf, x8=1.0))(
         a_table(*SCALES_BADLY)
     )
-    assert times(seen) == {1: math.inf, 2: 5.0, 4: math.inf, 8: 2.0, 16: math.inf}
+    assert best_times(seen) == {1: math.inf, 2: 5.0, 4: math.inf, 8: 2.0, 16: math.inf}
 
 
-def test_the_data_parallel_gate_opens_with_safety_and_fraction() -> None:
-    table, snapshot = memory(x1=HAS / GIB), a_table(searched(1, 8.0))
-    assert times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
-    assert times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
+def test_the_data_parallel_gate_depends_on_safety_and_fraction() -> None:
+    table, snapshot = a_memory_table(x1=HAS / GIB), a_table(a_searched_estimate(1, 8.0))
+    assert best_times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
+    assert best_times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
 
 
-def test_one_measured_count_is_single_gpu_throughput_times_gpus() -> None:
-    assert times(single_gpu(1)(a_table(*SCALES_BADLY))) == pytest.approx(
+def test_one_measured_count_scales_single_gpu_throughput_linearly() -> None:
+    assert best_times(single_gpu(1)(a_table(*SCALES_BADLY))) == pytest.approx(
         {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}
     )
 
 
 def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_them() -> None:
-    assert times(single_gpu(3)(a_table(*SCALES_BADLY))) == pytest.approx(
+    assert best_times(single_gpu(3)(a_table(*SCALES_BADLY))) == pytest.approx(
         {1: 8.0, 2: 5.0, 4: 3.0, 8: 1.5, 16: 0.75}
     )
 
 
-def test_five_measured_counts_are_the_optimum() -> None:
+def test_five_measured_counts_give_the_optimum() -> None:
     snapshot = a_table(*SCALES_BADLY)
     assert single_gpu(5)(snapshot).estimates.equals(searched_optimum(snapshot).estimates)
 
 
-def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_least_that_runs() -> (
+def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_smallest_feasible() -> (
     None
 ):
-    rows = (searched(1, math.inf), searched(2, math.inf), searched(4, 3.0), searched(8, 2.0))
-    assert times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
+    rows = (
+        a_searched_estimate(1, math.inf),
+        a_searched_estimate(2, math.inf),
+        a_searched_estimate(4, 3.0),
+        a_searched_estimate(8, 2.0),
+    )
+    assert best_times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
 
 
-def test_a_measured_count_that_failed_is_not_extrapolated_over() -> None:
-    rows = (searched(1, 8.0), searched(2, 5.0), searched(4, math.inf), searched(8, 2.0))
-    assert times(single_gpu(3)(a_table(*rows))) == {1: 8.0, 2: 5.0, 4: math.inf, 8: 1.25}
+def test_a_measured_failure_is_not_replaced_by_extrapolation() -> None:
+    rows = (
+        a_searched_estimate(1, 8.0),
+        a_searched_estimate(2, 5.0),
+        a_searched_estimate(4, math.inf),
+        a_searched_estimate(8, 2.0),
+    )
+    assert best_times(single_gpu(3)(a_table(*rows))) == {1: 8.0, 2: 5.0, 4: math.inf, 8: 1.25}
 
 
-def test_extrapolation_knows_nothing_of_failures_at_larger_counts() -> None:
-    assert times(single_gpu(1)(a_table(searched(1, 8.0), searched(2, math.inf)))) == {
+def test_extrapolation_ignores_failures_at_larger_counts() -> None:
+    assert best_times(
+        single_gpu(1)(a_table(a_searched_estimate(1, 8.0), a_searched_estimate(2, math.inf)))
+    ) == {
         1: 8.0,
         2: 4.0,
     }
 
 
 def test_types_are_extrapolated_each_from_its_own_measurements() -> None:
-    rows = (searched(1, 8.0), searched(2, 7.0), searched(1, 2.0, 1), searched(2, 1.9, 1))
+    rows = (
+        a_searched_estimate(1, 8.0),
+        a_searched_estimate(2, 7.0),
+        a_searched_estimate(1, 2.0, 1),
+        a_searched_estimate(2, 1.9, 1),
+    )
     seen = single_gpu(1)(a_table(*rows))
-    assert times(seen, 0) == {1: 8.0, 2: 4.0}
-    assert times(seen, 1) == {1: 2.0, 2: 1.0}
+    assert best_times(seen, 0) == {1: 8.0, 2: 4.0}
+    assert best_times(seen, 1) == {1: 2.0, 2: 1.0}
 
 
 @pytest.mark.parametrize("count", [0, 6])
-def test_only_five_counts_can_be_measured(count: int) -> None:
+def test_at_most_five_counts_can_be_measured(count: int) -> None:
     with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
         single_gpu(count)
 
 
-def test_information_changes_estimates_and_nothing_else() -> None:
+def test_information_changes_only_estimates() -> None:
     snapshot = a_table(*SCALES_BADLY)
-    for inform in (searched_optimum, data_parallel(memory(x1=1.0)), single_gpu(2)):
+    for inform in (searched_optimum, data_parallel(a_memory_table(x1=1.0)), single_gpu(2)):
         seen = inform(snapshot)
         assert seen.jobs is snapshot.jobs
         assert seen.nodes is snapshot.nodes
         assert len(seen.estimates) == len(snapshot.estimates)
 
 
-def test_the_memory_table_is_read_with_failures_as_infinite(tmp_path: Path) -> None:
+def test_the_memory_table_reads_failures_as_infinite(tmp_path: Path) -> None:
     file = tmp_path / "dp.csv"
     file.write_text(
         "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"
@@ -166,14 +187,14 @@ def test_the_memory_table_is_read_with_failures_as_infinite(tmp_path: Path) -> N
     assert table.memory_bytes.tolist() == [12.5 * GIB, math.inf]
 
 
-def test_a_file_that_is_no_memory_table_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_memory_table_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "other.csv"
     file.write_text("a,b\n1,2\n")
     with pytest.raises(InvalidInput, match=r"other\.csv"):
         read_dp_memory(file)
 
 
-def test_arenas_memory_table_has_its_180_rows_half_of_them_infeasible() -> None:
+def test_arenas_memory_table_has_180_rows_and_half_of_them_are_infeasible() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "dp_memory.csv").exists():
         pytest.skip("Arena's data set is not here; set TESSERA_DATA")

@@ -24,7 +24,7 @@ from tests.support.topologies import (
     a_shape,
     a_torus,
     gpu,
-    names,
+    vertex_names,
 )
 
 ROWS = [
@@ -91,7 +91,7 @@ def test_pods_may_hold_several_pairs_of_tors() -> None:
 @pytest.mark.parametrize(
     ("sizes", "neighbours"), [((3, 4), 4), ((3, 3, 3), 6), ((2, 3), 3), ((1, 4), 2), ((2, 2, 2), 3)]
 )
-def test_a_router_of_a_torus_has_two_neighbours_a_dimension(
+def test_a_torus_router_has_two_neighbours_per_dimension(
     sizes: tuple[int, ...], neighbours: int
 ) -> None:
     topology = a_torus(*sizes)
@@ -104,7 +104,9 @@ def test_a_torus_closes_in_each_dimension() -> None:
     routes = Routes(topology)
     for there, hops in ((1, 1), (4, 1), (3, 2), (5, 1), (15, 1), (10, 2), (19, 2)):
         path = routes.between(gpu(topology, 0), gpu(topology, there))[0]
-        assert sum(1 for name in names(topology, path) if name.startswith("router")) == hops + 1
+        assert (
+            sum(1 for name in vertex_names(topology, path) if name.startswith("router")) == hops + 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_torus_closes_in_each_dimension() -> None:
         lambda: a_lingjun(ROWS),
     ],
 )
-def test_every_link_has_one_of_equal_speed_and_delay_the_other_way(
+def test_every_link_has_a_reverse_link_of_equal_speed_and_delay(
     build: Callable[[], Topology],
 ) -> None:
     e = build().links
@@ -127,7 +129,7 @@ def test_every_link_has_one_of_equal_speed_and_delay_the_other_way(
     assert there == back
 
 
-def test_the_testbed_is_as_the_paper_has_it() -> None:
+def test_the_testbed_matches_the_paper() -> None:
     topology = crux_testbed()
     found = count_tiers(topology)
     assert (len(topology.hosts), found[Tier.GPU]) == (12, 96)
@@ -146,11 +148,11 @@ def test_the_bisection_of_a_torus_is_two_faces() -> None:
     assert bisection_bytes_per_s(a_torus(4, 5)) == pytest.approx(2 * 5 * 10e9)
 
 
-def test_one_tor_has_no_bisection() -> None:
+def test_a_single_tor_has_no_bisection() -> None:
     assert bisection_bytes_per_s(a_clos(2, tors=1)) is None
 
 
-def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
+def test_a_bisection_is_limited_by_the_narrowest_cut() -> None:
     wide = a_double_sided(4, tor_bytes_per_s=10e9, aggregation_bytes_per_s=1e9)
     assert bisection_bytes_per_s(wide) == pytest.approx(4 * 1e9)
     narrow = a_double_sided(4, tor_bytes_per_s=1e9, aggregation_bytes_per_s=10e9)
@@ -158,7 +160,7 @@ def test_a_bisection_is_limited_where_the_way_is_narrowest() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_bisection_takes_back_what_stands_in_the_way(order: int) -> None:
+def test_the_bisection_search_can_reroute_earlier_flow(order: int) -> None:
     ends = ["s0 c", "s0 a", "a x", "a b", "c b", "b s1", "x s1"][::order]
     topology = build_topology(
         {
@@ -183,25 +185,25 @@ def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_
     topology = a_clos(2, PCIE_HOST)
     assert Tier.NVSWITCH not in count_tiers(topology)
     path = Routes(topology).between(gpu(topology, 0, 0), gpu(topology, 0, 7))
-    assert [names(topology, p) for p in path] == [
+    assert [vertex_names(topology, p) for p in path] == [
         ["host-0/pcie-0", "host-0/pcie-root", "host-0/pcie-1", "host-0/gpu-7"]
     ]
 
 
-def test_what_hangs_on_which_pcie_switch_can_be_said() -> None:
+def test_the_pcie_switch_of_each_gpu_and_nic_can_be_given() -> None:
     shape = a_shape(gpus=3, nics=2, pcie=2, gpu_pcie=(1, 1, 0), nic_pcie=(0, 1))
     topology = a_clos(2, shape)
     ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
     assert [topology.vertices.name[p][-5:] for p in ports] == ["nic-1", "nic-1", "nic-0"]
 
 
-def test_groups_of_lingjun_are_switches_and_a_label_is_its_psws_own() -> None:
+def test_lingjun_groups_are_switches_and_labels_are_local_to_a_psw() -> None:
     topology = a_lingjun(ROWS)
     found = count_tiers(topology)
     assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (3, 2, 1)
     routes = Routes(topology)
     same = routes.between(gpu(topology, 0), gpu(topology, 1))
-    assert "p1/s1" in names(topology, same[0])
+    assert "p1/s1" in vertex_names(topology, same[0])
     assert len(same) == 2 * 2
     assert routes.count(gpu(topology, 0), gpu(topology, 2)) == (2 * 2) ** 2
     assert routes.count(gpu(topology, 0), gpu(topology, 3)) == (2 * 2 * 3) ** 2
@@ -267,7 +269,7 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
         ),
     ],
 )
-def test_numbers_that_cannot_be_built_are_refused(
+def test_impossible_numbers_are_refused(
     build: Callable[[], Topology | HostShape], says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says):

@@ -23,12 +23,12 @@ from tessera.simulator.network.slowdowns import ContentionSlowdowns
 from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
 from tessera.simulator.store import AllocationChange
 from tests.support.networks import FluidJob, a_demand
-from tests.support.worlds import FCFS, a_scenario, an_arrival, simulated
+from tests.support.worlds import FCFS, a_scenario, an_arrival, simulate_scenario
 
 LINKS = 3
 
 
-class Book:
+class GpuBook:
     """Whole GPUs of one host, lowest first."""
 
     def __init__(self, gpus: int) -> None:
@@ -94,7 +94,7 @@ def a_job(name: str, at_s: float = 0.0, gpus: int = 1, iterations: float = 100.0
     )
 
 
-def ran(
+def play_jobs(
     jobs: Sequence[TraceJob],
     link: Mapping[str, int],
     comm_s: float = 1.0,
@@ -107,7 +107,7 @@ def ran(
     ticks = count()
     cluster = Cluster(
         gpus=gpus,
-        places=Book(gpus),
+        places=GpuBook(gpus),
         in_turn=in_turn,
         plan=first_paths,
         met=lambda job, gang: a_part(job.name, link[job.name], comm_s, gpus=gang.gpus),
@@ -117,7 +117,7 @@ def ran(
     return run_trace(jobs, cluster, GroupRates(window), horizon_s)
 
 
-def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
+def test_joined_contentions_equal_the_contention_of_all_jobs() -> None:
     whole = join_parts([a_part("a", 0, 1.0), a_part("b", 1, 2.0, gpus=3)])
     assert whole.jobs == ("a", "b")
     assert whole.gpus.tolist() == [1, 3]
@@ -130,8 +130,8 @@ def test_joined_contentions_are_those_of_all_jobs_at_once() -> None:
         join_parts([a_part("a", 0, 1.0), other])
 
 
-def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:
-    result = ran([a_job("a"), a_job("b", at_s=10.0)], {"a": 0, "b": 1})
+def test_jobs_that_share_nothing_end_as_if_alone() -> None:
+    result = play_jobs([a_job("a"), a_job("b", at_s=10.0)], {"a": 0, "b": 1})
     assert result.end_s == pytest.approx([200.0, 210.0])
     assert result.jct_s == pytest.approx(result.alone_s)
     assert result.flop == pytest.approx(2000.0)
@@ -142,10 +142,10 @@ def test_jobs_that_share_nothing_end_when_they_would_alone() -> None:
     assert (result.plans, result.plan_s, result.groups_played) == (3, 3.0, 0)
 
 
-def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
+def test_a_job_is_slowed_by_a_contending_one_until_that_ends() -> None:
     """Two of 1 s each way with 2 s on the link: the second has what the first leaves, one s in three."""
     jobs = [a_job("a", iterations=100), a_job("b", iterations=100)]
-    result = ran(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=RateWindow(of_few=600))
+    result = play_jobs(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=RateWindow(of_few=600))
     assert result.end_s[0] == pytest.approx(300.0)  # the urgent one as alone
     rate = 1 / 6  # 2 s of link at a third of the time
     assert result.end_s[1] == pytest.approx(300 + (100 - 300 * rate) * 3, rel=0.01)
@@ -154,13 +154,13 @@ def test_a_job_that_meets_another_is_slowed_until_that_one_ends() -> None:
     assert result.contended_job_s == pytest.approx(600.0)
 
 
-def test_plans_beside_are_judged_on_the_same_jobs_at_the_same_times_and_change_nothing() -> None:
+def test_alternative_plans_are_judged_at_the_same_times_and_change_nothing() -> None:
     jobs = [a_job("a"), a_job("b")]
     links = {"a": 0, "b": 0}
     window = RateWindow(of_few=600)
-    plain = ran(jobs, links, comm_s=2.0, window=window)
-    found = ran(
-        jobs, links, comm_s=2.0, window=window, beside={"same": first_paths, "apart": apart}
+    plain = play_jobs(jobs, links, comm_s=2.0, window=window)
+    found = play_jobs(
+        jobs, links, comm_s=2.0, window=window, beside={"same": first_paths, "apart": spread_paths}
     )
     assert found.end_s.tolist() == plain.end_s.tolist()
     assert found.flop == pytest.approx(2000.0)
@@ -169,29 +169,29 @@ def test_plans_beside_are_judged_on_the_same_jobs_at_the_same_times_and_change_n
     assert found.beside_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
 
 
-def apart(contention: Contention) -> NetworkPlan:
+def spread_paths(contention: Contention) -> NetworkPlan:
     """Return each second job on its other path."""
     plan = first_paths(contention)
     return replace(plan, chosen=np.arange(len(plan.chosen)) % 2)
 
 
-def test_a_job_that_does_not_fit_waits_and_smaller_ones_pass_it_unless_in_turn() -> None:
+def test_a_job_that_does_not_fit_is_overtaken_by_smaller_ones_unless_in_turn() -> None:
     jobs = [a_job("a", gpus=3), a_job("big", 1.0, gpus=2), a_job("small", 2.0)]
     links = {"a": 0, "big": 1, "small": 2}
-    assert ran(jobs, links).start_s == pytest.approx([0.0, 200.0, 2.0])
-    assert ran(jobs, links, in_turn=True).start_s == pytest.approx([0.0, 200.0, 200.0])
+    assert play_jobs(jobs, links).start_s == pytest.approx([0.0, 200.0, 2.0])
+    assert play_jobs(jobs, links, in_turn=True).start_s == pytest.approx([0.0, 200.0, 200.0])
 
 
 def test_a_horizon_and_a_job_that_never_fits_leave_jobs_unfinished() -> None:
-    result = ran([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1}, horizon_s=50.0)
+    result = play_jobs([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1}, horizon_s=50.0)
     assert result.ended_s == 50.0
     assert np.isinf(result.end_s).all()
     assert result.flop == pytest.approx(250.0)
-    result = ran([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1})
+    result = play_jobs([a_job("a"), a_job("huge", gpus=9)], {"a": 0, "huge": 1})
     assert result.jct_s.tolist() == [pytest.approx(200.0), np.inf]
 
 
-def test_groups_that_have_not_changed_are_not_played_again() -> None:
+def test_unchanged_groups_are_not_simulated_again() -> None:
     demand = a_demand(*(FluidJob(busy_s={link: 1}) for link in (0, 0, 1, 1)), FluidJob(compute_s=2))
     names, rates = list("abcde"), GroupRates()
     level = np.array([3, 2, 1, 0, 0])
@@ -204,13 +204,13 @@ def test_groups_that_have_not_changed_are_not_played_again() -> None:
     assert once[4] == 0.5
 
 
-def test_traces_that_mean_nothing_are_refused() -> None:
+def test_meaningless_traces_are_refused() -> None:
     with pytest.raises(InvalidInput, match="a"):
         a_job("a", iterations=0)
     with pytest.raises(InvalidInput, match="unique"):
-        ran([a_job("a"), a_job("a")], {"a": 0})
+        play_jobs([a_job("a"), a_job("a")], {"a": 0})
     with pytest.raises(InvalidInput, match="horizon_s"):
-        ran([a_job("a")], {"a": 0}, horizon_s=np.nan)
+        play_jobs([a_job("a")], {"a": 0}, horizon_s=np.nan)
     with pytest.raises(InvalidInput, match="window"):
         RateWindow(of_few=0)
 
@@ -222,12 +222,12 @@ def _contended(comm_s: float) -> ContentionSlowdowns:
     return ContentionSlowdowns(met, first_paths, GroupRates(RateWindow(of_few=600)))
 
 
-def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
+def test_the_job_simulator_slows_contending_jobs_and_its_log_replays() -> None:
     """Alone 1,000 s each. Together the second has a sixth of the iterations in place of a third: 2 times."""
     scenario = a_scenario(an_arrival("a"), an_arrival("b"))
     ends = {}
     for slowdowns in (None, _contended(2.0)):
-        result = simulated(scenario, FCFS, slowdowns=slowdowns)
+        result = simulate_scenario(scenario, FCFS, slowdowns=slowdowns)
         ends[slowdowns is not None] = result.end_s
         assert list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(
             (result.end_s - result.arrival_s).tolist()
@@ -237,7 +237,7 @@ def test_the_job_simulator_slows_jobs_that_meet_and_its_log_replays() -> None:
     assert met[1] == pytest.approx(alone[1] + alone[0] / 2, rel=0.01)
 
 
-def test_a_starved_job_is_slowed_by_a_number_all_the_same() -> None:
+def test_a_starved_job_has_a_finite_slowdown() -> None:
     def met(change: AllocationChange, gang: Gang) -> Contention:
         return a_part(f"{change.job}", 0, 1.0, compute_s=1e-6 if change.job == 0 else 1.0)
 

@@ -35,7 +35,7 @@ from tessera.simulator.report.write import write_report
 VOID = {"meta", "br", "link", "img"}
 
 
-class Page(HTMLParser):
+class ParsedPage(HTMLParser):
     """The elements of a page; fails where they are not nested."""
 
     def __init__(self, source: str) -> None:
@@ -113,19 +113,23 @@ def a_report(**more: Any) -> RunReport:
         (0.0, "0"),
     ],
 )
-def test_values_are_written_as_people_read_them(value: object, expected: str) -> None:
+def test_values_are_formatted_for_people(value: object, expected: str) -> None:
     assert format_value(value) == expected
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
+def test_the_page_is_self_contained() -> None:
     source = render_page(a_report())
-    assert not Page(source).all("script") + Page(source).all("link") + Page(source).all("iframe")
+    assert (
+        not ParsedPage(source).all("script")
+        + ParsedPage(source).all("link")
+        + ParsedPage(source).all("iframe")
+    )
     addresses = re.findall(r"https?://[^\s\"')]+", source)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "@import" not in source
 
 
-def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
+def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
     source = render_page(a_report())
     for held in (
         "Policies &amp; loads",
@@ -146,8 +150,8 @@ def test_the_page_holds_all_of_the_report_and_escapes_it() -> None:
         assert held in source
 
 
-def test_who_cannot_see_the_page_is_told_what_it_shows() -> None:
-    found = Page(render_page(a_report()))
+def test_the_page_describes_its_pictures_to_screen_readers() -> None:
+    found = ParsedPage(render_page(a_report()))
     html = found.all("html")[0]
     assert html["lang"] == "en"
     pictures = found.all("svg")
@@ -213,7 +217,7 @@ def test_markdown_holds_all_of_the_report() -> None:
         assert held in source
 
 
-def test_tables_of_markdown_put_numbers_to_the_right() -> None:
+def test_markdown_tables_align_numbers_to_the_right() -> None:
     lines = table_lines(("policy", "jct_s", "ok"), [("a", 1.5, True), ("b", None, False)])
     assert lines[1] == "| --- | ---: | --- |"
 
@@ -224,13 +228,13 @@ def test_rows_with_other_keys_share_a_table() -> None:
     assert found.rows == ((1, ""), (3, 2))
 
 
-def test_a_report_without_figures_tables_plots_and_notes_is_a_page() -> None:
+def test_an_empty_report_is_still_a_page() -> None:
     bare = a_report(figures={}, tables=(), plots=(), notes=(), summary="", options={})
-    Page(render_page(bare))
+    ParsedPage(render_page(bare))
     assert "## Figures" not in render_markdown(bare, [])
 
 
-def test_a_report_is_written_and_the_same_again(tmp_path: Path) -> None:
+def test_writing_a_report_twice_gives_the_same_files(tmp_path: Path) -> None:
     file = write_report(a_report(), tmp_path / "new" / "report")
     names = sorted(path.name for path in file.parent.iterdir())
     assert names == ["01-queue-length.png", "02-queue-again.png", "report.html", "report.md"]
@@ -241,7 +245,7 @@ def test_a_report_is_written_and_the_same_again(tmp_path: Path) -> None:
         assert f"]({name})" in (file.parent / "report.md").read_text()
 
 
-def test_what_a_case_found_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_a_case_becomes_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/tessera", "bench", "x", "--trace", "a b"])
     found = Report(seed=7, figures={"gain": 2.0}, table=[{"policy": "p", "jct_s": 1.0}])
     report = report_of(found, title="X", options={"trace": "a b"}, plots=[a_plot()])
@@ -297,7 +301,7 @@ MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def linear(colour: str) -> np.ndarray:
+def linear_rgb(colour: str) -> np.ndarray:
     shares = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
     found: np.ndarray = np.where(
         shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4
@@ -315,14 +319,16 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 def contrast(one: str, other: str) -> float:
-    low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (one, other))
+    low, high = sorted(float(XYZ[1] @ linear_rgb(colour)) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 @pytest.mark.parametrize("sight", list(MACHADO))
-def test_series_are_told_apart_with_any_sight(theme: dict[str, str], sight: str) -> None:
-    colours = [lab(MACHADO[sight] @ linear(theme[f"s{k}"])) for k in range(7)]
+def test_series_are_distinguishable_with_any_colour_vision(
+    theme: dict[str, str], sight: str
+) -> None:
+    colours = [lab(MACHADO[sight] @ linear_rgb(theme[f"s{k}"])) for k in range(7)]
     assert min(np.linalg.norm(a - b) for a, b in combinations(colours, 2)) >= 20
 
 
@@ -334,7 +340,7 @@ def test_everything_has_enough_contrast_with_the_page(theme: dict[str, str]) -> 
         assert contrast(theme[words], theme["page"]) >= 4.5
 
 
-def test_twenty_policies_look_different_and_the_same_in_every_plot() -> None:
+def test_twenty_policies_look_different_and_keep_their_look_in_every_plot() -> None:
     found = series_styles([f"p{k}" for k in range(20)], bold=["p3"])
     assert len({(s.colour, str(s.dash)) for s in found.values()}) == 20
     assert [name for name, s in found.items() if s.bold] == ["p3"]

@@ -64,7 +64,7 @@ def test_steps_after_the_end_are_not_drawn() -> None:
     assert (at_s.tolist(), shown.tolist()) == ([0, 5, 10], [1, 2])
 
 
-def test_lines_of_twenty_policies_have_a_legend_that_covers_none_of_them() -> None:
+def test_lines_of_twenty_policies_have_a_legend_that_covers_no_line() -> None:
     steps = (np.array([0.0, 50_000.0]), np.array([1.0, 3.0]))
     plot = time_plot("t", dict.fromkeys(POLICIES, steps), label="jobs", end_s=100_000.0)
     assert legend_below(plot.drawing)
@@ -74,7 +74,7 @@ def test_lines_of_twenty_policies_have_a_legend_that_covers_none_of_them() -> No
     assert "policy-19 2" in plot.alt
 
 
-def test_means_are_said_to_be_means() -> None:
+def test_means_are_labelled_as_means() -> None:
     many = (np.arange(1000.0), np.ones(1000))
     assert (
         time_plot("t", {"a": many}, label="x", end_s=1000.0).caption
@@ -83,7 +83,7 @@ def test_means_are_said_to_be_means() -> None:
     assert time_plot("t", {"a": (many[0][:9], many[1][:9])}, label="x", end_s=9.0).caption == ""
 
 
-def test_jobs_that_did_not_finish_keep_a_distribution_below_1() -> None:
+def test_unfinished_jobs_keep_a_distribution_below_1() -> None:
     plot = distribution_plot(
         "t",
         {"all": np.array([60.0, 3600.0]), "half": np.array([60.0, 90.0])},
@@ -163,7 +163,7 @@ def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
     assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
 
 
-def test_one_seed_draws_a_curve_without_a_band() -> None:
+def test_a_curve_of_one_seed_has_no_band() -> None:
     plot = curves_plot(
         "t", {"a": IntervalCurve.of([1, 2], np.array([[0.5, 0.6]]))}, x_label="x", y_label="y"
     )
@@ -171,7 +171,7 @@ def test_one_seed_draws_a_curve_without_a_band() -> None:
     assert "a 0.5 to 0.6" in plot.alt
 
 
-def test_bars_stand_beside_each_other_and_a_missing_one_leaves_a_gap() -> None:
+def test_bars_are_placed_side_by_side_and_a_missing_one_leaves_a_gap() -> None:
     one = Interval(value=2.0, low=1.0, high=3.0)
     alone = Interval(value=4.0, low=math.nan, high=math.nan)
     series = {"optimum": {"ilp": one, "fcfs": alone}, "estimates": {"fcfs": one}}
@@ -213,7 +213,7 @@ def test_gpus_are_drawn_while_they_are_held() -> None:
     assert [text.get_text() for text in plot.drawing.axes[0].texts] == ["A40", "H100"]
 
 
-def test_a_job_that_goes_on_keeps_its_gpus() -> None:
+def test_a_continuing_job_keeps_its_gpus_in_the_plot() -> None:
     segments: list[Segment] = [
         ("a", 0.0, 5.0, [(0, 1)]),
         ("b", 0.0, 10.0, [(0, 1)]),

@@ -37,7 +37,7 @@ PROFILES = [
 NODES = a_cluster(nodes=2, gpus=4)
 
 
-def reasons(*arrivals: Arrival) -> list[str]:
+def dropped_reasons(*arrivals: Arrival) -> list[str]:
     found = screen_jobs(arrivals, PROFILES, [a_type()], NODES, "drop")
     return [one.reason for one in found.dropped]
 
@@ -59,11 +59,11 @@ def reasons(*arrivals: Arrival) -> list[str]:
         (an_arrival("b", gpus=8, work=GIANT), screening.NEVER_RUNS),
     ],
 )
-def test_each_kind_of_bad_job_is_told_by_its_reason(bad: Arrival, reason: str) -> None:
-    assert reasons(an_arrival("a", gpus=8), bad, an_arrival("c", gpu_type="")) == [reason]
+def test_each_kind_of_bad_job_has_its_own_reason(bad: Arrival, reason: str) -> None:
+    assert dropped_reasons(an_arrival("a", gpus=8), bad, an_arrival("c", gpu_type="")) == [reason]
 
 
-def test_of_a_repeated_name_the_first_good_job_stays() -> None:
+def test_the_first_good_job_of_a_repeated_name_is_kept() -> None:
     jobs = [an_arrival("a", iterations=0), an_arrival("a", 5.0), an_arrival("a", 6.0)]
     found = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
     assert found.arrivals == [jobs[1]]
@@ -82,7 +82,7 @@ def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason(
     assert lines[1] == f"1 job with {screening.UNKNOWN_MODEL}: x (moe 2.4B 256)"
 
 
-def test_jobs_out_of_order_are_refused_or_put_in_order_and_named_but_never_lost() -> None:
+def test_unsorted_jobs_are_refused_or_sorted_and_named_but_never_lost() -> None:
     jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
     with pytest.raises(InvalidInput, match="2 jobs listed after a job that arrives later: b, c"):
         screen_jobs(jobs, PROFILES, [a_type()], NODES)
@@ -91,19 +91,19 @@ def test_jobs_out_of_order_are_refused_or_put_in_order_and_named_but_never_lost(
     assert (found.dropped, found.reordered) == ([], ["b", "c"])
 
 
-def test_a_good_trace_passes_as_it_is_and_has_nothing_to_say() -> None:
+def test_a_good_trace_passes_unchanged_without_remarks() -> None:
     jobs = some_arrivals(5)
     found = screen_jobs(jobs, PROFILES, [a_type()], NODES)
     assert (found.arrivals, found.message()) == (jobs, "")
 
 
-def test_without_a_cluster_only_what_the_profiles_or_the_form_say_is_bad() -> None:
+def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
     jobs = [an_arrival("a", gpus=16), an_arrival("b", work=OTHER), an_arrival("c", iterations=0)]
     assert [a.spec.name for a in screen_profiled(jobs, PROFILES, "drop").arrivals] == ["a"]
     assert [a.spec.name for a in screen_form(jobs, "drop").arrivals] == ["a", "b"]
 
 
-def test_jobs_without_models_must_last_some_time_and_be_unique() -> None:
+def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:
     jobs = [an_asked("a", 2.0), an_asked("b", 1.0, duration_s=0.0), an_asked("a", 3.0)]
     found = screen_durations(jobs, "drop")
     assert found.arrivals == [jobs[0]]

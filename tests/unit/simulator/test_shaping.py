@@ -54,7 +54,7 @@ def two_models() -> Speeds:
     )
 
 
-def test_the_busiest_hours_are_those_in_which_most_jobs_arrive_and_begin_at_0() -> None:
+def test_the_busiest_hours_have_the_most_arrivals_and_start_at_0() -> None:
     times = [0.0, 5 * HOUR_S, 5.2 * HOUR_S, 5.9 * HOUR_S, 6.0 * HOUR_S, 9 * HOUR_S]
     found = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
     assert [a.spec.name for a in found] == [
@@ -66,7 +66,7 @@ def test_the_busiest_hours_are_those_in_which_most_jobs_arrive_and_begin_at_0() 
     assert busiest_jobs([], 1.0) == []
 
 
-def test_a_sample_keeps_the_share_the_order_and_each_job_as_it_was() -> None:
+def test_a_sample_keeps_its_share_the_order_and_each_job_unchanged() -> None:
     jobs = some_arrivals(100)
     found = sample_jobs(jobs, 0.25, seed=3)
     assert len(found) == 25
@@ -77,7 +77,7 @@ def test_a_sample_keeps_the_share_the_order_and_each_job_as_it_was() -> None:
         sample_jobs(jobs, 1.5, seed=3)
 
 
-def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
+def test_a_sample_reaches_the_given_load_and_an_unreachable_load_is_refused() -> None:
     jobs = some_arrivals(400, gap_s=60.0, iterations=1200)  # 20 min of a GPU each minute: 20 GPUs
     speeds = Speeds([a_record(1)], ClusterRoom.of(a_cluster()))
     assert requested_load(jobs, speeds, 8) == pytest.approx(2.5, rel=0.01)
@@ -89,14 +89,12 @@ def test_a_sample_to_a_load_has_it_and_a_load_out_of_reach_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "jobs"), [(0.32, 3), (0.38, 4), (0.05, 1), (1.0, 10)])
-def test_of_two_numbers_of_jobs_the_one_with_the_nearer_load_is_taken(
-    wanted: float, jobs: int
-) -> None:
+def test_the_number_of_jobs_with_the_nearest_load_is_chosen(wanted: float, jobs: int) -> None:
     each = [an_arrival(f"j{i}", 1000.0, iterations=100) for i in range(10)]  # a load of 0.1 each
     assert len(sampled_to_load(each, Speeds([a_record(1)]), 1, wanted, seed=1)) == jobs
 
 
-def test_arrivals_twice_as_fast_double_the_load_and_lives_twice_as_long_too() -> None:
+def test_arrivals_twice_as_fast_double_the_load_and_so_do_jobs_twice_as_long() -> None:
     jobs = some_arrivals(50, iterations=700, deadline_s=1000.0)
     speeds = Speeds([a_record(1)])
     before = requested_load(jobs, speeds, 8)
@@ -107,7 +105,7 @@ def test_arrivals_twice_as_fast_double_the_load_and_lives_twice_as_long_too() ->
     assert longer_lives(jobs, 1e-6)[0].spec.iterations == 1
 
 
-def test_the_load_is_what_arrives_over_what_the_gpus_have_until_the_last_arrival() -> None:
+def test_the_load_is_the_arriving_work_over_the_capacity_until_the_last_arrival() -> None:
     jobs = [an_arrival("a", 0.0, 100, gpus=2), an_arrival("b", 1000.0, 300)]
     speeds = Speeds([a_record(1, iter_time_s=2.0), a_record(2)])
     assert gpu_seconds(jobs, speeds).tolist() == [200.0, 600.0]
@@ -115,13 +113,13 @@ def test_the_load_is_what_arrives_over_what_the_gpus_have_until_the_last_arrival
     assert requested_load(jobs[:1], speeds, 4) == math.inf
 
 
-def test_a_job_of_any_type_is_taken_to_run_on_the_fastest() -> None:
+def test_a_job_of_any_type_is_assumed_to_run_on_the_fastest_one() -> None:
     speeds = Speeds([a_record(1, "a100", 2.0), a_record(1, "v100", 3.0), a_record(2, "v100", 1.0)])
     assert speeds.iter_time_s(an_arrival(gpu_type="").spec) == 2.0
     assert speeds.iter_time_s(an_arrival(gpu_type="", gpus=4).spec) == math.inf
 
 
-def test_what_does_not_fit_the_nodes_does_not_run() -> None:
+def test_jobs_that_do_not_fit_the_nodes_do_not_run() -> None:
     room = ClusterRoom.of(a_cluster(nodes=2, gpus=4))
     assert room.holds(a_record(8, nodes=2))
     assert not room.holds(a_record(8, nodes=1))  # no node has 8
@@ -130,7 +128,7 @@ def test_what_does_not_fit_the_nodes_does_not_run() -> None:
     assert room.holds(a_record(8, nodes=0))  # the fewest that the cluster allows
 
 
-def test_deadlines_are_a_tightness_times_the_duration_as_requested() -> None:
+def test_deadlines_are_the_requested_duration_times_a_tightness() -> None:
     speeds = Speeds([a_record(1, iter_time_s=3.0)])
     jobs = some_arrivals(200, iterations=100)
     assert deadlines(with_deadlines(jobs, speeds, (1.5, 1.5), seed=1)) == [450.0] * 200
@@ -143,7 +141,7 @@ def test_deadlines_are_a_tightness_times_the_duration_as_requested() -> None:
         with_deadlines(on_type(jobs, "v100"), speeds, (1, 1), 1)
 
 
-def test_tenants_get_as_many_jobs_as_asked_and_only_one_is_guaranteed_and_has_a_quota() -> None:
+def test_tenants_get_the_given_numbers_of_jobs_and_only_one_is_guaranteed_with_a_quota() -> None:
     found, tenants = split_tenants(some_arrivals(406), 194, 64, seed=0)
     guaranteed = [a for a in found if a.spec.guaranteed]
     assert len(guaranteed) == 194
@@ -155,7 +153,7 @@ def test_tenants_get_as_many_jobs_as_asked_and_only_one_is_guaranteed_and_has_a_
         split_tenants(some_arrivals(406), 407, 64, seed=0)
 
 
-def test_first_hours_are_half_open() -> None:
+def test_first_hours_are_a_half_open_interval() -> None:
     assert len(first_hours(some_arrivals(10, gap_s=HOUR_S), 3.0)) == 3
 
 
@@ -176,7 +174,7 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
     assert {a.spec.requested_gpus for a in small} == {1, 2, 4}  # 8 and 16 become the nearest, 4
 
 
-def test_an_infeasible_count_becomes_the_nearest_as_a_ratio_and_the_larger_of_two() -> None:
+def test_an_infeasible_count_becomes_the_nearest_ratio_and_on_a_tie_the_larger_count() -> None:
     speeds = Speeds([a_record(2), a_record(8, nodes=2), a_record(1, "v100")], None)
     (four, five) = redraw_models([an_asked("a", gpus=4), an_asked("b", gpus=5)], speeds, 1)
     assert (four.spec.requested_gpus, five.spec.requested_gpus) == (8, 8)
@@ -184,7 +182,7 @@ def test_an_infeasible_count_becomes_the_nearest_as_a_ratio_and_the_larger_of_tw
     assert three.spec.requested_gpus == 2
 
 
-def test_a_redrawn_deadline_is_as_tight_and_the_plan_of_the_old_model_is_gone() -> None:
+def test_a_redrawn_deadline_is_as_tight_and_the_old_models_plan_is_removed() -> None:
     speeds = Speeds([a_record(4)])
     job = an_asked("a", gpus=1, duration_s=400.0)
     spec = an_arrival("a", gpus=1, deadline_s=800.0, labels={PLAN_LABEL: "248", "team": "nlp"}).spec
@@ -193,7 +191,7 @@ def test_a_redrawn_deadline_is_as_tight_and_the_plan_of_the_old_model_is_gone() 
     assert found.spec.labels == {"team": "nlp"}
 
 
-def test_nothing_to_draw_and_jobs_of_no_duration_are_refused() -> None:
+def test_redrawing_refuses_missing_candidates_and_jobs_without_duration() -> None:
     with pytest.raises(InvalidInput, match="no model that may be drawn"):
         redraw_models([an_asked()], Speeds([a_record(1, iter_time_s=math.inf)]), 1)
     with pytest.raises(InvalidInput, match="durations above 0; j do not"):
@@ -203,7 +201,9 @@ def test_nothing_to_draw_and_jobs_of_no_duration_are_refused() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_share_of_large_models_is_met_by_redrawing_as_few_as_needed(share: float) -> None:
+def test_the_share_of_large_models_is_reached_by_redrawing_as_few_jobs_as_possible(
+    share: float,
+) -> None:
     speeds = two_models()
     jobs = some_arrivals(40, work=SMALL, gpus=4) + [
         an_arrival(f"l{i}", 1e4, work=LARGE, gpus=4) for i in range(10)
@@ -214,13 +214,13 @@ def test_the_share_of_large_models_is_met_by_redrawing_as_few_as_needed(share: f
     assert gpu_seconds(found, speeds).sum() == pytest.approx(gpu_seconds(jobs, speeds).sum(), 0.02)
 
 
-def test_sizes_are_read_as_parameters() -> None:
+def test_model_sizes_are_parsed_as_parameter_counts() -> None:
     assert [parameter_count(p) for p in ("690M", "1.3B", "27B")] == [690e6, 1.3e9, 27e9]
     with pytest.raises(InvalidInput, match="not a size"):
         parameter_count("large")
 
 
-def test_a_recipe_leaves_a_trace_alone_unless_told_otherwise() -> None:
+def test_an_empty_recipe_leaves_a_trace_unchanged() -> None:
     jobs = some_arrivals(10)
     assert Recipe(seed=7, quota_gpus=3).is_empty
     assert not Recipe(share=1.0).is_empty
@@ -228,7 +228,7 @@ def test_a_recipe_leaves_a_trace_alone_unless_told_otherwise() -> None:
     assert apply_recipe(Recipe(share=0.5), jobs, None)[0] != jobs
 
 
-def test_a_recipe_says_what_it_lacks() -> None:
+def test_a_recipe_names_its_missing_input() -> None:
     jobs = some_arrivals(10)
     with pytest.raises(InvalidInput, match="profiles"):
         apply_recipe(Recipe(load=0.5), jobs, None)
@@ -240,7 +240,7 @@ def test_a_recipe_says_what_it_lacks() -> None:
         apply_recipe(Recipe(guaranteed_share=0.5), jobs, None)
 
 
-def test_a_step_more_does_not_change_what_the_others_draw() -> None:
+def test_an_additional_step_does_not_change_the_draws_of_others() -> None:
     speeds = two_models()
     jobs = some_arrivals(60, work=SMALL, gpus=4)
     plain, _ = apply_recipe(Recipe(guaranteed_share=0.5, seed=5), jobs, speeds)

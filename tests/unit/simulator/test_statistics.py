@@ -21,7 +21,7 @@ DRAWS = 4000
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199])
-def test_quantiles_of_t_are_those_of_scipy(freedom: int) -> None:
+def test_quantiles_of_t_match_scipy(freedom: int) -> None:
     for confidence in (0.5, 0.9, 0.95, 0.99):
         expected = stats.t.ppf(0.5 + confidence / 2, freedom)
         assert t_quantile(freedom, confidence) == pytest.approx(expected, rel=1e-10)
@@ -31,20 +31,20 @@ def test_quantiles_of_t_are_those_of_scipy(freedom: int) -> None:
     ("freedom", "confidence", "expected"),
     [(1, 0.95, 12.706), (2, 0.9, 2.920), (4, 0.99, 4.604), (9, 0.95, 2.262), (30, 0.5, 0.683)],
 )
-def test_quantiles_of_t_are_those_of_printed_tables(
+def test_quantiles_of_t_match_printed_tables(
     freedom: int, confidence: float, expected: float
 ) -> None:
     assert t_quantile(freedom, confidence) == pytest.approx(expected, abs=5e-4)
 
 
-def test_the_interval_of_a_mean_is_that_of_scipy() -> None:
+def test_the_interval_of_a_mean_matches_scipy() -> None:
     values = np.random.default_rng(3).exponential(size=6)
     found = mean_interval(values)
     low, high = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
     assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
 
 
-def test_points_of_a_curve_have_the_intervals_that_each_has_alone() -> None:
+def test_each_point_of_a_curve_has_the_interval_of_its_own_values() -> None:
     runs = np.random.default_rng(4).normal(size=(5, 3))
     mean, low, high = mean_intervals(runs)
     for point in range(3):
@@ -65,13 +65,13 @@ def test_equal_runs_have_an_interval_without_width() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
-def test_an_interval_of_a_mean_holds_it_95_times_of_100() -> None:
+def test_an_interval_of_a_mean_contains_it_95_times_of_100() -> None:
     rng = np.random.default_rng(5)
     _, low, high = mean_intervals(rng.normal(10, 4, size=(5, DRAWS)))
     assert np.mean((low <= 10) & (high >= 10)) == pytest.approx(0.95, abs=0.012)
 
 
-def test_an_interval_of_a_ratio_holds_it_95_times_of_100() -> None:
+def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
     rng = np.random.default_rng(6)
     held = 0
     for _ in range(DRAWS):
@@ -81,19 +81,19 @@ def test_an_interval_of_a_ratio_holds_it_95_times_of_100() -> None:
     assert held / DRAWS == pytest.approx(0.95, abs=0.012)
 
 
-def test_pairing_makes_a_ratio_surer() -> None:
+def test_pairing_narrows_the_interval_of_a_ratio() -> None:
     seeds = np.array([1.0, 5.0, 2.0, 9.0])
     paired = ratio_interval(1.2 * seeds + [0.1, -0.1, 0.1, -0.1], seeds + 0.5)
     crossed = ratio_interval((1.2 * seeds + [0.1, -0.1, 0.1, -0.1])[::-1], seeds + 0.5)
     assert paired.high - paired.low < (crossed.high - crossed.low) / 10
 
 
-def test_a_ratio_to_nothing_is_no_number() -> None:
+def test_a_ratio_with_a_zero_mean_is_not_a_number() -> None:
     found = ratio_interval([1.0, 2.0], [1.0, -1.0])
     assert all(math.isnan(x) for x in (found.value, found.low, found.high))
 
 
-def test_a_total_is_inside_its_interval_and_the_seed_decides() -> None:
+def test_a_total_lies_in_its_interval_and_the_interval_depends_on_the_seed() -> None:
     values = np.random.default_rng(7).integers(0, 3, 40)
     low, high = total_interval(values, 1)
     assert low < values.sum() < high
@@ -102,7 +102,7 @@ def test_a_total_is_inside_its_interval_and_the_seed_decides() -> None:
     assert high - low == pytest.approx(2 * spread, rel=0.05)
 
 
-def test_the_interval_of_a_total_is_that_of_scipy() -> None:
+def test_the_interval_of_a_total_matches_scipy() -> None:
     values = np.random.default_rng(8).exponential(size=25)
     found = stats.bootstrap(
         (values,), np.sum, n_resamples=10_000, method="percentile", rng=np.random.default_rng(2)
@@ -110,7 +110,7 @@ def test_the_interval_of_a_total_is_that_of_scipy() -> None:
     assert total_interval(values, 2) == pytest.approx((found.low, found.high), rel=1e-12)
 
 
-def test_runs_that_are_not_paired_and_no_runs_are_refused() -> None:
+def test_unpaired_runs_and_empty_lists_are_refused() -> None:
     with pytest.raises(InvalidInput, match="2 and 3 runs"):
         ratio_interval([1.0, 2.0], [1.0, 2.0, 3.0])
     with pytest.raises(InvalidInput, match="at least one run"):

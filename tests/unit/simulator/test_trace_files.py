@@ -61,12 +61,12 @@ def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
     )
 
 
-def test_a_wrong_guarantee_is_a_mistake() -> None:
+def test_an_invalid_guarantee_is_a_mistake() -> None:
     with pytest.raises(InvalidInput, match="line 2, column guaranteed: must be one of 0, 1"):
         parse_trace(a_file(OURS, "a,0,bert,1.3B,256,3,8,,yes,"), "t.csv")
 
 
-def test_what_is_written_is_read_back_whatever_the_divisor() -> None:
+def test_a_written_trace_reads_back_whatever_the_divisor() -> None:
     jobs = [
         an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
         an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN_LABEL: "zero-dp"}),
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_back_whatever_the_divisor() -> None:
     assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
 
 
-def test_what_screening_judges_is_left_to_it_when_asked() -> None:
+def test_on_request_checks_of_jobs_are_left_to_screening() -> None:
     header = OURS.replace("iterations", "num_iterations")
     data = a_file(header, "a,9,bert,1.3B,256,0,8,,,", "a,3,bert,1.3B,256,4,8,,,")
     found = parse_trace(data, "t.csv", SCREENED)
@@ -86,7 +86,7 @@ def test_what_screening_judges_is_left_to_it_when_asked() -> None:
         parse_trace(data, "t.csv")
 
 
-def test_a_trace_of_durations_knows_gpus_and_times_only() -> None:
+def test_a_trace_of_durations_has_only_gpus_and_times() -> None:
     data = a_file(DURATIONS, "a,100,36848,1,", "b,50,249,4,v100")
     later, first = parse_durations(data, "t.csv", SCREENED)
     assert (first.arrival_s, first.duration_s) == (0.0, 249.0)
@@ -101,7 +101,7 @@ def test_a_trace_of_durations_knows_gpus_and_times_only() -> None:
         parse_trace(data, "t.csv")
 
 
-def test_the_header_says_which_form_a_file_has(tmp_path: Path) -> None:
+def test_the_header_determines_the_form_of_a_file(tmp_path: Path) -> None:
     def kinds(*lines: str) -> set[type]:
         (tmp_path / "t.csv").write_bytes(a_file(*lines))
         return {type(one) for one in trace_of(tmp_path / "t.csv")}
@@ -123,7 +123,7 @@ def test_of_placements_with_equal_gpus_and_nodes_the_most_even_counts() -> None:
     assert (found.cell.gpus, found.cell.nodes, found.iter_time_s) == (8, 2, 0.07)
 
 
-def test_of_one_placement_measured_twice_the_fastest_counts_and_what_failed_is_inf() -> None:
+def test_repeated_measurements_keep_the_fastest_and_failures_are_infinite() -> None:
     data = a_file(
         MEASURED,
         "llama7,zero-offload+gc,1,1,1,1,8,1,66",
@@ -165,7 +165,9 @@ def test_the_published_measurements_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["workload_base.csv", "workload_bp.csv"])
-def test_the_published_workloads_are_read_and_load_64_gpus_as_the_notes_say(name: str) -> None:
+def test_the_published_workloads_are_readable_and_have_the_stated_load_of_64_gpus(
+    name: str,
+) -> None:
     jobs = read_workload(published(name))
     speeds = Speeds(read_measured(published("measured.csv")))
     assert (len(jobs), jobs[0].arrival_s, jobs[-1].arrival_s) == (406, 0.0, 47_550.0)

@@ -39,7 +39,9 @@ def test_the_same_seed_gives_the_same_jobs(
     assert philly_like(3000, seed=8, profiles=profiles) != jobs
 
 
-def test_every_job_asks_for_what_runs(profiles: list[EstimateRecord], jobs: list[Arrival]) -> None:
+def test_every_job_requests_a_feasible_cell(
+    profiles: list[EstimateRecord], jobs: list[Arrival]
+) -> None:
     runs = {
         (e.workload, e.cell.gpu_type, e.cell.gpus) for e in profiles if math.isfinite(e.iter_time_s)
     }
@@ -67,7 +69,7 @@ def test_durations_have_a_heavy_tail(profiles: list[EstimateRecord], jobs: list[
     assert np.mean(seconds) > 3 * np.median(seconds)
 
 
-def test_arrivals_rise_at_the_asked_mean_in_bursts(jobs: list[Arrival]) -> None:
+def test_arrivals_have_the_requested_mean_and_come_in_bursts(jobs: list[Arrival]) -> None:
     times = np.array([a.arrival_s for a in jobs])
     gaps = np.diff(times)
     assert (gaps >= 0).all()
@@ -85,7 +87,7 @@ def test_a_workload_without_jobs_is_empty(profiles: list[EstimateRecord]) -> Non
     assert philly_like(0, seed=1, profiles=profiles) == []
 
 
-def test_counts_that_nothing_runs_on_are_not_asked_for() -> None:
+def test_infeasible_counts_are_not_requested() -> None:
     only = EstimateRecord(
         workload=Workload(model="m", params="1B", global_batch=8),
         cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2),
@@ -114,7 +116,7 @@ def test_every_sample_job_fits_the_tiny_cluster(jobs: list[Arrival]) -> None:
     assert all(s.requested_gpus <= gpus[s.requested_type] for _, s in jobs)
 
 
-def test_the_data_folder_is_the_named_one_or_none(
+def test_the_data_folder_is_the_configured_one_or_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))

@@ -32,44 +32,44 @@ def profiles() -> list[EstimateRecord]:
     return sample_profiles(hardware_of("testbed-a"))
 
 
-def drawn(profiles: list[EstimateRecord], seed: int = 1, **settings: Any) -> list[Arrival]:
+def draw_jobs(profiles: list[EstimateRecord], seed: int = 1, **settings: Any) -> list[Arrival]:
     return SyntheticTrace(**({"jobs": 400} | settings)).draw(profiles, NODES, seed)
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "philly-like"])
 @pytest.mark.parametrize("wanted", [0.3, 1.5])
-def test_synthetic_jobs_bring_the_load_that_is_asked_for(
+def test_synthetic_jobs_produce_the_requested_load(
     profiles: list[EstimateRecord], arrivals: str, wanted: float
 ) -> None:
-    jobs = drawn(profiles, arrivals=arrivals, load=wanted)
+    jobs = draw_jobs(profiles, arrivals=arrivals, load=wanted)
     speeds = Speeds(profiles, ClusterRoom.of(NODES))
     assert requested_load(jobs, speeds, GPUS) == pytest.approx(wanted, rel=1e-6)
     assert [a.arrival_s for a in jobs] == sorted(a.arrival_s for a in jobs)
 
 
-def test_synthetic_jobs_are_good_and_the_same_seed_gives_the_same(
+def test_synthetic_jobs_are_valid_and_reproducible_by_seed(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = drawn(profiles)
+    jobs = draw_jobs(profiles)
     assert screen_jobs(jobs, profiles, TYPES, NODES).arrivals == jobs
-    assert drawn(profiles) == jobs != drawn(profiles, seed=2)
+    assert draw_jobs(profiles) == jobs != draw_jobs(profiles, seed=2)
 
 
 def test_poisson_gaps_are_exponential_and_philly_like_ones_come_in_bursts(
     profiles: list[EstimateRecord],
 ) -> None:
     def spread(arrivals: str) -> float:
-        gaps = np.diff([a.arrival_s for a in drawn(profiles, jobs=2000, arrivals=arrivals)])
+        gaps = np.diff([a.arrival_s for a in draw_jobs(profiles, jobs=2000, arrivals=arrivals)])
         return float(np.std(gaps) / np.mean(gaps))
 
     assert spread("poisson") == pytest.approx(1.0, abs=0.1)
     assert spread("philly-like") > 1.5
 
 
-def test_philly_like_jobs_arrive_by_day_though_the_load_is_scaled(
+def test_philly_like_jobs_arrive_by_day_even_if_the_load_is_scaled(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = drawn(profiles, jobs=4000, arrivals="philly-like", load=0.2)
+    jobs = draw_jobs(profiles, jobs=4000, arrivals="philly-like", load=0.2)
     times = np.array([a.arrival_s for a in jobs])
     assert times[-1] > 5 * DAY_S
     whole = times[times < math.floor(times[-1] / DAY_S) * DAY_S]
@@ -78,13 +78,13 @@ def test_philly_like_jobs_arrive_by_day_though_the_load_is_scaled(
 
 
 def test_static_traces_arrive_at_once(profiles: list[EstimateRecord]) -> None:
-    assert {a.arrival_s for a in drawn(profiles, arrivals="at-once")} == {0.0}
+    assert {a.arrival_s for a in draw_jobs(profiles, arrivals="at-once")} == {0.0}
 
 
-def test_gavels_jobs_are_mostly_of_one_gpu_and_last_half_an_hour_to_a_week(
+def test_gavels_jobs_mostly_use_one_gpu_and_last_half_an_hour_to_a_week(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = drawn(profiles, jobs=3000, durations="gavel", gpu_shares=GAVEL_GPUS)
+    jobs = draw_jobs(profiles, jobs=3000, durations="gavel", gpu_shares=GAVEL_GPUS)
     count = Counter(a.spec.requested_gpus for a in jobs)
     assert count[1] / 3000 == pytest.approx(0.7, abs=0.03)
     assert count[8] / 3000 == pytest.approx(0.05, abs=0.02)
@@ -93,24 +93,24 @@ def test_gavels_jobs_are_mostly_of_one_gpu_and_last_half_an_hour_to_a_week(
     assert np.median(minutes) == pytest.approx(10 ** (1.5 + 0.5 / 0.8 * 1.5), rel=0.15)
 
 
-def test_deadlines_and_large_models_are_as_asked(profiles: list[EstimateRecord]) -> None:
-    jobs = drawn(profiles, tightness=(0.5, 1.5), large_share=0.5)
+def test_deadlines_and_large_models_are_drawn_as_requested(profiles: list[EstimateRecord]) -> None:
+    jobs = draw_jobs(profiles, tightness=(0.5, 1.5), large_share=0.5)
     ratio = np.array([a.spec.deadline_s for a in jobs]) / Speeds(profiles).requested_s(jobs)
     assert 0.5 <= ratio.min() < 0.55
     assert 1.45 < ratio.max() <= 1.5
     large = [a for a in jobs if parameter_count(a.spec.workload.params) >= LARGE_FROM]
     assert len(large) == 200
-    assert {a.spec.deadline_s for a in drawn(profiles)} == {math.inf}
+    assert {a.spec.deadline_s for a in draw_jobs(profiles)} == {math.inf}
 
 
-def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refused(
+def test_counts_beyond_the_cluster_are_not_drawn_and_feasible_ones_are_not_refused(
     profiles: list[EstimateRecord],
 ) -> None:
     jobs = SyntheticTrace(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
     assert {a.spec.requested_gpus for a in jobs} == {1}
     with pytest.raises(InvalidInput, match="on which no workload runs"):
-        drawn(profiles, gpu_shares={3: 1.0})
-    assert drawn(profiles, jobs=0) == []
+        draw_jobs(profiles, gpu_shares={3: 1.0})
+    assert draw_jobs(profiles, jobs=0) == []
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_counts_beyond_the_cluster_are_not_drawn_and_nothing_that_runs_is_refuse
         {"shortest_s": 10.0, "longest_s": 5.0},
     ],
 )
-def test_distributions_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+def test_meaningless_distributions_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         SyntheticTrace(**({"jobs": 1} | wrong))
 
 
-def a_published(name: str, **rest: Any) -> PublishedScenario:
+def load_published_trace(name: str, **rest: Any) -> PublishedScenario:
     folder = data_dir()
     needed = "morphling/measured.csv" if "morphling" in name else "arena/trace_philly.csv"
     if folder is None or not (folder / needed).is_file():
@@ -150,25 +150,25 @@ def a_published(name: str, **rest: Any) -> PublishedScenario:
         ("morphling-mt", 406, 0, 64),
     ],
 )
-def test_published_traces_fit_their_clusters_but_for_the_jobs_nobody_measured(
+def test_published_traces_fit_their_clusters_except_for_unmeasured_jobs(
     name: str, jobs: int, dropped: int, gpus: int
 ) -> None:
-    found = a_published(name)
+    found = load_published_trace(name)
     assert len(found.scenario.arrivals) == jobs
     assert len(found.screened.dropped) == dropped
     assert found.scenario.gpus == gpus
 
 
-def test_jobs_nobody_measured_can_be_refused() -> None:
+def test_unmeasured_jobs_can_be_refused() -> None:
     with pytest.raises(InvalidInput, match="are not fit to run"):
-        a_published("arena-philly", on_bad="refuse")
+        load_published_trace("arena-philly", on_bad="refuse")
 
 
 def test_the_multi_tenant_trace_has_194_guaranteed_jobs_and_a_quota_of_64() -> None:
-    scenario = a_published("morphling-mt").scenario
+    scenario = load_published_trace("morphling-mt").scenario
     assert sum(a.spec.guaranteed for a in scenario.arrivals) == 194
     assert [t.quotas for t in scenario.tenants] == [{"": 64}, {}]
-    other = a_published("morphling-mt", seed=1).scenario
+    other = load_published_trace("morphling-mt", seed=1).scenario
     assert scenario.arrivals != other.arrivals
 
 

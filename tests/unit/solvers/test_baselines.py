@@ -44,7 +44,7 @@ def optimum_or_nan(problem: Problem) -> int | float | None:
 
 @pytest.mark.parametrize("name", registry.baseline_names())
 @pytest.mark.parametrize("kind", SMALL_KINDS)
-def test_a_baseline_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> None:
+def test_a_baseline_breaks_no_rule_and_its_bound_is_valid(name: str, kind: str) -> None:
     by = registry.make_solver(name)
     for seed in range(5):
         problem = draw_problem(np.random.default_rng(seed), kind)
@@ -56,7 +56,7 @@ def test_a_baseline_breaks_no_rule_and_bounds_truly(name: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("name", registry.baseline_names())
-def test_a_baseline_without_time_says_that_it_does_not_know(name: str) -> None:
+def test_a_baseline_without_time_returns_unknown(name: str) -> None:
     problem = support.a_problem([[(60, {0: 5})], [(50, {0: 5})]], [10])
     found = registry.make_solver(name).solve(problem, EXPIRED)
 
@@ -64,7 +64,7 @@ def test_a_baseline_without_time_says_that_it_does_not_know(name: str) -> None:
     assert found.bound >= 110
 
 
-def test_exact_baselines_agree_on_a_round_and_the_others_come_near() -> None:
+def test_exact_baselines_agree_on_a_round_and_the_others_come_close() -> None:
     problem = build_problem(make_instance(60, 64, 4, 3, running=0.5), Policy())
     worth = {
         n: registry.make_solver(n).solve(problem, ALWAYS).objective
@@ -76,31 +76,31 @@ def test_exact_baselines_agree_on_a_round_and_the_others_come_near() -> None:
     assert all(0.6 * best < objective <= best for objective in worth.values())
 
 
-def test_baselines_decide_no_round() -> None:
+def test_baselines_may_not_decide_rounds() -> None:
     assert not set(registry.baseline_names()) & set(registry.solver_names())
 
 
-def test_pop_with_one_part_is_its_inner_solver() -> None:
+def test_pop_with_one_part_equals_its_inner_solver() -> None:
     problem = build_problem(make_instance(30, 32, 4, 3), Policy())
     inner = registry.make_solver("highs").solve(problem, ALWAYS)
 
     assert Pop(parts=1).solve(problem, ALWAYS).objective == inner.objective
 
 
-def test_parts_of_pop_cannot_lend_each_other_what_is_free() -> None:
+def test_parts_of_pop_cannot_share_free_gpus() -> None:
     # one GPU for each part: nobody can have two, though there are two
     problem = support.a_problem([[(1, {0: 1}), (9, {0: 2})], [(1, {0: 1}), (9, {0: 2})]], [2])
 
     assert Pop(parts=2).solve(problem, ALWAYS).objective == 2
 
 
-def test_parts_of_pop_share_out_every_unit() -> None:
+def test_parts_of_pop_divide_every_unit() -> None:
     problem = support.a_problem([[(1, {0: 1, 1: 1})]] * 7, [7, 5])
 
     assert Pop(parts=3).solve(problem, ALWAYS).objective == 5
 
 
-def test_a_part_keeps_what_its_jobs_are() -> None:
+def test_a_part_keeps_the_properties_of_its_jobs() -> None:
     jobs = [[(1, {0: 1})], [(2, {0: 2}), (3, {1: 3})], [], [(4, {1: 1})]]
     problem = support.a_problem(jobs, [9, 9], must_run=[1], current={1: 1, 3: 0})
 
@@ -114,7 +114,7 @@ def test_a_part_keeps_what_its_jobs_are() -> None:
     assert part.capacity.tolist() == [4, 5]
 
 
-def test_gavel_keeps_a_job_at_the_middle_of_its_counts() -> None:
+def test_gavel_offers_a_job_the_middle_of_its_counts() -> None:
     problem = build_problem(make_instance(40, 200, 4, 1), Policy())
     found = registry.make_solver("gavel").solve(problem, ALWAYS)
 
@@ -124,7 +124,7 @@ def test_gavel_keeps_a_job_at_the_middle_of_its_counts() -> None:
         assert column < 0 or gpus[column] == counts[len(counts) // 2]
 
 
-def test_stock_cp_sat_tells_of_each_better_answer() -> None:
+def test_stock_cp_sat_reports_each_better_answer() -> None:
     told: list[float] = []
     problem = build_problem(make_instance(60, 64, 4, 3), Policy())
     found = StockCpSat(told.append).solve(problem, ALWAYS)
@@ -137,13 +137,13 @@ def test_stock_cp_sat_tells_of_each_better_answer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_dynamic_program_agrees_with_trying_all(seed: int) -> None:
+def test_the_dynamic_program_agrees_with_enumeration(seed: int) -> None:
     problem = draw_problem(np.random.default_rng([seed, 9]), "small")
 
     assert dynamic_optimum(problem) == support.brute_force(problem)
 
 
-def test_the_dynamic_program_counts_who_waits() -> None:
+def test_the_dynamic_program_counts_waiting_jobs() -> None:
     jobs = support.a_problem([[(-5, {0: 1})], [(-2, {0: 1})]], [2, 1])
     both_count = replace(
         jobs,
@@ -169,7 +169,7 @@ def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
         assert max(int(problem.value.max(initial=0)) for problem in drawn) > 2**49
 
 
-def test_the_fuzzer_sees_what_is_wrong_with_an_answer() -> None:
+def test_the_fuzzer_detects_wrong_answers() -> None:
     problem = support.a_problem([[(5, {0: 3})], [(4, {0: 3})]], [3])
     right = make_solution(problem, np.array([0, -1]), bound=5, solver="me")
     second = make_solution(problem, np.array([-1, 1]), bound=5, solver="me")
@@ -204,13 +204,13 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> SolvedRoun
     )
 
 
-def test_a_baseline_has_reached_ours_when_it_first_told_of_an_answer_as_good() -> None:
+def test_a_baseline_reaches_ours_at_its_first_answer_of_equal_value() -> None:
     told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
 
     assert seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(told,), ended="done")) == 1.5
 
 
-def test_a_baseline_that_tells_nothing_has_reached_ours_at_its_end() -> None:
+def test_a_baseline_without_reports_reaches_ours_at_its_end() -> None:
     assert (
         seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(a_round(10.0),), ended="done"))
         == 2.5
@@ -224,7 +224,7 @@ def test_a_baseline_that_tells_nothing_has_reached_ours_at_its_end() -> None:
     )
 
 
-def test_where_less_is_better_less_reaches_ours() -> None:
+def test_if_less_is_better_a_lower_value_reaches_ours() -> None:
     ours = a_round(1.2, sign=-1)
 
     assert (
@@ -237,7 +237,7 @@ def test_where_less_is_better_less_reaches_ours() -> None:
     assert seconds_to_reach(ours, ProcessOutcome(rounds=(told,), ended="done")) == 0.9
 
 
-def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
+def test_a_killed_baseline_keeps_its_reported_answers() -> None:
     lines: queue.Queue[str] = queue.Queue()
     for line in ({"started": True}, {"answer": [0.5, 10.0]}):
         lines.put(json.dumps(line))
@@ -249,7 +249,7 @@ def test_a_baseline_that_was_killed_keeps_what_it_had_told() -> None:
     assert seconds_to_reach(a_round(10.0), found) == 1.0
 
 
-def test_a_process_that_ends_without_a_word_has_failed() -> None:
+def test_a_process_that_ends_without_a_report_has_failed() -> None:
     lines: queue.Queue[str] = queue.Queue()
     lines.put("")
 
@@ -258,7 +258,7 @@ def test_a_process_that_ends_without_a_word_has_failed() -> None:
     )
 
 
-def test_a_round_is_solved_in_a_process_of_its_own() -> None:
+def test_a_round_is_solved_in_a_separate_process() -> None:
     entry = ContestEntry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
     problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), Policy())
     greedy = registry.make_solver("greedy").solve(problem, ALWAYS)
@@ -288,7 +288,7 @@ def test_a_round_after_churn_is_solved_cold_and_warm_and_both_are_checked() -> N
 
 
 @pytest.mark.parametrize("objective", ["throughput", "jct", "max-min", "finish-time-fairness"])
-def test_the_first_goal_is_what_is_compared(objective: str) -> None:
+def test_the_first_goal_is_compared(objective: str) -> None:
     told: list[dict[str, Any]] = []
     entry = ContestEntry(solver="portfolio", jobs=12, gpus=64, types=4, objective=objective)
 

@@ -34,7 +34,7 @@ def a_random_demand(seed: int, jobs: int, density: float) -> LinkDemand:
     return a_demand_of_pairs(random_pairs(rng, jobs, density), rng.lognormal(0.0, 1.0, jobs))
 
 
-def a_crowd(seed: int, jobs: int, links: int, each: int) -> LinkDemand:
+def a_contended_demand(seed: int, jobs: int, links: int, each: int) -> LinkDemand:
     """Return jobs on so many random links each."""
     rng = np.random.default_rng(seed)
     own = [rng.choice(links, each, replace=False).tolist() for _ in range(jobs)]
@@ -56,7 +56,7 @@ def least_loss(dag: Dag, levels: int) -> int:
     return int(((upper == lower)[allowed] @ dag.weight[source]).min())
 
 
-def inverted(demand: LinkDemand, order: Ints, level: Ints) -> bool:
+def has_inversion(demand: LinkDemand, order: Ints, level: Ints) -> bool:
     """Return whether a job is served before a more urgent one that it meets."""
     return any(level[a] < level[b] for a, b in edges_of(dag_of(demand, order)))
 
@@ -69,7 +69,9 @@ def test_two_pairs_of_jobs_on_two_links_get_two_levels_each_as_in_figure_13() ->
     assert found.tolist() == [1, 0, 1, 0]
 
 
-def test_the_graph_has_one_edge_a_pair_from_the_more_urgent_however_many_links_it_shares() -> None:
+def test_the_graph_has_one_edge_per_pair_from_the_more_urgent_however_many_links_it_shares() -> (
+    None
+):
     demand = a_demand([[0, 1, 2], [0, 1], [2, 3], [4], []], [1.0, 5.0, 3.0, 9.0, 2.0])
     dag = dag_of(demand, urgency(demand))
     assert sorted(edges_of(dag)) == [(1, 0), (2, 0)]
@@ -77,8 +79,8 @@ def test_the_graph_has_one_edge_a_pair_from_the_more_urgent_however_many_links_i
     assert dag.at_stake == 5.0 + 3.0
 
 
-def test_the_graph_agrees_with_all_pairs_tried() -> None:
-    demand = a_crowd(3, jobs=60, links=25, each=3)
+def test_the_graph_agrees_with_enumeration_of_all_pairs() -> None:
+    demand = a_contended_demand(3, jobs=60, links=25, each=3)
     order = urgency(demand)
     own = [set(part.tolist()) for part in np.split(demand.link, demand.link_start[1:-1])]
     rank = np.argsort(order)
@@ -88,8 +90,8 @@ def test_the_graph_agrees_with_all_pairs_tried() -> None:
     assert set(found) == pairs
 
 
-def test_parts_have_no_edge_between_them_and_are_connected() -> None:
-    demand = a_crowd(5, jobs=60, links=90, each=2)
+def test_components_are_connected_and_have_no_edges_between_them() -> None:
+    demand = a_contended_demand(5, jobs=60, links=90, each=2)
     dag = dag_of(demand, urgency(demand))
     part = np.repeat(np.arange(dag.parts), np.diff(dag.part_start))
     source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
@@ -99,8 +101,8 @@ def test_parts_have_no_edge_between_them_and_are_connected() -> None:
     assert all(len(dag.part(p).job) <= dag.part(p).edges + 1 for p in range(dag.parts))
 
 
-def test_every_order_is_topological_and_urgency_comes_first() -> None:
-    demand = a_crowd(1, jobs=40, links=30, each=2)
+def test_every_order_is_topological_and_by_urgency_first() -> None:
+    demand = a_contended_demand(1, jobs=40, links=30, each=2)
     dag = dag_of(demand, urgency(demand))
     source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
     found = list(topological_orders(dag, 10, 0))
@@ -112,7 +114,7 @@ def test_every_order_is_topological_and_urgency_comes_first() -> None:
     assert all((a == b).all() for a, b in zip(found, topological_orders(dag, 10, 0), strict=True))
 
 
-def test_every_topological_order_can_come_up() -> None:
+def test_every_topological_order_can_be_drawn() -> None:
     demand = a_demand_of_pairs([(0, 1), (2, 3), (1, 3)], [4.0, 3.0, 2.0, 1.0])
     dag = dag_of(demand, np.arange(4))
     found = {tuple(order.tolist()) for order in topological_orders(dag, 200, 0)}
@@ -123,7 +125,7 @@ def test_every_topological_order_can_come_up() -> None:
     ("jobs", "levels", "density", "cases"),
     [(5, 3, 0.4, 60), (8, 3, 0.4, 40), (8, 3, 0.7, 40), (9, 3, 0.4, 20)],
 )
-def test_ten_orders_come_near_the_best_and_minimum_cuts_reach_it(
+def test_ten_orders_come_close_to_the_best_and_minimum_cuts_reach_it(
     jobs: int, levels: int, density: float, cases: int
 ) -> None:
     shares, hits = [], 0
@@ -155,7 +157,7 @@ def test_cp_sat_agrees_with_minimum_cuts(levels: int) -> None:
         assert found.lost == best_levels(dag, np.zeros(len(dag.job), np.int64), levels).lost
 
 
-def test_cp_sat_agrees_with_all_levels_tried() -> None:
+def test_cp_sat_agrees_with_enumeration_of_all_levels() -> None:
     for seed in range(10):
         demand = a_random_demand(seed, jobs=7, density=0.5)
         dag = dag_of(demand, urgency(demand))
@@ -165,7 +167,7 @@ def test_cp_sat_agrees_with_all_levels_tried() -> None:
 
 @pytest.mark.parametrize("levels", [2, 3, 8, 200])
 def test_the_quick_program_finds_the_same_cut_as_the_plain_one(levels: int) -> None:
-    demand = a_crowd(2, jobs=150, links=60, each=2)
+    demand = a_contended_demand(2, jobs=150, links=60, each=2)
     dag = dag_of(demand, urgency(demand))
     for order in topological_orders(dag, 3, 7):
         quick, plain = cut_of(dag, order, levels), cut_of(dag, order, levels, plainly=True)
@@ -173,8 +175,8 @@ def test_the_quick_program_finds_the_same_cut_as_the_plain_one(levels: int) -> N
         assert quick.level.tolist() == plain.level.tolist()
 
 
-def test_one_level_loses_all_that_is_at_stake() -> None:
-    demand = a_crowd(0, jobs=30, links=10, each=2)
+def test_one_level_loses_the_whole_weight() -> None:
+    demand = a_contended_demand(0, jobs=30, links=10, each=2)
     found = compression_of(demand, urgency(demand), 1)
     assert not found.level.any()
     assert found.proven
@@ -182,7 +184,7 @@ def test_one_level_loses_all_that_is_at_stake() -> None:
 
 
 @pytest.mark.parametrize("levels", [30, 31, 100])
-def test_with_a_level_a_job_nothing_is_lost(levels: int) -> None:
+def test_with_one_level_per_job_nothing_is_lost(levels: int) -> None:
     demand = a_demand([[0]] * 30, np.arange(1.0, 31.0))
     order = urgency(demand)
     found = compression_of(demand, order, levels)
@@ -190,7 +192,7 @@ def test_with_a_level_a_job_nothing_is_lost(levels: int) -> None:
     assert found.level[order].tolist() == list(range(29, -1, -1))
 
 
-def test_jobs_that_all_share_one_link_are_cut_at_the_proven_best() -> None:
+def test_jobs_on_one_common_link_are_cut_at_the_proven_best() -> None:
     demand = a_demand([[0]] * 9, [30, 28, 25, 9, 8, 7, 2, 1, 1])
     order = urgency(demand)
     found = compression_of(demand, order, 3, most_edges=0)
@@ -200,28 +202,28 @@ def test_jobs_that_all_share_one_link_are_cut_at_the_proven_best() -> None:
     )
 
 
-def test_with_more_edges_than_allowed_the_best_cut_stands_and_nothing_is_claimed() -> None:
-    demand = a_crowd(2, jobs=60, links=30, each=2)
+def test_beyond_the_edge_limit_the_best_cut_is_used_without_a_proof() -> None:
+    demand = a_contended_demand(2, jobs=60, links=30, each=2)
     order = urgency(demand)
     cut, best = compression_of(demand, order, 3, most_edges=0), compression_of(demand, order, 3)
     assert (cut.proven, best.proven) == (False, True)
     assert best.lost < cut.lost
-    assert not inverted(demand, order, cut.level)
+    assert not has_inversion(demand, order, cut.level)
 
 
-def test_jobs_that_meet_nobody_are_on_level_0() -> None:
+def test_jobs_without_contention_are_on_level_0() -> None:
     demand = a_demand([[0], [1], [], [2], [2]], [5.0, 4.0, 3.0, 2.0, 1.0])
     found = compress_levels(demand, demand.intensity, urgency(demand), 8)
     assert found.tolist() == [0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
-def test_nothing_to_compress_is_no_error(demand: LinkDemand) -> None:
+def test_an_empty_demand_is_no_error(demand: LinkDemand) -> None:
     found = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)
     assert found.tolist() == [0] * demand.jobs
 
 
-def test_equal_priorities_follow_the_order() -> None:
+def test_jobs_of_equal_priority_follow_the_order() -> None:
     demand = a_demand([[0]] * 4, [1.0] * 4)
     found = compress_levels(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
     assert found.tolist() == [1, 0, 1, 0]
@@ -230,11 +232,11 @@ def test_equal_priorities_follow_the_order() -> None:
 def test_jobs_without_work_are_compressed_too() -> None:
     demand = a_demand([[0]] * 4, [0.0] * 4)
     found = compress_levels(demand, np.zeros(4), np.arange(4), 2)
-    assert not inverted(demand, np.arange(4), found)
+    assert not has_inversion(demand, np.arange(4), found)
 
 
 def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_not() -> None:
-    demand = a_crowd(4, jobs=80, links=40, each=3)
+    demand = a_contended_demand(4, jobs=80, links=40, each=3)
     order = np.random.default_rng(0).permutation(80)  # not by intensity, as after swaps
     level = compress_levels(demand, demand.intensity, order, 4)
     plan = NetworkPlan(
@@ -248,13 +250,13 @@ def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_no
 
 
 def test_the_same_seed_gives_the_same_levels() -> None:
-    demand = a_crowd(6, jobs=100, links=40, each=2)
+    demand = a_contended_demand(6, jobs=100, links=40, each=2)
     order = urgency(demand)
     first, second = (compress_levels(demand, demand.intensity, order, 5, seed=3) for _ in range(2))
     assert first.tolist() == second.tolist()
 
 
-def test_weights_keep_their_ratios_and_none_is_lost_to_rounding() -> None:
+def test_weights_keep_their_ratios_and_none_is_rounded_to_zero() -> None:
     demand = a_demand([[0]] * 6, [1e20, 5e19, 3.0, 1e-3, 1e-9, 0.0])
     dag = dag_of(demand, urgency(demand))
     assert dag.weight[:2].tolist() == sorted(dag.weight[:2].tolist(), reverse=True)
@@ -264,7 +266,7 @@ def test_weights_keep_their_ratios_and_none_is_lost_to_rounding() -> None:
 
 
 def test_more_levels_never_lose_more() -> None:
-    demand = a_crowd(8, jobs=120, links=40, each=2)
+    demand = a_contended_demand(8, jobs=120, links=40, each=2)
     lost = [compression_of(demand, urgency(demand), levels).lost for levels in range(1, 9)]
     assert all(more <= fewer * (1 + 1e-12) for fewer, more in pairwise(lost))
 
@@ -275,18 +277,18 @@ def test_fewer_than_one_level_is_refused(levels: int) -> None:
         compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), levels)
 
 
-def test_no_sample_is_refused() -> None:
+def test_zero_samples_are_refused() -> None:
     with pytest.raises(InvalidInput, match="samples"):
         compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2, samples=0)
 
 
 @pytest.mark.parametrize("priority", [[1.0, math.nan, 2.0, 3.0], [1.0, 2.0]])
-def test_priorities_that_are_no_numbers_are_refused(priority: list[float]) -> None:
+def test_invalid_priorities_are_refused(priority: list[float]) -> None:
     with pytest.raises(InvalidInput, match="priority"):
         compress_levels(FIGURE_13, np.array(priority), np.arange(4), 2)
 
 
-def test_an_intensity_that_is_no_number_is_refused() -> None:
+def test_a_nan_intensity_is_refused() -> None:
     demand = a_demand([[0], [0]], [math.nan, 1.0])
     with pytest.raises(InvalidInput, match="intensity"):
         compress_levels(demand, np.ones(2), np.arange(2), 2)

@@ -22,12 +22,12 @@ from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
 from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
-from tests.support.problems import a_problem, same
+from tests.support.problems import a_problem, are_equal
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 
-def reached(
+def solve_in_order(
     problem: Problem, *goals: Goal, name: str = "portfolio", budget: Budget = EXACT
 ) -> SolvedGoals:
     statement = a_statement(problem, *goals)
@@ -38,30 +38,30 @@ def two_jobs_for_one_gpu() -> Problem:
     return a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
 
 
-def test_an_earlier_sum_is_kept_whatever_a_later_one_offers() -> None:
-    found = reached(two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second"))
+def test_an_earlier_sum_is_kept_whatever_a_later_one_could_gain() -> None:
+    found = solve_in_order(
+        two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second")
+    )
     assert found.solution.choice.tolist() == [0, -1]
     assert [r.objective for r in found.results] == [3, 1]
     assert [r.gap for r in found.results] == [0, 0]
 
 
 @pytest.mark.parametrize(("tolerance", "choice"), [(0.3, [0, -1]), (0.34, [-1, 1])])
-def test_a_later_goal_may_take_what_the_tolerance_gives(
-    tolerance: float, choice: list[int]
-) -> None:
+def test_a_later_goal_may_use_the_tolerance(tolerance: float, choice: list[int]) -> None:
     first = a_sum([300, 200], "first", tolerance=tolerance)
-    found = reached(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
+    found = solve_in_order(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
     assert found.solution.choice.tolist() == choice
 
 
-def test_the_tolerance_of_a_negative_sum_is_a_share_of_its_size() -> None:
+def test_the_tolerance_of_a_negative_sum_is_relative_to_its_magnitude() -> None:
     must = a_problem([[(0, {}), (0, {}), (0, {})]], must_run=[0])
     cost = a_sum([-100, -109, -111], "cost", tolerance=0.1)
-    found = reached(must, cost, a_sum([1, 2, 3], "speed"))
+    found = solve_in_order(must, cost, a_sum([1, 2, 3], "speed"))
     assert found.solution.choice.tolist() == [1]
 
 
-def test_a_sum_too_large_for_a_row_is_kept_to_the_last_but_a_rounding() -> None:
+def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
     large = 2**50
     problem = a_problem([[(1, {0: 1}), (1, {0: 1}), (1, {0: 1})]] * 4, capacity=[4])
     goal = a_sum([large, large - 1024, large // 2] * 4, "large")
@@ -73,27 +73,29 @@ def test_a_sum_too_large_for_a_row_is_kept_to_the_last_but_a_rounding() -> None:
     assert not np.all(kept.used(np.array([0, 3, 6, 11])) <= kept.capacity)
 
 
-def test_the_worst_off_job_comes_first_then_the_next() -> None:
+def test_the_worst_off_job_is_improved_first_and_then_the_next() -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
     levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    found = reached(problem, levels, a_sum([0, 0, 100]))
+    found = solve_in_order(problem, levels, a_sum([0, 0, 100]))
     assert found.solution.choice.tolist() == [0, 1, -1]
     assert levels_of(problem, levels, found.solution.choice).tolist() == [4.0, 2.0, 1.0]
     assert (found.results[0].objective, found.results[0].bound) == (4.0, 4.0)
 
 
-def test_later_goals_are_bound_by_settled_places_only() -> None:
+def test_later_goals_are_bound_only_by_settled_positions() -> None:
     problem = a_problem([[(1, {0: 1}), (1, {0: 1})]] * 2, capacity=[2])
     levels = some_levels([5.0, 6.0, 1.0, 2.0], [9.0, 9.0], depth=1)
-    found = reached(problem, levels, a_sum([0, 100, 0, 100]))
+    found = solve_in_order(problem, levels, a_sum([0, 100, 0, 100]))
     assert found.solution.choice.tolist() == [0, 3]
-    found = reached(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
+    found = solve_in_order(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
     assert found.solution.choice.tolist() == [0, 2]
-    found = reached(problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100]))
+    found = solve_in_order(
+        problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100])
+    )
     assert found.solution.choice.tolist() == [1, 2]
 
 
-def test_what_is_proven_for_one_place_is_not_believed_of_another_where_it_does_not_hold() -> None:
+def test_a_bound_proven_for_one_position_is_not_used_for_another() -> None:
     """With nobody above 1, job 0 needs the whole cluster; with job 0 above it, the others reach 1."""
     problem = a_problem(
         [[(0, {0: 3}), (0, {0: 1})], [(0, {0: 1}), (0, {0: 1})], [(0, {0: 1})]],
@@ -109,35 +111,35 @@ def test_what_is_proven_for_one_place_is_not_believed_of_another_where_it_does_n
 
 def test_levels_are_shown_with_their_sign() -> None:
     levels = some_levels([-7.0, -7.0], [-2.0, -3.0], sign=-1)
-    found = reached(two_jobs_for_one_gpu(), levels, a_sum([1, 1]))
+    found = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 1]))
     assert found.results[0].objective == 3.0
 
 
-def test_jobs_without_columns_and_levels_of_minus_infinity_count_nowhere() -> None:
+def test_jobs_without_columns_and_levels_of_minus_infinity_are_ignored() -> None:
     problem = a_problem([[], [(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
     levels = some_levels([-math.inf, 1.0], [99.0, -math.inf, 2.0], tolerance=0.1)
-    found = reached(problem, levels, a_sum([5, 1]))
+    found = solve_in_order(problem, levels, a_sum([5, 1]))
     assert found.solution.choice.tolist() == [-1, -1, 1]
     assert found.results[0].objective == 1.0
 
 
-def test_nothing_to_decide_is_an_answer() -> None:
+def test_a_problem_without_jobs_has_a_solution() -> None:
     for problem in (a_problem([]), a_problem([[], []])):
         waiting = [1.0] * len(problem.jobs)
-        found = reached(problem, some_levels([], waiting), a_sum([], "a"), a_sum([], "b"))
+        found = solve_in_order(problem, some_levels([], waiting), a_sum([], "a"), a_sum([], "b"))
         assert found.solution.status is SolveStatus.OPTIMAL
         assert [r.gap for r in found.results] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cbc"])
-def test_jobs_that_must_run_and_do_not_fit_are_infeasible(name: str) -> None:
+def test_must_run_jobs_that_do_not_fit_are_infeasible(name: str) -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1], must_run=[0, 1])
-    found = reached(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
+    found = solve_in_order(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
     assert found.solution.status is SolveStatus.INFEASIBLE
     assert [r.gap for r in found.results] == [math.inf, math.inf]
 
 
-def test_with_no_time_the_answer_is_greedys_with_bounds_that_hold() -> None:
+def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
     spent = Budget(remaining_s=lambda: 0.0)
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
     levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
@@ -150,19 +152,19 @@ def test_with_no_time_the_answer_is_greedys_with_bounds_that_hold() -> None:
     assert found.results[0].gap > 0
 
 
-def test_a_round_that_had_no_time_repeats_as_it_was() -> None:
+def test_a_round_without_time_is_reproducible() -> None:
     spent = Budget(remaining_s=lambda: 0.0)
     goals = some_levels([2.0, 1.0], [9.0, 8.0]), a_sum([1, 1])
-    first = reached(two_jobs_for_one_gpu(), *goals, budget=spent)
-    again = reached(
+    first = solve_in_order(two_jobs_for_one_gpu(), *goals, budget=spent)
+    again = solve_in_order(
         two_jobs_for_one_gpu(),
         *goals,
         budget=Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
     )
-    assert same(first.solution, again.solution)
+    assert are_equal(first.solution, again.solution)
 
 
-class Ticking:
+class TickingClock:
     """A clock by which each question takes a second of a limit."""
 
     def __init__(self, limit_s: float) -> None:
@@ -174,30 +176,32 @@ class Ticking:
 
 
 @pytest.mark.parametrize("limit_s", [5, 20, 60, 150])
-def test_a_round_cut_short_in_between_repeats_as_it_was(limit_s: float) -> None:
+def test_a_round_cut_short_between_goals_is_reproducible(limit_s: float) -> None:
     snapshot = a_random_snapshot(3, jobs=30, groups=((0, 4, 4), (1, 2, 8)))
     policy = Policy(objective="finish-time-fairness then throughput within 5% then jct")
     statement = state_round(snapshot, policy)
-    cut = Budget(remaining_s=Ticking(limit_s))
+    cut = Budget(remaining_s=TickingClock(limit_s))
     greedy = greedy_of(statement, cut)
     first = solve_goals(statement, make_solver("portfolio"), cut, greedy)
     work = dict(first.solution.work)
     endless = Budget(remaining_s=lambda: math.inf, work=work)
     again = solve_goals(statement, make_solver("portfolio"), endless, greedy)
-    assert same(first.solution, again.solution)
+    assert are_equal(first.solution, again.solution)
     assert first.results == again.results
 
 
-def test_a_single_sum_is_solved_as_it_ever_was() -> None:
+def test_a_single_sum_is_solved_as_without_goals() -> None:
     statement = state_round(a_random_snapshot(1, jobs=20), Policy())
     greedy = greedy_of(statement, EXACT)
     found = solve_goals(statement, make_solver("portfolio"), EXACT, greedy)
     assert build_surrogate(statement) is statement.problem
-    assert same(found.solution, make_solver("portfolio").solve(statement.problem, EXACT, greedy))
+    assert are_equal(
+        found.solution, make_solver("portfolio").solve(statement.problem, EXACT, greedy)
+    )
     assert found.on(statement.problem).bound == found.solution.bound
 
 
-class Lying:
+class RuleBreakingSolver:
     """A solver whose answers break rules."""
 
     name = "lying"
@@ -217,20 +221,20 @@ def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
     statement = a_statement(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), a_sum([1, 1]))
     greedy = greedy_of(statement, EXACT)
-    found = solve_goals(statement, Lying(), EXACT, greedy)
+    found = solve_goals(statement, RuleBreakingSolver(), EXACT, greedy)
     assert np.array_equal(found.solution.choice, greedy.choice)
     assert not find_violations(statement.problem, found.solution)
 
 
-def test_greedy_itself_is_measured_by_every_goal() -> None:
+def test_the_greedy_solution_is_measured_by_every_goal() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
-    found = reached(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
+    found = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
     assert found.solution.choice.tolist() == [0, -1]
     assert [r.objective for r in found.results] == [8.0, 1]
     assert found.solution.work == (("greedy", 1.0),)
 
 
-def test_of_two_choices_the_one_that_serves_the_earlier_goal_stands_higher() -> None:
+def test_a_choice_that_serves_the_earlier_goal_better_ranks_higher() -> None:
     statement = a_statement(
         two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
     )
@@ -240,7 +244,7 @@ def test_of_two_choices_the_one_that_serves_the_earlier_goal_stands_higher() -> 
     assert found.standing(statement, first) > found.standing(statement, none)
 
 
-def test_values_of_all_goals_put_the_worst_off_first_and_keep_restart_prices() -> None:
+def test_surrogate_values_put_the_worst_off_first_and_keep_restart_costs() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
     last = replace(a_sum([900, 1000]), restart_price=np.array([100, 0]))
     problem = build_surrogate(a_statement(two_jobs_for_one_gpu(), levels, last))
@@ -249,7 +253,7 @@ def test_values_of_all_goals_put_the_worst_off_first_and_keep_restart_prices() -
     assert problem.restart_price[1] == 0
 
 
-def test_fewer_columns_are_the_same_columns() -> None:
+def test_dropping_columns_keeps_the_others_unchanged() -> None:
     problem = a_problem(
         [[(1, {0: 1}), (2, {0: 2})], [(3, {1: 1})]], capacity=[2, 2], current={0: 1}
     )

@@ -38,24 +38,24 @@ SOME = examples(150)
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def solved(problem: Problem) -> list[int]:
+def greedy_choice(problem: Problem) -> list[int]:
     found: list[int] = Greedy().solve(problem, FOREVER).choice.tolist()
     return found
 
 
-def told(choice: Ints | None) -> list[int] | None:
+def as_list(choice: Ints | None) -> list[int] | None:
     return None if choice is None else choice.tolist()
 
 
-def none_runs(problem: Problem) -> Ints:
+def waiting_choice(problem: Problem) -> Ints:
     return np.full(len(problem.jobs), -1)
 
 
-def best_at(problem: Problem, prices: Floats) -> Ints:
+def best_columns_at(problem: Problem, prices: Floats) -> Ints:
     """Return each job's column of the largest margin; -1 where that is not above 0 and it may wait."""
     margin = price_problem(problem, prices).margin
     top = reduce_by_job(np.maximum, margin, problem.job_start)
-    choice = none_runs(problem)
+    choice = waiting_choice(problem)
     for column in np.flatnonzero(margin == top[problem.column_job])[::-1].tolist():
         choice[problem.column_job[column]] = column
     return np.where((top <= 0) & ~problem.must_run, -1, choice)
@@ -64,36 +64,36 @@ def best_at(problem: Problem, prices: Floats) -> Ints:
 # steps
 
 
-def test_of_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() -> None:
+def test_among_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() -> None:
     same = [(6, {0: 4}), (6, {0: 4})]
-    assert solved(a_problem([same, same, same], [8])) == [0, 2, -1]
+    assert greedy_choice(a_problem([same, same, same], [8])) == [0, 2, -1]
 
 
-def test_what_a_retyped_job_gives_up_goes_to_one_that_waited() -> None:
+def test_resources_released_by_a_retyped_job_go_to_a_waiting_one() -> None:
     problem = a_problem([[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]], [4, 8])
-    assert told(improve_choice(problem, np.array([0, -1]), unit_shares(problem))) == [1, 2]
+    assert as_list(improve_choice(problem, np.array([0, -1]), unit_shares(problem))) == [1, 2]
 
 
 def test_numbers_up_to_the_largest_are_exact() -> None:
     large = 2**52 - 1
     problem = a_problem([[(large - 1, {0: large - 1}), (large, {0: large})]], [large])
-    assert solved(problem) == [1]
+    assert greedy_choice(problem) == [1]
 
 
-def test_a_row_without_capacity_holds_only_those_that_use_none_of_it() -> None:
-    assert solved(a_problem([[(9, {0: 1}), (2, {0: 0})], [(5, {})]], [0])) == [1, 2]
+def test_a_row_without_capacity_admits_only_columns_that_do_not_use_it() -> None:
+    assert greedy_choice(a_problem([[(9, {0: 1}), (2, {0: 0})], [(5, {})]], [0])) == [1, 2]
 
 
-def test_must_run_jobs_are_packed_by_balance_where_the_smallest_columns_do_not_fit() -> None:
+def test_must_run_jobs_are_packed_by_balance_if_the_smallest_columns_do_not_fit() -> None:
     jobs = [[(1, {0: 4}), (1, {1: 5})], [(1, {0: 4})]]
     problem = a_problem(jobs, [4, 6], must_run=[0, 1])
-    assert told(pack_must_run(problem, np.array([0.1, 1.0]))) == [1, 2]
-    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+    assert as_list(pack_must_run(problem, np.array([0.1, 1.0]))) == [1, 2]
+    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
 
 
 @SOME
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_improving_loses_nothing_and_leaves_no_step_that_gains(problem: Problem, seed: int) -> None:
+def test_improvement_loses_nothing_and_leaves_no_gainful_step(problem: Problem, seed: int) -> None:
     weight = np.random.default_rng(seed).random(len(problem.rows))
     start = pack_must_run(problem, weight)
     if start is None:
@@ -108,9 +108,9 @@ def test_improving_loses_nothing_and_leaves_no_step_that_gains(problem: Problem,
         assert problem.value[column] <= now[job] or not is_answer(problem, changed)
 
 
-def test_improving_does_not_touch_where_it_starts() -> None:
+def test_improvement_does_not_modify_its_start() -> None:
     problem = a_random_problem(1, jobs=20)
-    start = none_runs(problem)
+    start = waiting_choice(problem)
     improve_choice(problem, start, unit_shares(problem))
     assert np.all(start == -1)
 
@@ -118,32 +118,32 @@ def test_improving_does_not_touch_where_it_starts() -> None:
 # repairing
 
 
-def test_the_job_that_loses_least_per_unit_makes_room() -> None:
+def test_the_job_that_loses_least_per_unit_gives_way() -> None:
     problem = a_problem([[(9, {0: 4})], [(5, {0: 4})], [(8, {0: 4})]], [8])
-    assert told(repair_choice(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
+    assert as_list(repair_choice(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
 
 
-def test_a_job_moves_where_that_loses_less_than_another_loses_by_waiting() -> None:
+def test_a_job_moves_if_it_loses_less_by_moving_than_another_by_waiting() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 4])
-    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
+    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
 
 
-def test_of_two_that_may_move_the_one_that_loses_less_does() -> None:
+def test_of_two_movable_jobs_the_one_that_loses_less_moves() -> None:
     problem = a_problem([[(9, {0: 4}), (2, {1: 4})], [(9, {0: 4}), (8, {1: 4})]], [4, 4])
-    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
+    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
 
 
-def test_a_job_moves_only_to_where_there_is_room() -> None:
+def test_a_job_moves_only_where_there_is_room() -> None:
     problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 3])
-    assert told(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
+    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
 
 
-def test_no_more_is_given_up_than_a_row_has_too_many() -> None:
+def test_no_more_is_given_up_than_the_excess_of_a_row() -> None:
     problem = a_problem([[(80, {0: 8})], [(11, {0: 1})]], [8])
-    assert told(repair_choice(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
+    assert as_list(repair_choice(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
 
 
-def test_a_job_that_must_run_moves_and_never_stops() -> None:
+def test_a_must_run_job_moves_but_never_stops() -> None:
     jobs = [[(9, {0: 4}), (1, {1: 4})], [(50, {0: 4})], [(50, {1: 4})]]
     problem = a_problem(jobs, [4, 4], must_run=[0])
     found = repair_choice(problem, np.array([0, 2, 3]), np.zeros(2))
@@ -152,16 +152,14 @@ def test_a_job_that_must_run_moves_and_never_stops() -> None:
     assert objective_of(problem, found) == 59  # job 0 stays, job 1 makes room
 
 
-def test_must_run_jobs_that_fit_nowhere_together_are_said_to() -> None:
+def test_must_run_jobs_that_do_not_fit_together_are_reported() -> None:
     problem = a_problem([[(1, {0: 4})], [(1, {0: 4})]], [4], must_run=[0, 1])
     assert repair_choice(problem, np.array([0, 1]), np.zeros(1)) is None
 
 
 @SOME
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_whatever_is_chosen_at_whatever_prices_becomes_an_answer(
-    problem: Problem, seed: int
-) -> None:
+def test_any_choice_at_any_prices_is_repaired_to_a_solution(problem: Problem, seed: int) -> None:
     rng = np.random.default_rng(seed)
     prices = rng.random(len(problem.rows)) * rng.choice(
         [0, 1, 100, -1, math.inf, math.nan, 1e300], len(problem.rows)
@@ -181,11 +179,11 @@ def test_whatever_is_chosen_at_whatever_prices_becomes_an_answer(
         assert objective_of(problem, found) >= objective_of(problem, choice)
 
 
-def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
+def test_the_best_columns_at_dual_prices_are_repaired_to_near_the_bound() -> None:
     for seed in range(3):
         problem = a_random_problem(seed, jobs=300, groups=((0, 40, 4), (1, 20, 8)))
         prices = Relaxation().solve(problem, FOREVER).prices
-        choice = best_at(problem, 0.9 * prices)  # a little too cheap: too many want to run
+        choice = best_columns_at(problem, 0.9 * prices)  # a little too cheap: too many want to run
         assert np.any(problem.used(choice) > problem.capacity)
         found = repair_choice(problem, choice, prices)
         assert found is not None
@@ -194,7 +192,7 @@ def test_the_best_columns_at_dual_prices_repair_to_near_the_bound() -> None:
 
 
 @pytest.mark.parametrize("choice", [[0], [0, 0], [1, 1], [-2, 1], [0, 7]])
-def test_a_choice_that_is_not_of_this_problem_is_refused(choice: list[int]) -> None:
+def test_a_choice_of_another_problem_is_refused(choice: list[int]) -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], [4])
     for call in (improve_choice, repair_choice):
         with pytest.raises(InvalidInput, match="choice"):
@@ -214,14 +212,14 @@ def test_prices_of_another_number_of_rows_are_refused() -> None:
 CALLED = ("sizes", "smallest", "occupy", "climb", "pack", "keep", "relieve", "start_missing")
 
 
-def compiled_for() -> dict[str, int]:
+def compiled_signatures() -> dict[str, int]:
     """Return for how many combinations of types each loop that is called from outside was compiled."""
     return {name: len(cast(SimpleNamespace, getattr(loops, name)).signatures) for name in CALLED}
 
 
-def test_once_warm_no_round_compiles_anything() -> None:
+def test_after_warm_up_no_round_compiles_anything() -> None:
     run_every_loop()
-    assert compiled_for() == dict.fromkeys(CALLED, 1)
+    assert compiled_signatures() == dict.fromkeys(CALLED, 1)
     for problem in (
         a_problem([], [1]),
         a_problem([[], [(1, {})]], [0]),
@@ -232,22 +230,22 @@ def test_once_warm_no_round_compiles_anything() -> None:
         Greedy().solve(problem, FOREVER, found)
         improve_choice(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
         repair_choice(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
-    assert compiled_for() == dict.fromkeys(CALLED, 1)
+    assert compiled_signatures() == dict.fromkeys(CALLED, 1)
 
 
-def test_threads_may_warm_and_solve_at_once() -> None:
+def test_threads_may_warm_up_and_solve_concurrently() -> None:
     problem = a_random_problem(2, jobs=200)
 
     def work(_: int) -> list[int]:
         run_every_loop()
-        return solved(problem)
+        return greedy_choice(problem)
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(work, range(8)))
     assert all(one == answers[0] for one in answers)
 
 
-def test_a_function_that_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
+def test_a_function_that_cannot_be_cached_on_disk_is_still_compiled() -> None:
     scope: dict[str, Callable[[int], int]] = {}
     exec(
         "def twice(n):\n    return 2 * n", scope
@@ -258,7 +256,7 @@ def test_a_function_that_cannot_be_kept_on_disk_is_compiled_all_the_same() -> No
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull, ""])
-def test_a_cache_directory_that_cannot_be_written_does_no_harm(place: str) -> None:
+def test_an_unwritable_cache_directory_does_no_harm(place: str) -> None:
     code = (
         "import numpy as np; from tessera.solvers.kernels.greedy import is_short;"
         "print(is_short(np.array([0, -1])))"
@@ -303,7 +301,7 @@ def cache_hits(checkout: Path, source: str, user_cache: Path) -> int:
     return int(run.stdout)
 
 
-def test_a_second_checkout_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+def test_a_second_checkout_reuses_what_the_first_has_compiled(tmp_path: Path) -> None:
     assert cache_hits(tmp_path / "first", PROBE, tmp_path / "cache") == 0
     assert cache_hits(tmp_path / "second", PROBE, tmp_path / "cache") == 1
     changed = PROBE.replace("2 * n", "n + n")
@@ -312,7 +310,7 @@ def test_a_second_checkout_finds_what_the_first_has_compiled(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*/tessera/__pycache__/*.nb?"))
 
 
-def test_arguments_are_read_only_and_contiguous_without_copying_those_that_are() -> None:
+def test_arguments_become_read_only_and_contiguous_without_needless_copies() -> None:
     array = np.arange(10)
     view = as_fixed_array(array)
     assert np.shares_memory(view, array)

@@ -71,12 +71,12 @@ def some_legs(*legs: tuple[int, float, float, int]) -> Legs:
     )
 
 
-def told(legs: Legs) -> list[tuple[int, float, float, int]]:
+def leg_tuples(legs: Legs) -> list[tuple[int, float, float, int]]:
     rows = zip(legs.job, legs.start_s - NOW_S, legs.end_s - NOW_S, legs.gpus, strict=True)
     return [(int(j), float(s), float(e), int(n)) for j, s, e, n in rows]
 
 
-def stated(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
+def look_ahead_of(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
     return look_ahead(*drafts_before_deadlines(snapshot, policy))
 
 
@@ -84,11 +84,11 @@ def all_promised(snapshot: Snapshot) -> np.ndarray:
     return np.ones(len(snapshot.jobs), dtype=np.bool_)
 
 
-def rules(snapshot: Snapshot, legs: Legs) -> list[str]:
+def broken_rules(snapshot: Snapshot, legs: Legs) -> list[str]:
     return [v.rule for v in find_schedule_violations(snapshot, legs, all_promised(snapshot))]
 
 
-def test_slots_are_one_round_at_first_and_never_longer_than_a_quarter_of_the_way() -> None:
+def test_slots_start_at_one_round_and_never_exceed_a_quarter_of_their_distance() -> None:
     found = slot_boundaries(NOW_S, NOW_S + 400 * 300, 300.0)
     ends = (found[1:] - NOW_S) / 300
     lengths = np.diff(found) / 300
@@ -97,31 +97,31 @@ def test_slots_are_one_round_at_first_and_never_longer_than_a_quarter_of_the_way
     assert len(lengths) < 40
 
 
-def test_the_first_slot_ends_at_the_next_whole_round_of_absolute_time() -> None:
+def test_the_first_slot_ends_at_the_next_multiple_of_the_round_length() -> None:
     assert slot_boundaries(1299.0, 1300.0, 300.0).tolist() == [1299.0, 1500.0]
 
 
-def test_a_round_that_has_just_begun_is_not_a_slot_of_its_own() -> None:
+def test_a_round_that_has_just_begun_gets_no_slot_of_its_own() -> None:
     assert slot_boundaries(1499.9999, 1500.0, 300.0).tolist() == [1499.9999, 1800.0]
 
 
-def test_the_horizon_ends_somewhere() -> None:
+def test_the_number_of_slots_is_bounded() -> None:
     assert len(slot_boundaries(0.0, 1e12, 300.0)) < 70
 
 
 @pytest.mark.parametrize(("distance", "rounds"), [(0.5, 1), (7.9, 1), (8, 2), (16, 4), (100, 16)])
-def test_spacing_doubles_with_the_distance(distance: float, rounds: int) -> None:
+def test_slot_lengths_double_with_the_distance(distance: float, rounds: int) -> None:
     assert slot_spacing(distance) == rounds
 
 
-def test_time_after_the_deadline_trains_nothing() -> None:
-    ahead = stated(a_cluster(a_dated_job("a", 1000, 400)))
+def test_time_after_the_deadline_does_not_count() -> None:
+    ahead = look_ahead_of(a_cluster(a_dated_job("a", 1000, 400)))
     one_gpu = int(np.flatnonzero(ahead.rate == 1.0)[0])
     assert ahead.gain[one_gpu, :2].tolist() == [300.0, 100.0]
 
 
-def test_each_start_costs_a_restart_and_going_on_does_not() -> None:
-    ahead = stated(a_cluster(a_dated_job("a", 1000, 1500, restart_s=50)))
+def test_each_start_costs_a_restart_and_continuing_costs_none() -> None:
+    ahead = look_ahead_of(a_cluster(a_dated_job("a", 1000, 1500, restart_s=50)))
     one = int(np.flatnonzero(ahead.rate == 1.0)[0])
     together = np.array([one, one, -1, -1, -1, -1])[: ahead.slots]
     apart = np.array([one, -1, one, -1, -1, -1])[: ahead.slots]
@@ -137,21 +137,21 @@ def a_running_pair() -> Snapshot:
     return a_cluster(job, gangs={0: Gang(members=((0, (0, 1)),))})
 
 
-def test_what_runs_pays_only_what_is_left_of_its_restart() -> None:
-    ahead = stated(a_running_pair())
+def test_a_running_job_pays_only_the_rest_of_its_restart() -> None:
+    ahead = look_ahead_of(a_running_pair())
     stays = int(np.flatnonzero(ahead.stays)[0])
     assert ahead.gain[stays, 0] == 2 * (300 - 30)
     assert ahead.cost[stays] == 0
 
 
-def test_what_runs_is_not_started_anew_on_the_cell_that_it_has() -> None:
-    ahead = stated(a_running_pair())
+def test_a_running_job_is_not_restarted_on_its_own_cell() -> None:
+    ahead = look_ahead_of(a_running_pair())
     anew = (ahead.rate == 2.0) & ~ahead.stays
     assert not ahead.allowed()[anew, 0].any()
     assert ahead.allowed()[anew, 1].all()
 
 
-def test_a_job_that_lies_badly_goes_on_at_the_rate_that_it_has() -> None:
+def test_a_badly_placed_job_continues_at_its_actual_rate() -> None:
     estimates = [
         an_estimate(gpus=2, iter_time_s=128),
         an_estimate(gpus=2, nodes=2, iter_time_s=256),
@@ -163,88 +163,92 @@ def test_a_job_that_lies_badly_goes_on_at_the_rate_that_it_has() -> None:
         estimates=estimates,
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
     )
-    ahead = stated(replace(snapshot, now_s=NOW_S))
+    ahead = look_ahead_of(replace(snapshot, now_s=NOW_S))
     assert ahead.rate[ahead.stays].tolist() == [1.0]
     assert ahead.rate[~ahead.stays].tolist() == [2.0]
 
 
-def test_legs_survive_the_way_into_slots_and_back() -> None:
+def test_legs_survive_conversion_into_slots_and_back() -> None:
     snapshot = a_cluster(a_dated_job("a", 1000, 1800), a_dated_job("b", 1000, 1800))
     legs = some_legs((0, 0, 300, 2), (0, 300, 900, 4), (1, 900, 1500, 4))
-    ahead = stated(snapshot)
-    assert told(legs_of(ahead, picks_of(ahead, legs))) == told(legs)
+    ahead = look_ahead_of(snapshot)
+    assert leg_tuples(legs_of(ahead, picks_of(ahead, legs))) == leg_tuples(legs)
 
 
-def test_what_has_passed_of_a_leg_is_cut_off() -> None:
+def test_the_past_part_of_a_leg_is_cut_off() -> None:
     snapshot = a_cluster(a_dated_job("a", 1000, 1800))
-    ahead = stated(snapshot)
+    ahead = look_ahead_of(snapshot)
     legs = some_legs((0, -600, -300, 2), (0, -300, 600, 4))
-    assert told(legs_of(ahead, picks_of(ahead, legs))) == [(0, 0.0, 600.0, 4)]
+    assert leg_tuples(legs_of(ahead, picks_of(ahead, legs))) == [(0, 0.0, 600.0, 4)]
 
 
-def test_a_leg_that_ends_after_the_deadline_still_counts_once_its_slot_has_been_split() -> None:
+def test_a_leg_that_ends_after_the_deadline_still_counts_after_its_slot_is_split() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 21.2 * 300 - NOW_S, admitted=True))
     legs = some_legs((0, 20 * 300 - NOW_S, 24 * 300 - NOW_S, 1))
-    assert 22 * 300 not in stated(snapshot).boundary_s
+    assert 22 * 300 not in look_ahead_of(snapshot).boundary_s
     later = replace(snapshot, now_s=7 * 300.0, legs=legs)
-    assert 22 * 300 in stated(later).boundary_s
+    assert 22 * 300 in look_ahead_of(later).boundary_s
     found = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert told(found.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
+    assert leg_tuples(found.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
 
 
-def test_a_schedule_that_holds_breaks_no_rule() -> None:
+def test_a_valid_schedule_breaks_no_rule() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1150, 600, restart_s=10))
-    assert rules(snapshot, some_legs((0, 0, 300, 4), (1, 300, 600, 4))) == []
+    assert broken_rules(snapshot, some_legs((0, 0, 300, 4), (1, 300, 600, 4))) == []
 
 
 def test_the_checker_charges_the_restart() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300, restart_s=10))
-    assert rules(snapshot, some_legs((0, 0, 300, 4))) == ["deadline"]
+    assert broken_rules(snapshot, some_legs((0, 0, 300, 4))) == ["deadline"]
 
 
-def test_the_checker_charges_no_restart_to_what_goes_on() -> None:
-    assert rules(a_running_pair(), some_legs((0, 0, 600, 2))) == []
-    assert rules(a_running_pair(), some_legs((0, 300, 900, 2))) == []
-    assert rules(a_running_pair(), some_legs((0, 0, 300, 2), (0, 600, 900, 2))) == []
-    assert rules(a_running_pair(), some_legs((0, 0, 500, 2))) == ["deadline"]
+def test_the_checker_charges_no_restart_to_a_continuing_job() -> None:
+    assert broken_rules(a_running_pair(), some_legs((0, 0, 600, 2))) == []
+    assert broken_rules(a_running_pair(), some_legs((0, 300, 900, 2))) == []
+    assert broken_rules(a_running_pair(), some_legs((0, 0, 300, 2), (0, 600, 900, 2))) == []
+    assert broken_rules(a_running_pair(), some_legs((0, 0, 500, 2))) == ["deadline"]
 
 
-def test_the_checker_counts_nothing_after_the_deadline() -> None:
+def test_the_checker_ignores_training_after_the_deadline() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 290))
-    assert rules(snapshot, some_legs((0, 0, 600, 4))) == ["deadline"]
+    assert broken_rules(snapshot, some_legs((0, 0, 600, 4))) == ["deadline"]
 
 
-def test_the_checker_sees_capacity_at_every_moment() -> None:
+def test_the_checker_checks_capacity_at_every_moment() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
-    assert rules(snapshot, some_legs((0, 0, 600, 4), (1, 300, 900, 2))) == ["capacity"]
+    assert broken_rules(snapshot, some_legs((0, 0, 600, 4), (1, 300, 900, 2))) == ["capacity"]
     held = find_schedule_violations(
         snapshot, some_legs((0, 0, 600, 2), (1, 0, 600, 2)), all_promised(snapshot), {0: 1}
     )
     assert [v.rule for v in held] == ["capacity"]
 
 
-def test_the_checker_sees_two_cells_at_once() -> None:
+def test_the_checker_finds_two_cells_of_a_job_at_once() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
-    assert rules(snapshot, some_legs((0, 0, 600, 1), (0, 300, 900, 2))) == ["one Cell at a time"]
+    assert broken_rules(snapshot, some_legs((0, 0, 600, 1), (0, 300, 900, 2))) == [
+        "one Cell at a time"
+    ]
 
 
-def test_the_checker_knows_no_cell_that_does_not_exist() -> None:
-    assert "Cell exists" in rules(a_cluster(a_dated_job("a", 6, 900)), some_legs((0, 0, 600, 3)))
+def test_the_checker_refuses_a_missing_cell() -> None:
+    assert "Cell exists" in broken_rules(
+        a_cluster(a_dated_job("a", 6, 900)), some_legs((0, 0, 600, 3))
+    )
 
 
-def test_legs_of_a_job_that_was_not_promised_anything_are_a_violation() -> None:
+def test_legs_of_a_job_without_a_promise_are_a_violation() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
     found = find_schedule_violations(snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_))
     assert [v.rule for v in found] == ["promised"]
 
 
-def planned(snapshot: Snapshot, policy: Policy = AHEAD) -> RoundOutcome:
+def plan_snapshot(snapshot: Snapshot, policy: Policy = AHEAD) -> RoundOutcome:
     outcome = plan_round(snapshot, policy, Portfolio(), ENDLESS)
     assert outcome.violations == ()
     return outcome
 
 
-def names(snapshot: Snapshot, admission: Admission) -> list[str]:
+def admitted_names(snapshot: Snapshot, admission: Admission) -> list[str]:
     return [n for n, yes in zip(snapshot.jobs.name, admission.admitted, strict=True) if yes]
 
 
@@ -256,66 +260,66 @@ def test_jobs_that_fit_one_after_the_other_are_all_admitted() -> None:
     assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
 
 
-def test_the_heavier_of_two_rivals_is_admitted() -> None:
+def test_of_two_competing_jobs_the_heavier_is_admitted() -> None:
     snapshot = a_cluster(
         a_dated_job("light", 1200, 300), a_dated_job("heavy", 1200, 300, weight=3.0)
     )
-    assert names(snapshot, admit(snapshot, AHEAD, ENDLESS)) == ["heavy"]
+    assert admitted_names(snapshot, admit(snapshot, AHEAD, ENDLESS)) == ["heavy"]
 
 
-def test_two_small_jobs_are_admitted_rather_than_the_one_with_the_first_deadline() -> None:
+def test_two_small_jobs_are_admitted_instead_of_the_one_with_the_earliest_deadline() -> None:
     snapshot = a_cluster(
         a_dated_job("long", 2400, 600), a_dated_job("one", 1200, 610), a_dated_job("two", 1200, 620)
     )
     found = admit(snapshot, AHEAD, ENDLESS)
-    assert names(snapshot, found) == ["one", "two"]
+    assert admitted_names(snapshot, found) == ["one", "two"]
     assert found.proven
 
 
-def test_no_newcomer_however_heavy_displaces_a_promise() -> None:
+def test_no_new_job_however_heavy_displaces_a_promise() -> None:
     old = a_dated_job("old", 1200, 300, admitted=True, weight=0.1)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300, weight=100.0))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
     found = admit(snapshot, AHEAD, ENDLESS)
-    assert names(snapshot, found) == ["old"]
+    assert admitted_names(snapshot, found) == ["old"]
     assert found.given_up == frozenset()
 
 
-def test_a_promise_moves_in_time_to_let_a_newcomer_in() -> None:
+def test_a_promise_is_moved_in_time_to_admit_a_new_job() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
     found = admit(snapshot, AHEAD, ENDLESS)
-    assert names(snapshot, found) == ["old", "new"]
-    assert told(found.legs) == [(0, 300.0, 600.0, 4), (1, 0.0, 300.0, 4)]
+    assert admitted_names(snapshot, found) == ["old", "new"]
+    assert leg_tuples(found.legs) == [(0, 300.0, 600.0, 4), (1, 0.0, 300.0, 4)]
 
 
-def test_without_time_to_search_promises_keep_what_they_have_and_newcomers_fit_in_or_not() -> None:
+def test_without_search_time_promises_keep_their_schedule_and_new_jobs_fit_in_or_not() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300), a_dated_job("late", 1200, 600))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
     found = admit(snapshot, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert names(snapshot, found) == ["old", "late"]
+    assert admitted_names(snapshot, found) == ["old", "late"]
     assert (found.proven, found.work) == (False, 0.0)
 
 
-def test_lost_nodes_cost_the_least_weight_of_promises() -> None:
+def test_lost_nodes_break_the_promises_of_least_weight() -> None:
     jobs = [a_dated_job(f"j{w}", 600, 300, admitted=True, weight=float(w)) for w in (3, 1, 2)]
     snapshot = a_cluster(*jobs)
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 2), (2, 0, 300, 2)))
     found = admit(snapshot, AHEAD, ENDLESS)
-    assert names(snapshot, found) == ["j3", "j2"]
+    assert admitted_names(snapshot, found) == ["j3", "j2"]
     assert found.given_up == frozenset({1})
 
 
-def test_a_refused_job_is_told_a_deadline_that_is_then_met() -> None:
+def test_a_refused_job_gets_a_deadline_that_can_then_be_met() -> None:
     def with_second(due_s: float) -> Snapshot:
         first = a_dated_job("first", 2400, 600, admitted=True)
         snapshot = a_cluster(first, a_dated_job("second", 1200, due_s, restart_s=7))
         return replace(snapshot, legs=some_legs((0, 0, 600, 4)))
 
     refused = admit(with_second(700.0), AHEAD, ENDLESS)
-    assert names(with_second(700.0), refused) == ["first"]
+    assert admitted_names(with_second(700.0), refused) == ["first"]
     due_s = float(refused.earliest_s[1]) - NOW_S
     assert due_s == pytest.approx(907.0, abs=2.0)
     assert admit(with_second(due_s), AHEAD, ENDLESS).admitted.all()
@@ -323,16 +327,16 @@ def test_a_refused_job_is_told_a_deadline_that_is_then_met() -> None:
 
 def test_the_reason_of_a_refused_job_names_the_deadline_that_would_be_met() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 310, weight=2.0), a_dated_job("b", 1200, 310))
-    decision = planned(snapshot).decisions[1]
+    decision = plan_snapshot(snapshot).decisions[1]
     assert decision.reason is not None
     assert decision.reason.code is ReasonCode.DEADLINE_REFUSED
     assert dict(decision.reason.evidence)["earliest_deadline"] == "1970-01-01T00:30:02Z"
     assert not decision.admitted
 
 
-def test_an_admitted_job_that_starts_later_waits_for_a_reason_that_says_when() -> None:
+def test_an_admitted_job_that_starts_later_gets_a_reason_that_says_when() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
-    first, second = planned(snapshot).decisions
+    first, second = plan_snapshot(snapshot).decisions
     assert (first.cell.gpus, first.admitted) == (4, True)
     assert second.admitted
     assert second.reason is not None
@@ -340,38 +344,38 @@ def test_an_admitted_job_that_starts_later_waits_for_a_reason_that_says_when() -
     assert dict(second.reason.evidence)["start"] == "1970-01-01T00:25:00Z"
 
 
-def test_free_gpus_serve_an_admitted_job_before_its_schedule_does() -> None:
+def test_an_admitted_job_uses_free_gpus_before_its_schedule_starts() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 300), a_dated_job("b", 1200, 3000))
-    first, second = planned(snapshot).decisions
+    first, second = plan_snapshot(snapshot).decisions
     assert first.cell.gpus >= 1
     assert second.cell.gpus >= 1
 
 
-def test_a_best_effort_job_runs_only_beside_what_the_certificates_need_now() -> None:
+def test_a_best_effort_job_gets_only_gpus_that_the_certificates_do_not_need_now() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_job("b", weight=50.0))
-    first, second = planned(snapshot).decisions
+    first, second = plan_snapshot(snapshot).decisions
     assert (first.cell.gpus, second.cell.gpus) == (4, 0)
 
 
-def beside_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
+def gpus_before_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
     """Return the GPUs that a job is started on now, before a promised one that needs four in a round."""
     promised = a_dated_job("a", 1200, 600, admitted=True, restart_s=0)
     other = a_job("g", guaranteed=guaranteed, requested_gpus=1, weight=9.0)
     snapshot = a_cluster(promised, other, gpus=gpus)
     held = replace(snapshot, legs=some_legs((0, 300, 600, 4)))
-    outcome = planned(held)
+    outcome = plan_snapshot(held)
     assert outcome.admission is not None
-    assert told(outcome.admission.legs) == [(0, 300.0, 600.0, 4)]
+    assert leg_tuples(outcome.admission.legs) == [(0, 300.0, 600.0, 4)]
     return outcome.decisions[1].cell.gpus
 
 
-def test_a_guaranteed_job_starts_only_on_what_no_certificate_will_need() -> None:
-    assert beside_a_later_certificate(4, guaranteed=True) == 0
-    assert beside_a_later_certificate(5, guaranteed=True) >= 1
-    assert beside_a_later_certificate(4, guaranteed=False) >= 1
+def test_a_guaranteed_job_starts_only_on_gpus_that_no_certificate_will_need() -> None:
+    assert gpus_before_a_later_certificate(4, guaranteed=True) == 0
+    assert gpus_before_a_later_certificate(5, guaranteed=True) >= 1
+    assert gpus_before_a_later_certificate(4, guaranteed=False) >= 1
 
 
-def test_spare_gpus_are_those_that_no_leg_needs_at_any_time() -> None:
+def test_spare_gpus_are_not_needed_by_any_leg_at_any_time() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
     _, draft = drafts_before_deadlines(snapshot, AHEAD)
     assert spare_gpus(draft, some_legs((0, 0, 300, 1), (1, 600, 900, 2))).tolist() == [2]
@@ -383,14 +387,14 @@ def test_a_launched_guaranteed_job_keeps_its_smallest_cell_in_every_slot() -> No
     snapshot = a_cluster(
         holder, a_dated_job("a", 1200, 900), gangs={0: Gang(members=((0, (0, 1, 2, 3)),))}
     )
-    ahead = stated(snapshot)
+    ahead = look_ahead_of(snapshot)
     assert set(ahead.capacity[0].tolist()) == {2}
     assert admit(snapshot, AHEAD, ENDLESS).admitted.tolist() == [False, True]
 
 
 def test_a_guaranteed_job_with_a_deadline_keeps_gpus_from_its_start_to_the_end() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 300, guaranteed=True, requested_gpus=1))
-    ahead = stated(snapshot)
+    ahead = look_ahead_of(snapshot)
     picks = np.full((1, ahead.slots), -1)
     picks[0, 0] = np.flatnonzero(ahead.rate == 2.0)[0]
     assert resource_usage(ahead, picks)[0].tolist() == [2, *([1] * (ahead.slots - 1))]
@@ -398,7 +402,7 @@ def test_a_guaranteed_job_with_a_deadline_keeps_gpus_from_its_start_to_the_end()
 
 def test_the_same_recorded_work_admits_the_same_jobs_by_the_same_schedule() -> None:
     snapshot = a_cluster(*(a_dated_job(f"j{i}", 700 + 50 * i, 500 + 60 * i) for i in range(7)))
-    first = planned(snapshot)
+    first = plan_snapshot(snapshot)
     again = plan_round(
         snapshot,
         AHEAD,

@@ -19,16 +19,16 @@ from tessera.solvers.network.baselines.sincronia import bssi_order
 from tessera.solvers.network.baselines.taccl import bundle_distances
 from tessera.solvers.network.baselines.varys import sebf_order
 from tessera.solvers.network.mechanisms import make_mechanism, mechanism_names
-from tests.support.drawn_contentions import a_contention
 from tests.support.networks import FluidJob, a_demand
+from tests.support.random_contentions import a_contention
 
 
-def two_pairs() -> LinkDemand:
+def a_demand_of_two_pairs() -> LinkDemand:
     """Return Crux's figure 13: jobs 0 and 1 share a link, jobs 2 and 3 another; the urgent come first."""
     return a_demand(*(FluidJob(busy_s={j // 2: 1.0 + j}) for j in range(4)))
 
 
-def open_shop(demand: LinkDemand, order: Sequence[int], weight: Floats) -> float:
+def open_shop_cost(demand: LinkDemand, order: Sequence[int], weight: Floats) -> float:
     """Return the weighted sum of completion times where links work through the order, each by itself."""
     busy_s = np.zeros((demand.jobs, demand.links))
     busy_s[demand.job, demand.link] = demand.busy_s
@@ -48,7 +48,7 @@ def test_on_one_link_bssi_with_weights_is_smiths_rule() -> None:
     assert bssi_order(demand, weight).tolist() == np.argsort(busy_s / weight).tolist()
 
 
-def test_bssi_scales_weights_by_what_the_last_job_was_worth() -> None:
+def test_bssi_scales_weights_by_the_last_jobs_weight_and_time() -> None:
     # Link 0: 2 + 4 + 0 = 6, link 1: 3 + 0 + 2 = 5. Link 0 is busiest: weight / time 1/2 and 1/4, so job 1 is
     # last, and job 0 keeps 1 - 2/4 = 1/2. Then link 1 is: 1/2 / 3 = 1/6 and 1/2, so job 0 comes before it.
     demand = a_demand(
@@ -57,7 +57,7 @@ def test_bssi_scales_weights_by_what_the_last_job_was_worth() -> None:
     assert bssi_order(demand).tolist() == [2, 0, 1]
 
 
-def test_bssi_leaves_its_mark_only_where_the_last_job_is() -> None:
+def test_bssi_rescales_weights_only_on_links_of_the_last_job() -> None:
     # Unscaled, job 0 (1/3) would come after job 2 (w/t = 0.9/2.9); scaled to 1/4 by job 1, it is last there.
     demand = a_demand(
         FluidJob(busy_s={0: 3, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2.9})
@@ -91,8 +91,10 @@ def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -
             links=3,
         )
         weight = rng.uniform(0.1, 3.0, 5)
-        least = min(open_shop(demand, order, weight) for order in permutations(range(5)))
-        worst = max(worst, open_shop(demand, bssi_order(demand, weight).tolist(), weight) / least)
+        least = min(open_shop_cost(demand, order, weight) for order in permutations(range(5)))
+        worst = max(
+            worst, open_shop_cost(demand, bssi_order(demand, weight).tolist(), weight) / least
+        )
     assert 1.0 <= worst <= 2.0
 
 
@@ -106,11 +108,11 @@ def test_coflows_served_in_bssis_order_are_within_four_times_the_least() -> None
             *(FluidJob(busy_s={e: t for e, t in enumerate(row) if t > 0}) for row in ports), links=6
         )
         weight = rng.uniform(0.1, 3.0, 4)
-        least = min(open_shop(demand, order, weight) for order in permutations(range(4)))
-        assert weight @ served(size, bssi_order(demand, weight).tolist()) <= 4 * least
+        least = min(open_shop_cost(demand, order, weight) for order in permutations(range(4)))
+        assert weight @ completion_times(size, bssi_order(demand, weight).tolist()) <= 4 * least
 
 
-def served(size: Floats, order: Sequence[int]) -> Floats:
+def completion_times(size: Floats, order: Sequence[int]) -> Floats:
     """Return when each coflow is done where its flows, sizes (coflows, in, out), go by strict priority."""
     left, now, done = size.copy(), 0.0, np.zeros(len(size))
     while (left > 0).any():
@@ -141,13 +143,13 @@ def test_varys_serves_the_smallest_bottleneck_first() -> None:
     ]  # by sums the second would come before the first
 
 
-def test_delays_are_no_part_of_varyss_bottleneck() -> None:
+def test_delays_are_not_part_of_the_bottleneck_of_varys() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1}, delay_s=9.0), FluidJob(busy_s={0: 2}))
     assert sebf_order(demand).tolist() == [0, 1]
 
 
-def test_figure_13_of_crux_has_its_levels() -> None:
-    demand, order = two_pairs(), np.arange(4)
+def test_levels_match_figure_13_of_crux() -> None:
+    demand, order = a_demand_of_two_pairs(), np.arange(4)
     assert contended_first(demand, order)[1] == 4
     assert alone_then_rest(order, 4, 2).tolist() == [1, 0, 0, 0]
     assert equal_blocks(order, 4, 2).tolist() == [1, 1, 0, 0]
@@ -155,18 +157,18 @@ def test_figure_13_of_crux_has_its_levels() -> None:
     assert sebf_order(demand).tolist() == [0, 1, 2, 3]
 
 
-def test_blocks_are_equal_but_for_one_job() -> None:
+def test_blocks_differ_in_size_by_at_most_one_job() -> None:
     level = equal_blocks(np.arange(11), 11, 4)
     assert np.ptp(np.bincount(level, minlength=4)) <= 1
     assert (np.diff(level) <= 0).all()
 
 
-def test_blocks_keep_equals_together() -> None:
+def test_blocks_keep_tied_jobs_together() -> None:
     tied = np.array([False, True, True, False, True])
     assert equal_blocks(np.arange(5), 5, 3, tied).tolist() == [2, 2, 2, 1, 1]
 
 
-def test_jobs_that_meet_nobody_take_no_level_of_their_own() -> None:
+def test_jobs_without_contention_occupy_no_level_of_their_own() -> None:
     demand = a_demand(*(FluidJob(busy_s={e: 1.0 + e}) for e in (0, 1, 2, 5, 5)))
     order, ranked = contended_first(demand, bssi_order(demand))
     assert (sorted(order[:2].tolist()), ranked) == ([3, 4], 2)
@@ -201,7 +203,7 @@ def test_taccl_measures_the_longest_path_then_the_mean() -> None:
     assert (most.tolist(), mean.tolist()) == ([4, 4, 2, 0], [3, 4, 2, 0])
 
 
-def test_taccl_serves_the_traffic_that_goes_furthest_first() -> None:
+def test_taccl_serves_the_traffic_with_the_longest_paths_first() -> None:
     far, near = [[0, 1, 2, 3]], [[0, 1]]
     jobs = a_contention(fixed=[{0: 1.0}, {}, {}, {}], bundles=[[], [near], [far], [far, near]])
     plan = make_mechanism("taccl*").plan(jobs, levels=4)
@@ -209,7 +211,7 @@ def test_taccl_serves_the_traffic_that_goes_furthest_first() -> None:
     assert plan.level.tolist() == [0, 1, 3, 2]
 
 
-def test_taccl_lets_jobs_choose_as_they_arrive_whatever_their_intensity() -> None:
+def test_taccl_lets_jobs_choose_paths_in_order_of_arrival_whatever_their_intensity() -> None:
     choice = [[[0], [1]]]
     jobs = a_contention(fixed=[{}, {}, {1: 0.01}], bundles=[choice, choice, []])
     jobs = replace(jobs, work_flop=np.array([1.0, 100.0, 1.0]))
@@ -218,7 +220,7 @@ def test_taccl_lets_jobs_choose_as_they_arrive_whatever_their_intensity() -> Non
 
 @pytest.mark.parametrize("name", mechanism_names())
 @pytest.mark.parametrize("levels", [1, 3, 8])
-def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> None:
+def test_the_plan_of_every_mechanism_passes_the_checker(name: str, levels: int) -> None:
     rng = np.random.default_rng(5)
     jobs = a_contention(
         fixed=[{int(e): float(rng.exponential()) for e in rng.choice(12, 2)} for _ in range(30)],
@@ -236,13 +238,13 @@ def test_every_mechanisms_plan_passes_the_checker(name: str, levels: int) -> Non
     assert (plan.offset_s is not None) == (name == "cassini")
 
 
-def test_no_jobs_at_all_are_a_plan_too() -> None:
+def test_an_empty_job_list_has_an_empty_plan() -> None:
     for name in mechanism_names():
         plan = make_mechanism(name).plan(a_contention(fixed=[]), levels=8)
         assert len(plan.level) == len(plan.order) == 0
 
 
-def test_an_unknown_mechanism_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_mechanism_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match=r"sincronia, varys, taccl\*"):
         make_mechanism("sincronya")
 

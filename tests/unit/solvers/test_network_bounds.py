@@ -65,7 +65,7 @@ def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: in
 
 
 @pytest.mark.parametrize("ratio", [1e4, 1e9, 1e15])
-def test_a_window_plays_a_bounded_number_of_iterations_however_uneven_jobs_are(
+def test_a_window_simulates_a_bounded_number_of_iterations_however_uneven_the_jobs(
     ratio: float,
 ) -> None:
     assert PlayWindow().played(a_demand(*_uneven(ratio))) <= swaps.MAX_JUDGED_ITERATIONS * (
@@ -73,12 +73,12 @@ def test_a_window_plays_a_bounded_number_of_iterations_however_uneven_jobs_are(
     )
 
 
-def test_a_window_of_even_jobs_has_as_many_iterations_of_the_slowest_as_is_said() -> None:
+def test_a_window_of_even_jobs_has_the_stated_iterations_of_the_slowest_job() -> None:
     demand = a_demand(*_uneven(10.0))
     assert PlayWindow().of(demand) == (swaps.PERIODS * 18.0, swaps.PERIODS / 4 * 18.0)
 
 
-def test_groups_share_what_may_be_played_and_pass_on_what_they_leave() -> None:
+def test_groups_share_the_simulation_budget_and_pass_on_the_rest() -> None:
     effort = PlayEffort(3, played=90.0)
     shares = []
     for used in (10.0, 40.0, 0.0):
@@ -100,7 +100,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
+def test_orders_of_very_uneven_jobs_are_tried_within_the_simulation_budget(
     played: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swaps.PlayEffort.__init__, "__defaults__", (20_000.0, never_cancelled))
@@ -113,7 +113,7 @@ def test_orders_of_very_uneven_jobs_are_tried_within_what_may_be_played(
     assert 0 < sum(played) <= 20_000
 
 
-def test_a_floor_for_very_uneven_jobs_is_looked_for_within_bounds() -> None:
+def test_the_search_for_a_floor_is_bounded_for_very_uneven_jobs() -> None:
     demand = a_demand(*_uneven(1e5))
     level, order = np.array([7, 6, 5]), np.arange(3)
     found = apply_floor(demand, level, order, 8, 0.3)
@@ -121,7 +121,7 @@ def test_a_floor_for_very_uneven_jobs_is_looked_for_within_bounds() -> None:
     assert ((found.level >= 0) & (found.level < 8)).all()
 
 
-def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
+def test_the_search_for_a_floor_is_bounded_for_many_contending_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costs: list[float] = []
@@ -141,7 +141,7 @@ def test_a_floor_for_many_jobs_that_meet_is_looked_for_within_bounds(
     assert sum(costs) <= 2e6
 
 
-def test_numbers_of_traffic_beyond_what_any_job_can_have_are_refused() -> None:
+def test_impossibly_large_traffic_is_refused() -> None:
     for work_flop, compute_s in ((1e300, 1.0), (1e15, 1e300), (1e15, 1e-300)):
         with pytest.raises(InvalidInput, match="must"):
             Traffic(work_flop=work_flop, compute_s=compute_s, start_s=0.0)
@@ -149,7 +149,7 @@ def test_numbers_of_traffic_beyond_what_any_job_can_have_are_refused() -> None:
         Exchange(pattern=Pattern.RING, members=np.array([[0, 1]]), sent_bytes=1e300)
 
 
-def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_and_do() -> None:
+def test_priorities_are_finite_for_the_extremes_of_work_and_traffic() -> None:
     hosts = [f"h{n}" for n in range(4)]
     topology = build_clos(
         hosts, SHAPES["a100"], tors=2, aggregations=2, tor_bytes_per_s=1e9, tor_delay_s=0.0
@@ -178,7 +178,7 @@ def test_priorities_are_numbers_for_the_most_and_the_least_that_jobs_may_send_an
     assert np.isfinite(plan.priority).sum() == 8
 
 
-def test_searches_of_a_network_are_kept_as_far_as_there_is_room(
+def test_path_searches_are_cached_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topology = build_torus(

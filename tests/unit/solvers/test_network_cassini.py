@@ -29,7 +29,9 @@ def slowdown(demand: LinkDemand, offset_s: Floats) -> Floats:
     return found
 
 
-def overlap(demand: LinkDemand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]) -> float:
+def peak_demand(
+    demand: LinkDemand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]
+) -> float:
     """Return the most that jobs (those of each link) want of it together while they run as alone."""
     at_s = np.linspace(0, 60, 6001) + 1e-3
     sends = np.stack(
@@ -41,7 +43,7 @@ def overlap(demand: LinkDemand, offset_s: Floats, links: Mapping[int, tuple[int,
     return float(max(sends[list(jobs)].sum(axis=0).max() for jobs in links.values()))
 
 
-def test_two_jobs_that_send_half_of_the_time_are_shifted_apart_and_run_as_alone() -> None:
+def test_two_jobs_that_send_half_of_the_time_are_shifted_and_run_as_if_alone() -> None:
     demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
     found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
@@ -49,7 +51,7 @@ def test_two_jobs_that_send_half_of_the_time_are_shifted_apart_and_run_as_alone(
     assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
 
 
-def test_without_a_shift_equal_jobs_share_the_link_for_ever() -> None:
+def test_without_a_shift_equal_jobs_contend_for_ever() -> None:
     demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
     assert slowdown(demand, np.zeros(2)) == pytest.approx([1.5, 1.5])
 
@@ -62,7 +64,7 @@ def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
     assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(3))
 
 
-def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
+def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
     demand = a_demand(a_job(2.0, 0.5), a_job(3.0, 0.5))
     grid = common_grid(demand.alone_s)
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
@@ -74,20 +76,20 @@ def test_unequal_periods_meet_on_the_circle_of_their_common_multiple() -> None:
     assert slowdown(demand, np.zeros(2)).max() < 1.2  # what there is to gain
 
 
-def test_a_job_twice_as_long_goes_into_the_gaps_of_the_other() -> None:
+def test_a_job_of_twice_the_period_fits_into_the_gaps_of_the_other() -> None:
     demand = a_demand(a_job(1.0, 0.5), a_job(2.0, 0.5))
     found = align_shifts(demand)
     assert found.score == pytest.approx([1.0])
-    assert overlap(demand, found.offset_s, {0: (0, 1)}) == 1.0
+    assert peak_demand(demand, found.offset_s, {0: (0, 1)}) == 1.0
 
 
-def test_lengths_that_have_no_common_multiple_are_rounded_to_one() -> None:
+def test_lengths_without_a_common_multiple_are_rounded_to_one() -> None:
     grid = common_grid(np.array([1.0, 1.5003]))
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
     assert grid.error == pytest.approx(0.0002, rel=0.01)
 
 
-def test_where_no_grid_is_good_the_circle_stays_small_and_the_error_is_told() -> None:
+def test_without_a_good_grid_the_circle_stays_small_and_the_error_is_reported() -> None:
     demand = a_demand(*(a_job(t, 0.4 * t) for t in (1.0, 7.3, 11.9, 13.7)))
     grid = common_grid(demand.alone_s)
     assert grid.around <= 128
@@ -95,12 +97,12 @@ def test_where_no_grid_is_good_the_circle_stays_small_and_the_error_is_told() ->
     assert "no common multiple" in str(align_shifts(demand))
 
 
-def test_what_does_not_fit_has_the_score_of_its_excess() -> None:
+def test_jobs_that_do_not_fit_are_scored_by_their_excess() -> None:
     demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # 2 of 4 s are wanted twice at best
     assert align_shifts(demand).score == pytest.approx([0.5])
 
 
-def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
+def test_jobs_whose_shares_of_a_link_fit_together_need_no_shift() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 0.5, 1: 1.0}),
         FluidJob(busy_s={0: 0.5, 2: 1.0}),
@@ -111,7 +113,7 @@ def test_shares_of_a_link_that_fit_beside_each_other_need_no_shift() -> None:
     assert found.offset_s[1] == 0.0
 
 
-def test_a_delay_is_no_time_of_sending() -> None:
+def test_a_delay_does_not_count_as_sending_time() -> None:
     found = fit_circles(
         np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2)
     )
@@ -139,17 +141,17 @@ def test_shifts_of_unequal_periods_go_along_the_graph() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0), a_job(4.0, 1.0, 0, 1), a_job(8.0, 3.0, 1))
     found = align_shifts(demand)
     assert found.score == pytest.approx([1.0, 1.0])
-    assert overlap(demand, found.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
+    assert peak_demand(demand, found.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
 
 
-def test_links_with_the_same_jobs_are_one_and_no_loop() -> None:
+def test_links_with_the_same_jobs_are_merged_and_form_no_loop() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 1, 2), a_job(2.0, 1.0, 0, 1, 2))
     found = align_shifts(demand)
     assert (len(found.link), found.loops) == (1, 0)
     assert found.offset_s == pytest.approx([0.0, 1.0])
 
 
-def test_a_loop_is_cut_counted_and_told() -> None:
+def test_a_loop_is_cut_counted_and_reported() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
     found = align_shifts(demand)
     assert found.loops == 1
@@ -168,13 +170,13 @@ def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
     assert (found.link.tolist(), found.loops) == ([0, 1], 1)
 
 
-def test_jobs_that_meet_nobody_are_not_held_back() -> None:
+def test_jobs_without_contention_are_not_delayed() -> None:
     found = align_shifts(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
     assert found.offset_s.tolist() == [0.0, 0.0, 0.0]
     assert found.mean_score == 1.0
 
 
-def test_only_who_has_drifted_is_aligned_again() -> None:
+def test_only_jobs_that_drifted_are_aligned_again() -> None:
     began_s = np.array([10.0, 10.05, 10.2, 9.9, 10.0])
     offset_s, period_s = np.array([0.0, 0.0, 0.0, 0.0, 0.5]), np.full(5, 2.0)
     wait_s = waits_s(began_s, offset_s, period_s)
@@ -182,7 +184,7 @@ def test_only_who_has_drifted_is_aligned_again() -> None:
     assert waits_s(began_s, offset_s, period_s, tolerance=0.01)[1] == pytest.approx(1.95)
 
 
-def test_the_drift_that_is_left_after_waiting_is_none() -> None:
+def test_no_drift_is_left_after_waiting() -> None:
     rng = np.random.default_rng(0)
     began_s, offset_s = rng.uniform(0, 99, 200), rng.uniform(0, 1, 200)
     period_s = rng.uniform(1, 5, 200)

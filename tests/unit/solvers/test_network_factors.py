@@ -61,13 +61,13 @@ def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> No
         assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
 
 
-def test_periods_of_example_1_are_4_and_6_for_who_is_last() -> None:
+def test_in_example_1_the_job_served_last_has_a_period_of_4_or_6() -> None:
     first, second = _timing(2, 2, 2), _timing(1, 1, 1)
     assert _low_s(first, second) == 4
     assert _low_s(second, first) == 6
 
 
-def test_in_example_2_neither_order_matters_so_that_k_is_1() -> None:
+def test_in_example_2_the_order_does_not_matter_and_k_is_1() -> None:
     demand = a_demand(
         FluidJob(work=10, compute_s=4, start_s=2, busy_s={0: 1}),
         FluidJob(work=30, compute_s=2, start_s=1, busy_s={0: 3}),
@@ -75,7 +75,7 @@ def test_in_example_2_neither_order_matters_so_that_k_is_1() -> None:
     assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
 
 
-def test_k_is_1_where_no_order_matters_though_moments_fall_between_ticks() -> None:
+def test_k_is_1_if_no_order_matters_even_if_events_fall_between_ticks() -> None:
     demand = a_demand(
         FluidJob(compute_s=4.1, start_s=0, busy_s={0: 0.7, 1: 1.0}),
         FluidJob(compute_s=5.3, start_s=0, busy_s={0: 0.7, 2: 1.0}),
@@ -83,12 +83,14 @@ def test_k_is_1_where_no_order_matters_though_moments_fall_between_ticks() -> No
     assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.0]
 
 
-def test_who_is_last_starves_where_the_other_one_fills_the_link() -> None:
+def test_the_job_served_last_starves_if_the_other_one_fills_the_link() -> None:
     assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1)) == math.inf
     assert _low_s(_timing(1, 0, 2), _timing(1, 1, 1), speed=0.5) == pytest.approx(3.0)
 
 
-def test_a_job_that_only_gains_has_k_infinite_and_one_that_only_loses_0_until_clipped() -> None:
+def test_before_clipping_k_is_infinite_for_a_job_that_only_gains_and_0_for_one_that_only_loses() -> (
+    None
+):
     # the reference always sends, also when last: as much of it as is left over hides behind its compute
     eager = FluidJob(work=1, compute_s=4, start_s=0, busy_s={0: 1.5})
     small = FluidJob(work=1, compute_s=1, busy_s={0: 1})
@@ -100,9 +102,7 @@ def test_a_job_that_only_gains_has_k_infinite_and_one_that_only_loses_0_until_cl
     assert correction_factors(demand, clip=Clip.NARROW).max() <= NARROW_BOUNDS[1]
 
 
-def test_k_is_clipped_narrowly_where_a_shared_link_is_saturated_and_widely_where_it_is_not() -> (
-    None
-):
+def test_k_is_clipped_narrowly_on_a_saturated_shared_link_and_widely_otherwise() -> None:
     free = a_demand(
         FluidJob(compute_s=4, start_s=0, busy_s={0: 1.5}), FluidJob(compute_s=2, busy_s={0: 1})
     )
@@ -117,7 +117,7 @@ def test_k_is_clipped_narrowly_where_a_shared_link_is_saturated_and_widely_where
     assert correction_factors(full)[1] == NARROW_BOUNDS[1]
 
 
-def test_jobs_that_cannot_fill_a_link_together_are_played_on_one_as_the_paper_does() -> None:
+def test_jobs_that_cannot_fill_a_link_together_are_compared_on_one_as_in_the_paper() -> None:
     # both need all of a link of their own, and half of the one that they share
     demand = a_demand(
         FluidJob(work=10, compute_s=2, busy_s={0: 1, 1: 2}),
@@ -126,7 +126,7 @@ def test_jobs_that_cannot_fill_a_link_together_are_played_on_one_as_the_paper_do
     assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
 
 
-def test_a_pair_is_played_at_the_speed_that_their_fullest_link_leaves() -> None:
+def test_a_pair_is_simulated_at_the_speed_left_by_its_fullest_link() -> None:
     # link 0 lets one send at (1 - 0.8) / 0.8 = 1/4 while the other does, link 3 at 2/3
     demand = a_demand(
         FluidJob(work=10, compute_s=2, busy_s={0: 1.6, 1: 2.0, 3: 1.2}),
@@ -141,21 +141,21 @@ def test_a_pair_is_played_at_the_speed_that_their_fullest_link_leaves() -> None:
     assert correction_factors(demand, clip=Clip.NONE) == pytest.approx([1.0, wanted])
 
 
-def test_the_reference_is_the_job_with_most_traffic_a_second_not_an_iteration() -> None:
+def test_the_reference_is_the_job_with_the_most_traffic_per_second_not_per_iteration() -> None:
     demand = a_demand(
         FluidJob(compute_s=100, busy_s={0: 20}), FluidJob(compute_s=2, busy_s={0: 1, 1: 1})
     )
     assert reference_of(demand) == 1
 
 
-def test_several_references_agree_with_one_where_there_is_only_one_pair() -> None:
+def test_several_references_agree_with_one_if_there_is_only_one_pair() -> None:
     demand = _example_1()
     k = fit_factors(demand, 3)
     assert k[1] / k[0] == pytest.approx(1.5)
     assert k[0] * k[1] == pytest.approx(1.0)
 
 
-def test_jobs_are_measured_against_jobs_that_they_meet_not_against_one_elsewhere() -> None:
+def test_jobs_are_compared_with_contending_jobs_and_not_with_a_job_elsewhere() -> None:
     pair = [
         FluidJob(work=10, compute_s=2, busy_s={0: 2}),
         FluidJob(work=5, compute_s=1, busy_s={0: 1}),
@@ -174,7 +174,7 @@ def test_jobs_without_traffic_have_k_1_and_come_before_all_others() -> None:
     assert order_of(priority).tolist() == [0, 2, 1]
 
 
-def test_priorities_that_are_no_numbers_are_refused() -> None:
+def test_nan_priorities_and_zero_references_are_refused() -> None:
     with pytest.raises(InvalidInput, match="job 1 is NaN"):
         order_of(np.array([1.0, math.nan]))
     with pytest.raises(InvalidInput, match="job 0 is NaN"):
@@ -191,18 +191,18 @@ def test_an_earlier_order_is_kept_unless_priorities_differ_by_more_than_the_marg
     assert stable_order(np.array([1.0, 1.05]), np.array([1, 0])).tolist() == [1, 0]
 
 
-def test_a_new_job_comes_in_where_its_priority_puts_it() -> None:
+def test_a_new_job_is_inserted_by_its_priority() -> None:
     assert stable_order(np.array([4.0, 1.0, 2.0]), np.array([0, 1])).tolist() == [0, 2, 1]
     assert stable_order(np.array([4.0, 1.0, 0.5]), np.array([1]), margin=9).tolist() == [0, 1, 2]
 
 
-def test_an_order_that_cannot_be_held_to_is_refused() -> None:
+def test_an_invalid_earlier_order_is_refused() -> None:
     for earlier, margin in (([0, 0], 0.1), ([2], 0.1), ([0], -1.0), ([0], math.nan)):
         with pytest.raises(InvalidInput):
             stable_order(np.ones(2), np.array(earlier), margin=margin)
 
 
-def test_a_noisy_measurement_scales_all_times_of_a_job_alike_and_repeats() -> None:
+def test_a_noisy_measurement_scales_all_times_of_a_job_equally_and_is_reproducible() -> None:
     demand = a_demand(FluidJob(busy_s={0: 1, 1: 2}, delay_s=1.0), FluidJob(busy_s={0: 1}))
     seen = add_noise(demand, 0.2, seed=1)
     factor = seen.busy_s / demand.busy_s

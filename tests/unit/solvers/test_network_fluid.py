@@ -19,7 +19,7 @@ def _example_1() -> LinkDemand:
     )
 
 
-def test_example_1_of_crux_has_its_utilisation_and_link_seconds_in_the_long_run() -> None:
+def test_example_1_of_crux_has_its_long_run_utilisation_and_link_seconds() -> None:
     demand, peak_flop_per_s = _example_1(), 10.0  # 10 GPUs each, of 0.5 flop/s
     for level, utilisation, link_s in ((FIRST, 3 / 8, (6, 3)), (SECOND, 5 / 12, (4, 6))):
         run = simulate_fluid(demand, level, horizon_s=1200.0, warm_s=120.0)
@@ -33,7 +33,7 @@ def test_example_1_has_periods_4_and_4_or_6_and_2() -> None:
         assert 1 / run.iterations == pytest.approx(period_s, rel=1e-12)
 
 
-def test_example_1_does_not_depend_on_when_the_second_job_begins() -> None:
+def test_example_1_does_not_depend_on_the_start_of_the_second_job() -> None:
     for offset_s in np.linspace(0, 4, 15):
         run = simulate_fluid(
             _example_1(), FIRST, horizon_s=1200.0, warm_s=120.0, offset_s=np.array([0, offset_s])
@@ -51,7 +51,7 @@ def test_in_example_2_the_phases_lock_so_that_both_jobs_run_at_full_speed() -> N
         assert 1 / run.iterations == pytest.approx((4, 4), rel=1e-12)
 
 
-def test_jobs_that_share_nothing_run_as_alone() -> None:
+def test_jobs_that_share_nothing_run_as_if_alone() -> None:
     demand = a_demand(
         FluidJob(compute_s=2, start_s=1, busy_s={0: 3, 1: 1}, delay_s=0.5),
         FluidJob(compute_s=0.7, busy_s={2: 0.1}),
@@ -64,7 +64,7 @@ def test_jobs_that_share_nothing_run_as_alone() -> None:
         assert run.comm == pytest.approx(demand.comm_s / demand.alone_s, rel=1e-9)
 
 
-def test_a_delay_passes_without_bandwidth() -> None:
+def test_a_delay_uses_no_bandwidth() -> None:
     demand = a_demand(
         FluidJob(compute_s=1, start_s=0, busy_s={0: 1}),
         FluidJob(compute_s=1, delay_s=1, busy_s={0: 1}),
@@ -73,13 +73,13 @@ def test_a_delay_passes_without_bandwidth() -> None:
     assert run.comm == pytest.approx([1.0, 1 / 8])  # the first holds the link all the time
 
 
-def test_a_job_behind_one_that_never_lets_go_starves() -> None:
+def test_a_job_behind_one_that_never_stops_sending_starves() -> None:
     demand = a_demand(FluidJob(start_s=0, busy_s={0: 2}), FluidJob(busy_s={0: 0.1}))
     run = simulate_fluid(demand, FIRST, horizon_s=1000.0, warm_s=10.0)
     assert run.iterations.tolist() == [pytest.approx(0.5), 0.0]
 
 
-def test_equals_share_a_link_and_what_one_cannot_use_the_other_gets() -> None:
+def test_jobs_of_equal_level_share_a_link_and_unused_shares_are_passed_on() -> None:
     demand = a_demand(
         FluidJob(start_s=0, busy_s={0: 1, 1: 0.25}),
         FluidJob(start_s=0, busy_s={1: 1}),
@@ -89,7 +89,7 @@ def test_equals_share_a_link_and_what_one_cannot_use_the_other_gets() -> None:
     assert run.comm == pytest.approx([0.5, 0.875, 0.5])
 
 
-def test_progress_of_an_unfinished_compute_counts() -> None:
+def test_progress_of_an_unfinished_compute_phase_counts() -> None:
     run = simulate_fluid(
         a_demand(FluidJob(compute_s=10, busy_s={0: 1})), np.zeros(1, np.int64), horizon_s=5
     )
@@ -104,7 +104,7 @@ def test_rates_do_not_drift_over_a_million_iterations() -> None:
     assert run.iterations * 0.3 == pytest.approx(1, rel=1e-9)
 
 
-def test_noise_is_repeatable_by_its_seed_and_keeps_the_mean() -> None:
+def test_noise_is_reproducible_by_seed_and_keeps_the_mean() -> None:
     demand = a_demand(FluidJob(compute_s=1, busy_s={0: 1}), FluidJob(compute_s=2, busy_s={1: 1}))
     one, same, other = (
         simulate_fluid(demand, FIRST, horizon_s=20_000.0, noise=0.2, seed=seed)
@@ -127,7 +127,7 @@ def test_the_factor_of_example_1_stays_near_3_2_when_compute_is_noisy(
     assert gain / loss == pytest.approx(factor, abs=0.01)
 
 
-def test_numbers_that_mean_nothing_are_refused() -> None:
+def test_meaningless_numbers_are_refused() -> None:
     demand = _example_1()
     with pytest.raises(InvalidInput, match="level"):
         simulate_fluid(demand, np.zeros(3, np.int64), horizon_s=1.0)
@@ -142,7 +142,7 @@ def test_numbers_that_mean_nothing_are_refused() -> None:
         simulate_fluid(demand, FIRST, horizon_s=1.0, noise=np.nan)
 
 
-def test_no_jobs_and_no_assignments_are_fine() -> None:
+def test_empty_lists_of_jobs_or_assignments_are_accepted() -> None:
     nobody = a_demand()
     assert len(simulate_fluid(nobody, np.zeros(0, np.int64), horizon_s=1.0).iterations) == 0
     assert flop_under_levels(nobody, np.zeros((2, 0), np.int64), horizon_s=1.0).tolist() == [

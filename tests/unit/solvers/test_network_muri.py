@@ -29,7 +29,7 @@ def a_group(*stages: Sequence[float]) -> Floats:
     return found
 
 
-def shared(
+def share_jobs(
     stage_s: Sequence[Sequence[float]],
     gpus: Sequence[int],
     capacity_gpus: int,
@@ -41,11 +41,11 @@ def shared(
     )
 
 
-def members(sharing: SharingGroups) -> list[tuple[int, ...]]:
+def group_members(sharing: SharingGroups) -> list[tuple[int, ...]]:
     return [group.jobs for group in sharing.groups]
 
 
-def by_trying(weight: Floats) -> float:
+def best_matching(weight: Floats) -> float:
     """Return the greatest weight of a matching of the vertices, by all orders of them."""
     best, count = 0.0, len(weight)
     for order in permutations(range(count)):
@@ -54,7 +54,7 @@ def by_trying(weight: Floats) -> float:
     return best
 
 
-def test_two_jobs_that_complement_each_other_interleave_perfectly() -> None:
+def test_two_complementary_jobs_interleave_perfectly() -> None:
     pair = a_group((3.0, 1.0), (1.0, 3.0))  # 3 beside 3, then 1 beside 1
     assert (interleaved_s(pair)[0], group_efficiency(pair)[0]) == pytest.approx((4.0, 1.0))
 
@@ -64,18 +64,18 @@ def test_two_equal_jobs_wait_for_the_longer_stage_of_the_other_in_every_slot() -
     assert (interleaved_s(pair)[0], group_efficiency(pair)[0]) == pytest.approx((6.0, 8 / 12))
 
 
-def test_two_jobs_that_want_the_same_gain_nothing() -> None:
+def test_two_jobs_that_need_the_same_resource_gain_nothing() -> None:
     pair = a_group((4.0, 0.0), (4.0, 0.0))
     assert interleaved_s(pair) == pytest.approx([8.0])
     assert group_efficiency(pair) == pytest.approx([0.5])
 
 
-def test_one_job_alone_lasts_the_sum_of_its_stages() -> None:
+def test_a_single_job_takes_the_sum_of_its_stages() -> None:
     assert interleaved_s(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([10.0])
     assert group_efficiency(a_group((1.0, 2.0, 3.0, 4.0))) == pytest.approx([0.25])
 
 
-def test_the_best_of_all_orders_counts() -> None:
+def test_the_best_of_all_orders_is_used() -> None:
     a, b, c = (5.0, 1.0, 1.0, 1.0), (1.0, 5.0, 1.0, 1.0), (5.0, 1.0, 5.0, 1.0)
     assert interleaved_s(a_group(a, b)) == pytest.approx([8.0])  # three slots behind; else 12
     assert interleaved_s(a_group(a, a)) == pytest.approx([12.0])
@@ -83,20 +83,20 @@ def test_the_best_of_all_orders_counts() -> None:
     assert interleaved_s(a_group(a, a, a, a)) == pytest.approx([20.0])
 
 
-def test_many_groups_are_judged_as_each_alone() -> None:
+def test_many_groups_get_the_results_of_single_calls() -> None:
     stage_s = np.random.default_rng(0).exponential(1.0, (20, 3, 3))
     singly = np.concatenate([interleaved_s(one[None]) for one in stage_s])
     assert interleaved_s(stage_s) == pytest.approx(singly)
 
 
-def test_the_matching_is_of_greatest_weight() -> None:
+def test_the_matching_has_the_greatest_weight() -> None:
     rng = np.random.default_rng(3)
     for count in (2, 3, 5, 6, 7):
         for _ in range(4):
             weight = np.triu(rng.integers(0, 10, (count, count)) * 1.0, 1)
             weight += weight.T
             made = match_pairs(np.ones(count, np.int64), weight)
-            assert (weight * made).sum() == pytest.approx(by_trying(weight))
+            assert (weight * made).sum() == pytest.approx(best_matching(weight))
             assert (made.sum(axis=0) + made.sum(axis=1) <= 1).all()
 
 
@@ -106,7 +106,7 @@ def test_odd_cycles_do_not_mislead_the_matching() -> None:
     assert (weight * made).sum() == 4.0  # two of the triangle, and the third with the fourth
 
 
-def test_kinds_are_matched_as_their_single_vertices_would_be() -> None:
+def test_matching_by_kinds_equals_matching_of_single_vertices() -> None:
     rng = np.random.default_rng(4)
     for _ in range(10):
         weight = rng.integers(1, 10, (3, 3)) * 1.0
@@ -115,69 +115,69 @@ def test_kinds_are_matched_as_their_single_vertices_would_be() -> None:
         count: Ints = np.bincount(kind, minlength=3)
         single = weight[kind][:, kind]
         made = match_pairs(count, weight)
-        assert (weight * made).sum() == pytest.approx(by_trying(single))
+        assert (weight * made).sum() == pytest.approx(best_matching(single))
         assert (made.sum(axis=0) + made.sum(axis=1) <= count).all()
 
 
-def test_nothing_is_matched_where_nothing_is_worth_it() -> None:
+def test_jobs_are_not_matched_without_a_gain() -> None:
     assert match_pairs(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
     assert match_pairs(np.array([1]), np.ones((1, 1))).sum() == 0
 
 
-def test_nobody_shares_while_all_fit() -> None:
-    found = shared([(1, 1)] * 3, [4, 4, 8], 16)
-    assert members(found) == [(0,), (1,), (2,)]
+def test_no_jobs_share_while_all_fit() -> None:
+    found = share_jobs([(1, 1)] * 3, [4, 4, 8], 16)
+    assert group_members(found) == [(0,), (1,), (2,)]
     assert found.multiplier.tolist() == [1, 1, 1]
 
 
-def test_jobs_share_with_those_that_they_complement() -> None:
+def test_jobs_share_with_complementary_ones() -> None:
     stages = [(3.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 3.0)]
-    found = shared(stages, [8] * 4, 16)
-    assert sorted(members(found)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
+    found = share_jobs(stages, [8] * 4, 16)
+    assert sorted(group_members(found)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
     assert [group.iteration_s for group in found.groups] == pytest.approx([4.0, 4.0])
     assert found.multiplier.tolist() == [1, 1, 1, 1]
 
 
 def test_only_as_many_pairs_share_as_are_needed_and_the_best_first() -> None:
-    found = shared([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
-    assert members(found) == [(0, 1), (2,), (3,)]
+    found = share_jobs([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
+    assert group_members(found) == [(0, 1), (2,), (3,)]
     assert found.multiplier.tolist() == [1, 1, 1, 1]  # a perfect pair runs as alone
 
 
-def test_a_slower_group_tells_by_how_much() -> None:
-    found = shared([(3, 1), (2, 2)], [4, 4], 4)
-    assert members(found) == [(0, 1)]
+def test_a_slower_group_has_a_multiplier_above_one() -> None:
+    found = share_jobs([(3, 1), (2, 2)], [4, 4], 4)
+    assert group_members(found) == [(0, 1)]
     assert found.groups[0].iteration_s == pytest.approx(3 + 2)
     assert found.multiplier == pytest.approx([5 / 4, 5 / 4])
 
 
 def test_only_jobs_of_equal_gpu_counts_share() -> None:
-    assert members(shared([(2, 2)] * 3, [4, 8, 8], 12)) == [(0,), (1, 2)]
+    assert group_members(share_jobs([(2, 2)] * 3, [4, 8, 8], 12)) == [(0,), (1, 2)]
 
 
-def test_jobs_that_would_run_in_turn_do_not_share() -> None:
-    assert members(shared([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
+def test_jobs_that_would_only_alternate_do_not_share() -> None:
+    assert group_members(share_jobs([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
 
 
-def test_only_as_many_jobs_enter_as_sharing_could_hold_the_most_urgent_first() -> None:
-    found = shared([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
-    assert members(found) == [(1, 3)]
+def test_only_the_most_urgent_jobs_enter_as_far_as_sharing_can_hold_them() -> None:
+    found = share_jobs([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
+    assert group_members(found) == [(1, 3)]
 
 
 def test_with_four_resources_groups_grow_to_four_in_two_rounds() -> None:
     stage_s = np.eye(4) * 3 + 1
-    found = shared(stage_s.tolist(), [2] * 4, 2)
-    assert [len(group) for group in members(found)] == [4]
+    found = share_jobs(stage_s.tolist(), [2] * 4, 2)
+    assert [len(group) for group in group_members(found)] == [4]
     assert found.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
-    assert [len(g) for g in members(shared([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
+    assert [len(g) for g in group_members(share_jobs([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
 
 
 def test_the_first_groups_are_those_of_the_most_urgent_jobs() -> None:
-    found = shared([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
-    assert [group[0] for group in members(found)] == sorted(
-        (group[0] for group in members(found)), reverse=True
+    found = share_jobs([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
+    assert [group[0] for group in group_members(found)] == sorted(
+        (group[0] for group in group_members(found)), reverse=True
     )
-    assert members(found)[0][0] == 3
+    assert group_members(found)[0][0] == 3
 
 
 def test_stages_are_compute_and_communication() -> None:
@@ -185,7 +185,7 @@ def test_stages_are_compute_and_communication() -> None:
     assert stages_s(demand).tolist() == [[2.0, 2.0]]
 
 
-def test_multipliers_are_against_the_iteration_alone_where_it_is_given() -> None:
+def test_multipliers_are_relative_to_the_given_iteration_time_alone() -> None:
     found = group_jobs(
         np.array([[4.0, 2.0], [4.0, 2.0]]),
         np.array([1, 1]),
@@ -197,9 +197,9 @@ def test_multipliers_are_against_the_iteration_alone_where_it_is_given() -> None
 
 
 @pytest.mark.parametrize("stages", [[[0.0, 0.0]], [[-1.0, 2.0]], [[np.nan, 1.0]]])
-def test_stages_without_meaning_are_refused(stages: list[list[float]]) -> None:
+def test_meaningless_stages_are_refused(stages: list[list[float]]) -> None:
     with pytest.raises(InvalidInput, match="stage_s"):
-        shared(stages, [1], 1)
+        share_jobs(stages, [1], 1)
 
 
 def test_a_long_queue_of_few_kinds_is_grouped() -> None:

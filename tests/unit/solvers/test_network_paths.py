@@ -17,7 +17,7 @@ from tests.support.contentions import a_contention
 BOTH = np.array([0, 1])
 
 
-def _by_hand(
+def _contention_of_bytes(
     *bundles: Sequence[float],
     paths: Sequence[Sequence[int]] = ((0,), (1,)),
     fixed: Mapping[int, Mapping[int, float]] | None = None,
@@ -50,51 +50,55 @@ def _by_hand(
 
 
 def test_jobs_choose_in_order_and_each_takes_the_emptiest_path() -> None:
-    three = _by_hand([4.0], [3.0], [2.0])
+    three = _contention_of_bytes([4.0], [3.0], [2.0])
     assert select_paths(three, np.array([0, 1, 2])).tolist() == [0, 1, 1]
     assert select_paths(three, np.array([2, 1, 0])).tolist() == [0, 1, 0]
 
 
-def test_a_jobs_bundles_choose_in_descending_bytes_and_avoid_each_other() -> None:
-    assert select_paths(_by_hand([1.0, 2.0, 4.0]), np.array([0])).tolist() == [1, 1, 0]
+def test_the_bundles_of_a_job_choose_by_descending_bytes_and_avoid_each_other() -> None:
+    assert select_paths(_contention_of_bytes([1.0, 2.0, 4.0]), np.array([0])).tolist() == [1, 1, 0]
 
 
 def test_the_lowest_path_wins_ties_however_candidates_are_listed() -> None:
-    case = _by_hand([1.0])
+    case = _contention_of_bytes([1.0])
     assert select_paths(case, np.array([0])).tolist() == [0]
     turned = replace(case, candidate=np.array([1, 0]))
     assert select_paths(turned, np.array([0])).tolist() == [1]
 
 
-def test_what_fixed_links_carry_counts() -> None:
-    case = _by_hand([4.0], [3.0], fixed={1: {0: 1.0}})
+def test_traffic_on_fixed_links_is_considered() -> None:
+    case = _contention_of_bytes([4.0], [3.0], fixed={1: {0: 1.0}})
     assert select_paths(case, np.array([0, 1])).tolist() == [1, 0]
 
 
-def test_the_fullest_link_decides_and_then_the_sum() -> None:
+def test_the_fullest_link_decides_and_ties_are_decided_by_the_sum() -> None:
     paths = (0, 1), (2, 3), (4, 5)
     fixed = {0: {0: 3.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 1.0}}
-    case = _by_hand([], [1.0], paths=paths, fixed=fixed, speed=[1.0] * 6)
+    case = _contention_of_bytes([], [1.0], paths=paths, fixed=fixed, speed=[1.0] * 6)
     assert select_paths(case, BOTH).tolist() == [2]
 
 
-def test_of_idle_paths_the_faster_is_taken() -> None:
-    assert select_paths(_by_hand([1.0], speed=(1.0, 2.0)), np.array([0])).tolist() == [1]
+def test_the_fastest_idle_path_is_chosen() -> None:
+    assert select_paths(_contention_of_bytes([1.0], speed=(1.0, 2.0)), np.array([0])).tolist() == [
+        1
+    ]
 
 
-def test_a_bundle_without_links_to_choose_stays_where_it_is() -> None:
-    assert select_paths(_by_hand([1.0], paths=((),), speed=()), np.array([0])).tolist() == [0]
-    assert select_paths(_by_hand([], []), BOTH).tolist() == []
+def test_a_bundle_without_a_choice_keeps_its_path() -> None:
+    assert select_paths(
+        _contention_of_bytes([1.0], paths=((),), speed=()), np.array([0])
+    ).tolist() == [0]
+    assert select_paths(_contention_of_bytes([], []), BOTH).tolist() == []
 
 
 def test_orders_that_do_not_name_each_job_once_are_refused() -> None:
     for order in ([0], [0, 0], [0, 1, 2]):
         with pytest.raises(InvalidInput):
-            select_paths(_by_hand([1.0], [1.0]), np.array(order))
+            select_paths(_contention_of_bytes([1.0], [1.0]), np.array(order))
 
 
-def test_the_least_t_is_that_of_the_best_choice_for_each_bundle_alone() -> None:
-    case = _by_hand([3.0, 4.0], [], fixed={0: {0: 2.5}}, speed=(1.0, 2.0))
+def test_the_least_communication_time_uses_the_best_choice_for_each_bundle_alone() -> None:
+    case = _contention_of_bytes([3.0, 4.0], [], fixed={0: {0: 2.5}}, speed=(1.0, 2.0))
     assert least_comm_s(case).tolist() == [2.5, 0]
     for seed in range(20):
         some = a_contention(seed)
@@ -103,13 +107,13 @@ def test_the_least_t_is_that_of_the_best_choice_for_each_bundle_alone() -> None:
         ).all()
 
 
-def test_what_is_offered_is_what_demand_says_where_no_bundles_of_a_job_collide() -> None:
-    case = _by_hand([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
+def test_the_offered_load_matches_the_demand_if_no_bundles_of_a_job_collide() -> None:
+    case = _contention_of_bytes([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
     chosen = select_paths(case, np.array([0, 1, 2]))
     assert offered_duty(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
 
 
-def test_links_are_less_congested_than_by_hashing_on_average() -> None:
+def test_links_are_less_congested_on_average_than_with_hashing() -> None:
     ours, plain = [], []
     for seed in range(60):
         case = a_contention(seed, jobs=8, aggregations=4)

@@ -19,11 +19,11 @@ def a_gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
     return Gang(members=members)
 
 
-def all_free(*sizes: int) -> list[list[int]]:
+def free_hosts(*sizes: int) -> list[list[int]]:
     return [list(range(size)) for size in sizes]
 
 
-def test_cells_follow_pcie_switches_hosts_racks_and_pods() -> None:
+def test_cells_correspond_to_pcie_switches_hosts_racks_and_pods() -> None:
     cell = cell_hierarchy(a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2))
     assert (cell.max(axis=1) + 1).tolist() == [32, 16, 8, 4, 2, 1]
     for low, high in pairwise(cell):  # each lies in one of the next level
@@ -47,13 +47,13 @@ def test_first_fit_takes_the_first_host_that_holds_the_gang() -> None:
     assert first_fit([[5], [0, 3, 4], [0, 1]], 2) == a_gang((1, (0, 3)))
 
 
-def test_first_fit_spreads_what_no_host_holds_in_the_order_of_hosts() -> None:
-    assert first_fit(all_free(2, 2, 2), 3) == a_gang((0, (0, 1)), (1, (0,)))
-    assert first_fit(all_free(2, 2), 5) is None
+def test_first_fit_spreads_gangs_too_large_for_a_host_in_the_order_of_hosts() -> None:
+    assert first_fit(free_hosts(2, 2, 2), 3) == a_gang((0, (0, 1)), (1, (0,)))
+    assert first_fit(free_hosts(2, 2), 5) is None
 
 
-def test_random_spread_is_seeded_and_reaches_every_host() -> None:
-    free = all_free(*[4] * 10)
+def test_random_spread_is_reproducible_by_seed_and_reaches_every_host() -> None:
+    free = free_hosts(*[4] * 10)
     first, second = RandomSpread(3), RandomSpread(3)
     hosts = [gang.members[0][0] for gang in (first(free, 2) for _ in range(100)) if gang]
     assert hosts == [gang.members[0][0] for gang in (second(free, 2) for _ in range(100)) if gang]
@@ -66,24 +66,24 @@ def test_random_spread_takes_idle_hosts_first_for_large_gangs() -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, -1])
-def test_a_gang_of_no_gpu_is_refused(gpus: int) -> None:
+def test_a_gang_without_gpus_is_refused(gpus: int) -> None:
     machine = a_machine(pods=1, racks=1, hosts=1, switches=1, gpus=2)
     for placer in (first_fit, RandomSpread(), HiveD(machine)):
         with pytest.raises(InvalidInput, match="must be at least 1"):
-            placer(all_free(2), gpus)
+            placer(free_hosts(2), gpus)
 
 
-def test_an_occupancy_gives_and_takes_back() -> None:
+def test_an_occupancy_allocates_and_releases_gpus() -> None:
     machine = a_machine(pods=1, racks=1, hosts=2, switches=2, gpus=2)
     book = Occupancy(machine, first_fit)
     assert book.allocate("a", 6) == a_gang((0, (0, 1, 2, 3)), (1, (0, 1)))
     assert book.allocate("b", 3) is None
     assert book.free == [[], [2, 3]]
     book.release("a")
-    assert book.free == all_free(4, 4)
+    assert book.free == free_hosts(4, 4)
 
 
-def test_an_occupancy_refuses_jobs_that_come_or_go_twice() -> None:
+def test_an_occupancy_refuses_to_allocate_or_release_a_job_twice() -> None:
     book = Occupancy(a_machine(pods=1, racks=1, hosts=1, switches=1, gpus=2), first_fit)
     book.allocate("a", 1)
     with pytest.raises(InvalidInput, match="release them first"):
@@ -103,7 +103,7 @@ def test_hived_fills_the_most_used_host_first() -> None:
     assert book.allocate("j3", 4) == a_gang((0, (0, 1, 2, 3)))
 
 
-def test_hived_splits_a_split_cell_rather_than_a_whole_one() -> None:
+def test_hived_splits_a_split_cell_in_preference_to_a_whole_one() -> None:
     machine = a_machine(pods=1, racks=1, hosts=2, switches=2, gpus=4)
     book = Occupancy(machine, HiveD(machine))
     book.allocate("a", 3)
@@ -128,7 +128,7 @@ def test_hived_puts_the_rest_of_a_gang_on_a_used_host_nearby() -> None:
     assert book.allocate("b", 6) == a_gang((0, (2, 3)), (1, (0, 1, 2, 3)))
 
 
-def test_hived_prefers_a_rest_in_a_used_rack_to_a_tighter_one_far_away() -> None:
+def test_hived_prefers_a_remainder_in_a_used_rack_to_a_tighter_one_far_away() -> None:
     machine = a_machine(pods=1, racks=3, hosts=3, switches=1, gpus=4)
     whole = [0, 1, 2, 3]
     free = [whole, whole, whole, whole, [0, 1, 2], [], [0, 1], [], []]

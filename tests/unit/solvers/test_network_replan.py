@@ -67,7 +67,7 @@ def _shares(demand: LinkDemand, level: Ints) -> Floats:
     return shares
 
 
-def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
+def test_jobs_form_a_group_only_through_links_they_can_saturate() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 1}),
         FluidJob(busy_s={1: 1, 2: 0.4}),
@@ -78,7 +78,7 @@ def test_jobs_form_a_group_only_through_links_that_they_can_fill() -> None:
     assert [group.tolist() for group in contending_groups(demand)] == [[0, 2]]
 
 
-def test_all_moves_find_the_best_order_and_others_one_that_no_neighbour_betters() -> None:
+def test_all_moves_find_the_best_order_and_others_a_local_optimum() -> None:
     demand = _crowd()
     every = [np.array(p) for p in permutations(range(4))]
     best = max(_work(demand, _distinct(p)) for p in every)
@@ -110,7 +110,7 @@ def test_groups_that_are_too_large_and_jobs_of_other_groups_keep_their_places() 
     assert swap_orders(more, np.array([1, 0, 2])).tolist() == [2, 0, 1]
 
 
-def test_levels_that_are_too_few_are_shared_as_the_engine_says() -> None:
+def test_with_too_few_levels_the_engine_chooses_which_jobs_share_one() -> None:
     demand = _crowd()
     best = max(_work(demand, np.array(row)) for row in product(range(2), repeat=4))
     level = change_levels(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
@@ -118,7 +118,7 @@ def test_levels_that_are_too_few_are_shared_as_the_engine_says() -> None:
     assert by_level(np.array([0, 1, 0, 1]), np.array([2, 3, 0, 1])).tolist() == [3, 1, 2, 0]
 
 
-def test_a_demand_made_compact_runs_as_it_did() -> None:
+def test_a_compacted_demand_behaves_like_the_original() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={3: 1, 9: 2}), FluidJob(busy_s={9: 1}))
     part = compact_demand(demand, np.array([2, 1]))
     assert part.links == 2
@@ -129,7 +129,7 @@ def test_a_demand_made_compact_runs_as_it_did() -> None:
     )
 
 
-def test_jobs_that_could_meet_on_other_paths_belong_together() -> None:
+def test_jobs_that_could_contend_on_other_paths_belong_together() -> None:
     case = a_contention(3, jobs=4, idle=1)
     groups = possible_groups(case)
     assert sorted(np.concatenate(groups).tolist()) == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_jobs_that_could_meet_on_other_paths_belong_together() -> None:
     assert alone.link.tolist() == whole.among(np.array([2, 0])).link.tolist()
 
 
-def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> None:
+def test_paths_tried_on_the_engine_do_at_least_as_much_work_as_the_selected_ones() -> None:
     gains = []
     for seed in range(6):
         case = a_contention(seed, load=1.5)
@@ -156,7 +156,7 @@ def test_paths_tried_on_the_engine_do_at_least_the_work_of_those_selected() -> N
     assert max(gains) > 1.01
 
 
-def test_a_floor_that_is_kept_already_changes_nothing_and_costs_nothing() -> None:
+def test_a_floor_already_satisfied_changes_and_costs_nothing() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
     found = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
@@ -185,7 +185,7 @@ def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
     assert found.price == pytest.approx(lost, abs=0.02)
 
 
-def test_a_floor_that_cannot_be_kept_is_said_to_be_missed() -> None:
+def test_an_unreachable_floor_is_reported_as_missed() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
     found = apply_floor(demand, _distinct(order), order, 4, 1.0)
@@ -196,7 +196,7 @@ def test_a_floor_that_cannot_be_kept_is_said_to_be_missed() -> None:
         apply_floor(demand, _distinct(order), order, 4, 1.01)
 
 
-def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
+def test_variants_optimise_the_paths_and_levels_they_are_named_for() -> None:
     case = a_contention(1, jobs=12)
     pa, ps_pa, full = (
         replan(case, options=PlanningOptions(variant=variant, swap_jobs=0, seed=4))
@@ -211,7 +211,7 @@ def test_variants_have_the_paths_and_levels_that_they_are_named_for() -> None:
         assert find_network_violations(case, plan) == []
 
 
-def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> None:
+def test_a_plan_does_more_work_than_no_plan_and_trials_do_still_more() -> None:
     none: list[float] = []
     plain: list[float] = []
     best: list[float] = []
@@ -227,7 +227,7 @@ def test_more_work_is_done_than_without_a_plan_and_more_still_with_trials() -> N
     assert np.sum(best) > np.sum(plain)
 
 
-def test_levels_that_the_fabric_does_not_have_are_refused() -> None:
+def test_levels_that_the_fabric_lacks_are_refused() -> None:
     case = a_contention(0)
     for levels, fabric in ((0, 8), (-1, 8), (9, 8), (4, 3)):
         with pytest.raises(InvalidInput, match="levels"):
@@ -241,7 +241,7 @@ def test_levels_that_the_fabric_does_not_have_are_refused() -> None:
             replan(case, options=options, earlier=case.jobs)
 
 
-def test_one_level_serves_all_alike_and_no_jobs_need_no_plan() -> None:
+def test_one_level_serves_all_jobs_alike_and_no_jobs_need_no_plan() -> None:
     case = a_contention(0)
     assert set(replan(case, levels=1, unmeasured=["job-0"]).level.tolist()) == {0}
     nobody, _ = contention_among(case, np.zeros(0, dtype=np.int64))
@@ -250,7 +250,7 @@ def test_one_level_serves_all_alike_and_no_jobs_need_no_plan() -> None:
     assert find_network_violations(nobody, plan) == []
 
 
-def test_an_earlier_order_is_kept_where_priorities_hardly_differ() -> None:
+def test_an_earlier_order_is_kept_if_priorities_hardly_differ() -> None:
     case = a_contention(2, jobs=6)
     first = replan(case, options=PAPER)
     names = [case.jobs[job] for job in first.order.tolist()]
@@ -262,7 +262,7 @@ def test_an_earlier_order_is_kept_where_priorities_hardly_differ() -> None:
     assert anew.order.tolist() == first.order.tolist()
 
 
-def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
+def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
         last = case.jobs[replan(case, options=PAPER).order[-1]]
@@ -280,7 +280,7 @@ def test_an_unmeasured_job_holds_the_highest_level_alone() -> None:
         assert find_network_violations(case, plan) == []
 
 
-def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -> None:
+def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     found = replan_network(case, unmeasured=case.jobs[::-1])
     demand, held = found.demand, set(found.holding.tolist())
@@ -292,7 +292,7 @@ def test_of_unmeasured_jobs_that_meet_only_the_first_holds_the_highest_level() -
     assert find_network_violations(case, found.plan) == []
 
 
-def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
+def test_a_requested_floor_is_kept_and_its_order_is_still_valid() -> None:
     case = a_contention(5, jobs=6, load=2.0)
     free = replan_network(case, levels=4)
     share = _shares(free.demand, free.plan.level)
@@ -303,7 +303,7 @@ def test_a_floor_asked_of_a_plan_is_kept_and_its_order_is_still_sound() -> None:
     assert _shares(fair.demand, fair.plan.level).min() > share.min() + 0.05
 
 
-def test_of_several_placements_the_one_with_most_work_is_taken() -> None:
+def test_of_several_placements_the_one_with_the_most_work_is_chosen() -> None:
     crowded, spread = a_contention(1, load=4.0), a_contention(1, load=0.1)
     options = PlanningOptions(swap_jobs=0)
     at, plan = plan_best_placement([crowded, spread, spread], options=options)
@@ -313,7 +313,7 @@ def test_of_several_placements_the_one_with_most_work_is_taken() -> None:
         plan_best_placement([])
 
 
-def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
+def test_a_floor_takes_jobs_with_measuring_precedence_into_account() -> None:
     jobs = a_demand(
         FluidJob(work=5, compute_s=3, busy_s={0: 3}),
         FluidJob(work=4, compute_s=1, busy_s={0: 1}),
@@ -331,7 +331,7 @@ def test_a_floor_is_judged_beside_who_goes_first_until_measured() -> None:
     assert find_network_violations(case, found.plan) == []
 
 
-def test_trials_cost_what_they_may_where_other_paths_make_jobs_far_faster(
+def test_trials_stay_within_their_budget_even_if_other_paths_make_jobs_far_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, played = _slow_or_fast(), list[float]()
@@ -371,7 +371,7 @@ def _slow_or_fast() -> Contention:
     )
 
 
-def test_orders_too_many_to_try_all_are_climbed() -> None:
+def test_too_many_orders_to_enumerate_are_searched_by_hill_climbing() -> None:
     jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
     demand, order = a_demand(*jobs), np.arange(9)
     window = PlayWindow(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations

@@ -58,17 +58,17 @@ def estimates_of(*gpus: int, gpu_type: int = 0, workload: int = 0) -> list[dict[
     return [an_estimate(workload, gpu_type, n, 1, iter_time_s=8.0 / n) for n in gpus]
 
 
-def placed(
+def place_jobs(
     snapshot: Snapshot, gpus: dict[int, int], problem: Problem | None = None
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs at these numbers of GPUs; check the outcome."""
     problem = problem or build_problem(snapshot, Policy())
     outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never)
-    checked(snapshot, problem, outcome)
+    check_placement(snapshot, problem, outcome)
     return outcome, problem
 
 
-def checked(snapshot: Snapshot, problem: Problem, outcome: PlacementResult) -> None:
+def check_placement(snapshot: Snapshot, problem: Problem, outcome: PlacementResult) -> None:
     assert find_placement_violations(snapshot, problem, outcome.solution, outcome.placement) == []
     assert find_violations(problem, outcome.solution) == []
 
@@ -77,7 +77,7 @@ def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
     return Gang(members=members)
 
 
-def waiting(
+def a_snapshot_of_waiting_jobs(
     nodes: Sequence[dict[str, Any]], *sizes: int, gangs: dict[int, Gang] | None = None
 ) -> Snapshot:
     """Return queued jobs that can run at these numbers of GPUs."""
@@ -91,7 +91,7 @@ def waiting(
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(24, 3), (40, 5), (48, 6)])
 def test_counts_that_are_no_power_of_two_take_whole_nodes(gpus: int, nodes: int) -> None:
-    outcome, _ = placed(waiting(some_nodes((0, 6, 8)), gpus), {0: gpus})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 6, 8)), gpus), {0: gpus})
     members = outcome.placement.gangs[0].members
     assert len(members) == nodes
     assert all(indices == EIGHT for _, indices in members)
@@ -99,19 +99,19 @@ def test_counts_that_are_no_power_of_two_take_whole_nodes(gpus: int, nodes: int)
 
 
 def test_24_gpus_on_nodes_of_16_are_one_whole_node_and_half_of_another() -> None:
-    outcome, _ = placed(waiting(some_nodes((0, 3, 16)), 24), {0: 24})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 3, 16)), 24), {0: 24})
     assert outcome.placement.gangs[0].members == ((0, tuple(range(16))), (1, EIGHT))
 
 
 def test_six_gpus_are_a_block_of_four_and_one_of_two_on_one_node() -> None:
-    outcome, _ = placed(waiting(some_nodes((0, 1, 8)), 6, 2), {0: 6, 1: 2})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 6, 2), {0: 6, 1: 2})
     assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3, 4, 5)),)
     assert outcome.placement.gangs[1].members == ((0, (6, 7)),)
 
 
 def test_nodes_of_one_rack_are_preferred() -> None:
     nodes = [a_node("a", rack="r0"), a_node("b", rack="r1"), a_node("c", rack="r1")]
-    outcome, _ = placed(waiting(nodes, 16), {0: 16})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 16), {0: 16})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
 
 
@@ -121,13 +121,13 @@ def test_a_remainder_lies_in_the_rack_of_its_whole_nodes() -> None:
         a_node("b", rack="r1"),
         a_node("c", rack="r1"),
     ]
-    outcome, _ = placed(waiting(nodes, 12), {0: 12})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 12), {0: 12})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
 
 
-def test_a_gang_spans_racks_where_none_is_large_enough() -> None:
+def test_a_gang_spans_racks_if_no_rack_is_large_enough() -> None:
     nodes = [a_node(str(i), rack=f"r{i // 2}") for i in range(4)]
-    outcome, _ = placed(waiting(nodes, 24), {0: 24})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 24), {0: 24})
     assert outcome.placement.gangs[0].nodes == 3
 
 
@@ -138,36 +138,38 @@ def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
         estimates=[*estimates_of(2), *estimates_of(6, workload=1)],
         gangs={0: gang((1, (0, 1, 2, 3, 4, 5)))},
     )
-    outcome, _ = placed(snapshot, {0: 6, 1: 2})
+    outcome, _ = place_jobs(snapshot, {0: 6, 1: 2})
     assert outcome.placement.gangs[1].members == ((1, (6, 7)),)
 
 
 def test_big_gangs_are_placed_before_small_ones() -> None:
-    outcome, _ = placed(waiting(some_nodes((0, 2, 4)), 1, 2, 4), {0: 1, 1: 2, 2: 4})
+    outcome, _ = place_jobs(
+        a_snapshot_of_waiting_jobs(some_nodes((0, 2, 4)), 1, 2, 4), {0: 1, 1: 2, 2: 4}
+    )
     assert outcome.placement.gangs[2].members == ((0, (0, 1, 2, 3)),)
     assert {outcome.placement.gangs[j].members[0][0] for j in (0, 1)} == {1}
 
 
-def test_nodes_of_odd_and_differing_sizes_are_used_whole() -> None:
+def test_nodes_of_odd_and_different_sizes_are_used_completely() -> None:
     nodes = [a_node("a", gpus=6), a_node("b", gpus=4), a_node("c", gpus=6)]
-    outcome, _ = placed(waiting(nodes, 16), {0: 16})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 16), {0: 16})
     assert [len(g) for _, g in outcome.placement.gangs[0].members] == [6, 4, 6]
 
 
 def test_a_drained_node_is_avoided() -> None:
     nodes = [a_node("a", schedulable=False), a_node("b")]
-    outcome, _ = placed(waiting(nodes, 8), {0: 8})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 8), {0: 8})
     assert outcome.placement.gangs[0].members == ((1, EIGHT),)
 
 
-def test_gpus_being_given_back_are_given_out() -> None:
-    snapshot = waiting(some_nodes((0, 1, 8)), 8)
+def test_gpus_being_given_back_can_be_assigned() -> None:
+    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 8)
     rows = [
         {"job": -1, "node": 0, "gpu": gpu, "hold": int(Hold.RELEASING), "generation": 1}
         for gpu in range(8)
     ]
     snapshot = dataclasses.replace(snapshot, allocations=Allocations.from_rows(rows))
-    outcome, _ = placed(snapshot, {0: 8})
+    outcome, _ = place_jobs(snapshot, {0: 8})
     assert outcome.placement.gangs[0].members == ((0, EIGHT),)
 
 
@@ -179,32 +181,32 @@ def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
         estimates=estimates_of(4),
         gangs={0: gang((0, (0, 1, 2, 3)))},
     )
-    outcome, _ = placed(snapshot, {0: 4, 1: 4})
+    outcome, _ = place_jobs(snapshot, {0: 4, 1: 4})
     assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
 
 
-def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_makes_room() -> None:
+def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_releases_them() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         jobs=[a_running_job("stays", 2), a_running_job("goes", 4), a_job("new")],
         estimates=estimates_of(2, 4),
         gangs={0: gang((1, (1, 3))), 1: gang((0, (0, 1, 2, 3)))},
     )
-    outcome, _ = placed(snapshot, {0: 2, 2: 4})
+    outcome, _ = place_jobs(snapshot, {0: 2, 2: 4})
     assert outcome.placement == Placement(
         gangs={0: gang((1, (1, 3))), 2: gang((0, (0, 1, 2, 3)))}, migrated=frozenset()
     )
 
 
-def test_a_wholly_free_node_is_broken_last() -> None:
+def test_a_completely_free_node_is_split_last() -> None:
     snapshot = a_snapshot(
         nodes=[a_node("a", gpus=4), a_node("b")],
         jobs=[a_running_job("four", 4, 1), a_job("two")],
         estimates=[*estimates_of(2), *estimates_of(4, workload=1)],
         gangs={0: gang((1, (0, 1, 2, 3)))},
     )
-    outcome, _ = placed(snapshot, {0: 4, 1: 2})
+    outcome, _ = place_jobs(snapshot, {0: 4, 1: 2})
     assert outcome.placement.gangs[1].members == ((1, (4, 5)),)
 
 
@@ -216,7 +218,7 @@ def test_a_growing_gang_keeps_its_nodes_and_their_rack() -> None:
         estimates=estimates_of(8, 16),
         gangs={0: gang((6, EIGHT))},
     )
-    outcome, _ = placed(snapshot, {0: 16})
+    outcome, _ = place_jobs(snapshot, {0: 16})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [4, 6]
 
 
@@ -227,11 +229,11 @@ def test_a_resized_job_stays_on_its_node() -> None:
         estimates=estimates_of(2, 4, 8),
         gangs={0: gang((2, (4, 5, 6, 7)))},
     )
-    assert placed(snapshot, {0: 8})[0].placement.gangs[0].members == ((2, EIGHT),)
-    assert placed(snapshot, {0: 2})[0].placement.gangs[0].members == ((2, (4, 5)),)
+    assert place_jobs(snapshot, {0: 8})[0].placement.gangs[0].members == ((2, EIGHT),)
+    assert place_jobs(snapshot, {0: 2})[0].placement.gangs[0].members == ((2, (4, 5)),)
 
 
-def fragmented(
+def a_fragmented_snapshot(
     *,
     movable: bool = True,
     restart_s: float = 36.0,
@@ -263,9 +265,9 @@ def fragmented(
     )
 
 
-def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
-    snapshot = fragmented()
-    outcome, problem = placed(snapshot, {0: 2, 1: 2, 2: 4})
+def test_a_small_job_moves_if_that_gains_more_than_it_costs() -> None:
+    snapshot = a_fragmented_snapshot()
+    outcome, problem = place_jobs(snapshot, {0: 2, 1: 2, 2: 4})
     assert len(outcome.placement.migrated) == 1
     assert outcome.placement.gangs[2].nodes == 1
     assert outcome.unplaced == {}
@@ -277,7 +279,7 @@ def test_a_small_job_moves_where_that_gains_more_than_it_costs() -> None:
 
 
 def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
-    outcome, _ = placed(fragmented(movable=False), {0: 2, 1: 2, 2: 4})
+    outcome, _ = place_jobs(a_fragmented_snapshot(movable=False), {0: 2, 1: 2, 2: 4})
     assert outcome.placement.migrated == frozenset()
     assert 2 not in outcome.placement.gangs
     assert outcome.unplaced == {
@@ -287,8 +289,10 @@ def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
     assert outcome.solution.choice[2] == -1
 
 
-def test_a_worse_shape_is_taken_where_moving_costs_more() -> None:
-    outcome, problem = placed(fragmented(restart_s=1800.0, slow_apart=False), {0: 2, 1: 2, 2: 4})
+def test_a_worse_shape_is_used_if_moving_costs_more() -> None:
+    outcome, problem = place_jobs(
+        a_fragmented_snapshot(restart_s=1800.0, slow_apart=False), {0: 2, 1: 2, 2: 4}
+    )
     assert outcome.degraded == {2}
     assert [len(g) for _, g in outcome.placement.gangs[2].members] == [2, 2]
     assert outcome.unplaced == {}
@@ -296,7 +300,9 @@ def test_a_worse_shape_is_taken_where_moving_costs_more() -> None:
 
 
 def test_a_job_gets_its_next_best_column_that_fits() -> None:
-    outcome, problem = placed(fragmented(movable=False, sizes=(1, 2, 4)), {0: 2, 1: 2, 2: 4})
+    outcome, problem = place_jobs(
+        a_fragmented_snapshot(movable=False, sizes=(1, 2, 4)), {0: 2, 1: 2, 2: 4}
+    )
     assert outcome.placement.gangs[2].gpus == 2
     assert set(outcome.unplaced) == {2}
     column = int(outcome.solution.choice[2])
@@ -305,7 +311,7 @@ def test_a_job_gets_its_next_best_column_that_fits() -> None:
 
 
 def test_the_next_best_column_must_fit_every_coupling_row() -> None:
-    snapshot = fragmented(movable=False, sizes=(1, 2, 4))
+    snapshot = a_fragmented_snapshot(movable=False, sizes=(1, 2, 4))
     problem = build_problem(snapshot, Policy())
     (two,) = (c for c in problem.columns_of(2) if problem.cells.gpus[problem.cell[c]] == 2)
     at = int(problem.usage_start[two + 1])
@@ -316,11 +322,11 @@ def test_the_next_best_column_must_fit_every_coupling_row() -> None:
         amount=np.insert(problem.amount, at, 1),
         usage_start=problem.usage_start + (np.arange(len(problem.cell) + 1) > two),
     )
-    outcome, _ = placed(snapshot, {0: 2, 1: 2, 2: 4}, forbidden)
+    outcome, _ = place_jobs(snapshot, {0: 2, 1: 2, 2: 4}, forbidden)
     assert outcome.placement.gangs[2].gpus == 1
 
 
-def test_a_job_that_cannot_grow_stays_though_a_new_one_had_been_given_its_gpus() -> None:
+def test_a_job_that_cannot_grow_stays_although_a_new_one_was_given_its_gpus() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         jobs=[
@@ -337,13 +343,13 @@ def test_a_job_that_cannot_grow_stays_though_a_new_one_had_been_given_its_gpus()
         ],
         gangs={0: gang((0, (2,))), 1: gang((1, (0,))), 2: gang((0, (0, 1)))},
     )
-    outcome, _ = placed(snapshot, {0: 1, 1: 1, 2: 4, 3: 2})
+    outcome, _ = place_jobs(snapshot, {0: 1, 1: 1, 2: 4, 3: 2})
     assert outcome.placement.gangs[2] == gang((0, (0, 1)))
     assert outcome.placement.gangs[3] == gang((1, (2, 3)))
     assert set(outcome.unplaced) == {2}
 
 
-def test_the_cheapest_job_in_the_way_is_moved() -> None:
+def test_the_cheapest_blocking_job_is_moved() -> None:
     """Either half of the first node could be cleared; the second node has room for one single GPU."""
     dead = [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
     snapshot = a_snapshot(
@@ -356,13 +362,13 @@ def test_the_cheapest_job_in_the_way_is_moved() -> None:
         estimates=[*estimates_of(4), *dead, *estimates_of(1, workload=1)],
         gangs={0: gang((0, (0,))), 1: gang((0, (4,)))},
     )
-    outcome, _ = placed(snapshot, {0: 1, 1: 1, 2: 4})
+    outcome, _ = place_jobs(snapshot, {0: 1, 1: 1, 2: 4})
     assert outcome.placement.migrated == {1}
     assert outcome.placement.gangs[2].members == ((0, (4, 5, 6, 7)),)
 
 
-def test_without_time_no_moves_are_looked_for() -> None:
-    snapshot = fragmented()
+def test_without_time_no_moves_are_searched() -> None:
+    snapshot = a_fragmented_snapshot()
     problem = build_problem(snapshot, Policy())
     outcome = place(
         snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
@@ -389,13 +395,13 @@ def a_promise_at_risk() -> Snapshot:
 
 
 def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() -> None:
-    outcome, _ = placed(a_promise_at_risk(), {0: 4, 1: 2, 2: 2})
+    outcome, _ = place_jobs(a_promise_at_risk(), {0: 4, 1: 2, 2: 2})
     assert outcome.placement.gangs[0].members == ((1, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[2].members == ((2, (0, 1)),)
     assert set(outcome.unplaced) == {1}
 
 
-def test_a_promised_job_that_cannot_be_resized_stays_as_it_is() -> None:
+def test_a_promised_job_that_cannot_be_resized_stays_unchanged() -> None:
     """Jobs 0 and 1 are promised; job 0 is to grow to a whole node, which job 1 will not leave."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
@@ -411,12 +417,12 @@ def test_a_promised_job_that_cannot_be_resized_stays_as_it_is() -> None:
         ],
         gangs={0: gang((0, (0, 1))), 1: gang((0, (2,))), 2: gang((1, (0,)))},
     )
-    outcome, _ = placed(snapshot, {0: 4, 1: 1, 2: 1})
+    outcome, _ = place_jobs(snapshot, {0: 4, 1: 1, 2: 1})
     assert outcome.placement.gangs[0] == gang((0, (0, 1)))
     assert set(outcome.unplaced) == {0}
 
 
-def test_promised_jobs_shrink_before_one_of_them_goes_without() -> None:
+def test_promised_jobs_shrink_before_one_of_them_is_left_out() -> None:
     """Six of eight GPUs for one would leave the other, which needs three together, without."""
     lost = a_node("lost", gpus=16, schedulable=False)
     apart = [an_estimate(1, 0, 3, nodes, iter_time_s=np.inf) for nodes in (2, 3)]
@@ -434,14 +440,14 @@ def test_promised_jobs_shrink_before_one_of_them_goes_without() -> None:
         ],
         gangs={0: gang((0, (0, 1, 2, 3, 4, 5))), 1: gang((0, (8, 9, 10)))},
     )
-    outcome, _ = placed(snapshot, {0: 6, 1: 3})
+    outcome, _ = place_jobs(snapshot, {0: 6, 1: 3})
     assert outcome.placement.gangs[0].gpus == 2
     assert outcome.placement.gangs[1].gpus == 3
     assert set(outcome.unplaced) == {0}
 
 
 def test_jobs_that_were_not_chosen_are_not_placed() -> None:
-    outcome, _ = placed(waiting(some_nodes((0, 2, 8)), 4), {1: 4})
+    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 2, 8)), 4), {1: 4})
     assert set(outcome.placement.gangs) == {1}
 
 
@@ -457,11 +463,11 @@ def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot
 
 def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
     snapshot = a_degraded_job()
-    before, problem = placed(snapshot, {0: 4})
+    before, problem = place_jobs(snapshot, {0: 4})
     assert before.degraded == {0}
     assert before.placement.migrated == frozenset()
     after = defragment(snapshot, problem, before)
-    checked(snapshot, problem, after)
+    check_placement(snapshot, problem, after)
     assert after.placement.migrated == {0}
     assert after.placement.gangs[0].nodes == 1
     assert after.degraded == frozenset()
@@ -474,18 +480,18 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
 @pytest.mark.parametrize("obstacle", [{"movable": False}, {"restart_s": 720.0}])
 def test_defragmentation_moves_no_pinned_job_and_none_at_a_loss(obstacle: dict[str, Any]) -> None:
     snapshot = a_degraded_job(**obstacle)
-    before, problem = placed(snapshot, {0: 4})
+    before, problem = place_jobs(snapshot, {0: 4})
     assert defragment(snapshot, problem, before).placement == before.placement
 
 
-def test_defragmentation_empties_nodes_for_a_job_that_found_no_place() -> None:
-    snapshot = fragmented()
+def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> None:
+    snapshot = a_fragmented_snapshot()
     problem = build_problem(snapshot, Policy())
     before = place(
         snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
     )
     after = defragment(snapshot, problem, before)
-    checked(snapshot, problem, after)
+    check_placement(snapshot, problem, after)
     assert after.unplaced == {}
     assert after.placement.gangs[2].nodes == 1
     assert len(after.placement.migrated) == 1
@@ -493,8 +499,8 @@ def test_defragmentation_empties_nodes_for_a_job_that_found_no_place() -> None:
     assert hurried.placement == before.placement
 
 
-def test_no_answer_places_nothing() -> None:
-    snapshot = waiting(some_nodes((0, 1, 4)), 4)
+def test_without_a_solution_nothing_is_placed() -> None:
+    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 4)), 4)
     problem = build_problem(snapshot, Policy())
     nothing = dataclasses.replace(
         a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
@@ -520,7 +526,7 @@ def rules_broken(
 
 def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -> None:
     snapshot = a_degraded_job(movable=False)
-    outcome, problem = placed(snapshot, {0: 4})
+    outcome, problem = place_jobs(snapshot, {0: 4})
     twice = with_gang(outcome, 0, (0, (0, 0)), (1, (0, 1)))
     assert "GPU once" in rules_broken(snapshot, problem, outcome, twice)
     moved = with_gang(outcome, 0, (2, (0, 1, 2, 3)))

@@ -16,42 +16,42 @@ from tessera.solvers.placement.blocks import (
 from tessera.solvers.placement.free import Layout, list_layouts
 
 
-def free(*indices: int) -> int:
+def free_mask(*indices: int) -> int:
     return mask_of(indices)
 
 
 def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
-    assert maximal_blocks(free(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
-    assert maximal_blocks(free(1, 2, 3)) == ((2, 2), (1, 1))
-    assert maximal_blocks(free(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
+    assert maximal_blocks(free_mask(1, 2, 3)) == ((2, 2), (1, 1))
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
     assert maximal_blocks(0) == ()
 
 
 def test_blocks_start_at_multiples_of_their_size() -> None:
-    assert carve_share(free(1, 2), 2) == 0
-    assert carve_share(free(1, 2, 4, 5), 2) == free(4, 5)
-    assert carve_share(free(2, 3, 4, 5), 4) == 0
+    assert carve_share(free_mask(1, 2), 2) == 0
+    assert carve_share(free_mask(1, 2, 4, 5), 2) == free_mask(4, 5)
+    assert carve_share(free_mask(2, 3, 4, 5), 4) == 0
 
 
 def test_a_share_takes_the_tightest_block() -> None:
-    assert carve_share(free(0, 1, 2, 3, 6, 7), 2) == free(6, 7)
-    assert carve_share(free(0, 1, 2, 3, 6, 7), 1) == free(6)
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 2) == free_mask(6, 7)
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 1) == free_mask(6)
 
 
 def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
-    assert carve_share(free(0, 1, 4, 5, 6, 7), 6) == free(0, 1, 4, 5, 6, 7)
-    assert carve_share(free(0, 1, 2, 4, 5, 7), 6) == 0
-    assert indices_of(carve_share(free(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
-    assert carve_share(free(0, 1, 2), 3) == free(0, 1, 2)
-    assert carve_share(free(1, 2, 3), 3) == free(1, 2, 3)
+    assert carve_share(free_mask(0, 1, 4, 5, 6, 7), 6) == free_mask(0, 1, 4, 5, 6, 7)
+    assert carve_share(free_mask(0, 1, 2, 4, 5, 7), 6) == 0
+    assert indices_of(carve_share(free_mask(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
+    assert carve_share(free_mask(0, 1, 2), 3) == free_mask(0, 1, 2)
+    assert carve_share(free_mask(1, 2, 3), 3) == free_mask(1, 2, 3)
 
 
 def test_an_unaligned_share_takes_any_gpus() -> None:
-    assert carve_share(free(1, 2, 5), 2, False) == free(1, 2)
-    assert carve_share(free(1, 2, 5), 4, False) == 0
+    assert carve_share(free_mask(1, 2, 5), 2, False) == free_mask(1, 2)
+    assert carve_share(free_mask(1, 2, 5), 4, False) == 0
 
 
-def test_a_share_fits_wherever_disjoint_blocks_for_it_exist() -> None:
+def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:
     def fits(left: int, sizes: tuple[int, ...]) -> bool:
         if not sizes:
             return True
@@ -71,7 +71,9 @@ def test_a_share_fits_wherever_disjoint_blocks_for_it_exist() -> None:
 
 
 def test_splitting_a_large_block_wastes_more_than_an_exact_fit() -> None:
-    assert block_waste(free(0, 1), free(0, 1)) < block_waste(free(0, 1, 2, 3), free(0, 1))
+    assert block_waste(free_mask(0, 1), free_mask(0, 1)) < block_waste(
+        free_mask(0, 1, 2, 3), free_mask(0, 1)
+    )
 
 
 @pytest.mark.parametrize(

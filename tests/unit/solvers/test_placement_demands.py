@@ -50,7 +50,7 @@ def a_round(
     return snapshot, dataclasses.replace(problem, cells=cells)
 
 
-def placed(snapshot: Snapshot, problem: Problem) -> PlacementResult:
+def place_columns(snapshot: Snapshot, problem: Problem) -> PlacementResult:
     """Place the one column of each job; check the outcome."""
     choice = np.arange(len(problem.jobs))
     solution = Solution(
@@ -67,7 +67,7 @@ def placed(snapshot: Snapshot, problem: Problem) -> PlacementResult:
     return outcome
 
 
-def on(outcome: PlacementResult) -> dict[int, list[int]]:
+def nodes_by_job(outcome: PlacementResult) -> dict[int, list[int]]:
     """Return the nodes of each job."""
     return {j: [node for node, _ in g.members] for j, g in outcome.placement.gangs.items()}
 
@@ -76,71 +76,71 @@ def a_running_job(name: str, gpus: int, **overrides: Any) -> dict[str, Any]:
     return a_job(name, state=JobState.RUNNING, cell=(0, gpus, 1), **overrides)
 
 
-def test_a_tighter_node_without_cores_is_passed_over() -> None:
+def test_a_tighter_node_without_enough_cores_is_skipped() -> None:
     nodes = [a_node("tight", gpus=2, cpus=4), a_node("roomy", gpus=8, cpus=64)]
-    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 8, 0)]))
-    assert on(outcome) == {0: [1]}
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 8, 0)]))
+    assert nodes_by_job(outcome) == {0: [1]}
 
 
-def test_a_node_that_states_nothing_limits_nothing() -> None:
+def test_a_node_without_stated_capacity_limits_nothing() -> None:
     nodes = [a_node("silent", gpus=2), a_node("small", gpus=2, cpus=1, host_bytes=1)]
-    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 1000, 1 << 50)]))
-    assert on(outcome) == {0: [0]}
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 1000, 1 << 50)]))
+    assert nodes_by_job(outcome) == {0: [0]}
 
 
 def test_two_jobs_share_a_node_only_if_it_has_enough_for_both() -> None:
     nodes = [a_node("n0", gpus=4, host_bytes=10), a_node("n1", gpus=4, host_bytes=10)]
-    outcome = placed(*a_round(nodes, [a_job("a"), a_job("b")], [(2, 0, 6), (2, 0, 6)]))
-    assert on(outcome) == {0: [0], 1: [1]}
+    outcome = place_columns(*a_round(nodes, [a_job("a"), a_job("b")], [(2, 0, 6), (2, 0, 6)]))
+    assert nodes_by_job(outcome) == {0: [0], 1: [1]}
 
 
-def test_a_gang_needs_its_part_of_the_cores_on_each_of_its_nodes() -> None:
+def test_a_gang_needs_its_share_of_cores_on_each_of_its_nodes() -> None:
     nodes = [a_node("n0", cpus=16), a_node("n1", cpus=15), a_node("n2", cpus=16)]
-    outcome = placed(*a_round(nodes, [a_job("a")], [(16, 32, 0)]))
-    assert on(outcome) == {0: [0, 2]}
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(16, 32, 0)]))
+    assert nodes_by_job(outcome) == {0: [0, 2]}
 
 
-def test_a_job_that_stays_counts_before_those_that_start() -> None:
+def test_a_staying_job_is_counted_before_starting_ones() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=8, cpus=8)]
     gangs = {0: Gang(members=((0, (0,)),))}
     jobs = [a_running_job("a", 1), a_job("b")]
-    outcome = placed(*a_round(nodes, jobs, [(1, 5, 0), (2, 4, 0)], gangs))
-    assert on(outcome) == {0: [0], 1: [1]}
+    outcome = place_columns(*a_round(nodes, jobs, [(1, 5, 0), (2, 4, 0)], gangs))
+    assert nodes_by_job(outcome) == {0: [0], 1: [1]}
 
 
 def test_a_small_job_is_moved_to_free_cores_for_a_larger_one() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=1, cpus=4)]
     gangs = {0: Gang(members=((0, (3,)),))}
     jobs = [a_running_job("a", 1), a_job("b")]
-    outcome = placed(*a_round(nodes, jobs, [(1, 4, 0), (2, 6, 0)], gangs))
-    assert on(outcome) == {0: [1], 1: [0]}
+    outcome = place_columns(*a_round(nodes, jobs, [(1, 4, 0), (2, 6, 0)], gangs))
+    assert nodes_by_job(outcome) == {0: [1], 1: [0]}
     assert outcome.placement.migrated == {0}
 
 
-def test_a_job_that_must_run_takes_the_cores_of_one_that_need_not() -> None:
+def test_a_must_run_job_takes_the_cores_of_one_that_may_wait() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8)]
     gangs = {0: Gang(members=((0, (0,)),))}
     snapshot, problem = a_round(
         nodes, [a_running_job("a", 1), a_job("b")], [(1, 4, 0), (2, 6, 0)], gangs
     )
     must = dataclasses.replace(problem, must_run=np.array([False, True]))
-    outcome = placed(snapshot, must)
-    assert on(outcome) == {1: [0]}
+    outcome = place_columns(snapshot, must)
+    assert nodes_by_job(outcome) == {1: [0]}
 
 
-def test_a_pinned_job_whose_needs_have_grown_gets_its_place_back_from_one_beside_it() -> None:
+def test_a_pinned_job_with_increased_demand_displaces_a_job_next_to_it() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=4, cpus=8)]
     gangs = {0: Gang(members=((0, (0,)),)), 1: Gang(members=((0, (1,)),))}
     jobs = [a_running_job("a", 1), a_running_job("b", 1, movable=False, guaranteed=True)]
-    outcome = placed(*a_round(nodes, jobs, [(1, 2, 0), (1, 7, 0)], gangs))
-    assert on(outcome) == {0: [1], 1: [0]}
+    outcome = place_columns(*a_round(nodes, jobs, [(1, 2, 0), (1, 7, 0)], gangs))
+    assert nodes_by_job(outcome) == {0: [1], 1: [0]}
     assert outcome.placement.migrated == {0}
 
 
-def test_a_job_that_finds_no_cores_is_told_so() -> None:
+def test_a_job_without_enough_cores_says_so() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8, host_bytes=100)]
-    outcome = placed(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
-    assert on(outcome) == {}
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
+    assert nodes_by_job(outcome) == {}
     assert outcome.unplaced == {
         0: "the job needs 9 CPU cores and 50 bytes of host memory in addition to 2 GPUs on a node;"
         " nodes that have the GPUs free but lack the rest: 1"

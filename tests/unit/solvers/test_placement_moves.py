@@ -15,7 +15,7 @@ from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import FOREVER
 
 
-def test_a_large_gang_that_is_cheap_to_move_is_not_asked_where_nothing_can_hold_it() -> None:
+def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it() -> None:
     """Two whole nodes are wanted: one is free, two are half free. Moving `large` is cheapest, but takes
     as much room as it makes; moving `small` beside `other` makes the room.
     """

@@ -24,19 +24,27 @@ from tessera.solvers.schedulers.synergy import Synergy
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
 from tests.support.problems import brute_force
-from tests.support.published import FOREVER, LINEAR, MINE, RUNNING, a_round, decided, rates
+from tests.support.published_schedulers import (
+    FOREVER,
+    LINEAR,
+    MINE,
+    RUNNING,
+    a_round,
+    choose_cells,
+    rates,
+)
 
 # --- Synergy and AntMan ----------------------------------------------------------------------------
 
 
-def test_synergy_skips_what_does_not_fit_and_changes_no_count() -> None:
+def test_synergy_skips_jobs_that_do_not_fit_and_changes_no_count() -> None:
     jobs = [
         a_job("old", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, submit_s=3.0),
         a_job("big", 0, requested_gpus=8, submit_s=1.0),
         a_job("small", 0, requested_gpus=2, submit_s=2.0),
     ]
 
-    found = decided(Synergy(), a_round(jobs, [rates(0, 0, LINEAR)]))
+    found = choose_cells(Synergy(), a_round(jobs, [rates(0, 0, LINEAR)]))
 
     assert found == {"old": (0, 4), "big": None, "small": (0, 2)}
 
@@ -48,21 +56,21 @@ def test_antman_shrinks_then_suspends_best_effort_jobs_for_a_guaranteed_one() ->
             a_job("last", 0, state=RUNNING, cell=(0, 4, 1), requested_gpus=4, since_s=2.0),
             a_job("owed", 0, requested_gpus=gpus, guaranteed=True),
         ]
-        return decided(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
+        return choose_cells(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
 
     assert a_case(2) == {"first": (0, 4), "last": (0, 2), "owed": (0, 2)}
     assert a_case(4) == {"first": (0, 4), "last": None, "owed": (0, 4)}
     assert a_case(8) == {"first": None, "last": None, "owed": (0, 8)}
 
 
-def test_antman_lets_best_effort_jobs_use_what_is_idle_and_no_more_than_they_requested() -> None:
+def test_antman_lets_best_effort_jobs_use_idle_gpus_up_to_their_request() -> None:
     jobs = [
         a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2, guaranteed=True),
         a_job("shrunk", 0, state=RUNNING, cell=(0, 1, 1), requested_gpus=2),
         a_job("new", 0, requested_gpus=2),
     ]
 
-    found = decided(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
+    found = choose_cells(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
 
     assert found == {"owed": (0, 2), "shrunk": (0, 2), "new": (0, 2)}
 
@@ -73,7 +81,7 @@ def test_antman_lets_best_effort_jobs_use_what_is_idle_and_no_more_than_they_req
 NAMES = [name for name in scheduler_names() if name.startswith(MINE)]
 
 
-def test_the_registry_has_each_of_them_under_its_own_name() -> None:
+def test_the_registry_has_each_scheduler_under_its_own_name() -> None:
     assert len(NAMES) == 11
     assert [make_scheduler(name).name for name in NAMES] == NAMES
 
@@ -81,7 +89,7 @@ def test_the_registry_has_each_of_them_under_its_own_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @examples(15)
 @given(seed=st.integers(0, 10_000))
-def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, seed: int) -> None:
+def test_every_answer_fits_and_none_exceeds_the_optimum(name: str, seed: int) -> None:
     policy = Policy()
     snapshot = a_random_snapshot(
         seed, jobs=4, groups=((0, 1, 4), (1, 1, 2)), workloads=3, max_gpus=4
@@ -101,7 +109,7 @@ def test_every_answer_fits_and_none_is_worth_more_than_the_optimum(name: str, se
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("morphling")])
-def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -> None:
+def test_with_run_to_completion_a_second_round_keeps_all_jobs(name: str) -> None:
     snapshot = a_random_snapshot(3, jobs=30)
     view = make_view(snapshot, Policy())
     choice = make_scheduler(name).choose(view)
@@ -122,7 +130,7 @@ def test_where_jobs_run_to_completion_a_second_round_keeps_them_all(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whole_rounds_of_each_break_no_rule(name: str) -> None:
+def test_complete_rounds_of_each_scheduler_break_no_rule(name: str) -> None:
     snapshot = a_random_snapshot(5, jobs=40)
 
     outcome = plan_round(
@@ -134,7 +142,7 @@ def test_whole_rounds_of_each_break_no_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_queue_is_an_answer_too(name: str) -> None:
+def test_an_empty_queue_has_an_empty_answer(name: str) -> None:
     nodes, estimates = some_nodes((0, 1, 8)), [an_estimate()]
     snapshot = a_snapshot(
         nodes=nodes, jobs=[a_job("held", state=JobState.HELD)], estimates=estimates

@@ -13,24 +13,32 @@ from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import Scheduler, make_view
 from tests.support.builders import a_job
-from tests.support.published import FLAT, FOREVER, LINEAR, RUNNING, a_round, decided, rates
+from tests.support.published_schedulers import (
+    FLAT,
+    FOREVER,
+    LINEAR,
+    RUNNING,
+    a_round,
+    choose_cells,
+    rates,
+)
 
 
-def test_arena_gives_what_was_requested_even_where_more_is_free() -> None:
-    found = decided(
+def test_arena_gives_the_requested_count_even_if_more_is_free() -> None:
+    found = choose_cells(
         Arena(max_upgrades=0), a_round([a_job("new", requested_gpus=2)], [rates(0, 0, LINEAR)])
     )
 
     assert found == {"new": (0, 2)}
 
 
-def test_arena_launches_at_half_the_request_where_the_request_does_not_fit() -> None:
+def test_arena_launches_at_half_the_request_if_the_request_does_not_fit() -> None:
     jobs = [
         a_job("old", 1, state=RUNNING, cell=(0, 4, 1)),
         a_job("big", 0, requested_gpus=8),
     ]
 
-    found = decided(Arena(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, {4: 40.0})]))
+    found = choose_cells(Arena(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, {4: 40.0})]))
 
     assert found == {"old": (0, 4), "big": (0, 4)}
 
@@ -43,14 +51,14 @@ def test_arena_halves_the_job_that_loses_least_for_a_new_one() -> None:
     ]
     cells = [rates(0, 0, LINEAR), rates(1, 0, FLAT), rates(2, 0, {2: 20.0})]
 
-    assert decided(Arena(), a_round(jobs, cells)) == {
+    assert choose_cells(Arena(), a_round(jobs, cells)) == {
         "steep": (0, 4),
         "flat": (0, 2),
         "new": (0, 2),
     }
 
 
-def test_arena_moves_a_job_to_an_idle_type_rather_than_halving_it() -> None:
+def test_arena_moves_a_job_to_an_idle_type_in_preference_to_halving_it() -> None:
     jobs = [
         a_job("mover", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
         a_job("new", 1, requested_gpus=8, requested_type=0),
@@ -58,11 +66,11 @@ def test_arena_moves_a_job_to_an_idle_type_rather_than_halving_it() -> None:
     cells = [rates(0, 0, LINEAR), rates(0, 1, {8: 70.0}), rates(1, 0, {8: 80.0, 4: 10.0})]
     snapshot = a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8)))
 
-    assert decided(Arena(), snapshot) == {"mover": (1, 8), "new": (0, 8)}
+    assert choose_cells(Arena(), snapshot) == {"mover": (1, 8), "new": (0, 8)}
     # where types are fixed, both have to halve
-    assert decided(Arena(heterogeneity=False), snapshot) == {"mover": (0, 4), "new": (0, 4)}
+    assert choose_cells(Arena(heterogeneity=False), snapshot) == {"mover": (0, 4), "new": (0, 4)}
     # where counts are fixed, moving is all there is
-    assert decided(Arena(elasticity=False), snapshot) == {"mover": (1, 8), "new": (0, 8)}
+    assert choose_cells(Arena(elasticity=False), snapshot) == {"mover": (1, 8), "new": (0, 8)}
 
 
 @pytest.mark.parametrize(
@@ -84,12 +92,12 @@ def test_arena_takes_the_cheaper_of_two_ways_to_free_as_many_gpus(
         rates(2, 0, {4: 40.0}),
     ]
 
-    found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
+    found = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
 
     assert found == {**expected, "new": (0, 4)}
 
 
-def test_arena_launches_on_a_slower_type_where_that_costs_others_less() -> None:
+def test_arena_launches_on_a_slower_type_if_that_costs_others_less() -> None:
     jobs = [
         a_job("dear", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8, weight=9.0),
         a_job("cheap", 1, state=RUNNING, cell=(1, 8, 1), requested_gpus=8),
@@ -102,7 +110,7 @@ def test_arena_launches_on_a_slower_type_where_that_costs_others_less() -> None:
         rates(2, 1, {4: 30.0}),
     ]
 
-    found = decided(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
+    found = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
 
     assert found == {"dear": (0, 8), "cheap": (1, 4), "new": (1, 4)}
 
@@ -115,18 +123,18 @@ def test_arena_scales_down_no_more_often_than_its_depth() -> None:
     cells = [rates(0, 0, {1: 10.0, 2: 15.0}), rates(1, 0, {4: 400.0, 2: 1.0})]
     snapshot = a_round(jobs, cells)
 
-    assert decided(Arena(depth=4), snapshot)["new"] == (0, 4)
-    assert decided(Arena(depth=3), snapshot)["new"] == (0, 2)
-    assert decided(Arena(depth=1), snapshot)["new"] is None
+    assert choose_cells(Arena(depth=4), snapshot)["new"] == (0, 4)
+    assert choose_cells(Arena(depth=3), snapshot)["new"] == (0, 2)
+    assert choose_cells(Arena(depth=1), snapshot)["new"] is None
 
 
-def test_arena_never_scales_a_job_to_where_it_cannot_run() -> None:
+def test_arena_never_scales_a_job_to_an_infeasible_cell() -> None:
     jobs = [
         a_job("rigid", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
         a_job("new", 1, requested_gpus=4, queue=1, weight=100.0),
     ]
 
-    found = decided(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
+    found = choose_cells(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
 
     assert found == {"rigid": (0, 8), "new": None}
 
@@ -138,12 +146,12 @@ def test_arena_gives_idle_gpus_to_the_job_that_gains_most_step_by_step() -> None
     ]
     snapshot = a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)])
 
-    assert decided(Arena(max_upgrades=1), snapshot) == {"steep": (0, 4), "flat": (0, 2)}
-    assert decided(Arena(), snapshot) == {"steep": (0, 4), "flat": (0, 4)}
-    assert decided(Arena(elasticity=False), snapshot) == {"steep": (0, 2), "flat": (0, 2)}
+    assert choose_cells(Arena(max_upgrades=1), snapshot) == {"steep": (0, 4), "flat": (0, 2)}
+    assert choose_cells(Arena(), snapshot) == {"steep": (0, 4), "flat": (0, 4)}
+    assert choose_cells(Arena(elasticity=False), snapshot) == {"steep": (0, 2), "flat": (0, 2)}
 
 
-def test_arena_weighs_by_raw_samples_only_where_it_is_told_to() -> None:
+def test_arena_weighs_by_raw_samples_only_on_request() -> None:
     jobs = [
         a_job("small", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2),
         a_job("large", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2),
@@ -152,14 +160,14 @@ def test_arena_weighs_by_raw_samples_only_where_it_is_told_to() -> None:
     cells = [rates(0, 0, {2: 1000.0, 4: 1500.0}), rates(1, 0, {2: 1.0, 4: 2.0})]
     snapshot = a_round(jobs, cells, nodes=((0, 1, 6),))
 
-    assert decided(Arena(), snapshot)["large"] == (0, 4)
-    assert decided(Arena(objective="samples"), snapshot)["small"] == (0, 4)
+    assert choose_cells(Arena(), snapshot)["large"] == (0, 4)
+    assert choose_cells(Arena(objective="samples"), snapshot)["small"] == (0, 4)
 
 
 BLOCKED = [rates(0, 0, {8: 80.0}), rates(1, 0, {4: 40.0})]
 
 
-def test_arena_starts_a_later_job_past_a_blocked_one_and_says_so() -> None:
+def test_arena_starts_a_later_job_past_a_blocked_one_and_marks_it() -> None:
     jobs = [
         a_job("old", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
         a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
@@ -173,7 +181,7 @@ def test_arena_starts_a_later_job_past_a_blocked_one_and_says_so() -> None:
 
     assert (choice >= 0).tolist() == [True, False, True, True]
     assert Arena().gives_way(view, choice).tolist() == [False, False, True, False]
-    assert decided(Arena(opportunism=False), snapshot)["later"] is None
+    assert choose_cells(Arena(opportunism=False), snapshot)["later"] is None
 
 
 def test_a_round_records_which_jobs_were_started_past_a_blocked_one() -> None:
@@ -192,30 +200,30 @@ def test_a_round_records_which_jobs_were_started_past_a_blocked_one() -> None:
     assert [d.opportunistic for d in outcome.decisions] == [False, False, True]
 
 
-def test_arena_suspends_those_started_past_a_blocked_job_once_it_fits() -> None:
+def test_arena_suspends_jobs_started_past_a_blocked_one_once_that_fits() -> None:
     jobs = [
         a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
         a_job("guest", 1, state=RUNNING, cell=(0, 4, 1), submit_s=2.0, opportunistic=True),
     ]
     snapshot = a_round(jobs, BLOCKED)
 
-    assert decided(Arena(), snapshot) == {"blocked": (0, 8), "guest": None}
-    assert decided(Arena(opportunism=False), snapshot) == {"blocked": None, "guest": (0, 4)}
+    assert choose_cells(Arena(), snapshot) == {"blocked": (0, 8), "guest": None}
+    assert choose_cells(Arena(opportunism=False), snapshot) == {"blocked": None, "guest": (0, 4)}
 
 
-def test_arena_suspends_nobody_for_a_job_that_would_still_not_fit() -> None:
+def test_arena_suspends_no_job_for_one_that_would_still_not_fit() -> None:
     jobs = [
         a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
         a_job("guest", 1, state=RUNNING, cell=(0, 4, 1), submit_s=2.0, opportunistic=True),
         a_job("owner", 1, state=RUNNING, cell=(0, 4, 1), submit_s=0.0),
     ]
 
-    found = decided(Arena(), a_round(jobs, BLOCKED))
+    found = choose_cells(Arena(), a_round(jobs, BLOCKED))
 
     assert found == {"blocked": None, "guest": (0, 4), "owner": (0, 4)}
 
 
-def test_arena_lets_only_the_blocked_jobs_own_queue_scale_others_down() -> None:
+def test_arena_lets_only_the_queue_of_the_blocked_job_scale_others_down() -> None:
     def a_case(queue: int) -> Snapshot:
         jobs = [
             a_job("old", 2, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
@@ -224,8 +232,8 @@ def test_arena_lets_only_the_blocked_jobs_own_queue_scale_others_down() -> None:
         ]
         return a_round(jobs, [*BLOCKED, rates(2, 0, {4: 70.0, 8: 80.0})])
 
-    assert decided(Arena(), a_case(queue=1))["later"] == (0, 4)
-    assert decided(Arena(), a_case(queue=2))["later"] is None
+    assert choose_cells(Arena(), a_case(queue=1))["later"] == (0, 4)
+    assert choose_cells(Arena(), a_case(queue=2))["later"] is None
 
 
 def test_arena_serves_a_promoted_job_before_later_ones_of_the_queue_above() -> None:
@@ -235,23 +243,23 @@ def test_arena_serves_a_promoted_job_before_later_ones_of_the_queue_above() -> N
     ]
     snapshot = a_round(jobs, [rates(1, 0, {4: 40.0})], nodes=((0, 1, 4),))  # it is 1000 s
 
-    assert decided(Arena(), snapshot)["young"] == (0, 4)
-    assert decided(Arena(), snapshot, Policy(promote_after_s=500.0))["waited"] == (0, 4)
+    assert choose_cells(Arena(), snapshot)["young"] == (0, 4)
+    assert choose_cells(Arena(), snapshot, Policy(promote_after_s=500.0))["waited"] == (0, 4)
 
 
-def test_a_request_without_a_cell_blocks_nobody_in_arena() -> None:
+def test_a_request_without_a_cell_blocks_no_job_in_arena() -> None:
     jobs = [
         a_job("never", 0, requested_gpus=2, submit_s=1.0),
         a_job("later", 1, requested_gpus=4, submit_s=2.0),
     ]
 
-    found = decided(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
+    found = choose_cells(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
 
     assert found == {"never": None, "later": (0, 4)}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_arena_told_of_requested_counts_alone_is_arena_without_elasticity(seed: int) -> None:
+def test_arena_with_only_requested_counts_equals_arena_without_elasticity(seed: int) -> None:
     """Rates are summed as they are here: what one effective GPU is depends on all counts told."""
     rng = np.random.default_rng(seed)
     requested = (2 ** rng.integers(0, 4, 12)).tolist()
@@ -261,5 +269,5 @@ def test_arena_told_of_requested_counts_alone_is_arena_without_elasticity(seed: 
     as_requested = [
         rates(i, kind, {n: curve[n]}) for i, n in enumerate(requested) for kind in (0, 1)
     ]
-    told = decided(Arena(objective="samples"), a_round(jobs, as_requested))
-    assert told == decided(Arena(objective="samples", elasticity=False), a_round(jobs, cells))
+    told = choose_cells(Arena(objective="samples"), a_round(jobs, as_requested))
+    assert told == choose_cells(Arena(objective="samples", elasticity=False), a_round(jobs, cells))

@@ -16,13 +16,21 @@ from tessera.solvers.schedulers.morphling import Morphling
 from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_random_snapshot
 from tests.support.laws import examples
-from tests.support.published import FLAT, LINEAR, RUNNING, a_round, decided, rates, with_quota
+from tests.support.published_schedulers import (
+    FLAT,
+    LINEAR,
+    RUNNING,
+    a_round,
+    choose_cells,
+    rates,
+    with_quota,
+)
 
 
 def test_morphling_gives_each_gpu_where_the_curve_is_steepest() -> None:
     jobs = [a_job("flat", 1, requested_gpus=8), a_job("steep", 0, requested_gpus=8)]
 
-    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
     # the last four GPUs of the flat one add less than the first four of the steep one; to get the next
     # four, the flat one would have to stop, and its first is worth more than any
@@ -35,19 +43,19 @@ def test_morphling_shrinks_the_least_sensitive_job_for_a_steeper_one() -> None:
         a_job("steep", 0, requested_gpus=4),
     ]
 
-    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
     assert found == {"flat": (0, 4), "steep": (0, 4)}
 
 
-def test_morphling_needs_only_the_least_demand_that_is_as_fast_as_the_request() -> None:
+def test_morphling_needs_only_the_smallest_count_as_fast_as_the_request() -> None:
     jobs = [
         a_job("mine", 0, requested_gpus=4, guaranteed=True),
         a_job("other", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2, guaranteed=True),
     ]
     cells = [rates(0, 0, {1: 5.0, 2: 12.0, 4: 12.0}), rates(1, 0, {2: 20.0})]
 
-    found = decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+    found = choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 
     assert found == {"mine": (0, 2), "other": (0, 2)}
 
@@ -58,7 +66,7 @@ def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum()
         a_job("owed", 1, requested_gpus=8, guaranteed=True),
     ]
 
-    found = decided(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
     assert found == {"effort": None, "owed": (0, 8)}
 
@@ -77,7 +85,7 @@ def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
             ),
         ]
         cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
-        return decided(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+        return choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 
     assert a_case(baseline_guaranteed=False) == {"owed": (0, 4), "baseline": None}
     assert a_case(baseline_guaranteed=True) == {"owed": None, "baseline": (0, 2)}
@@ -90,21 +98,21 @@ def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> Non
     ]
     snapshot = a_round(jobs, [rates(0, 0, {2: 20.0})])
 
-    within = decided(Morphling(), with_quota(snapshot, "t", 4))
+    within = choose_cells(Morphling(), with_quota(snapshot, "t", 4))
 
     assert within == {"owed-0": (0, 2), "owed-1": (0, 2), "owed-2": None}
-    assert decided(Morphling(), snapshot)["owed-2"] == (0, 2)
+    assert choose_cells(Morphling(), snapshot)["owed-2"] == (0, 2)
 
 
-def test_morphling_charges_a_quota_the_least_demand_not_the_request() -> None:
+def test_morphling_charges_a_quota_the_smallest_count_not_the_request() -> None:
     jobs = [
         a_job(f"owed-{k}", 0, requested_gpus=4, guaranteed=True, submit_s=float(k))
         for k in range(2)
     ]
     snapshot = with_quota(a_round(jobs, [rates(0, 0, {2: 20.0, 4: 20.0})]), "t", 4)
 
-    assert decided(Morphling(), snapshot) == {"owed-0": (0, 2), "owed-1": (0, 2)}
-    assert decided(AntMan(), snapshot) == {"owed-0": (0, 4), "owed-1": None}
+    assert choose_cells(Morphling(), snapshot) == {"owed-0": (0, 2), "owed-1": (0, 2)}
+    assert choose_cells(AntMan(), snapshot) == {"owed-0": (0, 4), "owed-1": None}
 
 
 TWO_PLANS = [
@@ -122,7 +130,9 @@ TWO_PLANS = [
         ("morphling-n", (2, 1)),
     ],
 )
-def test_morphlings_variants_fix_what_their_names_say(name: str, expected: tuple[int, int]) -> None:
+def test_morphlings_variants_fix_what_they_are_named_for(
+    name: str, expected: tuple[int, int]
+) -> None:
     view = make_view(a_round([a_job("j", 0, requested_gpus=2)], TWO_PLANS), Policy())
 
     (column,) = make_scheduler(name).choose(view).tolist()
@@ -132,7 +142,7 @@ def test_morphlings_variants_fix_what_their_names_say(name: str, expected: tuple
     assert found == expected
 
 
-def test_morphling_r_stays_on_the_plan_that_a_job_runs_by() -> None:
+def test_morphling_r_keeps_the_execution_plan_of_a_running_job() -> None:
     job = a_job("j", 0, requested_gpus=2, state=RUNNING, cell=(0, 2, 2))
     view = make_view(a_round([job], TWO_PLANS), Policy())
 

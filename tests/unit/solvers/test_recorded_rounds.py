@@ -21,7 +21,7 @@ WORK = {"cp-sat": 2.0, "greedy": 1.0, "pricing": 400.0, "lp": 100.0}
 SOLVERS = [make_solver("portfolio"), Portfolio()]
 
 
-def planned(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> RoundOutcome:
+def plan_with(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> RoundOutcome:
     budget = Budget(gap=gap, work=dict(WORK), remaining_s=lambda: math.inf)
     return plan_round(snapshot, policy, by, budget)
 
@@ -35,7 +35,7 @@ def test_the_round_with_a_negative_capacity_is_decided(by: Solver, gap: float) -
     snapshot = decode(recorded.read_bytes())
     assert isinstance(snapshot, Snapshot)
 
-    found = planned(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
+    found = plan_with(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
 
     assert not found.violations
     assert [goal.gap for goal in found.goals] == [0.0, 0.0]
@@ -44,12 +44,14 @@ def test_the_round_with_a_negative_capacity_is_decided(by: Solver, gap: float) -
 @pytest.mark.parametrize(
     ("seed", "objective"), [(4, "max-min"), (8, "finish-time-fairness"), (25, "max-min")]
 )
-def test_a_portfolio_that_is_not_wrapped_decides_goals_in_order_alike(
+def test_an_unwrapped_portfolio_decides_goals_in_order_identically(
     seed: int, objective: str
 ) -> None:
     snapshot = a_random_snapshot(seed, jobs=3)
 
-    registered, bare = (planned(snapshot, Policy(objective=objective), by, 1e-6) for by in SOLVERS)
+    registered, bare = (
+        plan_with(snapshot, Policy(objective=objective), by, 1e-6) for by in SOLVERS
+    )
 
     assert not bare.violations
     assert bare.goals == registered.goals

@@ -12,12 +12,12 @@ import pytest
 from tests.support.recording import load_round, load_rounds, repeat
 
 
-def test_there_are_recorded_rounds() -> None:
+def test_recorded_rounds_exist() -> None:
     assert len(load_rounds()) > 50
 
 
 @pytest.mark.parametrize("path", load_rounds(), ids=lambda path: path.name.partition(".")[0])
-def test_a_recorded_round_is_decided_as_it_was(path: Path) -> None:
+def test_a_recorded_round_is_decided_as_recorded(path: Path) -> None:
     recorded = load_round(path)
 
     assert repeat(recorded) == recorded.decided

@@ -33,7 +33,7 @@ from tests.support.builders import (
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
-def a_torn_cluster() -> Snapshot:
+def a_fragmented_cluster() -> Snapshot:
     """Return three launched guaranteed jobs of 4 GPUs on three nodes, of which one was lost."""
     jobs = [
         a_job(name, state=JobState.RUNNING, cell=(0, 4, 1), guaranteed=True, weight=weight)
@@ -45,8 +45,8 @@ def a_torn_cluster() -> Snapshot:
     return a_snapshot(nodes=nodes, jobs=jobs, estimates=[an_estimate(gpus=4)], gangs=gangs)
 
 
-def test_when_promises_no_longer_fit_the_least_weight_is_given_up_and_said() -> None:
-    found = plan_round(a_torn_cluster(), Policy(), Portfolio(), FOREVER)
+def test_impossible_promises_are_waived_by_least_weight_with_a_reason() -> None:
+    found = plan_round(a_fragmented_cluster(), Policy(), Portfolio(), FOREVER)
     assert found.violations == ()
     assert found.given_up == {0}
     kinds = [d.kind for d in found.decisions]
@@ -55,7 +55,7 @@ def test_when_promises_no_longer_fit_the_least_weight_is_given_up_and_said() -> 
     assert found.decisions[0].reason.code is ReasonCode.PROMISE_GIVEN_UP
 
 
-class Wrong:
+class OverdrawingSolver:
     """A solver whose every answer overdraws the cluster."""
 
     name = "wrong"
@@ -72,15 +72,17 @@ class Wrong:
         )
 
 
-def test_a_wrong_answer_never_passes_and_greedys_takes_its_place() -> None:
+def test_an_invalid_answer_is_replaced_by_greedy() -> None:
     snapshot = a_random_snapshot(1, jobs=30)
-    wrong, greedy = (plan_round(snapshot, Policy(), s, FOREVER) for s in (Wrong(), Greedy()))
+    wrong, greedy = (
+        plan_round(snapshot, Policy(), s, FOREVER) for s in (OverdrawingSolver(), Greedy())
+    )
     assert wrong.violations == ()
     assert np.array_equal(wrong.solution.choice, greedy.solution.choice)
     assert wrong.solution.bound == greedy.solution.bound  # its bound is not believed either
 
 
-class Silent:
+class SilentSolver:
     """A solver that finds nothing."""
 
     name = "silent"
@@ -92,12 +94,12 @@ class Silent:
         )
 
 
-def test_no_answer_never_means_that_no_job_runs() -> None:
-    found = plan_round(a_random_snapshot(2, jobs=10), Policy(), Silent(), FOREVER)
+def test_a_missing_answer_does_not_mean_that_no_job_runs() -> None:
+    found = plan_round(a_random_snapshot(2, jobs=10), Policy(), SilentSolver(), FOREVER)
     assert sum(d.gang is not None for d in found.decisions) > 0
 
 
-def test_an_empty_cluster_and_no_jobs_are_a_round_too() -> None:
+def test_a_round_without_nodes_or_jobs_is_valid() -> None:
     assert (
         plan_round(
             a_snapshot(nodes=[], jobs=[], estimates=[]), Policy(), Portfolio(), FOREVER
@@ -112,7 +114,7 @@ def test_phases_are_marked_in_order() -> None:
     assert seen == ["build", "greedy", "solve", "place", "check"]
 
 
-def test_a_second_round_on_the_outcome_of_the_first_keeps_everything() -> None:
+def test_a_second_round_on_the_outcome_of_the_first_changes_nothing() -> None:
     """Nothing changed, so nothing moves: the restart price holds equals apart."""
     snapshot = a_random_snapshot(4, jobs=25, restart_s=300.0)
     first = plan_round(snapshot, Policy(), Portfolio(), FOREVER)
@@ -141,7 +143,7 @@ def test_a_second_round_on_the_outcome_of_the_first_keeps_everything() -> None:
         ("solve_limit", {"solve_limit_s": 0.0}),
     ],
 )
-def test_options_without_meaning_are_refused_by_name(
+def test_meaningless_options_are_refused_by_name(
     field: str, options: dict[str, float | str]
 ) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}"):

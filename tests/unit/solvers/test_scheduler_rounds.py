@@ -40,16 +40,16 @@ from tests.support.scheduling import (
     BATCH,
     FOREVER,
     LINEAR,
+    a_running_job,
+    a_waiting_job,
     cluster,
-    decided,
+    decide_round,
     rates,
-    running,
-    waiting,
 )
 from tests.support.worlds import StoppedClock
 
 
-class Fixed:
+class FixedScheduler:
     """A policy that takes given options, room or not."""
 
     name = "fixed"
@@ -70,23 +70,27 @@ class Fixed:
 # the registry
 
 
-def test_an_unknown_scheduler_is_refused_with_the_names_that_there_are() -> None:
+def test_an_unknown_scheduler_is_refused_with_the_known_names() -> None:
     with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, srt, gandiva"):
         make_scheduler("lottery")
     assert scheduler_of("") is None
 
 
 @pytest.mark.parametrize("name", scheduler_names())
-def test_every_policy_is_built_under_its_name(name: str) -> None:
+def test_every_scheduler_is_built_under_its_name(name: str) -> None:
     assert make_scheduler(name).name == name
 
 
 # rounds
 
 
-def test_a_round_says_that_the_policy_did_not_choose_a_job() -> None:
-    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
-    found = decided(Fcfs(), cluster(jobs, {A100: LINEAR}))
+def test_a_round_says_that_the_scheduler_did_not_choose_a_job() -> None:
+    jobs = [
+        a_running_job("r", on=(A100, 4)),
+        a_waiting_job("big", gpus=8),
+        a_waiting_job("small", gpus=4),
+    ]
+    found = decide_round(Fcfs(), cluster(jobs, {A100: LINEAR}))
     assert [d.kind for d in found.decisions] == [
         DecisionKind.KEEP,
         DecisionKind.WAIT,
@@ -98,12 +102,10 @@ def test_a_round_says_that_the_policy_did_not_choose_a_job() -> None:
     assert "fcfs" in reason.message
 
 
-def test_a_round_measures_the_choice_by_its_objective_and_claims_no_gap_that_is_not_proven() -> (
-    None
-):
-    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8)]
+def test_a_round_measures_the_choice_by_its_objective_and_claims_no_unproven_gap() -> None:
+    jobs = [a_running_job("r", on=(A100, 4)), a_waiting_job("big", gpus=8)]
     snapshot = cluster(jobs, {A100: LINEAR})
-    found = decided(Fcfs(), snapshot)
+    found = decide_round(Fcfs(), snapshot)
     best = plan_round(snapshot, Policy(), Greedy(), FOREVER)
     assert found.solution.objective == pytest.approx(4.0 * found.problem.scale)
     assert found.goals[0].objective == pytest.approx(4.0)
@@ -112,18 +114,19 @@ def test_a_round_measures_the_choice_by_its_objective_and_claims_no_gap_that_is_
 
 
 def test_a_choice_beyond_capacity_is_refused() -> None:
-    found = decided(
-        Fixed((A100, 8), (A100, 4)), cluster([waiting("a"), waiting("b")], {A100: LINEAR})
+    found = decide_round(
+        FixedScheduler((A100, 8), (A100, 4)),
+        cluster([a_waiting_job("a"), a_waiting_job("b")], {A100: LINEAR}),
     )
     assert [v.rule for v in found.violations] == ["capacity"]
     assert found.decisions == ()
 
 
-def test_a_job_whose_blocks_are_not_free_waits_rather_than_runs_on_another_count() -> None:
+def test_a_job_without_free_blocks_waits_instead_of_running_on_another_count() -> None:
     jobs = [
-        running("a", 1, on=(A100, 4), movable=False),
-        running("b", 1, on=(A100, 4), movable=False),
-        waiting("w", gpus=8),
+        a_running_job("a", 1, on=(A100, 4), movable=False),
+        a_running_job("b", 1, on=(A100, 4), movable=False),
+        a_waiting_job("w", gpus=8),
     ]
     snapshot = a_snapshot(
         nodes=some_nodes((A100, 2, 8)),
@@ -140,18 +143,18 @@ def test_a_job_whose_blocks_are_not_free_waits_rather_than_runs_on_another_count
         ),
     )
     own = plan_round(snapshot, Policy(), Greedy(), FOREVER).decisions[2]
-    waits = decided(Fcfs(), snapshot).decisions[2]
+    waits = decide_round(Fcfs(), snapshot).decisions[2]
     assert own.cell.gpus == 4
     assert waits.gang is None
     assert waits.reason is not None
     assert waits.reason.code is ReasonCode.FRAGMENTED
 
 
-def test_a_choice_that_does_not_truly_run_is_dropped_and_said_to_be() -> None:
+def test_an_infeasible_choice_is_dropped_and_reported() -> None:
     fails = an_estimate(0, A100, 4, iter_time_s=math.inf)
     snapshot = a_snapshot(
         nodes=[a_node("n0")],
-        jobs=[waiting("w", gpus=4)],
+        jobs=[a_waiting_job("w", gpus=4)],
         estimates=[*rates(0, {A100: {1: 1.0}}), fails],
     )
 
@@ -171,10 +174,8 @@ def test_a_choice_that_does_not_truly_run_is_dropped_and_said_to_be() -> None:
     assert "does not run" in reason.message
 
 
-def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_saw_no_plan() -> (
-    None
-):
-    job, gangs = [running("r", on=(A100, 4))], {0: Gang(members=((0, (0, 1, 2, 3)),))}
+def test_a_choice_without_a_plan_is_translated_to_the_plan_that_the_job_runs_on() -> None:
+    job, gangs = [a_running_job("r", on=(A100, 4))], {0: Gang(members=((0, (0, 1, 2, 3)),))}
     slow, fast = (an_estimate(0, A100, 4, degree=d, iter_time_s=3.0 - d) for d in (1, 2))
     searched = an_estimate(0, A100, 4, degree=BEST_FOUND, iter_time_s=1.5)
     true, told = (
@@ -187,8 +188,12 @@ def test_a_choice_is_carried_to_the_plan_that_the_job_runs_on_where_the_policy_s
     assert problem.cells.pipeline_degree[problem.cell[found[0]]] == 1
 
 
-def test_the_service_runs_the_scheduler_that_the_options_name() -> None:
-    jobs = [running("r", on=(A100, 4)), waiting("big", gpus=8), waiting("small", gpus=4)]
+def test_the_service_runs_the_scheduler_named_in_the_options() -> None:
+    jobs = [
+        a_running_job("r", on=(A100, 4)),
+        a_waiting_job("big", gpus=8),
+        a_waiting_job("small", gpus=4),
+    ]
     record = decide_again(
         cluster(jobs, {A100: LINEAR}),
         RoundOptions(scheduler="srt"),
@@ -261,7 +266,7 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
     "objective",
     ["max-min then throughput", "finish-time-fairness", "jct", "0.5*throughput + 0.5*jct"],
 )
-def test_every_objective_measures_what_a_policy_chose_and_changes_nothing(objective: str) -> None:
+def test_every_objective_measures_the_choice_and_changes_no_decision(objective: str) -> None:
     snapshot = a_random_snapshot(4, jobs=10, groups=((0, 2, 4), (1, 1, 8)))
 
     def by(policy: Policy) -> RoundOutcome:

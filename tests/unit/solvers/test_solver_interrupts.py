@@ -24,7 +24,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_an_interrupt_is_still_one_after_any_solver() -> None:
+def test_an_interrupt_still_works_after_any_solver() -> None:
     names = [*registry.solver_names(), *registry.baseline_names()]
     done = subprocess.run(
         [sys.executable, "-c", SOLVE_AND_INTERRUPT, *names],

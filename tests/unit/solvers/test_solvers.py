@@ -24,7 +24,7 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
-from tests.support.problems import a_problem, same
+from tests.support.problems import a_problem, are_equal
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
@@ -34,14 +34,14 @@ GROUPS = ((0, 80, 4), (1, 20, 16), (2, 160, 2), (3, 160, 2))
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
-def test_an_empty_problem_is_answered_by_nothing(name: str) -> None:
+def test_an_empty_problem_has_an_empty_solution(name: str) -> None:
     found = registry.make_solver(name).solve(a_problem([], [4]), ALWAYS)
     assert found.status is SolveStatus.OPTIMAL
     assert (len(found.choice), found.objective, found.bound) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
-def test_a_problem_without_rows_runs_every_job_at_its_best(name: str) -> None:
+def test_a_problem_without_rows_runs_every_job_on_its_best_column(name: str) -> None:
     found = registry.make_solver(name).solve(a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS)
     assert found.choice.tolist() == [1, 2]
 
@@ -61,13 +61,13 @@ def test_one_job_takes_the_best_column_that_fits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
-def test_a_job_that_may_wait_is_never_run_at_a_loss(name: str) -> None:
+def test_a_job_that_may_wait_never_runs_at_a_loss(name: str) -> None:
     found = registry.make_solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
     assert found.choice.tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
-def test_a_job_that_must_run_is_run_even_at_a_loss(name: str) -> None:
+def test_a_must_run_job_runs_even_at_a_loss(name: str) -> None:
     problem = a_problem([[(-5, {0: 4}), (-9, {0: 1})], [(2, {0: 1})]], [4], must_run=[0])
     found = registry.make_solver(name).solve(problem, ALWAYS)
     assert found.choice.tolist() in ([0, -1], [1, 2])
@@ -98,7 +98,7 @@ def test_two_smaller_jobs_beat_the_densest_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_an_expired_budget_never_means_run_no_job(name: str) -> None:
+def test_an_expired_budget_still_runs_jobs(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     found = registry.make_solver(name).solve(problem, EXPIRED)
     if name == "portfolio":
@@ -109,7 +109,7 @@ def test_an_expired_budget_never_means_run_no_job(name: str) -> None:
         assert dict(found.work) == {name: 0.0}
 
 
-def test_a_cancelled_round_still_has_greedys_answer() -> None:
+def test_a_cancelled_round_still_has_the_greedy_solution() -> None:
     budget = Budget(remaining_s=lambda: math.inf, cancelled=lambda: True)
     problem = a_random_problem(1, jobs=30)
     assert Portfolio().solve(problem, budget).objective == Greedy().solve(problem, ALWAYS).objective
@@ -123,7 +123,7 @@ def test_an_unknown_solver_is_refused_with_the_known_names() -> None:
 # greedy
 
 
-def test_greedy_upgrades_where_the_next_gpu_gains_most() -> None:
+def test_greedy_upgrades_at_the_greatest_marginal_gain() -> None:
     problem = a_problem([[(10, {0: 1}), (19, {0: 2})], [(10, {0: 1}), (11, {0: 2})]], [3])
     assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 2]
 
@@ -134,7 +134,7 @@ def test_greedy_retypes_a_job_to_free_what_another_needs() -> None:
     assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 2]
 
 
-def test_greedy_is_at_least_its_hint() -> None:
+def test_greedy_is_at_least_as_good_as_its_hint() -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     pair = make_solution(problem, np.array([0, 1, -1]), bound=200, solver="me")
     assert Greedy().solve(problem, ALWAYS).objective == 99
@@ -142,7 +142,7 @@ def test_greedy_is_at_least_its_hint() -> None:
 
 
 @pytest.mark.parametrize("choice", [[0, 1, 2], [1, -1, -1], [0]])
-def test_a_hint_that_is_no_answer_is_not_believed(choice: list[int]) -> None:
+def test_an_infeasible_hint_is_ignored(choice: list[int]) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     liar = Solution(
         status=SolveStatus.OPTIMAL,
@@ -156,7 +156,7 @@ def test_a_hint_that_is_no_answer_is_not_believed(choice: list[int]) -> None:
         assert registry.make_solver(name).solve(problem, ALWAYS, liar).objective in (99, 110)
 
 
-def test_must_run_jobs_stay_where_packing_anew_would_fail() -> None:
+def test_must_run_jobs_keep_their_columns_if_repacking_would_fail() -> None:
     # cheapest first puts both on row 0, where only one of them fits beside the third
     jobs = [[(5, {0: 2}), (5, {1: 3})], [(5, {0: 2}), (5, {1: 3})], [(5, {0: 4})]]
     problem = a_problem(jobs, [4, 6], must_run=[0, 1, 2], current={0: 1, 1: 1, 2: 0})
@@ -166,14 +166,14 @@ def test_must_run_jobs_stay_where_packing_anew_would_fail() -> None:
 # the relaxation
 
 
-def test_prices_are_what_a_unit_of_the_row_is_worth() -> None:
+def test_shadow_prices_are_the_value_of_a_unit_of_the_row() -> None:
     problem = a_problem([[(60, {0: 1})], [(50, {0: 1})], [(40, {0: 1})]], [2])
     found = Relaxation().solve(problem, ALWAYS)
     assert 40 <= found.prices[0] <= 50
     assert found.status is SolveStatus.OPTIMAL
 
 
-def test_the_relaxations_work_is_its_rounds_and_limits_it() -> None:
+def test_the_work_of_the_relaxation_is_its_rounds_and_can_be_limited() -> None:
     problem = a_random_problem(2, jobs=300, groups=GROUPS)
     whole = Relaxation().solve(problem, ALWAYS)
     rounds = dict(whole.work)["lp"]
@@ -185,7 +185,7 @@ def test_the_relaxations_work_is_its_rounds_and_limits_it() -> None:
     assert trivial_bound(problem) >= short.bound >= whole.bound
 
 
-def test_a_round_cut_short_by_the_clock_counts_for_nothing() -> None:
+def test_a_relaxation_round_cut_short_by_the_clock_is_not_counted() -> None:
     seconds = iter([1.0, 1e-9])
     problem = a_random_problem(2, jobs=300, groups=GROUPS)
     found = Relaxation().solve(problem, Budget(remaining_s=lambda: next(seconds)))
@@ -197,7 +197,7 @@ def test_a_round_cut_short_by_the_clock_counts_for_nothing() -> None:
 # CP-SAT and the portfolio
 
 
-def test_cp_sat_cut_short_by_the_clock_says_that_it_cannot_be_repeated() -> None:
+def test_cp_sat_cut_short_by_the_clock_is_marked_as_not_repeatable() -> None:
     problem = a_random_problem(2, jobs=1000, groups=GROUPS)
     start = Relaxation().solve(problem, ALWAYS)
     seconds: Iterator[float] = iter([1.0, 1.0])  # plans with a second, then has none
@@ -214,7 +214,7 @@ def test_cp_sat_does_not_begin_a_model_that_it_could_not_build_in_time() -> None
     assert dict(found.work) == {"cp-sat": 0.0}
 
 
-def test_more_deterministic_work_gives_no_worse_answer_and_repeats() -> None:
+def test_more_deterministic_work_gives_no_worse_answer_and_is_reproducible() -> None:
     problem = a_random_problem(2, jobs=300, groups=GROUPS)
     start = Relaxation().solve(problem, ALWAYS)
 
@@ -225,7 +225,7 @@ def test_more_deterministic_work_gives_no_worse_answer_and_repeats() -> None:
     little, more = after(0.01), after(0.2)
     assert start.objective <= little.objective <= more.objective
     assert more.bound <= little.bound <= start.bound
-    assert same(little, after(0.01))
+    assert are_equal(little, after(0.01))
 
 
 def test_three_hundred_jobs_on_1280_gpus_come_within_a_thousandth_of_the_bound() -> None:
@@ -236,10 +236,10 @@ def test_three_hundred_jobs_on_1280_gpus_come_within_a_thousandth_of_the_bound()
     assert found.gap <= 1e-3
     assert found.objective > greedy.objective
     assert len(found.prices) == len(problem.rows)
-    assert same(found, Portfolio().solve(problem, budget))
+    assert are_equal(found, Portfolio().solve(problem, budget))
 
 
-class Wrong:
+class FirstColumnSolver:
     """Claims that every job runs on its first column."""
 
     name = "wrong"
@@ -251,7 +251,7 @@ class Wrong:
         )
 
 
-class Broken:
+class FailingSolver:
     """Fails as a solver library would."""
 
     name = "broken"
@@ -265,16 +265,16 @@ def test_an_answer_that_breaks_a_rule_is_dropped_with_its_bound_and_logged(
 ) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     with caplog.at_level(logging.WARNING):
-        found = Portfolio((Greedy(), Wrong(), Broken(), CpSat())).solve(problem, ALWAYS)
+        found = Portfolio((Greedy(), FirstColumnSolver(), FailingSolver(), CpSat())).solve(
+            problem, ALWAYS
+        )
     assert (found.objective, found.bound) == (110, 110)
     actions = [getattr(record, "action", None) for record in caplog.records]
     assert actions == ["answer-dropped", "solver-failed"]
 
 
 @pytest.mark.parametrize("name", ["cp-sat", "cbc", "cvxpy"])
-def test_a_status_without_a_meaning_here_is_an_error(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_status_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"cp-sat": cpsat_model, "cbc": cbc, "cvxpy": convex}
     monkeypatch.setattr(modules[name], "STATUS", {})
     with pytest.raises(SolverFailed, match=name):
@@ -282,13 +282,13 @@ def test_a_status_without_a_meaning_here_is_an_error(
 
 
 @pytest.mark.parametrize("make", [Cbc, Convex])
-def test_second_opinions_agree_on_a_middling_round(make: Callable[[], Cbc | Convex]) -> None:
+def test_cbc_and_cvxpy_agree_on_a_medium_sized_round(make: Callable[[], Cbc | Convex]) -> None:
     problem = a_random_problem(5, jobs=24, groups=((0, 2, 4), (1, 1, 8)))
     best = CpSat().solve(problem, ALWAYS)
     assert make().solve(problem, ALWAYS).objective == best.objective
 
 
-def test_a_second_opinion_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(self: pulp.LpProblem, *_: object) -> int:
         self.status, self.sol_status = pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
         for variable in self.variables():
@@ -312,15 +312,15 @@ class CountedGreedy(Greedy):
         return super().solve(problem, budget, hint)
 
 
-def test_greedys_own_hint_is_not_computed_again() -> None:
+def test_the_greedy_hint_is_not_computed_again() -> None:
     problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
     known = Greedy().solve(problem, ALWAYS)
     found = Portfolio((stage, Relaxation())).solve(problem, ALWAYS, known)
     assert stage.asked == 0
-    assert same(found, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
+    assert are_equal(found, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
 
 
-def test_a_hint_of_greedy_that_answers_another_problem_is_computed_anew() -> None:
+def test_a_greedy_hint_of_another_problem_is_computed_again() -> None:
     problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
     foreign = Greedy().solve(a_random_problem(8, jobs=20), ALWAYS)
     found = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
@@ -329,7 +329,7 @@ def test_a_hint_of_greedy_that_answers_another_problem_is_computed_anew() -> Non
 
 
 @pytest.mark.parametrize(("rows", "stage"), [(32, "pricing"), (33, "lp")])
-def test_the_portfolio_takes_the_lp_where_rows_are_many(rows: int, stage: str) -> None:
+def test_the_portfolio_uses_the_lp_if_there_are_many_rows(rows: int, stage: str) -> None:
     jobs = [[(3, {r: 2}), (5, {r: 3})] for r in range(rows)] + [[(4, {0: 3})]]
     problem = a_problem(jobs, [3] * rows)
     found = Portfolio().solve(problem, ALWAYS)

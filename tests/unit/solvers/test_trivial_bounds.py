@@ -44,7 +44,7 @@ CROWDED = a_random_snapshot(1, jobs=20)
 IN_ORDER = "max-min then throughput within 5% then jct"
 
 
-def planned(
+def plan_snapshot(
     name: str = "portfolio",
     objective: str = "throughput",
     scheduler: str = "",
@@ -60,7 +60,7 @@ def planned(
     )
 
 
-def decided(**options: Any) -> scheduler_pb2.Round:
+def decide_round(**options: Any) -> scheduler_pb2.Round:
     chosen = RoundOptions(**options)
     record = decide_again(
         CROWDED, chosen, SystemClock(), remaining_s=lambda: 60.0, cancelled=lambda: False
@@ -69,52 +69,54 @@ def decided(**options: Any) -> scheduler_pb2.Round:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "jct", IN_ORDER, "makespan"])
-def test_greedy_proves_nothing_of_a_crowded_cluster(objective: str) -> None:
-    found = planned("greedy", objective)
+def test_greedy_proves_no_bound_on_a_crowded_cluster(objective: str) -> None:
+    found = plan_snapshot("greedy", objective)
 
     assert found.bound_is_trivial
     assert any(goal.bound_is_trivial for goal in found.goals)
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "srt", "gavel", "sia"])
-def test_a_published_policy_proves_nothing_of_a_crowded_cluster(scheduler: str) -> None:
-    assert planned(scheduler=scheduler).bound_is_trivial
+def test_a_published_scheduler_proves_no_bound_on_a_crowded_cluster(scheduler: str) -> None:
+    assert plan_snapshot(scheduler=scheduler).bound_is_trivial
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "pricing", "lp"])
-def test_a_solver_that_looks_for_a_bound_has_one(name: str) -> None:
-    assert not planned(name).bound_is_trivial
+def test_a_solver_that_computes_a_bound_reports_one(name: str) -> None:
+    assert not plan_snapshot(name).bound_is_trivial
 
 
 def test_goals_in_order_each_have_a_bound() -> None:
-    found = planned(objective=IN_ORDER)
+    found = plan_snapshot(objective=IN_ORDER)
 
     assert [goal.bound_is_trivial for goal in found.goals] == [False, False, False]
 
 
-def test_what_reaches_the_trivial_bound_is_proven_by_it() -> None:
+def test_a_solution_that_reaches_the_trivial_bound_is_proven_optimal() -> None:
     roomy = a_random_snapshot(1, jobs=1, groups=((0, 8, 8),))
-    found = planned("greedy", snapshot=roomy)
+    found = plan_snapshot("greedy", snapshot=roomy)
 
     assert found.solution.gap == 0
     assert not found.bound_is_trivial
 
 
-def test_a_portfolio_without_time_proves_nothing() -> None:
-    late = planned(budget=Budget(remaining_s=lambda: 0.0))
+def test_a_portfolio_without_time_proves_no_bound() -> None:
+    late = plan_snapshot(budget=Budget(remaining_s=lambda: 0.0))
 
     assert late.bound_is_trivial
-    assert planned(objective=IN_ORDER, budget=Budget(remaining_s=lambda: 0.0)).bound_is_trivial
+    assert plan_snapshot(
+        objective=IN_ORDER, budget=Budget(remaining_s=lambda: 0.0)
+    ).bound_is_trivial
 
 
-def test_a_bound_stays_true_where_it_is_trivial() -> None:
-    best = planned()
-    for outcome in (planned("greedy"), planned(scheduler="fcfs")):
+def test_a_trivial_bound_is_still_valid() -> None:
+    best = plan_snapshot()
+    for outcome in (plan_snapshot("greedy"), plan_snapshot(scheduler="fcfs")):
         assert outcome.goals[0].bound >= best.goals[0].objective
 
 
-def test_the_summary_and_the_api_say_so() -> None:
-    greedy, exact = decided(solver="greedy"), decided()
+def test_the_summary_and_the_api_mark_a_trivial_bound() -> None:
+    greedy, exact = decide_round(solver="greedy"), decide_round()
 
     assert greedy.bound_is_trivial
     assert greedy.goals[0].bound_is_trivial
@@ -123,7 +125,7 @@ def test_the_summary_and_the_api_say_so() -> None:
     assert greedy.bound >= exact.bound  # the fields of old clients are as they were
 
 
-def test_a_summary_is_read_back_and_an_old_one_too() -> None:
+def test_new_and_old_summaries_are_readable() -> None:
     goals = (
         GoalResult(name="t", unit="", objective=1.0, bound=9.0, gap=0.9, bound_is_trivial=True),
     )
@@ -168,13 +170,13 @@ def test_no_view_shows_the_gap_to_a_trivial_bound(
     assert f"no bound is proven, because {by[1]} does not compute one" in done.stdout
 
 
-def test_the_list_of_rounds_shows_no_gap_and_no_bound_where_none_was_proven() -> None:
-    value = decided(solver="greedy")
+def test_the_list_of_rounds_shows_no_gap_and_no_bound_unless_proven() -> None:
+    value = decide_round(solver="greedy")
     columns = {column.title: column.value for column in round_columns(Timestamp())}
 
     assert (columns["GAP"](value), columns["BOUND"](value)) == ("?", "?")
     assert _gap(value) == "?"
-    assert columns["GAP"](decided()) == format_gap(decided()) != "?"
+    assert columns["GAP"](decide_round()) == format_gap(decide_round()) != "?"
 
 
 @pytest.mark.parametrize("by", [{"solver": "greedy"}, {"scheduler": "fcfs"}, {}])
@@ -198,7 +200,7 @@ def test_json_has_no_infinite_numbers(by: dict[str, str], tmp_path: Path) -> Non
 def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before, again = decided(), decided(solver="greedy")
+    before, again = decide_round(), decide_round(solver="greedy")
     short_of = 100 * (before.bound - again.objective) / before.bound
 
     show_replay(before, scheduler_pb2.ReplayRoundResponse(round=again))
@@ -209,8 +211,11 @@ def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
     assert f"{100 * again.gap:.3g} %" not in shown
 
 
-def test_goals_in_order_are_compared_by_the_first() -> None:
-    before, again = decided(objective=IN_ORDER), decided(objective=IN_ORDER, solver="greedy")
+def test_goals_in_order_are_compared_on_the_first_goal() -> None:
+    before, again = (
+        decide_round(objective=IN_ORDER),
+        decide_round(objective=IN_ORDER, solver="greedy"),
+    )
 
     said = compare_with_recorded_bound(before, again)
 
@@ -218,25 +223,27 @@ def test_goals_in_order_are_compared_by_the_first() -> None:
 
 
 def test_a_replay_of_another_problem_is_not_compared() -> None:
-    before, again = decided(), decided(solver="greedy")
+    before, again = decide_round(), decide_round(solver="greedy")
     assert compare_with_recorded_bound(before, again)
 
     for other in (
-        decided(solver="greedy", objective="jct"),
-        decided(scheduler="fcfs"),
-        decided(solver="greedy", run_to_completion=True),
+        decide_round(solver="greedy", objective="jct"),
+        decide_round(scheduler="fcfs"),
+        decide_round(solver="greedy", run_to_completion=True),
     ):
         assert not compare_with_recorded_bound(before, other)
-    newer = decided(solver="greedy")
+    newer = decide_round(solver="greedy")
     newer.versions.append("tessera 99")
     assert not compare_with_recorded_bound(before, newer)
     ahead = {"objective": "deadline"}
-    assert not compare_with_recorded_bound(decided(**ahead), decided(solver="greedy", **ahead))
+    assert not compare_with_recorded_bound(
+        decide_round(**ahead), decide_round(solver="greedy", **ahead)
+    )
     assert not compare_with_recorded_bound(again, again)  # neither has a bound
-    assert not compare_with_recorded_bound(before, decided(seed=1))  # it has its own
+    assert not compare_with_recorded_bound(before, decide_round(seed=1))  # it has its own
 
 
-def test_the_worst_gap_of_a_run_counts_only_gaps_that_were_proven() -> None:
+def test_the_worst_gap_of_a_run_includes_only_proven_gaps() -> None:
     proven = RoundRow(
         at_s=0.0,
         decide_s=0.0,

@@ -33,7 +33,7 @@ FOREVER = Budget(remaining_s=lambda: math.inf)
 SHORT = replace(FOREVER, work={"cp-sat": 0.1})
 
 
-class Listening:
+class HintRecordingSolver:
     """A solver that keeps the hints it is given and answers like greedy."""
 
     name = "listening"
@@ -75,7 +75,7 @@ def test_a_snapshot_with_prices_reads_back_and_one_without_gets_none() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
-def test_prices_that_are_none_are_refused(wrong: float) -> None:
+def test_invalid_prices_are_refused(wrong: float) -> None:
     with pytest.raises(InvalidInput, match=r"prices\.price"):
         replace(
             a_random_snapshot(1, jobs=1),
@@ -83,13 +83,13 @@ def test_prices_that_are_none_are_refused(wrong: float) -> None:
         )
 
 
-def test_prices_are_found_by_the_name_of_the_row_in_the_problems_integers() -> None:
+def test_prices_are_matched_by_row_name_and_scaled_to_the_problems_integers() -> None:
     problem = a_random_problem(2, jobs=4)
     known = known_prices(problem, Prices(name=("gone", "gpus/v100"), price=np.array([7.0, 0.5])))
     assert known.tolist() == [0.0, 0.5 * problem.scale]
 
 
-def test_a_warm_round_is_as_good_and_needs_fewer_passes() -> None:
+def test_a_warm_round_is_as_good_as_a_cold_one_and_needs_fewer_passes() -> None:
     _, later = two_rounds(600)
     cold = plan_round(replace(later, prices=NO_PRICES), Policy(), make_solver("pricing"), FOREVER)
     warm = plan_round(later, Policy(), make_solver("pricing"), FOREVER)
@@ -132,7 +132,7 @@ def test_prices_of_another_size_do_no_harm(factor: float) -> None:
     assert found.solution.gap <= max(2 * cold.solution.gap, 1e-3)
 
 
-def test_an_earlier_rounds_prices_are_never_passed_off_as_this_ones() -> None:
+def test_an_earlier_rounds_prices_are_never_reported_as_this_rounds_prices() -> None:
     """Neither by greedy, nor by a portfolio whose time was over before it priced anything."""
     _, later = two_rounds(40)
     spent = Budget(remaining_s=lambda: 0.0)
@@ -141,26 +141,26 @@ def test_an_earlier_rounds_prices_are_never_passed_off_as_this_ones() -> None:
         assert not len(found.solution.prices)
 
 
-def hints(policy: Policy) -> tuple[list[Solution], list[float]]:
+def recorded_hints(policy: Policy) -> tuple[list[Solution], list[float]]:
     """Return the hints that a solver is given for a statement, and the prices that it begins with."""
     statement = state_round(a_random_snapshot(3, jobs=6), policy)
-    listening = Listening()
+    listening = HintRecordingSolver()
     greedy = Greedy().solve(build_surrogate(statement), FOREVER)
     known = np.arange(1.0, 1.0 + len(statement.problem.rows))
     solve_goals(statement, listening, FOREVER, greedy, known)
     return listening.hints, known.tolist()
 
 
-def test_only_the_last_goal_begins_with_prices_and_rows_of_earlier_goals_cost_nothing_yet() -> None:
-    (only,), known = hints(Policy())
+def test_only_the_last_goal_starts_with_prices_and_rows_of_earlier_goals_start_at_zero() -> None:
+    (only,), known = recorded_hints(Policy())
     assert only.prices.tolist() == known
-    (*early, last), known = hints(Policy(objective="cost then throughput"))
+    (*early, last), known = recorded_hints(Policy(objective="cost then throughput"))
     assert early
     assert not any(len(hint.prices) for hint in early)
     assert last.prices.tolist() == known + [0.0] * len(early)
 
 
-def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_an_answer() -> None:
+def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_a_solution() -> None:
     problem = a_random_problem(4, jobs=3)
     idle = replace(
         problem,
@@ -176,23 +176,23 @@ def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_an_answe
         solver="?",
         prices=np.array([1.0, 2.0]),
     )
-    listening = Listening()
+    listening = HintRecordingSolver()
     WaitingAsColumns(listening).solve(idle, FOREVER, nothing)
     assert listening.hints[0].prices.tolist() == [1.0, 2.0]
     assert not listening.hints[0].has_answer
 
 
-def test_a_portfolio_tells_known_prices_to_its_second_stage() -> None:
+def test_a_portfolio_passes_known_prices_to_its_second_stage() -> None:
     problem = a_random_problem(5, jobs=30)
     prices = Pricing().solve(problem, FOREVER).prices
     hint = replace(Greedy().solve(problem, FOREVER), prices=prices)
-    listening = Listening()
+    listening = HintRecordingSolver()
     Portfolio([Greedy(), listening]).solve(problem, replace(FOREVER, gap=0.0), hint)
     assert listening.hints[0].prices.tolist() == prices.tolist()
     assert price_problem(problem, prices).bound >= listening.hints[0].objective
 
 
-def test_cells_are_remembered_by_what_they_depend_on() -> None:
+def test_cells_are_cached_by_what_they_depend_on() -> None:
     snapshot = a_random_snapshot(6, jobs=4)
     copied = decode(encode(snapshot))
     assert isinstance(copied, Snapshot)

@@ -1,0 +1,137 @@
+"""What agents say that is not true, replayed or of another time, and what the store makes of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import sqlalchemy as sa
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.service.rpc.convert.agents import to_observed
+from tessera.v1 import agents_pb2 as pb
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    apply_event,
+    job,
+    record_heartbeat,
+    run,
+    submit,
+)
+
+A0, A1 = "a100-0", "a100-1"
+AGENT0, AGENT1 = f"agent-{A0}", f"agent-{A1}"
+PHASE = pb.ObservedGang.Phase
+
+
+@pytest.fixture
+def pair(store: PostgresStore) -> PostgresStore:
+    """Return a store where a, of 100 iterations, runs on the first node and b on the second."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a", iterations=100), a_spec("b", iterations=100))
+    run(store, a=[(A0, [0])], b=[(A1, [0])])
+    return store
+
+
+def report_gang(store: PostgresStore, revision: int = 99, **facts: object) -> None:
+    """Let the agent of the first node report one gang, by way of a message as a server reads it."""
+    fields = {"job": "a", "generation": 1, "node": A0, "phase": PHASE.RUNNING, **facts}
+    message = pb.Observed(revision=revision, gangs=[pb.ObservedGang(**fields)])  # type: ignore[arg-type]
+    store.observe(C, AGENT0, "first", to_observed("observed", message), revision)
+
+
+@pytest.mark.parametrize("lie", [-1.0, -1e300, math.nan, math.inf, -math.inf, 39.0, 0.0])
+def test_meaningless_or_decreasing_progress_changes_nothing(
+    pair: PostgresStore, lie: float
+) -> None:
+    report_gang(pair, iterations_done=40.0)
+    report_gang(pair, iterations_done=lie, iter_time_s=lie)
+    record = job(pair, "a")
+    assert (record.iterations_done, record.state) == (40.0, JobState.RUNNING)
+
+
+def test_progress_beyond_the_iterations_is_capped_and_is_no_success(pair: PostgresStore) -> None:
+    report_gang(pair, iterations_done=1e18)
+    record = job(pair, "a")
+    assert (record.iterations_done, record.state) == (100.0, JobState.RUNNING)
+    snapshot = pair.snapshot(C)
+    assert snapshot.jobs.iterations_left[snapshot.jobs.name.index("a")] == 0.0
+
+
+def test_an_agent_reports_only_gangs_of_its_own_nodes(pair: PostgresStore) -> None:
+    for node in (A0, A1):
+        report_gang(pair, job="b", node=node, phase=PHASE.SUCCEEDED, iterations_done=100.0)
+        report_gang(pair, job="b", node=node, phase=PHASE.FAILED, error="forged")
+    record = job(pair, "b")
+    assert (record.state, record.iterations_done, record.retries) == (JobState.RUNNING, 0.0, 0)
+    report_gang(pair, job="nobody", node="nowhere")
+
+
+@pytest.mark.parametrize("generation", [0, 2, 2**62, -1])
+def test_a_report_of_an_older_or_invented_generation_changes_nothing(
+    pair: PostgresStore, generation: int
+) -> None:
+    report_gang(pair, generation=generation, phase=PHASE.FAILED, error="old", iterations_done=99.0)
+    record = job(pair, "a")
+    assert (record.state, record.iterations_done, record.retries) == (JobState.RUNNING, 0.0, 0)
+
+
+def test_a_replayed_end_is_counted_once(pair: PostgresStore, database: Database) -> None:
+    for _ in range(3):
+        report_gang(pair, phase=PHASE.FAILED, error="boom")
+    assert job(pair, "a").retries == 1
+    agents_report(pair)
+    for _ in range(3):  # of the generation that is over, once nothing is left of it
+        report_gang(pair, phase=PHASE.FAILED, error="boom")
+        report_gang(pair, phase=PHASE.SUCCEEDED)
+    assert (job(pair, "a").state, job(pair, "a").retries) == (JobState.QUEUED, 1)
+    run(pair, a=[(A0, [1])])
+    report_gang(pair, phase=PHASE.FAILED, error="boom")
+    report_gang(pair, phase=PHASE.SUCCEEDED)
+    assert (job(pair, "a").state, job(pair, "a").retries) == (JobState.RUNNING, 1)
+    history = [entry.event for entry in pair.job_history(C, "a")]
+    assert history.count("crash") == 1
+
+
+def test_a_replayed_report_does_not_free_a_gpu_that_was_given_again(
+    pair: PostgresStore, database: Database
+) -> None:
+    before = pair.desired(C, AGENT0).revision
+    apply_event(pair, "a", JobEvent.CANCEL)
+    pair.observe(C, AGENT0, "first", [], before)  # said before the agent knew of the cancellation
+    with database.read() as connection:
+        held = connection.execute(
+            sa.text("SELECT hold FROM allocations ORDER BY node_id")
+        ).scalars()
+        assert list(held) == ["releasing", "held"]
+
+
+def test_an_unknown_or_replaced_agent_is_refused(pair: PostgresStore) -> None:
+    gang = ObservedGang(job="a", generation=1, node=A0, phase="succeeded")
+    with pytest.raises(NotFound, match="agents/forged"):
+        pair.observe(C, "forged", "first", [gang], 99)
+    with pytest.raises(NotAllowed, match="another process has taken over"):
+        pair.observe(C, AGENT0, "forged", [gang], 99)
+    pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
+    for call in (
+        lambda: pair.observe(C, AGENT0, "first", [gang], 99),
+        lambda: record_heartbeat(pair, AGENT0, "first"),
+    ):
+        with pytest.raises(NotAllowed, match="another process has taken over as agent"):
+            call()
+    assert job(pair, "a").state is JobState.RUNNING
+
+
+def test_an_agent_cannot_take_over_a_node_of_another_live_agent(pair: PostgresStore) -> None:
+    nodes = [NodeSpec(name=name, gpu_type="a100", gpus=4) for name in (A0, A1)]
+    with pytest.raises(NotAllowed, match=f"node {A1} belongs to agent {AGENT1}"):
+        pair.hello(C, AGENT0, "greedy", nodes)
+    record_heartbeat(pair, AGENT0, "first")  # nothing was changed, the incarnation included

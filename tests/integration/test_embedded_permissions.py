@@ -1,0 +1,143 @@
+"""Only its user reaches the embedded database: whoever can connect to its socket is its superuser."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tessera.db import embedded, pgserver
+from tessera.formulation.errors import Unavailable
+
+CONNECT = """
+import os, socket, sys
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tessera-pg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    yield folder / "pg"
+    embedded.stop_server(folder / "pg")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def socket_of(url: str) -> Path:
+    return Path(str(sa.make_url(url).query["host"])) / f".s.PGSQL.{pgserver.PORT}"
+
+
+def test_directory_and_socket_are_accessible_only_to_the_user(place: Path) -> None:
+    path = socket_of(embedded.start_server(place))
+    assert (mode_of(place), mode_of(path)) == (0o700, 0o700)
+    assert all(mode_of(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place: Path) -> None:
+    path = socket_of(embedded.start_server(place))
+    nobody = str(pwd.getpwnam("nobody").pw_uid)
+    place.chmod(0o755)
+    place.parent.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, str(path), nobody],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "PermissionError" in done.stderr
+
+
+def test_a_database_open_to_others_is_refused_with_the_command_that_fixes_it(
+    place: Path,
+) -> None:
+    embedded.start_server(place)
+    embedded.stop_server(place)
+    place.chmod(0o755)
+    with pytest.raises(Unavailable, match=r"open to other users \(mode 0755\); run chmod 700"):
+        embedded.start_server(place)
+    place.chmod(0o700)
+    assert embedded.start_server(place)
+
+
+def test_a_parent_folder_writable_by_anyone_is_refused(folder: Path) -> None:
+    above = folder / "above"
+    above.mkdir()
+    above.chmod(0o777)
+    with pytest.raises(
+        Unavailable, match=r"any user may replace what is in .*above; run chmod o-w"
+    ):
+        embedded.start_server(above / "data" / "pg")
+    assert not (above / "data" / "pg").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+def test_another_users_directory_is_refused_and_left_unchanged(place: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    place.mkdir(mode=0o700)
+    os.chown(place, nobody.pw_uid, nobody.pw_gid)
+    with pytest.raises(Unavailable, match="belongs to another user"):
+        embedded.start_server(place)
+    assert (place.stat().st_uid, list(place.iterdir())) == (nobody.pw_uid, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_another_users_lock_is_refused_without_waiting(place: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    lock = place.with_name(".pg.lock")
+    lock.touch()
+    os.chown(lock, nobody.pw_uid, nobody.pw_gid)
+    with pytest.raises(Unavailable, match=r"\.pg\.lock belongs to another user; remove it"):
+        embedded.start_server(place)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    place.with_name(".pg.lock").symlink_to(target)
+    with pytest.raises(Unavailable, match="does not start"):
+        embedded.start_server(place)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_a_socket_folder_prepared_by_others_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    place = folder / ("long" * 30) / "pg"
+    url = embedded.start_server(place)
+    sockets = socket_of(url).parent
+    embedded.stop_server(place)
+    assert not sockets.exists()
+    match kind:
+        case "open":
+            sockets.mkdir()
+            sockets.chmod(0o777)
+        case "link":
+            sockets.symlink_to(folder)
+        case "file":
+            sockets.touch()
+    with pytest.raises(Unavailable, match=r"open to other users|is not a directory"):
+        embedded.start_server(place)

@@ -1,0 +1,412 @@
+"""One accepted value must not spoil a cluster's rounds: extremes of each field, under all ways to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tessera.db.store import PostgresStore
+from tessera.formulation.cancellation import never_cancelled
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.grammar import OBJECTIVES
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.rounds import RoundRecord
+from tessera.service.loop import RoundLoop
+from tessera.service.rpc import fields
+from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
+from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
+from tessera.service.rpc.names import cluster_name
+from tessera.solvers.registry import solver_names as solvers
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers.registry import scheduler_names as schedulers
+from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
+from tests.support.api import Api
+from tests.support.laws import IS_FAST
+from tests.support.rpc import serving
+
+C: Final = "c"
+PARENT: Final = cluster_name(C)
+NODES: Final = {"n1": ("a100", 8), "n2": ("a100", 8), "n3": ("v100", 4)}
+LAST_S: Final = 253_402_300_799
+"""The last second of the year 9999."""
+LIMIT_S: Final = 0.3
+"""Of solving, at most; greedy answers even without any."""
+
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    **{name: {"objective": name} for name in OBJECTIVES},
+    **{
+        f"{name} then throughput": {"objective": f"{name} then throughput"}
+        for name in ("finish-time-fairness", "max-min", "makespan")
+    },
+    "a sum": {"objective": "0.7*throughput + 0.3*jct"},
+    "promises": {
+        "objective": "deadline",
+        "deadlines": "look-ahead",
+        "queue_order": True,
+        "opportunistic": True,
+        "promote_after_s": 60.0,
+        "reserve_after_s": 60.0,
+    },
+    "plans": {"deadlines": "planned"},
+    "myopic": {"deadlines": "myopic", "max_changes": 1, "min_run_s": 60.0},
+    "raw": {"raw_throughput": True, "queue_weights": "1:4,2:1"},
+    "caution": {"caution": 10.0},
+    "watts": {"objective": "cost", "cost_of": "watts", "rate_floor": 1.0},
+    **{f"solver {name}": {"solver": name} for name in solvers()},
+    **{f"scheduler {name}": {"scheduler": name} for name in schedulers()},
+}
+"""Ways to decide a round: every objective, solver and published scheduler, and every promise and limit."""
+
+
+def a_workload(model: str = "bert", **changes: Any) -> estimates_pb2.Workload:
+    values: dict[str, Any] = {"model": model, "params": "1B", "global_batch": 256}
+    return estimates_pb2.Workload(**(values | changes))
+
+
+def a_cell(
+    workload: estimates_pb2.Workload, gpu_type: str, gpus: int, seconds: float, **rest: Any
+) -> estimates_pb2.CellEstimate:
+    cell = estimates_pb2.Cell(
+        gpu_type=gpu_type,
+        gpus=gpus,
+        pipeline_degree=rest.pop("pipeline_degree", 1),
+        plan=rest.pop("plan", ""),
+    )
+    values = {"iter_time_s": seconds, "source": estimates_pb2.MEASURED} | rest
+    return estimates_pb2.CellEstimate(workload=workload, cell=cell, **values)
+
+
+def some_cells(workload: estimates_pb2.Workload, **rest: Any) -> list[estimates_pb2.CellEstimate]:
+    """Return Cells of 1 to 16 A100 and 1 to 4 V100."""
+    sizes = [("a100", 1), ("a100", 4), ("a100", 8), ("a100", 16), ("v100", 1), ("v100", 4)]
+    return [a_cell(workload, t, n, 10.0 / n if t == "a100" else 20.0 / n, **rest) for t, n in sizes]
+
+
+async def upsert_cells(a: Api, cells: Iterable[estimates_pb2.CellEstimate]) -> None:
+    await a.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=cells))
+
+
+async def submit(a: Api, name: str, **changes: Any) -> None:
+    values: dict[str, Any] = {
+        "workload": a_workload(),
+        "iterations": 1000,
+        "requested_gpus": 4,
+    } | changes
+    await a.jobs.SubmitJob(
+        jobs_pb2.SubmitJobRequest(parent=PARENT, job_id=name, job=jobs_pb2.Job(**values))
+    )
+
+
+async def upsert_tenant(a: Api, name: str, **settings: Any) -> None:
+    tenant = tenants_pb2.Tenant(name=f"{PARENT}/tenants/{name}", **settings)
+    request = tenants_pb2.UpsertTenantsRequest(parent=PARENT, tenants=[tenant])
+    await a.tenants.UpsertTenants(request)
+
+
+async def upsert_types(a: Api, **changes: Any) -> None:
+    kinds = [
+        clusters_pb2.GpuType(
+            **(
+                {"name": name, "memory_bytes": 2**35, "dollars_per_hour": 2.0, "watts": 300.0}
+                | changes
+            )
+        )
+        for name in ("a100", "v100")
+    ]
+    await a.clusters.UpsertCluster(
+        clusters_pb2.UpsertClusterRequest(
+            cluster=clusters_pb2.Cluster(name=PARENT, gpu_types=kinds)
+        )
+    )
+
+
+async def upsert_node(a: Api, store: PostgresStore, name: str, gpu_type: str, gpus: int) -> None:
+    node = clusters_pb2.Node(name=f"{PARENT}/nodes/{name}", gpu_type=gpu_type, gpus=gpus)
+    await a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(parent=PARENT, nodes=[node]))
+    store.hello(C, f"agent-{name}", "first", [NodeSpec(name=name, gpu_type=gpu_type, gpus=gpus)])
+
+
+async def make_cluster(a: Api, store: PostgresStore) -> None:
+    """Make a cluster on which two jobs run and three wait."""
+    await upsert_types(a)
+    for name, (gpu_type, gpus) in NODES.items():
+        await upsert_node(a, store, name, gpu_type, gpus)
+    await upsert_cells(a, some_cells(a_workload()))
+    await upsert_tenant(a, "heavy", weight=tenants.MAX_WEIGHT)
+    await submit(a, "first", guaranteed=True)
+    await submit(a, "second", deadline=Timestamp(seconds=4_000_000_000))
+    decide(RoundLoop(store, SystemClock()), RoundOptions(), dry_run=False)
+    await submit(a, "third", priority=2)
+    await submit(a, "fourth", tenant="lab", requested_gpus=8)
+    await submit(a, "fifth", requested_gpus=1, weight=2.0)
+
+
+def decide(loop: RoundLoop, options: RoundOptions, *, dry_run: bool = True) -> RoundRecord:
+    return loop.schedule(
+        C,
+        options,
+        remaining_s=lambda: 60.0,
+        dry_run=dry_run,
+        request=None,
+        cancelled=never_cancelled,
+    )
+
+
+def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Decide a round in each of the ways; return which of them failed, and how."""
+    found = dict[str, str]()
+    for name, options in ways.items():
+        try:
+            done = decide(loop, RoundOptions(solve_limit_s=LIMIT_S, **options))
+        except Exception as error:  # noqa: BLE001 # each is a failure; all are to be seen
+            found[name] = repr(error)[:300]
+        else:
+            if done.summary.outcome != "dry_run":
+                found[name] = f"{done.summary.outcome}: {done.summary.violations[:2]}"
+    return found
+
+
+async def add_cells_and_job(
+    a: Api, name: str, cells: Iterable[estimates_pb2.CellEstimate], **job: Any
+) -> None:
+    """Add Cells, and a job of the workload of the first."""
+    every = list(cells)
+    await upsert_cells(a, every)
+    await submit(a, name, workload=every[0].workload, **job)
+
+
+HUGE = a_workload("huge", global_batch=10**9)
+TINY = a_workload("tiny", global_batch=1)
+SLOW, FAST = estimates.MAX_ITER_TIME_S, estimates.MIN_ITER_TIME_S
+ODD = a_workload("odd")
+MOST_SENT = estimates_pb2.Sent(bytes=MAX_BYTES, messages=MAX_MESSAGES)
+
+
+def traffic_of_stage(stage: dict[str, Any], **times: float) -> estimates_pb2.CellTraffic:
+    kinds = ("tensor", "data", "expert_data", "expert", "handed")
+    fields_of_stage: dict[str, Any] = stage | dict.fromkeys(kinds, MOST_SENT)
+    stages = [estimates_pb2.StageTraffic(**fields_of_stage)]
+    return estimates_pb2.CellTraffic(stages=stages, **times)
+
+
+Poison = Callable[[Api], Any]
+
+JOBS: dict[str, dict[str, Any]] = {
+    "the most iterations": {"iterations": jobs.MAX_ITERATIONS},
+    "one iteration": {"iterations": 1},
+    "one GPU and the greatest weight": {
+        "requested_gpus": 1,
+        "weight": jobs.MAX_WEIGHT,
+        "tenant": "heavy",
+        "iterations": 1,
+    },
+    "the greatest weight": {"weight": jobs.MAX_WEIGHT},
+    "the least weight": {"weight": jobs.MIN_WEIGHT},
+    "the last queue": {"priority": jobs.MAX_PRIORITY},
+    "a restart of ten thousand years": {"restart": Duration(seconds=fields.MAX_DURATION_S)},
+    "a restart of no time": {"restart": Duration()},
+    "a deadline in the year 9999": {"deadline": Timestamp(seconds=LAST_S)},
+    "a guarantee of all that there is": {"guaranteed": True, "requested_gpus": 16},
+    "a guarantee and the longest restart": {
+        "guaranteed": True,
+        "restart": Duration(seconds=fields.MAX_DURATION_S),
+        "weight": jobs.MAX_WEIGHT,
+        "iterations": jobs.MAX_ITERATIONS,
+        "deadline": Timestamp(seconds=LAST_S),
+    },
+    "no node that it does not avoid": {
+        "avoid_nodes": [f"{PARENT}/nodes/{node}" for node in NODES],
+        "guaranteed": True,
+    },
+    "a pinned type, pinned": {
+        "requested_gpu_type": "v100",
+        "pinned_gpu_type": True,
+        "pinned": True,
+        "guaranteed": True,
+    },
+    "a tenant of a hundred letters": {"tenant": "\u00e9" * 100},
+    "a hundred times nothing": {"labels": {f"{i}": "" for i in range(jobs.MAX_LABELS)}},
+}
+"""What a job may be, at most."""
+
+OTHERS: dict[str, Poison] = {
+    "the fastest Cell of the largest batch": lambda a: add_cells_and_job(
+        a, "x", [a_cell(HUGE, "a100", n, FAST) for n in (1, 8)]
+    ),
+    "the slowest Cell of the least batch": lambda a: add_cells_and_job(
+        a, "x", [a_cell(TINY, "a100", n, SLOW) for n in (1, 8)]
+    ),
+    "the fastest on one type and the slowest on the other": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [a_cell(ODD, "a100", 1, FAST), a_cell(ODD, "v100", 4, SLOW)],
+        iterations=jobs.MAX_ITERATIONS,
+        weight=jobs.MAX_WEIGHT,
+    ),
+    "a slow job of the greatest weight": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [a_cell(TINY, "v100", 1, SLOW)],
+        weight=jobs.MAX_WEIGHT,
+        iterations=jobs.MAX_ITERATIONS,
+        deadline=Timestamp(seconds=LAST_S),
+        guaranteed=True,
+    ),
+    "a fast job of the least weight": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [a_cell(HUGE, "v100", 1, FAST)],
+        weight=jobs.MIN_WEIGHT,
+        iterations=1,
+        restart=Duration(seconds=fields.MAX_DURATION_S),
+    ),
+    "more iterations than it could ever do, promised": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [a_cell(TINY, "a100", 8, FAST)],
+        deadline=Timestamp(seconds=4_000_000_000),
+        iterations=jobs.MAX_ITERATIONS,
+        guaranteed=True,
+    ),
+    "the most uncertain Cell": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [a_cell(ODD, "a100", 8, SLOW, sd=estimates.MAX_SD), a_cell(ODD, "v100", 1, FAST, sd=0.0)],
+    ),
+    "a Cell on as many nodes as GPUs": lambda a: add_cells_and_job(
+        a, "x", [a_cell(ODD, "a100", 16, 1.0, nodes=16), a_cell(ODD, "v100", 4, 1.0, nodes=1)]
+    ),
+    "a Cell of more GPUs than anybody has": lambda a: add_cells_and_job(
+        a, "x", [a_cell(ODD, "a100", estimates.MAX_GPUS, 1.0), a_cell(ODD, "a100", 1, 1.0)]
+    ),
+    "Cells that do not fit": lambda a: add_cells_and_job(
+        a, "x", [a_cell(ODD, "a100", 8, 0.0, infeasible=True), a_cell(ODD, "a100", 1, 1.0)]
+    ),
+    "no Cell at all": lambda a: submit(a, "x", workload=a_workload("unheard of")),
+    "a Cell that sends the most": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [
+            a_cell(
+                ODD,
+                "a100",
+                16,
+                1.0,
+                traffic=traffic_of_stage(
+                    {"data_parallel": 16, "tensor_parallel": 1},
+                    work_flop=1e30,
+                    compute_s=1e-9,
+                    start_s=0.0,
+                ),
+            )
+        ],
+    ),
+    "Cells of every count": lambda a: add_cells_and_job(
+        a,
+        "x",
+        [
+            a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, plan="p" * 200)
+            for n in range(1, 17)
+            for d in range(1, n + 1)
+        ],
+    ),
+    "a tenant of no weight": lambda a: upsert_tenant(a, "lab", weight=0.0),
+    "a tenant of the greatest weight": lambda a: upsert_tenant(a, "lab", weight=tenants.MAX_WEIGHT),
+    "a tenant that may use nothing": lambda a: upsert_tenant(
+        a, "lab", quotas={"": 0, "a100": 0, "v100": 0}, borrow_gpus=0, keeps_idle_quota=True
+    ),
+    "a tenant that owns all": lambda a: upsert_tenant(
+        a, "other", quotas={"": 20, "a100": 16, "v100": 4}, borrow_gpus=0, keeps_idle_quota=True
+    ),
+    "a tenant that may borrow the most": lambda a: upsert_tenant(
+        a, "lab", quotas={"a100": 0}, borrow_gpus=tenants.MAX_QUOTA
+    ),
+    "GPUs that cost the most": lambda a: upsert_types(
+        a,
+        dollars_per_hour=clusters.MAX_DOLLARS_PER_HOUR,
+        watts=clusters.MAX_WATTS,
+        memory_bytes=clusters.MAX_MEMORY_BYTES,
+    ),
+    "GPUs that cost nothing": lambda a: upsert_types(
+        a, dollars_per_hour=0.0, watts=0.0, memory_bytes=1
+    ),
+    "GPUs that cost next to nothing": lambda a: upsert_types(
+        a, dollars_per_hour=5e-324, watts=1e-300
+    ),
+}
+"""What else may be said of a cluster, at most."""
+
+
+EVERY: Final = 18 if IS_FAST else 1
+"""Of the ways, one in so many is tried with each value, in turn; only the profile ``fast`` leaves any out."""
+
+
+@pytest.mark.parametrize("what", [*JOBS, *OTHERS])
+async def test_no_accepted_value_breaks_a_round(store: PostgresStore, what: str) -> None:
+    turn = [*JOBS, *OTHERS].index(what)
+    ways = {name: way for i, (name, way) in enumerate(WAYS.items()) if (i - turn) % EVERY == 0}
+    async with serving(store) as (channel, _):
+        a = Api(channel)
+        await make_cluster(a, store)
+        await (submit(a, "x", **JOBS[what]) if what in JOBS else OTHERS[what](a))
+    loop = RoundLoop(store, SystemClock())
+    assert failures_of(loop, ways) == {}
+    assert decide(loop, RoundOptions(), dry_run=False).summary.outcome == "committed"
+    assert failures_of(loop, ways) == {}  # now it may run
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"restart_horizon_s": 1.0},
+    {"restart_horizon_s": 3.2e9},
+    {"round_s": 1.0},
+    {"round_s": 3.2e9},
+    {"min_run_s": 3.2e9},
+    {"max_restart_share": 0.0},
+    {"max_restart_share": 1 - 2**-53},
+    {"defragment_every_rounds": 1},
+    {"max_changes": 0},
+    {"max_changes": 10**6},
+    {"seed": 2**31 - 1},
+    {"promote_after_s": 1e-9, "queue_order": True},
+    {"reserve_after_s": 1e-9},
+    {"gap": 1e-300},
+    {"gap": 1 - 2**-53},
+    {"caution": 10.0},
+    {"rate_floor": 0.0, "objective": "cost"},
+    {"rate_floor": 1.0, "objective": "cost"},
+    {"fairness_levels": 1, "objective": "max-min"},
+    {"queue_weights": "1:1e6,2:1e-308"},
+    {"queue_weights": "1:0,2:0"},
+    {"queue_weights": "1:1e6", "raw_throughput": True},
+    {"queue_weights": "1:5e-324"},
+    {"objective": "1e308*throughput + 1e-308*jct"},
+    {"objective": "5e-324*throughput + 1e308*cost"},
+    {"objective": "1e308*throughput + 1e308*jct + 1e308*balanced + 1e308*cost"},
+    {"objective": "-1*throughput"},
+    {"objective": "-1e308*throughput + 1*jct"},
+    {"objective": "max-min within 99.999999999% then throughput"},
+    {"objective": "throughput within 0% then jct within 0% then cost"},
+    {"deadlines": "look-ahead", "round_s": 3.2e9},
+    {"deadlines": "planned", "round_s": 1.0},
+    {"solve_limit_s": 1e-9},
+    {"network_floor": 1 - 2**-53, "network_levels": 1},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+async def test_no_accepted_option_breaks_a_round(
+    store: PostgresStore, options: dict[str, Any]
+) -> None:
+    async with serving(store) as (channel, _):
+        await make_cluster(Api(channel), store)
+    try:
+        chosen = RoundOptions(**({"solve_limit_s": 1.0} | options))
+    except InvalidInput:
+        return
+    done = decide(RoundLoop(store, SystemClock()), chosen)
+    assert done.summary.outcome == "dry_run", done.summary.violations

@@ -1,0 +1,219 @@
+"""The process of a profiling task: killed in the middle and started anew, refused, told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tessera.estimator.profiling.tasks import ProfilingOptions, StepTarget, task_of
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.values import Cell, Workload
+from tessera.service.agent.gangs import Gang
+from tessera.service.agent.profiler import ProfilerRuntime, RuntimeChooser
+from tessera.service.agent.replay import ReplayRuntime
+from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle
+from tessera.service.profiletask import RECORDS_FILE, require_jax
+from tessera.v1 import estimates_pb2
+from tests.support.agents import until
+
+Refusals = list[tuple[grpc.StatusCode, str]]
+
+
+class Collector:
+    """Takes records, after the refusals that it was given."""
+
+    def __init__(self) -> None:
+        self.found: list[estimates_pb2.AddProfilesRequest] = []
+        self.refusals: Refusals = []
+
+    def AddProfiles(self, request: Any, context: Any) -> estimates_pb2.AddProfilesResponse:
+        self.found.append(request)
+        if self.refusals:
+            context.abort(*self.refusals.pop(0))
+        return estimates_pb2.AddProfilesResponse(added=len(request.layers))
+
+
+class Node:
+    """Where tasks are started, as an agent starts them."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.records = folder, folder / "checkpoints" / RECORDS_FILE
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self.runtime = ProfilerRuntime(
+            servers=(f"127.0.0.1:{port}",),
+            cluster="c",
+            environment={**os.environ, "PYTHONPATH": path},
+        )
+        self._handles: list[GangHandle] = []
+
+    def start(
+        self, generation: int = 1, samples: tuple[int, ...] = (1, 2), **rest: Any
+    ) -> GangHandle:
+        directory = self.folder / f"generation-{generation}"
+        directory.mkdir()
+        gang = a_task(generation, samples=samples, **rest)
+        handle = self.runtime.start(gang, directory, self.folder / "checkpoints")
+        self._handles.append(handle)
+        return handle
+
+    def lines(self) -> list[str]:
+        return self.records.read_text().splitlines() if self.records.exists() else []
+
+    def clean(self) -> None:
+        for handle in self._handles:
+            handle.kill()
+
+
+def a_task(
+    generation: int = 1, *, samples: tuple[int, ...] = (1, 2), step: str = "step", **arguments: int
+) -> Gang:
+    spec = task_of(
+        Workload(model="tiny", params="1K", global_batch=64),
+        StepTarget(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
+        "my-cpu",
+        ProfilingOptions(samples=samples),
+    )
+    return Gang(
+        job=spec.name,
+        generation=generation,
+        shares=(("n", (0,)),),
+        leader="n",
+        members=("n",),
+        cell=Cell(gpu_type="my-cpu", gpus=1, pipeline_degree=1),
+        iter_time_s=60.0,
+        iterations_total=spec.iterations,
+        command=spec.command,
+        runtime=spec.runtime,
+    )
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.unary_unary_rpc_method_handler(
+        collector.AddProfiles,
+        request_deserializer=estimates_pb2.AddProfilesRequest.FromString,
+        response_serializer=estimates_pb2.AddProfilesResponse.SerializeToString,
+    )
+    handlers = {"AddProfiles": handler}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("tessera.v1.Estimates", handlers),)
+    )
+    found = Node(tmp_path, server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    yield found
+    found.clean()
+    server.stop(None).wait()
+
+
+async def end_of(handle: GangHandle) -> GangExit:
+    await handle.begun()
+    return await handle.ended()
+
+
+def record_keys(request: estimates_pb2.AddProfilesRequest) -> list[tuple[str, float, int]]:
+    return [(r.kind, r.samples, r.tensor_parallel) for r in request.layers]
+
+
+async def test_a_killed_task_continues_where_it_was(node: Node, collector: Collector) -> None:
+    sizes = (1, 2, 4, 8, 16)
+    first = node.start(1, sizes)
+    await until(lambda: len(node.lines()) >= 2)
+    first.kill()
+    assert (await end_of(first)).outcome is ExitOutcome.FAILED
+    kept = node.lines()
+    assert not collector.found
+    with node.records.open("a") as file:
+        file.write(kept[0] + "\n")  # an older process that lived on
+        file.write('{"kind": "cut off')
+    second = node.start(2, sizes)
+    assert await end_of(second) == GangExit(outcome=ExitOutcome.SUCCEEDED)
+    assert node.lines()[: len(kept)] == kept
+    (sent,) = collector.found
+    assert len(set(record_keys(sent))) == len(record_keys(sent)) == len(node.lines()) - 1
+    assert {r.samples for r in sent.layers} == set(sizes)
+    progress = second.progress()
+    assert progress is not None
+    assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
+
+
+async def test_records_of_another_device_are_set_aside_and_measured_again(
+    node: Node, collector: Collector
+) -> None:
+    assert (await end_of(node.start(1, (1,)))).outcome is ExitOutcome.SUCCEEDED
+    here = node.lines()
+    node.records.write_text("".join(f"{line}\n" for line in here).replace('"cpu"', '"NVIDIA A40"'))
+    assert (await end_of(node.start(2, (1,)))).outcome is ExitOutcome.SUCCEEDED
+    assert len(node.lines()) == len(here)
+    assert {json.loads(line)["device"] for line in node.lines()} == {"cpu"}
+    assert node.records.with_suffix(".elsewhere").exists()
+
+
+async def test_a_stopped_task_ends_between_two_records(node: Node, collector: Collector) -> None:
+    handle = node.start(1, (1, 2, 4, 8, 16, 32))
+    await until(lambda: len(node.lines()) >= 1)
+    handle.stop()
+    assert await end_of(handle) == GangExit(outcome=ExitOutcome.STOPPED)
+    assert all(json.loads(line) for line in node.lines())
+    assert not collector.found
+
+
+async def test_records_are_sent_again_as_the_same_request_until_a_server_has_them(
+    node: Node, collector: Collector
+) -> None:
+    collector.refusals = [(grpc.StatusCode.UNAVAILABLE, "the database is away")]
+    assert (await end_of(node.start(samples=(1,)))).outcome is ExitOutcome.SUCCEEDED
+    first, second = collector.found
+    assert first == second
+    assert first.request_id.startswith("profile-")
+    layers = {r.kind: r.layers for r in first.layers}
+    assert sum(layers.values()) >= 2
+
+
+async def test_refused_records_fail_the_task_with_the_servers_message(
+    node: Node, collector: Collector
+) -> None:
+    collector.refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "layers[0].forward_s: it is nan")]
+    found = await end_of(node.start(samples=(1,)))
+    assert found.outcome is ExitOutcome.FAILED
+    assert found.error == "the server refused the records: layers[0].forward_s: it is nan"
+
+
+async def test_a_missing_step_fails_and_the_error_says_what_to_do(node: Node) -> None:
+    found = await end_of(node.start(samples=(1,), step="absent"))
+    assert found.outcome is ExitOutcome.FAILED
+    assert "has no function absent" in found.error
+
+
+def test_a_node_without_jax_gets_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        NotAllowed,
+        match=r"jax and equinox, which node n7 does not have: .*tessera-scheduler\[estimator\]",
+    ):
+        require_jax("n7")
+
+
+def test_a_runtime_that_the_agent_lacks_is_refused(tmp_path: Path) -> None:
+    runtime = RuntimeChooser(ReplayRuntime(), {})
+    with pytest.raises(InvalidInput, match="no runtime 'profile'; upgrade"):
+        runtime.start(a_task(), tmp_path, tmp_path)
+
+
+def test_a_task_sees_only_its_own_gpu_among_those_of_the_agent(node: Node) -> None:
+    given = ProfilerRuntime(servers=(), cluster="c", environment={"CUDA_VISIBLE_DEVICES": "4,5,6"})
+    assert [given._device("CUDA_VISIBLE_DEVICES", gpu) for gpu in (0, 2)] == ["4", "6"]
+    assert node.runtime._device("HIP_VISIBLE_DEVICES", 3) == "3"

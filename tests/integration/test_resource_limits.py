@@ -1,0 +1,189 @@
+"""What one client can create is bounded, and what it leaves empty costs nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import grpc.aio
+import pytest
+import sqlalchemy as sa
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import InvalidInput, LimitReached
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import ModelSpec
+from tessera.formulation.records.store import StoreLimits
+from tessera.formulation.values import GpuType
+from tessera.service.cluster_task import ClusterTask
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
+from tessera.service.wiring import run_server
+from tessera.v1 import clusters_pb2, clusters_pb2_grpc
+from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, execute, submit
+from tests.support.worlds import StoppedClock
+
+TYPES = [GpuType(name="a100", memory_bytes=2**35)]
+LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2)
+
+
+@pytest.fixture
+def limited(database: Database) -> PostgresStore:
+    store = PostgresStore(database, limits=LIMITS)
+    a_cluster(store, nodes=2)
+    return store
+
+
+def make_cluster(store: PostgresStore, name: str) -> None:
+    do(store, lambda w: w.upsert_cluster(name, TYPES, None))
+
+
+def put_node(store: PostgresStore, name: str) -> None:
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name=name, gpu_type="a100", gpus=1)]))
+
+
+def put_model(store: PostgresStore, name: str) -> None:
+    model = ModelSpec(model=name, params="1B", architecture="{}")
+    do(store, lambda w: w.upsert_models(C, [model]))
+
+
+def put_tenant(store: PostgresStore, name: str) -> None:
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name=name)]))
+
+
+def register_agent(store: PostgresStore, name: str) -> None:
+    store.hello(C, name, "1", [NodeSpec(name=f"of-{name}", gpu_type="a100", gpus=1)])
+
+
+@pytest.mark.parametrize(
+    ("put", "kind", "fitting"),
+    [
+        (make_cluster, "clusters", 1),
+        (put_node, "nodes", 1),
+        (put_model, "models", 2),
+        (put_tenant, "tenants", 2),
+        (register_agent, "nodes", 1),
+    ],
+)
+def test_no_more_resources_can_be_created_than_the_settings_allow(
+    limited: PostgresStore, put: Callable[[PostgresStore, str], None], kind: str, fitting: int
+) -> None:
+    for i in range(fitting):
+        put(limited, f"x{i}")
+    with pytest.raises(LimitReached, match=rf"at most \d {kind}.*setting max_{kind}"):
+        put(limited, "one-too-many")
+    put(limited, "x0")  # what is there can still be changed
+
+
+def test_agents_that_share_a_node_s_name_are_bounded_too(limited: PostgresStore) -> None:
+    execute(
+        limited._database,
+        "INSERT INTO agents (cluster_id, name, incarnation) SELECT id, 'ghost', 'x' FROM clusters",
+    )
+    with pytest.raises(LimitReached, match="agents"):
+        register_agent(limited, "a")
+
+
+def test_many_clients_at_once_create_no_more_clusters_than_one(limited: PostgresStore) -> None:
+    outcomes: list[type[Exception] | None] = []
+
+    def create(number: int) -> None:
+        try:
+            make_cluster(limited, f"c{number}")
+            outcomes.append(None)
+        except LimitReached:
+            outcomes.append(LimitReached)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, outcomes)) == sorted(map(str, [None] + [LimitReached] * 7))
+    assert len(limited.list_clusters("", 9)) == 2
+
+
+async def test_a_client_gets_an_error_when_a_limit_is_reached(database: Database) -> None:
+    config = Config(listen="127.0.0.1:0", database_url=database.url, max_clusters=1)
+    async with (
+        run_server(config) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        stub = clusters_pb2_grpc.ClustersStub(channel)
+        for name in ("one", "two"):
+            cluster = clusters_pb2.Cluster(
+                name=f"clusters/{name}",
+                gpu_types=[clusters_pb2.GpuType(name="a100", memory_bytes=2**35)],
+            )
+            request = clusters_pb2.UpsertClusterRequest(cluster=cluster)
+            if name == "one":
+                await stub.UpsertCluster(request)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.UpsertCluster(request)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max_clusters" in str(refused.value.details())
+
+
+@pytest.mark.parametrize("name", ["max_clusters", "max_nodes", "max_models", "max_tenants"])
+def test_a_limit_is_at_least_one(name: str) -> None:
+    settings: dict[str, object] = {name: 0}
+    make: Callable[..., Config] = Config
+    with pytest.raises(InvalidInput, match=name):
+        make(**settings)
+
+
+def query_scalar(database: Database, query: str) -> object:
+    with database.read() as connection:
+        return connection.execute(sa.text(query)).scalar_one()
+
+
+async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_periodic_work(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    for i in range(20):
+        make_cluster(store, f"empty-{i}")
+    submit(store, a_spec("a"))
+    apply_event(store, "a", JobEvent.CANCEL)
+    clock, visited = StoppedClock(), []
+    calls, round_calls = Calls(2, "store"), Calls(1, "rounds")
+    periodic = PeriodicRounds(
+        store,
+        RoundLoop(store, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder="me",
+        period_s=300.0,
+        deadline_s=60.0,
+    )
+    watching = ClusterTask(
+        store,
+        clock,
+        lambda cluster, *_: visited.append(cluster),
+        calls=calls,
+        work=calls,
+        holder="me",
+        period_s=60.0,
+        fails="",
+        action="",
+    )
+    await periodic.tick()
+    await watching.look(None)
+    assert (periodic.begun(), visited) == ([], [])
+    assert query_scalar(database, "SELECT count(*) FROM leases") == 0
+    submit(store, a_spec("b"))  # the next tick begins a round: nobody waits for a period
+    await periodic.tick()
+    for task in periodic.begun():
+        await task
+    await watching.look(None)
+    assert visited == [C]
+    assert query_scalar(database, "SELECT count(*) FROM rounds") == 1
+    await periodic.stop()
+    await calls.close()
+    await round_calls.close()

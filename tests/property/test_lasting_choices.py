@@ -1,0 +1,221 @@
+"""Rounds that need not be decided: choices that last, and that leaving such rounds out changes nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.tables import Ints
+from tessera.simulator.run import Decider, Result
+from tessera.simulator.store import EPOCH_S
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.conditions import conditions
+from tests.support.driver import FOREVER
+from tests.support.laws import examples
+from tests.support.snapshots import snapshots
+from tests.support.worlds import (
+    COSTLY,
+    FREE,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulate_scenario,
+)
+
+LASTING = [
+    name for name in scheduler_names() if Scheduler(published=make_scheduler(name)).lasts(Policy())
+]
+
+
+class PolicyAskedEveryRound:
+    """A policy that is asked in every round."""
+
+    def __init__(self, name: str) -> None:
+        self._published = make_scheduler(name)
+        self.name = self._published.name
+
+    def choose(self, seen: SchedulerView) -> Ints:
+        return self._published.choose(seen)
+
+
+def advance_time(snapshot: Snapshot, seconds: float, share_left: float) -> Snapshot:
+    """Return the snapshot as it is once time has passed, and no more than that."""
+    jobs = snapshot.jobs
+    runs = jobs.current_gpus > 0
+    left = np.where(runs, jobs.iterations_left * share_left, jobs.iterations_left)
+    served = jobs.service_gpu_s + jobs.current_gpus * seconds
+    return replace(
+        snapshot,
+        now_s=snapshot.now_s + seconds,
+        epoch=snapshot.epoch + 1,
+        round_number=snapshot.round_number + 1,
+        jobs=replace(jobs, iterations_left=left, service_gpu_s=served),
+    )
+
+
+def test_first_come_first_served_looks_at_no_clock() -> None:
+    assert "fcfs" in LASTING
+
+
+@pytest.mark.parametrize("name", LASTING)
+@examples(60)
+@given(
+    snapshot=snapshots(),
+    seconds=st.sampled_from([1.0, 300.0, 1e6]),
+    share_left=st.sampled_from([0.0, 1e-3, 0.9]),
+)
+def test_a_lasting_choice_is_the_same_later(
+    name: str, snapshot: Snapshot, seconds: float, share_left: float
+) -> None:
+    policy = make_scheduler(name)
+    first = policy.choose(make_view(snapshot, Policy()))
+    then = policy.choose(make_view(advance_time(snapshot, seconds, share_left), Policy()))
+    np.testing.assert_array_equal(first, then)
+
+
+def run_scenario(seed: int, options: RoundOptions, *, wakeful: bool, costly: bool) -> Result:
+    scenario = a_random_scenario(seed, jobs=12)
+    decide = Decider(options, policy=PolicyAskedEveryRound(options.scheduler) if wakeful else None)
+    return simulate_scenario(
+        scenario,
+        decide=decide,
+        overheads=COSTLY if costly else FREE,
+        **conditions(scenario, seed, 0.1 if seed % 3 else 0.0),
+    )
+
+
+@pytest.mark.parametrize("name", LASTING)
+@examples(25)
+@given(seed=st.integers(0, 2**16), every=st.sampled_from([0, 1, 3, 12]), costly=st.booleans())
+def test_skipped_rounds_would_have_changed_nothing(
+    name: str, seed: int, every: int, costly: bool
+) -> None:
+    options = RoundOptions(scheduler=name, defragment_every_rounds=every)
+    mine = run_scenario(seed, options, wakeful=False, costly=costly)
+    whole = run_scenario(seed, options, wakeful=True, costly=costly)
+    assert mine.segments == whole.segments
+    assert (mine.state, mine.ended_s, mine.stuck) == (whole.state, whole.ended_s, whole.stuck)
+    np.testing.assert_array_equal(mine.end_s, whole.end_s)
+    np.testing.assert_array_equal(mine.first_start_s, whole.first_start_s)
+    for one, other in zip(mine.rounds, whole.rounds, strict=True):
+        assert other.decided
+        trivial = other.bound_is_trivial  # a round that was not decided proved nothing
+        expected = replace(other, gap=0.0)
+        assert replace(one, decided=True, gap=0.0, bound_is_trivial=trivial) == expected
+        assert one.decided or one.gap >= other.gap  # restarts cost more, the nearer the end
+
+
+@dataclass
+class CurfewPolicy:
+    """First come, first served until half an hour has passed, then nobody runs."""
+
+    honest: bool
+    name: str = "curfew"
+
+    def choose(self, seen: SchedulerView) -> Ints:
+        choice = make_scheduler("fcfs").choose(seen)
+        late = seen.draft.snapshot.now_s >= EPOCH_S + 1800.0
+        return np.full_like(choice, -1) if late else choice
+
+    def lasts(self, policy: Policy) -> bool:
+        return not self.honest
+
+
+def test_a_policy_that_wrongly_claims_to_last_is_asked_too_late() -> None:
+    scenario = a_scenario(an_arrival("a", iterations=3600), profiles=[a_profile()])
+    options = RoundOptions(defragment_every_rounds=0)
+    honest, wrong = (
+        simulate_scenario(
+            scenario, decide=Decider(options, policy=CurfewPolicy(honest)), horizon_s=7200.0
+        )
+        for honest in (True, False)
+    )
+    assert [s.end_s for s in honest.segments] == [1800.0]
+    assert [s.end_s for s in wrong.segments] == [3600.0]
+
+
+def test_most_rounds_of_a_quiet_cluster_are_not_decided() -> None:
+    found = run_scenario(1, RoundOptions(scheduler="fcfs"), wakeful=False, costly=True)
+    asked = sum(row.decided for row in found.rounds)
+    assert 0 < asked < len(found.rounds)
+
+
+@pytest.mark.parametrize(
+    ("every", "number", "until"), [(12, 5, 12), (12, 11, 12), (12, 12, 24), (1, 5, 6)]
+)
+def test_a_round_without_changes_is_valid_until_the_next_defragmentation(
+    every: int, number: int, until: int
+) -> None:
+    policy = Policy(defragment_every_rounds=every)
+    assert outcome_of_fcfs(a_snapshot_where_all_run(number), policy).stands_until == until
+
+
+def test_a_round_without_changes_is_valid_for_ever_without_defragmentation() -> None:
+    policy = Policy(defragment_every_rounds=0)
+    assert outcome_of_fcfs(a_snapshot_where_all_run(5), policy).stands_until > 10**9
+
+
+def test_a_round_that_starts_a_job_is_valid_for_no_later_round() -> None:
+    waiting = a_snapshot(nodes=NODES, estimates=CELLS, jobs=[a_job("a"), a_job("b")])
+    assert outcome_of_fcfs(waiting, Policy()).stands_until == 0
+
+
+def test_a_round_in_which_a_job_lacks_blocks_is_valid_for_no_later_round() -> None:
+    together = an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)
+    torn = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        estimates=[*CELLS, together],
+        gangs={0: gang(0, 1), 1: gang(1, 1)},
+        jobs=[a_job("a", **RUNS), a_job("b", **RUNS), a_job("c", requested_gpus=4)],
+    )
+    found = outcome_of_fcfs(torn, Policy())
+    assert 2 in found.placed.unplaced
+    assert found.stands_until == 0
+
+
+def test_rounds_without_a_published_scheduler_are_never_reused() -> None:
+    one_count = replace(a_snapshot_where_all_run(5), estimates=Estimates.from_rows([an_estimate()]))
+    found = plan_round(one_count, Policy(), make_solver("greedy"), FOREVER)
+    assert found.decisions[0].kind is DecisionKind.KEEP
+    assert found.stands_until == 0
+
+
+NODES = some_nodes((0, 1, 4))
+CELLS = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
+RUNS: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1), "movable": False}
+
+
+def gang(node: int, *gpus: int) -> Gang:
+    return Gang(members=((node, gpus),))
+
+
+def a_snapshot_where_all_run(number: int) -> Snapshot:
+    return a_snapshot(
+        nodes=NODES,
+        estimates=CELLS,
+        jobs=[a_job("a", **RUNS)],
+        gangs={0: gang(0, 0)},
+        round_number=number,
+    )
+
+
+def outcome_of_fcfs(snapshot: Snapshot, policy: Policy) -> RoundOutcome:
+    scheduler = Scheduler(published=make_scheduler("fcfs"))
+    return plan_round(snapshot, policy, make_solver("greedy"), FOREVER, scheduler=scheduler)

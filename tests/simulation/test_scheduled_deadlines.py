@@ -1,0 +1,79 @@
+"""Rounds that come only when something happens still come in time for promised schedules."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.due_rounds import due_s
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.store import EPOCH_S
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome
+from tests.support.laws import examples
+from tests.support.worlds import (
+    COSTLY,
+    StoppedClock,
+    a_profile,
+    a_scenario,
+    an_arrival,
+    some_specs,
+)
+
+LOOKS = RoundOptions(objective="deadline")
+ROUND_S = 300.0
+
+
+def run_on_events(scenario: Scenario) -> Result:
+    conditions = Conditions(overheads=COSTLY, on_events=True, patience_s=3600.0)
+    return simulate(scenario, Decider(LOOKS, work=0.01), conditions, StoppedClock())
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Draw jobs with deadlines on two nodes of two GPUs, more than fit at once."""
+    at_s, jobs = 0.0, []
+    for j in range(draw(st.integers(2, 7))):
+        at_s += draw(st.sampled_from([0.0, 100.0, 900.0, 2500.0]))
+        length = draw(st.integers(300, 9000))
+        jobs.append(
+            an_arrival(
+                f"j{j}",
+                at_s,
+                iterations=length,
+                requested_gpus=1,
+                weight=draw(st.sampled_from([0.1, 1.0, 10.0])),
+                deadline_s=length * draw(st.floats(0.4, 4.0) | st.just(math.inf)) + 200.0,
+            )
+        )
+    profiles = [a_profile(1, 1.0), a_profile(2, 0.55), a_profile(4, 0.3)]
+    return a_scenario(*jobs, nodes=some_specs(("a100", 2, 2)), profiles=profiles)
+
+
+@given(scenarios())
+@examples(15)
+def test_promises_are_kept_by_rounds_on_events_alone(scenario: Scenario) -> None:
+    result = run_on_events(scenario)
+    due = np.array([one.arrival_s + one.spec.deadline_s for one in scenario.arrivals])
+    late = (result.admitted > 0) & ~(result.end_s <= due * (1 + 1e-9))
+    assert not late.any()
+    assert result.refused == 0
+
+
+def test_a_round_without_promises_needs_no_follow_up() -> None:
+    found: list[tuple[float, float]] = []
+    decide = Decider(LOOKS, work=0.01)
+
+    def noted(snapshot: Snapshot) -> RoundOutcome:
+        outcome = decide(snapshot)
+        found.append((snapshot.now_s, due_s(snapshot, outcome, ROUND_S)))
+        return outcome
+
+    free = a_scenario(an_arrival("a", iterations=500))
+    simulate(free, noted, Conditions(on_events=True), StoppedClock())
+    assert found == [(EPOCH_S, math.inf)]

@@ -1,0 +1,318 @@
+"""A stored cluster for tests, with a helper for each action of users, rounds and agents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.codec import digest, encode
+from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
+from tessera.formulation.placement import Gang, current_gangs
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.records.agents import Heartbeat, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import NO_LEGS, STATES, Legs, Snapshot
+from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
+from tests.support.cells import kind_of, with_cell
+
+C = "lab"
+"""The name of the cluster."""
+
+BERT = Workload(model="bert", params="1B", global_batch=256)
+
+Members = Sequence[tuple[str, Sequence[int]]]
+
+
+def a_spec(name: str, **overrides: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "name": name,
+        "workload": BERT,
+        "iterations": 1000,
+        "requested_gpus": 1,
+    }
+    return JobSpec(**fields | overrides)
+
+
+def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
+    fields: dict[str, Any] = {
+        "workload": BERT,
+        "gpus": gpus,
+        "iter_time_s": 1.0 / gpus,
+        "source": EstimateSource.MEASURED,
+    }
+    return EstimateRecord(**with_cell(fields | overrides))
+
+
+def record_heartbeat(
+    store: PostgresStore,
+    agent: str,
+    incarnation: str = "first",
+    remarks: Sequence[str] | None = None,
+    *,
+    cluster: str = C,
+) -> None:
+    """Record an agent's heartbeat as the server does, with the errors of ``require_agent``."""
+    said = None if remarks is None else tuple(remarks)
+    beat = Heartbeat(cluster=cluster, agent=agent, incarnation=incarnation, network_remarks=said)
+    if store.heartbeats([beat]) != {0}:
+        store.require_agent(cluster, agent, incarnation)
+
+
+def do(store: PostgresStore, work: Callable[[PostgresWriter], object]) -> None:
+    """Run one change without a request id."""
+
+    def transaction(writer: PostgresWriter) -> bytes:
+        work(writer)
+        return b""
+
+    store.write(None, transaction)
+
+
+def execute(database: Database, statement: str) -> None:
+    """Change the database behind the store's back."""
+    database.write(lambda connection: connection.execute(sa.text(statement)))
+
+
+def a_cluster(
+    store: PostgresStore,
+    nodes: int = 2,
+    gpus: int = 4,
+    *,
+    types: Sequence[str] = ("a100",),
+    name: str = C,
+) -> None:
+    """Create a cluster with ``nodes`` nodes of each type (a100-0, a100-1, ...), an agent each."""
+    kinds = [GpuType(name=t, memory_bytes=2**35) for t in types]
+    do(store, lambda w: w.upsert_cluster(name, kinds, None))
+    for t in types:
+        for i in range(nodes):
+            node = NodeSpec(name=f"{t}-{i}", gpu_type=t, gpus=gpus)
+            store.hello(name, f"agent-{t}-{i}", "first", [node])
+    records = [a_record(g, gpu_type=t, nodes=-(-g // gpus)) for t in types for g in (1, 2, 4, 8)]
+    do(store, lambda w: w.upsert_estimates(name, records))
+
+
+def submit(store: PostgresStore, *specs: JobSpec) -> None:
+    """Queue jobs."""
+    do(store, lambda w: w.submit_jobs(C, specs))
+
+
+def apply_event(store: PostgresStore, job: str, event: JobEvent) -> None:
+    """Apply a user's event."""
+    do(store, lambda w: w.job_event(C, job, event, None))
+
+
+def start(
+    snapshot: Snapshot, job: str, members: Members, kind: DecisionKind = DecisionKind.START
+) -> Decision:
+    """Return the decision that ``job`` runs on ``members``."""
+    nodes = snapshot.nodes.name
+    gang = Gang(members=tuple((nodes.index(n), tuple(gpus)) for n, gpus in members))
+    return Decision(
+        job=snapshot.jobs.name.index(job),
+        kind=kind,
+        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=1, plan=0),
+        rate=256.0 * gang.gpus,
+        gang=gang,
+    )
+
+
+def wait(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.WAIT) -> Decision:
+    """Return the decision that ``job`` does not run."""
+    reason = Reason(
+        code=ReasonCode.NO_CAPACITY,
+        message="no GPU is free",
+        next_step="wait",
+        evidence=(("gpus", "1"),),
+    )
+    return Decision(job=snapshot.jobs.name.index(job), kind=kind, reason=reason)
+
+
+def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
+    fields: dict[str, Any] = {
+        "cluster": snapshot.cluster,
+        "number": 0,
+        "epoch": snapshot.epoch,
+        "created_s": snapshot.now_s,
+        "options": {"solver": "greedy", "solve_limit_s": math.inf},
+        "status": "feasible",
+        "outcome": "",
+        "objective": 1.0,
+        "bound": math.inf,
+        "gap": math.inf,
+        "placed_score": 1.0,
+        "greedy_objective": 1.0,
+        "verified": True,
+        "violations": (),
+        "snapshot_digest": digest(snapshot),
+        "solver": "greedy",
+        "work": (("greedy", 1.0),),
+        "goals": (),
+        "prices": {"a100": 0.5},
+        "used_gpus": {"a100": 1},
+        "seconds": {"load": 0.1},
+        "running": 0,
+        "waiting": 0,
+        "started": 0,
+        "suspended": 0,
+        "changed": 0,
+        "samples_per_s": 1.0,
+        "unit": "samples/s",
+        "versions": ("tessera 0",),
+    }
+    return RoundSummary(**fields | overrides)
+
+
+def a_leg(**overrides: Any) -> LegRecord:
+    return LegRecord(**with_cell({"start_s": 1e9, "end_s": 2e9} | overrides))
+
+
+def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
+    """Return the legs of jobs' deadline schedules by name."""
+    rows = [
+        {
+            "job": snapshot.jobs.name.index(job),
+            "start_s": leg.start_s,
+            "end_s": leg.end_s,
+            **snapshot.key(leg.cell)._asdict(),
+        }
+        for job, legs in jobs.items()
+        for leg in legs
+    ]
+    return Legs.from_rows(rows)
+
+
+def commit(
+    store: PostgresStore,
+    snapshot: Snapshot,
+    *decisions: Decision,
+    request: Request | None = None,
+    legs: Legs = NO_LEGS,
+) -> RoundRecord:
+    """Commit decisions that were made on ``snapshot``."""
+    return store.commit(a_round(snapshot, *decisions, request=request, legs=legs))
+
+
+def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:
+    """Return the round to commit for these decisions on ``snapshot``."""
+    fields: dict[str, Any] = {
+        "snapshot": snapshot,
+        "encoded": encode(snapshot),
+        "decisions": decisions,
+        "summary": a_summary(snapshot),
+    }
+    return RoundCommit(**fields | overrides)
+
+
+def a_random_round(
+    snapshot: Snapshot, rng: np.random.Generator, rejects: float = 0.0
+) -> list[Decision]:
+    """Return random decisions that are legal for each job.
+
+    A job may get GPUs that jobs release in the same round, including its own. Of the queued jobs
+    that get no GPUs, the share ``rejects`` is rejected. Promises are also random.
+    """
+    decisions: list[Decision] = []
+    jobs, gangs = snapshot.jobs, current_gangs(snapshot)
+    stays = rng.random(len(jobs)) < 0.3
+    kept = {(n, g) for j in gangs if stays[j] for n, gpus in gangs[j].members for g in gpus}
+    free = [
+        (n, g)
+        for n in np.flatnonzero(snapshot.nodes.schedulable).tolist()
+        for g in range(int(snapshot.nodes.gpus[n]))
+        if (n, g) not in kept
+    ]
+    free = [free[i] for i in rng.permutation(len(free))]
+    for j, name in enumerate(jobs.name):
+        want = int(rng.choice([0, 1, 2, 3, 5]))
+        if j in gangs and stays[j]:
+            members = [(snapshot.nodes.name[n], gpus) for n, gpus in gangs[j].members]
+            decisions.append(start(snapshot, name, members, DecisionKind.KEEP))
+        elif want and STATES[int(jobs.state[j])] in SCHEDULABLE and len(free) >= want:
+            taken, free = free[:want], free[want:]
+            nodes = sorted({n for n, _ in taken})
+            chosen = [
+                (snapshot.nodes.name[n], sorted(g for m, g in taken if m == n)) for n in nodes
+            ]
+            kind = DecisionKind.RESIZE if j in gangs else DecisionKind.START
+            decisions.append(start(snapshot, name, chosen, kind))
+        else:
+            kind = DecisionKind.SUSPEND if j in gangs else DecisionKind.WAIT
+            if STATES[int(jobs.state[j])] is JobState.QUEUED and rng.random() < rejects:
+                kind = DecisionKind.REJECT
+            decisions.append(wait(snapshot, name, kind))
+    return [
+        d._replace(
+            admitted=bool(rng.random() < 0.5),
+            opportunistic=d.gang is not None and bool(rng.random() < 0.5),
+        )
+        for d in decisions
+    ]
+
+
+def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
+    """Start jobs in a round and let the agents report them as running."""
+    snapshot = store.snapshot(C)
+    record = commit(store, snapshot, *(start(snapshot, j, m) for j, m in jobs.items()))
+    assert all(d.applied for d in record.decisions), record.decisions
+    agents_report(store)
+    return record
+
+
+def agents_of(store: PostgresStore) -> list[str]:
+    return [f"agent-{node.spec.name}" for node in store.list_nodes(C, "", 100)]
+
+
+def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
+    """Let an agent apply and report its desired state. ``facts`` go into each reported gang."""
+    desired, node = store.desired(C, agent), agent.removeprefix("agent-")
+    gangs = [
+        replace(
+            ObservedGang(
+                job=gang.spec.name, generation=gang.generation, node=node, phase="running"
+            ),
+            **facts,
+        )
+        for gang in desired.gangs
+        if node in dict(gang.allocation.shares)
+    ]
+    return store.observe(C, agent, "first", gangs, desired.revision)
+
+
+def agents_report(store: PostgresStore, **facts: Any) -> None:
+    """Let all agents report until nothing changes."""
+    while any([agent_reports(store, agent, **facts) for agent in agents_of(store)]):
+        pass
+
+
+def fail(store: PostgresStore, name: str, error: str = "boom") -> None:
+    """Let the gang of a job fail, and let the agents of its nodes report its end."""
+    record = store.get_job(C, name)
+    assert record.allocation is not None
+    node, _ = record.allocation.shares[0]
+    gang = ObservedGang(
+        job=name, generation=record.generation, node=node, phase="failed", error=error
+    )
+    store.observe(C, f"agent-{node}", "first", [gang], store.desired(C, f"agent-{node}").revision)
+    agents_report(store)
+
+
+def job(store: PostgresStore, name: str) -> JobRecord:
+    return store.get_job(C, name)
+
+
+def states(store: PostgresStore) -> dict[str, JobState]:
+    return {j.spec.name: j.state for j in store.list_jobs(C, [], 0, 1000)[0]}

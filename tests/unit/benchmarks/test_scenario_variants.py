@@ -1,0 +1,267 @@
+"""Workloads of another shape, and what runs in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.benchmarks.schedulers.ablations import with_options
+from tessera.benchmarks.schedulers.bench_ablation import parse_whole_numbers
+from tessera.benchmarks.schedulers.bench_load import choose_one, points_of, shape_at
+from tessera.benchmarks.schedulers.variants import (
+    Variant,
+    WorkloadChanges,
+    check_variants,
+    on_fewer_types,
+    only_as_requested,
+    queue_jobs,
+    queue_of,
+    run_variant,
+    seed_run,
+    shape_world,
+    types_by_use,
+)
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.values import Workload
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.workload import (
+    SYNTHETIC,
+    PreparedScenario,
+    WorkloadSpec,
+    make_scenario,
+)
+from tessera.simulator.data import MissingData
+from tessera.simulator.metrics import alone_seconds, reference_of
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.scenario import Scenario
+from tessera.simulator.sweeps.tasks import answer_call
+from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
+from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
+from tests.support.worlds import (
+    BERT,
+    a_profile,
+    a_scenario,
+    an_arrival,
+    simulate_scenario,
+    some_specs,
+)
+
+SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.05, jobs=30, load=2.0)
+MOE = Workload(model="moe", params="7B", global_batch=10)
+
+
+def a_world(scenario: Scenario | None = None) -> PreparedScenario:
+    found = make_scenario(SMALL)
+    return found if scenario is None else replace(found, scenario=scenario)
+
+
+def two_types() -> Scenario:
+    """Return two jobs of BERT and one of MoE, which runs on A100 alone; a V100 is half as fast."""
+    profiles = [
+        a_profile(n, factor / n, gpu_type=kind)
+        for kind, factor in (("a100", 1.0), ("v100", 2.0))
+        for n in (1, 2, 4)
+    ]
+    return a_scenario(
+        an_arrival("a", requested_gpus=2, requested_type="v100", iterations=900),
+        an_arrival("b", 5.0, requested_gpus=1, requested_type="a100"),
+        an_arrival("c", 9.0, requested_gpus=2, requested_type="a100", workload=MOE),
+        nodes=some_specs(("a100", 2, 4), ("v100", 1, 8)),
+        profiles=[*profiles, a_profile(2, 3.0, workload=MOE)],
+    )
+
+
+def test_the_default_shape_changes_nothing_relevant() -> None:
+    world = a_world()
+    found, told = shape_world(world, WorkloadChanges(), seed=3)
+    assert told is None
+    assert found == world
+
+
+def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
+    world = a_world()
+    found, _ = shape_world(world, WorkloadChanges(arrival_factor=4.0), seed=0)
+    assert found.load == pytest.approx(4 * world.load)
+    assert world.horizon_s / 4 <= found.horizon_s < world.horizon_s / 4 + 300
+    assert found.horizon_s >= found.scenario.arrivals[-1].arrival_s
+
+
+def test_large_models_arrive_with_equal_gpu_hours() -> None:
+    world = a_world()
+    speeds = Speeds(world.scenario.profiles, ClusterRoom.of(world.scenario.nodes))
+    found, _ = shape_world(world, WorkloadChanges(large_share=0.5), seed=1)
+    before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
+    large = [parameter_count(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
+    assert sum(large) == round(0.5 * len(large))
+    assert after == pytest.approx(before, rel=0.05)  # iterations are whole
+
+
+def test_pinned_jobs_run_only_on_their_type() -> None:
+    scenario = replace(
+        two_types(),
+        arrivals=[
+            an_arrival("a", requested_gpus=2, requested_type="v100"),
+        ],
+    )
+    free, _ = shape_world(a_world(scenario), WorkloadChanges(), 0)
+    pinned, _ = shape_world(a_world(scenario), WorkloadChanges(pinned=True), 0)
+    ends = [simulate_scenario(w.scenario).end_s[0] for w in (free, pinned)]
+    assert ends == [pytest.approx(250), pytest.approx(500)]  # 4 GPUs, A100 or V100
+
+
+def test_only_estimates_of_the_requested_count_are_visible() -> None:
+    scenario = two_types()
+    found, told = only_as_requested(scenario)
+    for before, after in zip(scenario.arrivals, found.arrivals, strict=True):
+        of_it = [e for e in told if e.workload == after.spec.workload]
+        assert {e.cell.gpus for e in of_it} == {before.spec.requested_gpus}
+        true = [e for e in found.profiles if e.workload == after.spec.workload]
+        assert [replace(e, workload=before.spec.workload) for e in true] == [
+            e for e in scenario.profiles if e.workload == before.spec.workload
+        ]
+        assert replace(after.spec, workload=before.spec.workload) == before.spec
+
+
+def test_hiding_other_counts_leaves_the_reference_measures_unchanged() -> None:
+    scenario = make_scenario(SMALL).scenario
+    found, _ = only_as_requested(scenario)
+    np.testing.assert_array_equal(reference_of(scenario).rate, reference_of(found).rate)
+    alone = [alone_seconds(one, Overheads()) for one in (scenario, found)]
+    np.testing.assert_array_equal(alone[0], alone[1])
+
+
+def test_no_job_is_resized_if_only_requested_counts_are_visible() -> None:
+    asked = RunRequest(work=SMALL, policy="greedy:throughput", mapped=True)
+    held = {}
+    for fixed in (False, True):
+        ran = FinishedRun.read(
+            run_variant(Variant(asked=asked, shape=WorkloadChanges(at_requested=fixed)))
+        )
+        gpus = {a.spec.name: a.spec.requested_gpus for a in make_scenario(SMALL).scenario.arrivals}
+        names = list(gpus)
+        held[fixed] = [
+            sum(n for _, n in on) == gpus[names[int(job)]] for job, _, _, on in ran.segments
+        ]
+    assert not all(held[False])
+    assert held[True]
+    assert all(held[True])
+
+
+def test_fewer_types_keep_the_gpu_total_and_the_jobs_that_the_first_type_can_run() -> None:
+    scenario = two_types()
+    assert types_by_use(scenario) == ["a100", "v100"]  # three jobs against two
+    for count in (1, 2):
+        found = on_fewer_types(scenario, count, seed=0)
+        assert found.gpus == scenario.gpus == 16
+        assert {n.gpu_type for n in found.nodes} == {"a100", "v100"} - (
+            {"v100"} if count == 1 else set()
+        )
+        assert [a.spec.name for a in found.arrivals] == ["a", "b", "c"]
+    one = on_fewer_types(scenario, 1, seed=0)
+    moved = one.arrivals[0].spec
+    assert (moved.requested_type, moved.requested_gpus, moved.iterations) == ("a100", 2, 1800)
+    assert one.arrivals[1].spec == scenario.arrivals[1].spec
+    assert on_fewer_types(scenario, 2, seed=0).arrivals == list(scenario.arrivals)
+
+
+def test_jobs_that_the_first_type_cannot_run_are_excluded_from_all_counts() -> None:
+    scenario = two_types()
+    profiles = [
+        *(e for e in scenario.profiles if e.cell.gpu_type == "a100" and e.workload == BERT),
+        a_profile(2, 2.0, gpu_type="v100"),
+        a_profile(2, 3.0, gpu_type="v100", workload=MOE),
+    ]
+    c = scenario.arrivals[2]
+    on_v100 = c._replace(spec=replace(c.spec, requested_type="v100"))
+    split = replace(scenario, profiles=profiles, arrivals=[*scenario.arrivals[:2], on_v100])
+    assert types_by_use(split) == ["a100", "v100"]  # a and b, a and c: by name
+    for count in (1, 2):
+        found = on_fewer_types(split, count, seed=0)
+        assert [a.spec.name for a in found.arrivals] == ["a", "b"]
+    with pytest.raises(InvalidInput, match="gpu_types"):
+        on_fewer_types(scenario, 3, seed=0)
+
+
+def test_queues_are_drawn_evenly_and_fewer_queues_merge_those_of_many() -> None:
+    two, eight = (queue_of(4000, n, seed=5) for n in (2, 8))
+    np.testing.assert_array_equal(two, 1 + (eight - 1) // 4)
+    assert np.bincount(eight)[1:] == pytest.approx(500, abs=90)
+    jobs = make_scenario(SMALL).scenario.arrivals
+    found = queue_jobs(jobs, 8, seed=5)
+    assert [a.spec.queue for a in found] == queue_of(len(jobs), 8, seed=5).tolist()
+    assert [a.spec.queue for a in queue_jobs(jobs, 1, seed=5)] == [1] * len(jobs)
+    with pytest.raises(InvalidInput, match="queues"):
+        queue_jobs(jobs, 0, seed=5)
+
+
+def test_depth_applies_only_to_arena_and_changes_its_results() -> None:
+    assert Variant(asked=RunRequest(work=SMALL, policy="fcfs")).policy is None
+    deep = Variant(asked=RunRequest(work=SMALL, policy="arena"), depth=5).policy
+    assert deep is not None
+    assert deep.depth == 5
+    with pytest.raises(InvalidInput, match="depth"):
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
+    dense = WorkloadChanges(arrival_factor=20.0)
+    ends = [
+        FinishedRun.read(
+            run_variant(Variant(asked=RunRequest(work=SMALL, policy="arena"), shape=dense, depth=k))
+        ).end_s
+        for k in (1, 4)
+    ]
+    assert not np.array_equal(ends[0], ends[1])
+
+
+def test_seeds_that_draw_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+    fixed = Variant(asked=RunRequest(work=WorkloadSpec(trace="arena-philly"), policy="fcfs"))
+    with pytest.raises(MissingData, match="trace_philly"):  # seeds are sound; the trace is absent
+        check_variants([fixed], seeds=1)
+    with pytest.raises(InvalidInput, match="jobs-share"):
+        check_variants([fixed], seeds=2)
+    with pytest.raises(InvalidInput, match="unknown"):
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="nobody"))], seeds=1)
+
+
+def test_a_variant_gives_the_same_result_as_a_task() -> None:
+    variant = seed_run(
+        Variant(
+            asked=RunRequest(work=SMALL, policy="arena"),
+            shape=WorkloadChanges(queues=3, arrival_factor=2.0),
+            depth=2,
+        ),
+        4,
+    )
+    assert (variant.asked.work.seed, variant.asked.error_seed) == (4, 4)
+    here, there = run_variant(variant), json.loads(answer_call(variant.task("x").call))
+    assert here["end_s"] == there["end_s"]
+    assert here["figures"]["jct_mean_s"] == there["figures"]["jct_mean_s"]
+
+
+def test_lists_of_options_are_read_or_refused() -> None:
+    assert parse_whole_numbers("4,1,2,2") == (1, 2, 4)
+    assert points_of("loads", "2,0.5") == (0.5, 2.0)
+    assert points_of("larges", "0,1") == (0.0, 1.0)
+    for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
+        with pytest.raises(InvalidInput, match=where):
+            points_of(where, text)
+    assert choose_one("information", "b", ("a", "b")) == "b"
+    with pytest.raises(InvalidInput, match="information"):
+        choose_one("information", "a,b", ("a", "b"))
+    for text in ("0,1", "x", "1.5"):
+        with pytest.raises(InvalidInput, match="whole"):
+            parse_whole_numbers(text)
+    assert with_options("ilp:jct", "queue_order=true") == "ilp:jct@queue_order=true"
+    with pytest.raises(InvalidInput, match="ours"):
+        with_options("fcfs", "queue_order=true")
+
+
+def test_each_sweep_changes_one_thing() -> None:
+    assert shape_at("load", 2.0) == WorkloadChanges(arrival_factor=2.0)
+    assert shape_at("life", 2.0) == WorkloadChanges(life_factor=2.0)
+    assert shape_at("large", 0.5) == WorkloadChanges(large_share=0.5)

@@ -1,0 +1,278 @@
+"""From models, GPU types and measurements to estimates of Cells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.estimator.cells import COARSE_LAYERS
+from tessera.estimator.hardware import GIB
+from tessera.estimator.plans import shape_of
+from tessera.estimator.workloads import (
+    Estimator,
+    catalogue_of,
+    estimates_fingerprint,
+    gpu_counts_of,
+    hardware_of,
+    known_models,
+    measured_cells,
+    measured_estimates,
+    model_of,
+    read_model,
+)
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
+from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.service.config import Config
+from tessera.service.rpc.convert import estimates as convert
+from tessera.service.rpc.convert.models import to_model
+from tessera.v1 import estimates_pb2 as pb
+from tests.support.cells import with_cell
+
+BERT = Workload(model="bert", params="1.3B", global_batch=256)
+MINE = ModelSpec(
+    model="mine",
+    params="",
+    architecture="{architecture: transformer, layers: 4, hidden: 256,"
+    " heads: 4, sequence: 128, vocabulary: 1000}",
+)
+A100 = ClusterGpuType(gpu_type=GpuType(name="a100", memory_bytes=40 * GIB), node_gpus=4, gpus=16)
+
+
+def an_estimator(*measurements: MeasurementRecord) -> Estimator:
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    return Estimator(types, {BERT: model_of("w", BERT, ())}, measurements)
+
+
+def a_measurement(iter_time_s: float, **changes: Any) -> MeasurementRecord:
+    fields = {"workload": BERT, "gpus": 4, "nodes": 1, "iter_time_s": iter_time_s}
+    return MeasurementRecord(**with_cell(fields | changes))
+
+
+def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() -> None:
+    found = an_estimator().cells(BERT, "a100", 4)
+    assert [c.record.cell.pipeline_degree for c in found] == [1, 2, 4]
+    for cell in found:
+        assert cell.plan is not None
+        assert len(cell.plan.stages) == cell.record.cell.pipeline_degree
+        assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
+        assert cell.record.sd is not None
+        assert 0.1 < cell.record.sd < 1.0
+        assert (cell.record.source, cell.record.cell.nodes) == (EstimateSource.ANALYTIC, 1)
+
+
+def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
+    huge = replace(BERT, params="15B")
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
+    assert (cell.plan, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
+    assert "no plan fits" in cell.record.provenance
+
+
+def test_degrees_above_the_gpu_count_are_left_out() -> None:
+    found = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
+    assert [c.record.cell.pipeline_degree for c in found] == [1, 2]
+
+
+def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
+    usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8])
+    assert deep.plan is not None
+    assert len(deep.plan.stages) == COARSE_LAYERS + 8
+    assert 0.5 < deep.record.iter_time_s / usual.record.iter_time_s < 4
+
+
+def test_a_measured_cell_corrects_similar_cells_and_reduces_their_uncertainty() -> None:
+    before = an_estimator().cells(BERT, "a100", 4)
+    slow = 1.5 * before[0].record.iter_time_s
+    after = an_estimator(a_measurement(slow)).cells(BERT, "a100", 4)
+    own, other = after[0].record, after[1].record
+    assert own.iter_time_s == pytest.approx(slow, rel=0.05)
+    assert other.iter_time_s > 1.25 * before[1].record.iter_time_s
+    sds = [[cell.record.sd or math.inf for cell in cells] for cells in (after, before)]
+    assert all(a < b for a, b in zip(*sds, strict=True))
+    assert "calibrated on 1 measurements" in own.provenance
+
+
+def test_measurements_outside_the_model_are_left_out() -> None:
+    strange = [
+        a_measurement(1.0, workload=replace(BERT, model="unknown")),
+        a_measurement(1.0, gpu_type="abacus"),
+        a_measurement(1.0, pipeline_degree=0),
+        a_measurement(1.0, gpus=3, nodes=2),
+    ]
+    assert an_estimator(*strange).learned == 0
+
+
+def test_runs_of_one_cell_count_as_one_by_their_median() -> None:
+    runs = [a_measurement(s) for s in (2.0, 9.0, 3.0)] + [a_measurement(7.0, gpus=8, nodes=2)]
+    assert [(r.cell.gpus, r.iter_time_s) for r in measured_cells(runs)] == [(4, 3.0), (8, 7.0)]
+    first, second = measured_estimates(runs)
+    assert (first.source, first.provenance) == (EstimateSource.MEASURED, "median of 3 runs here")
+    assert first.sd is not None
+    assert second.sd is not None
+    assert first.sd < second.sd
+
+
+def test_a_new_run_of_a_cell_moves_the_cell_to_the_end() -> None:
+    runs = [a_measurement(1.0), a_measurement(2.0, gpus=8), a_measurement(1.0)]
+    assert [r.cell.gpus for r in measured_cells(runs)] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"architecture": "layers: [1"}, "m.architecture", "is neither JSON nor YAML"),
+        ({"architecture": "just words"}, "m.architecture", "must map fields to values"),
+        ({"architecture": "{layers: 2}"}, "m.architecture.architecture", "is missing"),
+        (
+            {"architecture": MINE.architecture.replace("4, hidden", "0, hidden")},
+            "m.architecture.layers",
+            "must",
+        ),
+        (
+            {"architecture": MINE.architecture.replace("heads", "haeds")},
+            "m.architecture.haeds",
+            "unknown",
+        ),
+        ({"architecture": "{model_type: sphinx}"}, "m.architecture.model_type", "sphinx"),
+        ({"state_bytes": 2.0}, "m.state_bytes", "weight and gradient alone need 4 in"),
+    ],
+)
+def test_a_wrong_model_is_refused_by_the_field(
+    changes: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says) as wrong:
+        read_model("m", replace(MINE, **changes))
+    assert wrong.value.field == field
+
+
+def test_a_hugging_face_configuration_is_accepted_as_a_model() -> None:
+    text = (
+        '{\t"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,'
+        ' "n_positions": 1024, "architectures": ["GPT2LMHeadModel"]}'
+    )
+    model = read_model("m", replace(MINE, architecture=text, sequence=512, dtype="f16"))
+    assert model.graph.dtype == "f16"
+    assert model.graph.parameters == pytest.approx(124.4e6, rel=0.01)
+
+
+def test_a_user_model_takes_precedence_over_a_published_one_of_its_name() -> None:
+    own = replace(MINE, model="bert", params="1.3B", micro_batches=4)
+    assert len(model_of("w", BERT, [own]).graph) < len(model_of("w", BERT, []).graph)
+    assert model_of("w", BERT, [own]).training.at(2).micro_batches == 2
+
+
+def test_an_unknown_model_is_an_error_that_says_what_to_do() -> None:
+    unknown = replace(BERT, params="1.4B")
+    with pytest.raises(InvalidInput, match=r"bert 1.4B is unknown.*760M.*`tessera models add`"):
+        model_of("workload.model", unknown, [MINE])
+    assert list(known_models([unknown, BERT], [MINE])) == [BERT]
+
+
+def test_an_unknown_gpu_type_is_an_error_that_lists_the_known_ones() -> None:
+    abacus = replace(A100, gpu_type=GpuType(name="abacus", memory_bytes=1))
+    with pytest.raises(InvalidInput, match=r"abacus is not in the hardware catalogue.*a100, v100"):
+        hardware_of("gpu_types[0]", abacus, catalogue_of())
+
+
+def test_the_clusters_own_memory_and_node_size_are_used() -> None:
+    found = hardware_of("t", replace(A100, node_gpus=2), catalogue_of())
+    assert (found.memory_bytes, found.gpus_per_node) == (40 * GIB, 2)
+    assert hardware_of("t", replace(A100, node_gpus=0), catalogue_of()).gpus_per_node == 4
+
+
+@given(st.integers(1, 300), st.integers(1, 16))
+def test_a_shape_has_equal_parts_that_fit_a_node(gpus: int, node_gpus: int) -> None:
+    shape = shape_of(gpus, node_gpus)
+    assert shape.gpus == gpus
+    assert shape.gpus_per_node <= node_gpus
+    fewer = range(1, shape.nodes)
+    assert not any(gpus % n == 0 and gpus // n <= node_gpus for n in fewer)
+
+
+def test_counts_are_multiples_of_the_requested_count() -> None:
+    assert gpu_counts_of([4], (0.5, 1.0, 2.0)) == [2, 4, 8]
+    assert gpu_counts_of([1, 3], (0.5, 1.0, 2.0)) == [1, 2, 3, 6]
+
+
+@pytest.mark.parametrize("text", ["", "a", "0", "1,", "-1", "inf", "nan", "2000"])
+def test_meaningless_multiples_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="estimate_counts"):
+        Config(estimate_counts=text)
+
+
+def test_a_fingerprint_changes_with_everything_that_estimates_depend_on() -> None:
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    more = {"a100": hardware_of("t", replace(A100, node_gpus=8), catalogue_of())}
+    base = estimates_fingerprint(BERT, None, {"a100": [1]}, types, [])
+    assert base == estimates_fingerprint(BERT, None, {"a100": [1]}, dict(types), [])
+    others = [
+        estimates_fingerprint(replace(BERT, global_batch=8), None, {"a100": [1]}, types, []),
+        estimates_fingerprint(BERT, MINE, {"a100": [1]}, types, []),
+        estimates_fingerprint(BERT, None, {"a100": [1, 2]}, types, []),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, more, []),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, types, [a_measurement(1.0)]),
+    ]
+    assert len({base, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": ""}, "m.model"),
+        ({"params": "a/b"}, "m.params"),
+        ({"architecture": ""}, "m.architecture"),
+        ({"architecture": "x" * 65_537}, "m.architecture"),
+        ({"dtype": "f8"}, "m.dtype"),
+        ({"zero": 4}, "m.zero"),
+        ({"sequence": -1}, "m.sequence"),
+        ({"micro_batches": -1}, "m.micro_batches"),
+        ({"state_bytes": math.nan}, "m.state_bytes"),
+        ({"published": True}, "m.published"),
+        ({"parameters": 1.0}, "m.parameters"),
+    ],
+)
+def test_a_wrong_field_of_a_model_is_named(changes: dict[str, Any], field: str) -> None:
+    message = pb.Model(model="m", architecture="x")
+    message.MergeFrom(pb.Model(**changes))
+    if "model" in changes:
+        message.model = ""
+    if "architecture" in changes:
+        message.architecture = str(changes["architecture"])
+    with pytest.raises(InvalidInput) as wrong:
+        to_model("m", message)
+    assert wrong.value.field == field
+
+
+def a_cell(**changes: Any) -> pb.CellEstimate:
+    return pb.CellEstimate(
+        workload=pb.Workload(model="m", global_batch=8),
+        cell=pb.Cell(gpu_type="a100", gpus=4),
+        source=pb.ANALYTIC,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("sd", [-0.1, math.nan, math.inf, 5.1])
+def test_a_meaningless_uncertainty_is_refused(sd: float) -> None:
+    with pytest.raises(InvalidInput, match="must be a number in 0 to 5") as wrong:
+        convert.to_estimate("c", a_cell(iter_time_s=1.0, sd=sd), lambda *_: BERT)
+    assert wrong.value.field == "c.sd"
+
+
+def test_an_infeasible_cell_has_no_uncertainty() -> None:
+    with pytest.raises(InvalidInput, match="has no meaning for an infeasible Cell"):
+        convert.to_estimate("c", a_cell(infeasible=True, sd=0.1), lambda *_: BERT)
+
+
+@pytest.mark.parametrize("sd", [None, 0.0, 0.3])
+def test_uncertainty_reads_back_unchanged(sd: float | None) -> None:
+    record = convert.to_estimate("c", a_cell(iter_time_s=1.0, sd=sd), lambda *_: BERT)
+    assert record.sd == sd
+    again = convert.to_estimate("c", convert.of_estimate(record), lambda *_: BERT)
+    assert again == record

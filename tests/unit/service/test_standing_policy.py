@@ -1,0 +1,58 @@
+"""The standing policy of a service: one setting that covers every option of a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.formulation.errors import InvalidInput
+from tessera.service.config import Config, load_config
+from tessera.solvers.rounds.plan import RoundOptions
+
+POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
+
+
+def test_the_policy_comes_from_the_environment_or_a_multiline_setting_in_the_file(
+    tmp_path: Path,
+) -> None:
+    wanted = RoundOptions(
+        objective="deadline then jct", queue_order=True, promote_after_s=7200.0, max_changes=8
+    )
+    assert load_config(None, {"TESSERA_POLICY": POLICY}).round_options() == wanted
+    file = tmp_path / "tessera.toml"
+    lines = POLICY.strip("{}").replace(", ", "\n")
+    file.write_text(f'policy = """\n{lines}\n"""\n')
+    found = load_config(file, {})
+    assert found.round_options() == wanted
+    file.write_text(str(found))  # what is printed can be read again
+    assert load_config(file, {}) == found
+
+
+def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() -> None:
+    assert Config().round_options() == RoundOptions()
+    assert Config(period_s=60.0).round_options() == RoundOptions(round_s=60.0)
+    assert Config(period_s=0.0).round_options() == RoundOptions()
+    assert Config(period_s=60.0, policy="round: 10s").round_options().round_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (
+            "objective: speed",
+            "policy.objective: 'speed' is not an objective; choose from throughput, deadline",
+        ),
+        ("objective: 0*jct", "policy.objective: '0*jct': all weights are 0"),
+        ("objectiv: jct", 'has no field named "objectiv"'),
+        ("solver: magic", "policy.solver: unknown 'magic'; choose one of portfolio, "),
+        ("scheduler: best", "policy.scheduler: unknown 'best'; choose one of "),
+        ("gap: 2", "policy.gap: must lie between 0 and 1"),
+        ("jct", "policy: must map names to values"),
+        ("objective: [", "policy: is neither JSON nor YAML: while parsing"),
+    ],
+)
+def test_an_invalid_policy_is_refused_when_the_server_starts(policy: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load_config(None, {"TESSERA_POLICY": policy})
+    assert says in str(caught.value)

@@ -1,0 +1,225 @@
+"""Rounds in processes of their own: the same decisions, and nothing worse than an error when one dies."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from tessera.benchmarks.rounds.instances import make_instance
+from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
+from tessera.formulation.records.rounds import RoundCommit
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.config import Config, load_config
+from tessera.service.loop import RoundLoop
+from tessera.service.worker import SolveProcesses
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import plan_round
+from tests.support.builders import a_random_snapshot
+
+OPTIONS = RoundOptions(solver="pricing")
+FOREVER = Budget(remaining_s=lambda: math.inf)
+
+
+def infinite_time() -> float:
+    return math.inf
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[SolveProcesses]:
+    found = SolveProcesses()
+    yield found
+    found.close()
+
+
+class SnapshotStore:
+    """What ``schedule`` needs of a store: one snapshot, and a list of what was committed."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.found = snapshot
+        self.committed: list[RoundCommit] = []
+
+    def begin_round(self, cluster: str, _request: Request | None) -> Snapshot:
+        return self.found
+
+    def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:
+        self.committed.append(commit)
+        raise DeadlineTooShort("the test has seen what would be committed")
+
+
+class StoppedClock:
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+def schedule(
+    store: SnapshotStore,
+    workers: SolveProcesses | None,
+    from_jobs: int = 1,
+    cancelled: Callable[[], bool] = lambda: False,
+    options: RoundOptions = OPTIONS,
+) -> None:
+    loop = RoundLoop(store, StoppedClock(), workers, from_jobs)  # type: ignore[arg-type] # as above
+    loop.schedule(
+        "test", options, remaining_s=infinite_time, dry_run=False, request=None, cancelled=cancelled
+    )
+
+
+def kill_while_solving(workers: SolveProcesses) -> Callable[[], bool]:
+    """Return a question that is asked while a process works, and kills every process when it is."""
+    asked: list[int] = []
+
+    def cancelled() -> bool:
+        if not asked:
+            asked.extend(workers.pids())
+            for pid in asked:
+                os.kill(pid, signal.SIGKILL)
+        return False
+
+    return cancelled
+
+
+LONG = RoundOptions(solver="cp-sat", gap=1e-9)
+
+
+def a_long_round() -> Snapshot:
+    """Return a round that takes CP-SAT a minute at least."""
+    return make_instance(3000, 3000, 6, 1)
+
+
+def test_a_worker_process_decides_like_the_server_process(workers: SolveProcesses) -> None:
+    snapshot, seen = make_instance(50, 60, 3, 2, running=0.5), []
+    here = plan_round(snapshot, OPTIONS, make_solver("pricing"), FOREVER)
+    there = workers.plan(
+        snapshot, OPTIONS, FOREVER, lambda phase, s: seen.append((phase, s)), infinite_time
+    )
+    assert there.decisions == here.decisions
+    assert there.solution.objective == here.solution.objective
+    assert [phase for phase, _ in seen] == ["build", "greedy", "solve", "place", "check"]
+    assert all(seconds >= 0 for _, seconds in seen)
+
+
+def test_a_worker_process_is_reused_for_the_next_round(workers: SolveProcesses) -> None:
+    snapshot = a_random_snapshot(1, jobs=4)
+    before = workers.pids()
+    for _ in range(2):
+        workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
+    assert workers.pids() == before
+
+
+def test_an_error_in_the_worker_is_raised_in_the_server(workers: SolveProcesses) -> None:
+    snapshot = a_random_snapshot(1, jobs=2)
+    heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e308))
+    options = replace(OPTIONS, queue_weights="1:100")
+    with pytest.raises(ProblemTooLarge) as here:
+        plan_round(heavy, options, make_solver("pricing"), FOREVER)
+    with pytest.raises(ProblemTooLarge) as there:
+        workers.plan(heavy, options, FOREVER, lambda phase, s: None, infinite_time)
+    assert (str(there.value), there.value.field) == (str(here.value), here.value.field)
+    assert "plan_round" in "".join(there.value.__notes__)
+
+
+def test_a_worker_killed_while_solving_fails_its_round_and_is_replaced(
+    workers: SolveProcesses,
+) -> None:
+    store, old = SnapshotStore(a_long_round()), workers.pids()
+    with pytest.raises(Unavailable, match=r"exit code -9.*nothing was committed"):
+        schedule(store, workers, cancelled=kill_while_solving(workers), options=LONG)
+    assert store.committed == []
+    small = SnapshotStore(a_random_snapshot(1, jobs=4))
+    with pytest.raises(DeadlineTooShort, match="has seen"):
+        schedule(small, workers)
+    assert len(small.committed) == 1
+    assert not set(workers.pids()) & set(old)
+
+
+def test_a_process_that_died_while_idle_is_replaced(workers: SolveProcesses) -> None:
+    snapshot = a_random_snapshot(1, jobs=4)
+    workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    found = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
+    assert found.violations == ()
+
+
+def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: SolveProcesses) -> None:
+    store, asked = SnapshotStore(a_long_round()), threading.Event()
+    old = workers.pids()
+
+    def cancelled() -> bool:  # first asked while the process works
+        before = asked.is_set()
+        asked.set()
+        return before
+
+    with pytest.raises(DeadlineTooShort, match="cancelled"):
+        schedule(store, workers, cancelled=cancelled, options=LONG)
+    assert store.committed == []
+    assert not set(workers.pids()) & set(old)
+    for pid in old:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_deadline_that_ends_during_the_solve_ends_it(workers: SolveProcesses) -> None:
+    left = iter([1.0] * 3)
+    with pytest.raises(DeadlineTooShort, match="call again with a longer one"):
+        workers.plan(a_long_round(), LONG, FOREVER, lambda phase, s: None, lambda: next(left, 0.0))
+
+
+def test_the_solver_gets_the_time_left_by_the_budget(workers: SolveProcesses) -> None:
+    brief = replace(FOREVER, remaining_s=lambda: 0.0)
+    found = workers.plan(a_long_round(), LONG, brief, lambda phase, s: None, infinite_time)
+    assert dict(found.solution.work).get("cp-sat", 0.0) == 0.0
+    assert found.violations == ()
+
+
+def test_rounds_with_fewer_jobs_are_decided_in_the_server() -> None:
+    closed = SolveProcesses()
+    closed.close()
+    store = SnapshotStore(a_random_snapshot(1, jobs=4))
+    with pytest.raises(DeadlineTooShort, match="has seen"):
+        schedule(store, closed, from_jobs=5)
+    with pytest.raises(Unavailable, match="shutting down"):
+        schedule(store, closed, from_jobs=4)
+
+
+def test_closing_ends_every_process() -> None:
+    found = SolveProcesses()
+    (pid,) = found.pids()
+    found.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
+    workers, snapshot = SolveProcesses(on_demand=True, idle_s=0.0), a_random_snapshot(1, jobs=4)
+    pids = set[int]()
+
+    def look_at_processes() -> float:
+        pids.update(workers.pids())
+        return math.inf
+
+    for _ in range(2):  # the second while the first one's process ends
+        outcome = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, look_at_processes)
+        assert outcome.decisions
+    while any(map(psutil.pid_exists, pids)):
+        threading.Event().wait(0.01)
+    assert pids
+    assert not workers.pids()
+    workers.close()
+
+
+def test_worker_processes_are_off_by_default() -> None:
+    assert Config().solve_process_from_jobs == 0
+    set_to = load_config(None, {"TESSERA_SOLVE_PROCESS_FROM_JOBS": "5000"})
+    assert set_to.solve_process_from_jobs == 5000

@@ -1,0 +1,257 @@
+"""Gains, ranks and rows of a comparison of policies, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.benchmarks.harness.cases import find_cases
+from tessera.benchmarks.harness.registry import run_case
+from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss_plots, run_loss
+from tessera.benchmarks.schedulers.bench_policies import ComparisonGroup, parse_shares, policy_run
+from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.comparisons import (
+    SEED_MEAN_FIGURES,
+    best_ilp,
+    bound_share,
+    comparison_row,
+    comparison_rows,
+    finished_by,
+    headline_figures,
+    jct_ratio,
+    policy_ranks,
+    throughput_ratio,
+)
+from tessera.simulator.comparison.information import memory_file
+from tessera.simulator.comparison.plots import (
+    MAX_DRAWN_POLICIES,
+    comparison_plots,
+    policies_to_draw,
+)
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
+from tessera.simulator.data import MissingData
+
+NEVER = math.inf
+
+
+def a_run(
+    jct_s: Sequence[float], throughput: float = 1.0, alone_s: float = 10.0, **figures: float
+) -> FinishedRun:
+    """Return a run whose jobs all arrive at 100 s, with a horizon of 1,000 s."""
+    arrival_s = np.full(len(jct_s), 100.0)
+    shown = dict.fromkeys(SEED_MEAN_FIGURES, 1.0) | {
+        "throughput": throughput,
+        "horizon_s": 1000.0,
+        "stuck": 0.0,
+        "load": 1.0,
+        "dropped": 0.0,
+        "jct_mean_s": 0.0,
+        "jobs": float(len(jct_s)),
+    }
+    bins = np.array([0.0, 500.0])
+    return FinishedRun(
+        figures=shown | figures,
+        said="",
+        arrival_s=arrival_s,
+        end_s=arrival_s + np.array(jct_s),
+        alone_s=np.full(len(jct_s), alone_s),
+        gaps=np.array([[100.0, 1e-5], [200.0, 0.0]]),
+        course={k: bins for k in ("at_s", "normalised", "samples_per_s", "gpus", "waiting")},
+        node_gpus=[4],
+        node_types=["a100"],
+        segments=[("0", 100.0, 300.0, [(0, 2)])],
+    )
+
+
+BY_POLICY = {
+    "arena": [a_run([100, 200, NEVER], 10.0)],
+    "fcfs": [a_run([50, 500, 30], 5.0)],
+    "ilp:jct": [a_run([80, 100, 600], 8.0)],
+    "ilp:throughput": [a_run([100, 150, 800], 12.0)],
+    "greedy:jct": [a_run([10, 10, 10], 99.0)],
+}
+
+
+def test_jct_is_compared_over_the_jobs_that_both_finished() -> None:
+    assert jct_ratio(BY_POLICY["ilp:jct"], BY_POLICY["arena"]).value == pytest.approx(180 / 300)
+    assert jct_ratio(BY_POLICY["fcfs"], BY_POLICY["ilp:jct"]).value == pytest.approx(580 / 780)
+
+
+def test_jct_within_the_horizon_excludes_jobs_that_either_ended_later() -> None:
+    ours, theirs = [a_run([100, 901, 200])], [a_run([200, 100, 900])]
+    assert jct_ratio(ours, theirs).value == pytest.approx(1201 / 1200)
+    assert jct_ratio(ours, theirs, within_horizon=True).value == pytest.approx(300 / 1100)
+
+
+def test_without_commonly_finished_jobs_the_ratio_is_not_a_number() -> None:
+    assert math.isnan(jct_ratio([a_run([NEVER])], [a_run([1.0])]).value)
+
+
+def test_our_best_policy_is_chosen_by_throughput_over_jct_and_greedy_is_excluded() -> None:
+    # 8 / 260 s, 12 / 350 s
+    assert best_ilp(BY_POLICY) == "ilp:throughput"
+    slower = {**BY_POLICY, "ilp:throughput": [a_run([100, 150, 1000], 12.0)]}
+    assert best_ilp(slower) == "ilp:jct"
+    with pytest.raises(InvalidInput, match="one of our own"):
+        best_ilp({"arena": BY_POLICY["arena"]})
+
+
+def test_ranks_count_only_policies_that_are_not_ours() -> None:
+    assert policy_ranks("ilp:throughput", BY_POLICY) == (
+        2,
+        1,
+    )  # fcfs has the lower mean over all three
+    assert policy_ranks("ilp:jct", BY_POLICY) == (2, 2)
+
+
+def test_the_headline_shows_our_gain() -> None:
+    best, figures = headline_figures(BY_POLICY)
+    assert best == "ilp:throughput"
+    assert figures == {
+        "jct_rank": 2,
+        "throughput_rank": 1,
+        "others": 2,
+        "jct_bound_share": pytest.approx(30 / 1050),
+        "jct_gain_vs_arena": pytest.approx(1 - 250 / 300),
+        "throughput_gain_vs_arena": pytest.approx(0.2),
+        "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
+        "jct_gain_limit": pytest.approx(1 - 20 / 300),
+    }
+    figures = headline_figures(BY_POLICY, bounds=[15.0])[1]
+    assert figures["throughput_bound_share"] == pytest.approx(12 / 15)
+    assert figures["throughput_gain_limit"] == pytest.approx(0.5)
+    without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
+    assert "jct_gain_vs_arena" not in headline_figures(without)[1]
+
+
+def test_several_seeds_give_an_interval_of_the_gain() -> None:
+    by_policy = {
+        "arena": [a_run([100, 200], 10.0), a_run([300, 100], 8.0)],
+        "ilp:jct": [a_run([50, 100], 11.0), a_run([200, 120], 8.0)],
+    }
+    figures = headline_figures(by_policy)[1]
+    for name, value in (("jct_gain", 1 - 235 / 350), ("throughput_gain", 19 / 18 - 1)):
+        assert figures[f"{name}_vs_arena"] == pytest.approx(value)
+        assert figures[f"{name}_vs_arena_low"] < value < figures[f"{name}_vs_arena_high"]
+
+
+def test_a_row_covers_the_jobs_that_all_policies_finished() -> None:
+    found = comparison_row("fcfs", BY_POLICY, "arena")
+    assert (found["jobs_of_all"], found["jct_mean_s"], found["jct_p50_s"]) == (2, 275, 275)
+    assert found["throughput_over_arena"] == 0.5
+    assert found["jct_over_arena"] == pytest.approx(550 / 300)
+    assert found["stuck_runs"] == 0
+    assert "jct_mean_low_s" not in found  # of one seed
+    assert [r["policy"] for r in comparison_rows(BY_POLICY)][:2] == ["greedy:jct", "ilp:jct"]
+
+
+def test_the_share_of_the_bound_covers_the_jobs_the_policy_finished() -> None:
+    assert bound_share([a_run([20, 60, NEVER])]) == pytest.approx(20 / 80)
+    assert math.isnan(bound_share([a_run([NEVER])]))
+    assert finished_by([a_run([1, 950])], until_s=1000).tolist() == [True, False]
+
+
+def test_throughput_is_compared_without_normalisation() -> None:
+    assert throughput_ratio(BY_POLICY["fcfs"], BY_POLICY["arena"]).value == 0.5
+
+
+def test_plots_show_our_best_policy_arena_and_the_best_others() -> None:
+    many: dict[str, Any] = BY_POLICY | {
+        f"other-{k}": [a_run([k, k, k], 1.0)] for k in range(20, 30)
+    }
+    shown = policies_to_draw(many, "ilp:jct")
+    assert shown[:3] == ["ilp:jct", "arena", "other-20"]
+    assert len(shown) == MAX_DRAWN_POLICIES
+    plots = comparison_plots(many, "ilp:jct")
+    titles = [plot.title for plot in plots]
+    assert {"Throughput", "Queue", "Job completion time", "Gap to the proven bound"} < set(titles)
+    assert [t for t in titles if t.startswith("GPUs over")] == [
+        "GPUs over time under ilp:jct",
+        "GPUs over time under arena",
+    ]
+    assert "other-20" in plots[0].alt
+
+
+def test_without_arena_plots_are_in_hours() -> None:
+    by_policy = {"ilp:jct": [a_run([3600, 7200], 1.0)]}
+    assert "mean JCT, ilp:jct: 1.5" in comparison_plots(by_policy, "ilp:jct")[0].alt
+
+
+def test_a_group_is_named_by_what_its_runs_share() -> None:
+    group = ComparisonGroup(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
+    assert group.name == "my.csv, optimum, 0.5 of the GPUs"
+    costs = RunRequest(work=WorkloadSpec(), policy="", judge_every=7)
+    ours, theirs = (policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
+    assert (ours.work.gpus_share, ours.work.seed, ours.information) == (0.5, 3, "optimum")
+    assert (ours.mapped, theirs.mapped) == (True, False)
+    assert (ours.policy, ours.judge_every) == ("ilp:jct", 7)
+
+
+def test_shares_and_errors_are_parsed_as_numbers() -> None:
+    assert parse_shares("1, 0.25") == [1.0, 0.25]
+    assert error_sizes("0.2,0,0.05") == [0.05, 0.2]
+    with pytest.raises(InvalidInput, match="numbers"):
+        parse_shares("half")
+    for text in ("0", "1.5", "a"):
+        with pytest.raises(InvalidInput, match="numbers"):
+            error_sizes(text)
+
+
+def test_data_parallel_information_needs_its_file(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
+    assert memory_file(["estimates"], None) == ""
+    with pytest.raises(MissingData, match="dp-memory"):
+        memory_file(["data-parallel"], None)
+    given = tmp_path / "dp.csv"
+    given.write_text("x")
+    assert memory_file(["data-parallel"], given) == str(given)
+
+
+def test_a_loss_is_relative_to_the_run_on_true_estimates() -> None:
+    truth, told = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
+    assert list(run_loss(truth, told)) == pytest.approx([0.2, 0.1])
+    assert all(map(math.isnan, run_loss(a_run([NEVER]), a_run([1.0]))))
+
+
+def test_loss_curves_start_at_zero() -> None:
+    found = loss_plots(
+        {"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}}
+    )
+    assert [plot.title for plot in found] == ["Loss in mean JCT", "Loss in normalised throughput"]
+    assert "arena 0 to 0.15" in found[0].alt
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policies": "fcfs,arena"}, "one of ours"),
+        ({"policies": "ilp:jct,best"}, "unknown policy 'best'"),
+        ({"information": "all"}, "use estimates"),
+        ({"seeds": 2, "trace": "arena-testbed-a"}, "--jobs-share"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        find_cases()["policies"].run(**{"trace": SYNTHETIC} | options)
+
+
+def test_both_policies_are_timed_and_time_bounds_hold_only_for_the_default_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = find_cases()["simulator-speed"]
+    result = run_case(found, found.smoke, ["bench"])
+    assert set(result["bounds"]) == {"worst_gap", "refused"}
+    assert result["ok"]
+    assert [line["workload"] for line in result["table"]] == [SYNTHETIC, SYNTHETIC]
+    for line in result["table"]:
+        assert line["seconds"] == pytest.approx(line["decide_s"] + line["world_s"])
+    assert 0 < result["figures"]["ilp_decide_share"] < 1

@@ -1,0 +1,321 @@
+"""Workloads and policies by name, and one run of both, as simulation benchmarks have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import all_estimates, searched_optimum
+from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.comparison.judges import JudgedDecider, PausableClock, placement_value
+from tessera.simulator.comparison.policies import (
+    OUR_DEFAULT_POLICIES,
+    all_policies,
+    information_of,
+    is_ilp,
+    is_ours,
+    options_of,
+    split_list,
+)
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, run_request
+from tessera.simulator.comparison.workload import (
+    SYNTHETIC,
+    WorkloadSpec,
+    check_trace,
+    default_trace,
+    make_scenario,
+    shrink_nodes,
+)
+from tessera.simulator.data import MissingData
+from tessera.simulator.metrics import alone_seconds
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Decider
+from tessera.simulator.sweeps.tasks import answer_call
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.worlds import (
+    BERT,
+    FREE,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    simulate_scenario,
+    some_specs,
+)
+
+SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.05, jobs=8, load=2.0)
+
+TRACE = """job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s
+a,0,m,1B,8,100,1,a100,500
+b,300,m,1B,8,100,2,a100,
+c,400,m,1B,8,100,2,v100,
+d,9000,m,1B,8,100,1,a100,
+"""
+PROFILES = """model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status
+m,1B,8,a100,1,1,2.0,ok
+m,1B,8,a100,1,2,1.0,ok
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> WorkloadSpec:
+    """Four jobs: b wants two GPUs, c a type on which it does not run, d comes late."""
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "profiles.csv").write_text(PROFILES)
+    return WorkloadSpec(
+        trace=str(tmp_path / "trace.csv"), profiles=str(tmp_path / "profiles.csv"), rounds=10
+    )
+
+
+def test_every_policy_name_gives_a_valid_policy() -> None:
+    assert set(OUR_DEFAULT_POLICIES) < set(all_policies())
+    for name in all_policies():
+        options = options_of(name, seed=3)
+        assert options.seed == 3
+        assert bool(options.scheduler) != is_ours(name)
+        assert (options.solver == "portfolio" and not options.scheduler) == is_ilp(name)
+
+
+def test_our_policies_are_named_by_objective_and_accept_round_options() -> None:
+    options = options_of("ilp:0.5*throughput + jct @ max_changes=3 @ restart_horizon_s=7200")
+    assert options == RoundOptions(
+        objective="0.5*throughput + jct", max_changes=3, restart_horizon_s=7200.0
+    )
+    assert options_of("greedy:jct").solver == "greedy"
+    assert options_of("ilp:jct@run_to_completion=true").run_to_completion
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best",
+        "ilp:",
+        "ilp:nothing",
+        "ilp:jct@max_changes",
+        "ilp:jct@max_changes=few",
+        "ilp:jct@no_option=1",
+        "arena@defragment_every_rounds=-1",
+    ],
+)
+def test_an_unknown_policy_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        options_of(name)
+
+
+def test_information_is_chosen_by_name() -> None:
+    assert information_of("estimates") is all_estimates
+    assert information_of("optimum") is searched_optimum
+    with pytest.raises(InvalidInput, match="use one of estimates"):
+        information_of("everything")
+    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
+        information_of("data-parallel")
+
+
+def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
+    assert split_list(" a, b ,a,") == ["a", "b"]
+    with pytest.raises(InvalidInput, match="unknown c"):
+        split_list("a,c", ("a", "b"))
+    with pytest.raises(InvalidInput, match="at least one"):
+        split_list(" ,")
+
+
+def test_a_trace_file_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_named(
+    files: WorkloadSpec,
+) -> None:
+    found = make_scenario(files)
+    assert [one.spec.name for one in found.scenario.arrivals] == ["a", "b"]
+    assert found.dropped == 1
+    assert "c (m 1B on 2 v100)" in found.said
+    assert found.horizon_s == 300.0  # no job arrives later
+    # a: 200 GPU-seconds, b: 200, of 1,280 GPUs until the last arrival
+    assert found.load == pytest.approx(400 / (1280 * 300))
+
+
+def test_bad_jobs_can_be_refused_or_kept(files: WorkloadSpec) -> None:
+    refusing, keeping = (
+        WorkloadSpec(**asdict(files) | {"on_bad": bad}) for bad in ("refuse", "keep")
+    )
+    with pytest.raises(InvalidInput, match="v100"):
+        make_scenario(refusing)
+    assert [a.spec.name for a in make_scenario(keeping).scenario.arrivals] == ["a", "b", "c"]
+
+
+def test_deadlines_are_removed_unless_requested(files: WorkloadSpec) -> None:
+    assert math.isinf(make_scenario(files).scenario.arrivals[0].spec.deadline_s)
+    asked = WorkloadSpec(**asdict(files) | {"deadlines": True})
+    assert make_scenario(asked).scenario.arrivals[0].spec.deadline_s == 500
+
+
+def test_a_share_of_the_jobs_is_drawn_by_seed(files: WorkloadSpec) -> None:
+    whole = asdict(files) | {"rounds": 100, "jobs_share": 2 / 3}
+    drawn = {
+        tuple(
+            a.spec.name
+            for a in make_scenario(WorkloadSpec(**whole | {"seed": seed})).scenario.arrivals
+        )
+        for seed in range(9)
+    }
+    assert drawn == {("a", "b"), ("a", "d"), ("b", "d")}
+
+
+@pytest.mark.parametrize("folder", ["none", "empty"])
+def test_missing_data_is_reported(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / folder))
+    assert default_trace(None) == SYNTHETIC
+    for trace in ("arena-philly", "morphling-mt", str(tmp_path / "absent.csv")):
+        with pytest.raises(
+            MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
+        ):
+            make_scenario(WorkloadSpec(trace=trace))
+        with pytest.raises(
+            MissingData, match=r"arena-philly needs|morphling-mt needs|does not exist"
+        ):
+            check_requests([RunRequest(work=WorkloadSpec(trace=trace), policy="fcfs")], seeds=1)
+
+
+def test_a_trace_of_durations_is_refused_with_how_to_draw_its_models(tmp_path: Path) -> None:
+    trace = tmp_path / "durations.csv"
+    trace.write_text("job_id,submit_time_s,duration_s,num_gpus\na,0,600,2\nb,60,60,1\n")
+    for reads in (check_trace, lambda name: make_scenario(WorkloadSpec(trace=name))):
+        with pytest.raises(InvalidInput, match="--redraw"):
+            reads(str(trace))
+
+
+def test_a_share_of_a_cluster_keeps_at_least_one_node_of_each_type() -> None:
+    nodes = some_specs(("a100", 8, 4), ("v100", 1, 8))
+    assert [n.name for n in shrink_nodes(nodes, 0.25)] == ["a100-0", "a100-1", "v100-0"]
+    for share in (0.0, 1.5):
+        with pytest.raises(InvalidInput, match="gpus_share"):
+            shrink_nodes(nodes, share)
+
+
+def test_a_run_reads_back_unchanged_whether_run_here_or_as_a_task() -> None:
+    asked = RunRequest(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
+    here, there = run_request(asked), json.loads(answer_call(asked.task("x").call))
+    for result in (here, there):  # times differ from run to run
+        result["figures"] = {k: v for k, v in result["figures"].items() if "decide" not in k}
+    assert json.loads(json.dumps(here)) == there
+    ran = FinishedRun.read(there)
+    assert np.isfinite(ran.jct_s).all()
+    assert ran.figures["completed"] == len(ran.jct_s) == 8
+    assert 0 < ran.figures["optimum_share"] < 0.999
+    assert sum(ran.node_gpus) == 64
+    held_gpu_s = sum((end - start) * n for _, start, end, on in ran.segments for _, n in on)
+    assert held_gpu_s > 0
+    course = ran.course["gpus"]
+    assert course.max() <= 64
+    until = [(s, min(e, ran.figures["horizon_s"]), on) for _, s, e, on in ran.segments]
+    held_gpu_s = sum((e - s) * n for s, e, on in until for _, n in on)
+    bin_s = np.diff(np.append(ran.course["at_s"], ran.figures["horizon_s"]))
+    assert float(course @ bin_s) == pytest.approx(held_gpu_s)
+
+
+def test_wrong_estimates_change_decisions_but_no_speed() -> None:
+    truth, told = (
+        FinishedRun.read(
+            run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
+        )
+        for error in (0.0, 0.5)
+    )
+    assert (truth.alone_s == told.alone_s).all()
+    assert (truth.jct_s != told.jct_s).any()
+
+
+@pytest.mark.parametrize("policy", ["ilp:jct", "arena", "fcfs"])
+def test_no_schedule_ends_a_job_sooner_than_alone(policy: str) -> None:
+    costs = Overheads(save_s=3.0, load_s=5.0, search_s={1: 20.0, 8: 40.0})
+    for seed in range(6):
+        scenario = a_random_scenario(seed, jobs=4)
+        found = simulate_scenario(
+            scenario,
+            decide=Decider(options_of(policy)),
+            overheads=costs,
+            horizon_s=3e5,
+            on_events=True,
+        )
+        ended = np.isfinite(found.end_s) & (np.array(found.state) == "succeeded")
+        jct_s = found.end_s - found.arrival_s
+        assert (alone_seconds(scenario, costs)[ended] <= jct_s[ended] + 1e-6).all()
+
+
+def test_a_single_job_on_its_best_cell_takes_exactly_its_time_alone() -> None:
+    scenario = a_scenario(
+        an_arrival("a", iterations=1000, requested_gpus=1),
+        profiles=[a_profile(1, 1.0), a_profile(4, 0.5), a_profile(8, 0.1)],
+    )
+    costs = Overheads(search_s={1: 10.0, 8: 80.0}, load_s=5.0)
+    # 8 GPUs of two nodes; the least start is that on one GPU
+    assert alone_seconds(scenario, costs).tolist() == [pytest.approx(15.0 + 100.0)]
+    too_large = a_scenario(
+        an_arrival("a", workload=BERT),
+        profiles=[a_profile(16, 1.0)],
+    )
+    assert np.isinf(alone_seconds(too_large, FREE)).all()
+
+
+def test_the_best_decider_reaches_the_whole_optimum_and_fcfs_only_a_part() -> None:
+    snapshot = a_random_snapshot(1, jobs=25)
+    assert judged_shares(Decider(RoundOptions()), snapshot, 1) == [pytest.approx(1.0)]
+    fixed = judged_shares(Decider(options_of("fcfs")), snapshot, 1)
+    assert 0 < fixed[0] < 0.9
+
+
+def test_another_objective_is_measured_by_throughput_too() -> None:
+    snapshot = a_random_snapshot(2, jobs=25)
+    decider = Decider(RoundOptions(objective="jct"))
+    [share] = judged_shares(decider, snapshot, 1)
+    best = Decider(RoundOptions())(snapshot)
+    assert placement_value(snapshot, best) == pytest.approx(best.placed_score)
+    assert share == pytest.approx(
+        placement_value(snapshot, decider(snapshot)) / placement_value(snapshot, best)
+    )
+    assert share < 1
+
+
+def test_a_single_job_has_the_same_value_whichever_objective_chose_its_best_cell() -> None:
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 2)), jobs=[a_job("a")], estimates=[an_estimate(0, 0, 1)]
+    )
+    by_jct, by_throughput = (
+        Decider(RoundOptions(objective=objective))(snapshot) for objective in ("jct", "throughput")
+    )
+    assert by_jct.placed_score != pytest.approx(by_throughput.placed_score)
+    assert placement_value(snapshot, by_jct) == pytest.approx(by_throughput.placed_score)
+
+
+def test_only_some_rounds_are_judged_and_the_time_for_it_is_not_counted() -> None:
+    snapshot, watch = a_random_snapshot(1, jobs=5), PausableClock()
+    decide = JudgedDecider(Decider(RoundOptions()), 3, watch)
+    for _ in range(7):
+        decide(snapshot)
+    assert len(decide.shares) == 3
+    assert judged_shares(Decider(RoundOptions()), snapshot, 0) == []
+
+    before_s = watch.monotonic_s()
+    counted: list[float] = []
+
+    def work() -> float:
+        while not counted or watch.monotonic_s() < before_s + 0.01:
+            counted.append(0.0)
+        return 7.0
+
+    assert watch.without(work) == 7.0
+    assert watch.monotonic_s() - before_s < 0.01
+
+
+def judged_shares(decider: Decider, snapshot: Snapshot, every: int) -> list[float]:
+    decide = JudgedDecider(decider, every, PausableClock())
+    outcome: RoundOutcome = decide(snapshot)
+    assert outcome.problem.jobs
+    return decide.shares
