@@ -101,7 +101,7 @@ def measure_workload(spec: TaskSpec, held: threading.Lock) -> pb.AddProfilesRequ
         [tuple(size) for size in task["sizes"]],
         known=known,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        told=save_record,
+        report=save_record,
     )
     for samples, tp in measured.too_large:
         log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)

@@ -107,8 +107,8 @@ def simulate_trace(
             mismeasure_times(seen, noise, w.seed), levels=asked.levels, seed=w.seed
         )
 
-    beside = {name: planner(name) for name in asked.beside}
-    beside |= {noise_name(noise): planner(asked.mechanism, noise) for noise in asked.noises}
+    comparisons = {name: planner(name) for name in asked.beside}
+    comparisons |= {noise_name(noise): planner(asked.mechanism, noise) for noise in asked.noises}
     cluster = Cluster(
         gpus=w.gpus if muri is None else 2 * w.gpus,
         places=book if muri is None else muri,
@@ -116,7 +116,7 @@ def simulate_trace(
         plan=planner(asked.mechanism),
         clock=time.perf_counter,
         changed=None if muri is None else muri.changed,
-        beside=beside,
+        comparisons=comparisons,
     )
     rates = GroupRates(RateWindow(iterations=asked.window))
     result = run_trace(jobs, cluster, rates, horizon_s=w.days * DAY_S)
@@ -188,7 +188,7 @@ def summarize_run(
     used = result.link_use[result.link_use > 0]
     return {
         "flop": result.flop,
-        "beside_flop": result.beside_flop,
+        "beside_flop": result.comparison_flop,
         "of_all": peak / total_gpu_s,
         "of_held": peak / held_gpu_s,
         "computing_of_all": result.computing_gpu_s / total_gpu_s,

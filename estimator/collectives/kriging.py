@@ -35,7 +35,7 @@ class SimilarityWeights:
     machine_gpus: float = 0.45
     size: float = 0.2
     nodes: float = 1.4
-    beside: float = 0.05
+    node_groups: float = 0.05
     crossing: float = 50.0
     noise: float = 0.08  # variance that no other table explains
     common: float = 1.0  # variance of the part common to GPU types, relative to the other part

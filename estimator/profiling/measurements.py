@@ -56,12 +56,12 @@ def measure_layers(
     *,
     known: Iterable[ProfileRecord],
     date: str,
-    told: Callable[[ProfileRecord, int], object],
+    report: Callable[[ProfileRecord, int], object],
     effort: TimingEffort | None = None,
 ) -> MeasuredLayers:
     """Measure a step's layers at ``sizes``, except those that are among ``known``.
 
-    ``told`` is called with each new record and the total number of records. For each tensor
+    ``report`` is called with each new record and the total number of records. For each tensor
     degree, the first size that exceeds the device's memory and all larger ones are left out.
 
     Raises:
@@ -85,7 +85,7 @@ def measure_layers(
                 known=known,
                 effort=effort,
                 names=names,
-                report=lambda record: told(record, len(layers) * len(sizes)),
+                report=lambda record: report(record, len(layers) * len(sizes)),
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

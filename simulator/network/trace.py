@@ -68,7 +68,7 @@ class Cluster:
     ``changed`` is called before each plan. It returns, by name, the parts of running jobs that
     differ from before (jobs that share GPUs slow each other down).
 
-    ``beside`` has other planners by name. Their plans are evaluated on the jobs that run at each
+    ``comparisons`` has other planners by name. Their plans are evaluated on the jobs that run at each
     time, and never carried out. Two separate runs would also differ by chance, because a job that
     ends a little earlier changes which jobs share links.
     """
@@ -80,7 +80,7 @@ class Cluster:
     clock: Callable[[], float]
     in_turn: bool = False
     changed: Callable[[], Mapping[str, Contention]] | None = None
-    beside: Mapping[str, Callable[[Contention], NetworkPlan]] = field(default_factory=dict)
+    comparisons: Mapping[str, Callable[[Contention], NetworkPlan]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +98,9 @@ class TraceResult:
     ever_contended: Bools  # (J,)
     ended_s: float
     flop: float  # work done: U_T (Crux, eq. 1)
-    beside_flop: dict[str, float]  # work that the running jobs would have done under these plans
+    comparison_flop: dict[
+        str, float
+    ]  # work that the running jobs would have done under these plans
     held_gpu_s: float
     computing_gpu_s: float  # the part of ``held_gpu_s`` in which GPUs computed
     contended_gpu_s: float
@@ -142,7 +144,7 @@ class _Sums:
     computing_gpu_s: float = 0.0
     contended_gpu_s: float = 0.0
     contended_job_s: float = 0.0
-    beside_flop: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    comparison_flop: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -155,13 +157,13 @@ class _RunningJobs:
     rate: Floats = field(default_factory=lambda: np.zeros(0))
     contended: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     link_rate: Floats | None = None  # share of each link that is used
-    beside: dict[str, float] = field(default_factory=dict)  # flop/s
+    comparison: dict[str, float] = field(default_factory=dict)  # flop/s
 
 
 class _TraceRun:
     def __init__(self, jobs: Sequence[TraceJob], cluster: Cluster, rates: GroupRates) -> None:
         self.jobs, self.cluster, self.rates = jobs, cluster, rates
-        self.beside_rates = {name: GroupRates(rates.window) for name in cluster.beside}
+        self.comparison_rates = {name: GroupRates(rates.window) for name in cluster.comparisons}
         count = len(jobs)
         self.gpus = np.array([job.gpus for job in jobs], dtype=np.int64)
         self.compute_s = np.array([job.traffic.compute_s for job in jobs])
@@ -208,8 +210,8 @@ class _TraceRun:
         s.computing_gpu_s += float((gpus * self.compute_s[jobs]) @ done)
         s.contended_gpu_s += float(gpus[run.contended].sum()) * for_s
         s.contended_job_s += float(run.contended.sum()) * for_s
-        for name, flop_per_s in run.beside.items():
-            s.beside_flop[name] += flop_per_s * for_s
+        for name, flop_per_s in run.comparison.items():
+            s.comparison_flop[name] += flop_per_s * for_s
         if run.link_rate is not None:
             if self.link_s is None:
                 self.link_s = np.zeros_like(run.link_rate)
@@ -273,9 +275,9 @@ class _TraceRun:
         new = np.isnan(self.alone_s[run.jobs])
         started = np.array(run.jobs)[new]
         self.alone_s[started] = demand.alone_s[new] * self.iterations[started]
-        run.beside = {
-            name: self._would_do(plan(contention), contention, self.beside_rates[name])
-            for name, plan in cluster.beside.items()
+        run.comparison = {
+            name: self._would_do(plan(contention), contention, self.comparison_rates[name])
+            for name, plan in cluster.comparisons.items()
         }
 
     def _would_do(self, plan: NetworkPlan, contention: Contention, rates: GroupRates) -> float:
@@ -295,7 +297,7 @@ class _TraceRun:
             ever_contended=self.ever,
             ended_s=self.now_s,
             flop=s.flop,
-            beside_flop=dict(s.beside_flop),
+            comparison_flop=dict(s.comparison_flop),
             held_gpu_s=s.held_gpu_s,
             computing_gpu_s=s.computing_gpu_s,
             contended_gpu_s=s.contended_gpu_s,

@@ -102,7 +102,7 @@ def play_jobs(
     in_turn: bool = False,
     horizon_s: float = np.inf,
     window: RateWindow | None = None,
-    beside: Mapping[str, Callable[[Contention], NetworkPlan]] = MappingProxyType({}),
+    comparisons: Mapping[str, Callable[[Contention], NetworkPlan]] = MappingProxyType({}),
 ) -> TraceResult:
     ticks = count()
     cluster = Cluster(
@@ -112,7 +112,7 @@ def play_jobs(
         plan=first_paths,
         met=lambda job, gang: a_part(job.name, link[job.name], comm_s, gpus=gang.gpus),
         clock=lambda: float(next(ticks)),
-        beside=beside,
+        comparisons=comparisons,
     )
     return run_trace(jobs, cluster, GroupRates(window), horizon_s)
 
@@ -160,13 +160,17 @@ def test_alternative_plans_are_judged_at_the_same_times_and_change_nothing() -> 
     window = RateWindow(of_few=600)
     plain = play_jobs(jobs, links, comm_s=2.0, window=window)
     found = play_jobs(
-        jobs, links, comm_s=2.0, window=window, beside={"same": first_paths, "apart": spread_paths}
+        jobs,
+        links,
+        comm_s=2.0,
+        window=window,
+        comparisons={"same": first_paths, "apart": spread_paths},
     )
     assert found.end_s.tolist() == plain.end_s.tolist()
     assert found.flop == pytest.approx(2000.0)
-    assert found.beside_flop["same"] == pytest.approx(found.flop)
+    assert found.comparison_flop["same"] == pytest.approx(found.flop)
     both_s, alone_s = found.end_s[0], found.end_s[1] - found.end_s[0]
-    assert found.beside_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
+    assert found.comparison_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
 
 
 def spread_paths(contention: Contention) -> NetworkPlan:
