@@ -206,7 +206,7 @@ async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_r
 @pytest.mark.parametrize("baseline", ["sia", "highs", "stock-cp-sat"])
 async def test_a_baseline_commits_no_round(baseline: str) -> None:
     async with api() as a:
-        with pytest.raises(grpc.aio.AioRpcError, match="there to compare with") as wrong:
+        with pytest.raises(grpc.aio.AioRpcError, match="only for comparison") as wrong:
             await a.schedule("small", options=pb.RoundOptions(solver=baseline))
         assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not a.store.committed

@@ -61,7 +61,7 @@ count = 0
 try:
     while True:
         count += 1
-        checkpoint.save(store, 1, count)
+        checkpoint.save_checkpoint(store, 1, count)
         if count == 5:
             print("writing", flush=True)
 except checkpoint.StaleGeneration:

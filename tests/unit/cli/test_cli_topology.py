@@ -120,7 +120,7 @@ def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed
         (CLOS, ["--paths", "a100-0", "a100-9"], "--paths: unknown host 'a100-9'; did you mean"),
         (CLOS, ["--paths", "a100-0", "a100-0"], "--paths: needs two different hosts"),
         (LINGJUN, [], "hosts.csv: cannot be read"),
-        (LINGJUN + "rows: []\n", [], "file, rows: one of them must be given, and only one"),
+        (LINGJUN + "rows: []\n", [], "needs exactly one of 'file' and 'rows'"),
         (LINGJUN.replace("file: hosts.csv", ""), [], "needs the key 'rows'"),
     ],
 )

@@ -209,7 +209,7 @@ def test_the_status_is_given_for_each_type() -> None:
 
 def test_a_job_with_user_estimates_says_that_nothing_is_measured() -> None:
     ((_, said),) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling())
-    assert "a user's own" in said
+    assert "given by a user" in said
     assert profiling_facts(jobs_pb2.Job(), pb.Profiling()) == []
 
 

@@ -115,4 +115,4 @@ def test_published_schedulers_run_no_tasks_and_say_so(name: str) -> None:
     outcome = plan_round(snapshot, Policy(), make_solver(), FOREVER, scheduler=scheduler)
     (waits,) = (d for d in outcome.decisions if d.gang is None)
     assert waits.reason is not None
-    assert "published policy" in waits.reason.message
+    assert "published scheduler" in waits.reason.message

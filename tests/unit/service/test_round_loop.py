@@ -244,7 +244,7 @@ def test_a_replay_that_cannot_end_early_yields_with_an_error() -> None:
 def test_baselines_decide_dry_runs_and_commit_nothing() -> None:
     world = LoopUnderTest()
     for name in registry.baseline_names():
-        with pytest.raises(InvalidInput, match=r"there to compare with.*a dry run or a replay"):
+        with pytest.raises(InvalidInput, match=r"only for comparison.*a dry run or a replay"):
             world.schedule(options=RoundOptions(solver=name))
     assert not world.store.committed
     assert world.schedule(

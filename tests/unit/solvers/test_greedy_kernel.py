@@ -209,7 +209,16 @@ def test_prices_of_another_number_of_rows_are_refused() -> None:
 # compiling
 
 
-CALLED = ("sizes", "smallest", "occupy", "climb", "pack", "keep", "relieve", "start_missing")
+CALLED = (
+    "column_sizes",
+    "smallest_sizes",
+    "occupy_rows",
+    "take_gaining_steps",
+    "pack_jobs",
+    "keep_columns",
+    "relieve_rows",
+    "start_missing",
+)
 
 
 def compiled_signatures() -> dict[str, int]:

@@ -16,7 +16,7 @@ from tests.support.builders import a_random_problem
 
 problem = a_random_problem(seed=1, jobs=12)
 for name in sys.argv[1:]:
-    registry.solver(name).solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0))
+    registry.make_solver(name).solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0))
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
