@@ -137,8 +137,10 @@ def run_entry(entry: ContestEntry) -> ProcessOutcome:
 
 
 def _read(stream: IO[str], lines: queue.Queue[str]) -> None:
+    """Pass on the reports of a process. HiGHS prints other lines to the same stream."""
     for line in stream:
-        lines.put(line)
+        if line.startswith("{"):
+            lines.put(line)
     lines.put("")
 
 
