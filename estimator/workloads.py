@@ -123,7 +123,7 @@ def _model_named(field: str, workload: Workload, own: Iterable[ModelSpec]) -> Mo
             return read_model(field, spec)
     published = published_models().get(key)
     if published is None:
-        raise InvalidInput(field, unknown_model(workload))
+        raise InvalidInput(field, "; ".join(unknown_model(workload)))
     return Model(graph=published.graph, training=published.training, zero=published.zero)
 
 
@@ -153,14 +153,13 @@ def no_known_type(names: Iterable[str], catalogue: Iterable[str]) -> str:
     )
 
 
-def unknown_model(workload: Workload) -> str:
-    """Return the message that a model is unknown, with a remedy."""
+def unknown_model(workload: Workload) -> tuple[str, str]:
+    """Return the message that a model is unknown, and the remedy."""
     sizes = ", ".join(params for model, params in published_models() if model == workload.model)
     near = f" (published sizes of {workload.model}: {sizes})" if sizes else ""
     return (
-        f"the model {workload.model} {workload.params}".rstrip()
-        + f" is unknown{near}; describe it with"
-        " `tessera models add` (Estimates.UpsertModels), or import a profile of it"
+        f"the model {workload.model} {workload.params}".rstrip() + f" is unknown{near}",
+        "describe it with `tessera models add` (Estimates.UpsertModels), or import a profile of it",
     )
 
 

@@ -360,8 +360,7 @@ def _reason(workload: Workload, message: str, next_step: str) -> Reason:
 
 
 def _unknown(workload: Workload) -> Reason:
-    problem, _, remedy = unknown_model(workload).rpartition(": ")
-    return _reason(workload, problem, remedy)
+    return _reason(workload, *unknown_model(workload))
 
 
 def _estimates_pending(workload: Workload, counts: Mapping[str, Sequence[int]]) -> Reason:

@@ -147,8 +147,8 @@ def test_a_job_without_a_part_in_the_network_plan_says_why(
     submit(tessera, "one", "--gpus", "8")
     tessera("round")
     shown = tessera("job", "one").stdout
-    assert "not planned: what its Cell sends is not known" in shown
-    assert "what its Cell sends is not known" in tessera("network").stdout
+    assert "not planned: the traffic of its Cell is not known" in shown
+    assert "the traffic of its Cell is not known" in tessera("network").stdout
 
 
 def test_a_job_is_shown_by_its_full_name_whichever_cluster_the_command_names(

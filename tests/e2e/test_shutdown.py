@@ -34,7 +34,7 @@ PostgresStore.snapshot = wait_for_ever
 config = Config(
     listen="127.0.0.1:0", database_url=sys.argv[1], period_s=0.0, grace_s=%r, estimate_cells=False
 )
-asyncio.run(wiring.serve(config, lambda port: print(port, flush=True)))
+asyncio.run(wiring.serve_until_signal(config, lambda port: print(port, flush=True)))
 """
 
 

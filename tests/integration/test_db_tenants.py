@@ -230,7 +230,7 @@ def test_bounds_that_contradict_the_request_are_refused(store: PostgresStore) ->
     with pytest.raises(InvalidInput, match=r"jobs/a.max_gpus: is 1, but the job requests 2 GPUs"):
         submit(store, a_spec("a", requested_gpus=2, max_gpus=1))
     submit(store, a_spec("a", requested_gpus=2))
-    with pytest.raises(InvalidInput, match="give at most that, or 0 for no bound"):
+    with pytest.raises(InvalidInput, match="set it to at most that, or to 0 for no bound"):
         update_job(store, a_spec("a", requested_gpus=2, min_gpus=3), "min_gpus")
 
 

@@ -90,15 +90,15 @@ def close_input(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-USES = "print(embedded.start(place), flush=True); sys.stdin.read()"
+USES = "print(embedded.start_server(place), flush=True); sys.stdin.read()"
 
 
 def test_no_fork_handler_runs_when_the_server_starts_stops_and_is_left_at_exit(place: Path) -> None:
     """Those of gRPC crash or hang while other threads are in its calls."""
     program = f"""{FORK_IS_DEADLY}
-embedded.start(place)
-embedded.stop(place)
-print(embedded.start(place))
+embedded.start_server(place)
+embedded.stop_server(place)
+print(embedded.start_server(place))
 pid = libc.fork()
 print(os.waitpid(pid, 0)[1] & 127 if pid else "")
 """
@@ -137,11 +137,11 @@ def test_an_init_process_reaps_the_killed_server(place: Path) -> None:
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans are ours, as a container's are
 def postmaster():
     return int((place / "postmaster.pid").read_text().split()[0])
-embedded.start(place)
+embedded.start_server(place)
 first = postmaster()
 os.kill(first, signal.SIGKILL)
 os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # it is a zombie now
-embedded.start(place)
+embedded.start_server(place)
 print(first, postmaster())
 """
     first, second = run_program(program, place)
@@ -162,15 +162,15 @@ def test_the_last_user_to_exit_stops_the_server_and_killed_users_do_not_count(pl
 
 def test_the_server_stays_while_a_user_remains(place: Path) -> None:
     url = embedded.start_server(place)
-    run_program("embedded.start(place); embedded.stop(place)", place)
-    run_program("embedded.stop(place)", place)
-    run_program("embedded.start(place)", place)
+    run_program("embedded.start_server(place); embedded.stop_server(place)", place)
+    run_program("embedded.stop_server(place)", place)
+    run_program("embedded.start_server(place)", place)
     assert query_scalar(url, "SELECT 1") == (1,)
 
 
 def test_a_forked_child_does_not_count_as_a_user(place: Path) -> None:
     program = """
-url = embedded.start(place)
+url = embedded.start_server(place)
 if pid := os.fork():
     os.waitpid(pid, 0)
     print(embedded.pgserver.settled_url(place) == url)
@@ -181,7 +181,7 @@ if pid := os.fork():
 def test_a_removed_directory_is_no_error_at_exit_and_does_not_block_a_new_one(
     place: Path,
 ) -> None:
-    run_program("import shutil; embedded.start(place); shutil.rmtree(place)", place)
+    run_program("import shutil; embedded.start_server(place); shutil.rmtree(place)", place)
     orphans = processes_in(place)  # until the server looks for its directory, once a minute
     assert orphans
     assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
@@ -197,7 +197,7 @@ def test_a_socket_whose_path_would_be_too_long_is_placed_elsewhere(folder: Path)
     assert query_scalar(url, "SELECT current_setting('data_directory')") == (str(place),)
     sockets = Path(str(sa.make_url(url).query["host"]))
     assert sockets.stat().st_mode & 0o777 == 0o700
-    assert run_program("print(embedded.start(place))", place) == [url]
+    assert run_program("print(embedded.start_server(place))", place) == [url]
     embedded.stop_server(place)
     assert not sockets.exists()
 
@@ -251,8 +251,8 @@ def test_any_system_user_may_run_an_embedded_server(folder: Path) -> None:
         parent.chmod(parent.stat().st_mode | 0o011)
     program = f"""
 os.setgroups([]); os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})
-url = embedded.start(place)
-print(place.stat().st_uid, embedded.start(place) == url)
+url = embedded.start_server(place)
+print(place.stat().st_uid, embedded.start_server(place) == url)
 """
     assert run_program(program, home / "pg") == [str(nobody.pw_uid), "True"]
     assert not processes_in(home / "pg")
