@@ -291,7 +291,10 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
 
 def test_help_needs_none_of_the_heavy_libraries() -> None:
     heavy = "{'numpy', 'scipy', 'ortools', 'sqlalchemy', 'psycopg2', 'matplotlib', 'jax'}"
-    code = f"import sys, tessera.service.cli.main as m; m.deferred_commands(); print({heavy} & sys.modules.keys())"
+    code = (
+        "import sys, tessera.service.cli.main as m; m.deferred_commands();"
+        f" print({heavy} & sys.modules.keys())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=None
     )
