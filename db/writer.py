@@ -201,7 +201,9 @@ class PostgresWriter:
                 values[document] = dump_json(values[document])
             if not pins.keeps_promise(old, new):
                 values |= {"admitted": False, "certificate": "[]"}
-            assignments = "".join(f"{field} = :{field}, " for field in values)  # names: UPDATABLE
+            assignments = "".join(
+                f"{field} = :{field}, " for field in values
+            )  # names: UPDATABLE_COLUMNS
             update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
             self._connection.execute(sa.text(update), values | {"job": job})
         if "avoid_nodes" in fields:

@@ -324,7 +324,7 @@ def bound_values(
     greatest = np.sort(reduce_by_job(np.maximum, size, job_start)) * scale
     if greatest.sum() <= MAX_TOTAL_VALUE:
         return gross, price
-    # Find the limit at which the capped values sum to MAX_WORTH, from the smallest job upwards.
+    # Find the limit at which the capped values sum to MAX_TOTAL_VALUE, from the smallest job upwards.
     below = np.append(0.0, np.cumsum(greatest)[:-1])
     limits = (MAX_TOTAL_VALUE - below) / (len(greatest) - np.arange(len(greatest)))
     limit = limits[np.argmax(limits < greatest)] / scale

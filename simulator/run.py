@@ -252,7 +252,7 @@ class _DecidedRound:
     broken: bool  # whether it broke a rule, so that nothing was carried out
     changed: bool  # whether it changed any job
     needed_s: float  # the time at which promises need a round
-    stands_until: int  # number of the next round that may change something (``Outcome``)
+    stands_until: int  # number of the next round that may change something (``RoundOutcome``)
 
 
 def _round(

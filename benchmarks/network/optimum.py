@@ -56,7 +56,7 @@ class PlanSpace:
     level: Ints  # (A, J) every way to order jobs, equals allowed; levels used are 0 to highest
     work: Floats  # (V, A) flop a second
     span: JudgedSpan
-    drift: float  # the share by which work changed since a window half as long: SETTLED's quantile
+    drift: float  # the share by which work changed since a window half as long: SETTLED_SHARE's quantile
 
     def within(self, levels: int) -> Bools:
         """Return which assignments need at most ``levels`` levels, (A,)."""

@@ -75,7 +75,7 @@ class SmallCase:
     hosts: int
     cable_bytes_per_s: float
     jobs: tuple[SmallJob, ...]
-    placements: tuple[Placement, ...]  # on the Clos; there are ``PLACEMENTS`` of them
+    placements: tuple[Placement, ...]  # on the Clos; there are ``PLACEMENT_COUNT`` of them
     torus_sizes: tuple[int, int]
     torus_placement: Placement
 

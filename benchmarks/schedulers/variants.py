@@ -84,7 +84,7 @@ class Variant:
 
 
 def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
+    """Run a variant to the end of all jobs, and return the data that ``FinishedRun`` reads."""
     work = WorkloadSpec(**asked["work"])
     return run_variant(
         Variant(
@@ -94,7 +94,7 @@ def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -
 
 
 def run_variant(variant: Variant) -> dict[str, Any]:
-    """Run a variant to the end of all jobs, and return the data that ``Ran`` reads."""
+    """Run a variant to the end of all jobs, and return the data that ``FinishedRun`` reads."""
     world, told = shape_world(
         make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed
     )
@@ -267,7 +267,7 @@ def seed_run(variant: Variant, seed: int) -> Variant:
 def check_variants(variants: Sequence[Variant], seeds: int) -> None:
     """Refuse variants that would fail later, before anything runs.
 
-    Raises the errors of ``simulator.comparison.runs.check``.
+    Raises the errors of ``simulator.comparison.runs.check_requests``.
     """
     check_requests((variant.asked for variant in variants), seeds)
     for variant in variants:

@@ -14,7 +14,7 @@ HEADER: Final = ["host_id", "dsw", "psw", "asw"]
 
 
 def rows_of(content: str, source: str) -> list[tuple[str, str, str, str]]:
-    """Return (host, dsw, psw, asw) of each row, in the form that ``builders.lingjun`` takes.
+    """Return (host, dsw, psw, asw) of each row, in the form that ``builders.build_lingjun`` takes.
 
     Raises:
         InvalidInput: a line is wrong. The error names ``source`` and the line.

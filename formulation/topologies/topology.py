@@ -35,7 +35,7 @@ class Vertices(Table):
     INDEX: ClassVar[str] = "vertices"
     name: tuple[str, ...]
     tier: Ints  # Tier
-    host: Ints  # index into Topology.hosts; NOWHERE if it is in no host
+    host: Ints  # index into Topology.hosts; NO_HOST if it is in no host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -137,7 +137,7 @@ def _without(job: jobs_pb2.Job, fields: Sequence[str]) -> jobs_pb2.Job:
     copied = jobs_pb2.Job()
     copied.CopyFrom(job)
     for name in fields:
-        copied.ClearField(name)  # type: ignore[arg-type] # names of GOES_ON
+        copied.ClearField(name)  # type: ignore[arg-type] # names of CHANGING_FIELDS
     return copied
 
 

@@ -38,7 +38,7 @@ TRIALS: Final = 240
 MAX_CHOICES: Final = 12_000
 """Maximum number of choices that are tried for all groups together: some seconds.
 
-The number of iterations played for them is limited to the same time (``swaps.PLAYED``). Fewer
+The number of iterations played for them is limited to the same time (``swaps.MAX_PLAYED_ITERATIONS``). Fewer
 choices are tried if the jobs of a group have very different lengths."""
 KICKED_BUNDLES: Final = 3
 """Bundles that are drawn again when no single one should move."""

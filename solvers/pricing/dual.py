@@ -49,7 +49,7 @@ MIN_PRICE_SHARE: Final = 0.1
 DRIFT_SHARE: Final = 0.02
 """The distance to which prices near known ones may go, as a share of these.
 
-It is ``DRIFT_OF_FEW / sqrt(jobs)`` if that is more. As measured at 2 % churn, prices move by 0.02
+It is ``DRIFT_OF_SMALL_ROUNDS / sqrt(jobs)`` if that is more. As measured at 2 % churn, prices move by 0.02
 with 10,000 jobs and more, and by 0.045 with 2,000."""
 DRIFT_OF_SMALL_ROUNDS: Final = 3.0
 PLANES_A_ROW: Final = 4

@@ -65,7 +65,7 @@ def decide_again(
     """Run all requests of the trace under our policy, with the testbed's rounds of 300 s.
 
     The policy sees the profiles. Throughput is the mean until the record's end, as in the
-    ``Errors`` of a replay.
+    ``ReplayErrors`` of a replay.
     """
     policy, origin_s = OUR_POLICIES[jobs[0].policy], jobs[0].origin_s
     came = [
