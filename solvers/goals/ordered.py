@@ -128,6 +128,8 @@ def _solve(
         if solution.objective >= greedy.objective:
             return solution
         return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
+    if solution.status is SolveStatus.INFEASIBLE and not greedy.has_answer:
+        return solution
     if not solution.has_answer and greedy.objective <= solution.bound <= greedy.bound:
         return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
     return greedy

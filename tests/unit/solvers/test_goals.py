@@ -139,6 +139,20 @@ def test_must_run_jobs_that_do_not_fit_are_infeasible(name: str) -> None:
     assert [r.gap for r in found.results] == [math.inf, math.inf]
 
 
+@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
+def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
+    """Waiting uses a row, and all values are 0, so greedy's bound proves nothing."""
+    problem = a_problem([[(0, {0: 1})], [(0, {0: 1})]], [1, 0], must_run=[1])
+    waits = replace(
+        problem,
+        idle_start=np.array([0, 1, 1]),
+        idle_row=np.array([1]),
+        idle_amount=np.array([1]),
+    )
+    found = solve_in_order(waits, a_sum([0, 0], "last"), name=name)
+    assert found.solution.status is SolveStatus.INFEASIBLE
+
+
 def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
     spent = Budget(remaining_s=lambda: 0.0)
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
