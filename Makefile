@@ -19,12 +19,11 @@ $(SERVER): pyproject.toml proto/pyproject.toml constraints.txt
 	@$(PYTHON) scripts/setup.py server .venv
 	@touch $(SERVER)
 
-demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP beside greedy
+demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP next to greedy
 	$(BIN)/tessera demo
 
-test: $(DEV) ## all tests, three files at a time; then the documents as a newcomer follows them
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore=tests/e2e/test_pages.py
-	$(BIN)/python -m pytest -q tests/e2e/test_pages.py
+test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 test-full: $(DEV) ## the same with nine times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
