@@ -1,6 +1,6 @@
 """Count what CONTRIBUTING's section "Language" asks for, and fail where a count is over its limit.
 
-Each measure has a limit, which is what we have reached and may only fall, and a goal.
+Each measure has a limit, which is near what we have reached and may only fall.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ BANNED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A count or share with what it may be now and what it shall become."""
+    """A count or share with its limit."""
 
     name: str
     value: float
     limit: float
-    goal: float
 
     def row(self) -> str:
         """Return a line of the table."""
         mark = "  over its limit" if self.value > self.limit else ""
-        return f"{self.name:<58}{self.value:>9.4g}{self.limit:>9.4g}{self.goal:>9.4g}{mark}"
+        return f"{self.name:<58}{self.value:>9.4g}{self.limit:>9.4g}{mark}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,33 +174,30 @@ def measures() -> list[Measure]:
     skips = sum(module.text.count("# fmt: skip") for module in modules)
     one_word = sum("_" not in name for name in names)
     rows = (
-        # what is measured, its value, its limit, its goal
-        ("public functions named by a participle, %", share(participles, len(names)), 0, 1),
-        ("public functions named by one word, %", share(one_word, len(names)), 36.2, 30),
+        # what is measured, its value, its limit
+        ("public functions named by a participle, %", share(participles, len(names)), 0),
+        ("public functions named by one word, %", share(one_word, len(names)), 5),
         (
             "class docstrings that open with a question word, %",
             share(questions, len(classes)),
             0,
-            2,
         ),
-        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 242, 0),
-        ("class names used for three things or more", len(repeated_class_names(modules)), 29, 15),
-        ("lines that the formatter may not lay out", skips, 0, 20),
-        ("lines of Markdown over 100 columns", wide, 0, 0),
-        ("links of Markdown that lead nowhere", len(dead_links()), 0, 0),
-        ("pages of decisions that their index lacks", len(unlisted_decisions()), 0, 0),
-        ("README, kB", (ROOT / "README.md").stat().st_size / 1000, 8, 8),
-        ("largest README of a room, kB", max(rooms) / 1000, 6, 6),
+        ("banned words in strings, Markdown and protos", banned_words(modules).total(), 0),
+        ("class names used for three things or more", len(repeated_class_names(modules)), 0),
+        ("lines that the formatter may not lay out", skips, 0),
+        ("lines of Markdown over 100 columns", wide, 0),
+        ("links of Markdown that lead nowhere", len(dead_links()), 0),
+        ("pages of decisions that their index lacks", len(unlisted_decisions()), 0),
+        ("README, kB", (ROOT / "README.md").stat().st_size / 1000, 8),
+        ("largest README of a room, kB", max(rooms) / 1000, 6),
     )
-    return [
-        Measure(name=name, value=value, limit=limit, goal=goal) for name, value, limit, goal in rows
-    ]
+    return [Measure(name=name, value=value, limit=limit) for name, value, limit in rows]
 
 
 def main() -> int:
     """Print the table; return 1 where a measure is over its limit."""
     table = measures()
-    sys.stdout.write(f"{'measure':<58}{'now':>9}{'limit':>9}{'goal':>9}\n")
+    sys.stdout.write(f"{'measure':<58}{'now':>9}{'limit':>9}\n")
     sys.stdout.write("\n".join(measure.row() for measure in table) + "\n")
     return int(any(measure.value > measure.limit for measure in table))
 
