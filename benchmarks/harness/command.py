@@ -42,9 +42,12 @@ def _all(
     if context.invoked_subcommand is not None:
         return
     if not smoke:
+        names = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for found in find_cases().values():
-            summary = (inspect.getdoc(found.run) or "").splitlines()[0]
-            out.print(f"[bold]{found.name}[/]  {summary}", highlight=False)
+            names.add_row(
+                f"[bold]{found.name}[/]", (inspect.getdoc(found.run) or "").splitlines()[0]
+            )
+        out.print(names)
         return
     broken = []
     for found in find_cases().values():
