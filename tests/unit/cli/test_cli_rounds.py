@@ -310,7 +310,7 @@ def test_a_round_of_a_published_scheduler_has_no_bound_and_shows_its_name(
     endless = a_round(options=round_options(scheduler="fcfs"), bound=float("inf"), gap=float("inf"))
     show_round(endless, everything=False, wide=False)
     shown = capsys.readouterr().out
-    assert "fcfs (published)" in shown
+    assert "the published scheduler fcfs" in shown
     assert "no bound is known" in shown
     assert "greedy" not in shown
 
