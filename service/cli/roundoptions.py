@@ -290,7 +290,10 @@ def _limit_options(
         ),
     ] = None,
     solver: Annotated[
-        Text, _option(_SOLVING, "portfolio, cp-sat, greedy, lp, cbc or cvxpy. Default: portfolio.")
+        Text,
+        _option(
+            _SOLVING, "portfolio, pricing, greedy, cp-sat, lp, cbc or cvxpy. Default: portfolio."
+        ),
     ] = None,
     gap: Annotated[
         Real, _option(_SOLVING, "Relative gap to the bound at which solving stops. Default: 1e-4.")

@@ -183,7 +183,9 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
     texts = [f"{name} {value}" for name, value in rules.items() if value]
-    decider = f"the published scheduler {chosen.scheduler}" if chosen.scheduler else chosen.objective
+    decider = (
+        f"the published scheduler {chosen.scheduler}" if chosen.scheduler else chosen.objective
+    )
     return "; ".join([decider, *texts])
 
 

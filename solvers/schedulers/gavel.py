@@ -25,7 +25,7 @@ class Gavel:
     """Gavel (OSDI'20) with the objective that Arena compares with: the greatest total throughput.
 
     A job gets its requested count, on whichever type. The objective is to maximize the sum of
-    weight x rate / reference rate (Eq. 6), with one type per job and the GPUs of each type as
+    weight x rate / reference rate (Eq. 6c), with one type per job and the GPUs of each type as
     limits. Gavel solves for shares of time and realizes them over rounds. The maximum of a sum is
     reached with (almost) every share 0 or 1, so the round's integer program is solved instead,
     which needs no memory of rounds. Gavel charges no restarts; a job's value is 0.1 % higher on its

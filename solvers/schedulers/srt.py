@@ -13,7 +13,7 @@ from tessera.solvers.schedulers.packing import OptionPacking, options_of
 class Srt:
     """Preemptive shortest remaining time at the requested count.
 
-    Remaining time is the remaining work over the job's reference rate (Eq. 6), so that jobs are
+    Remaining time is the remaining work over the job's reference rate (Eq. 6c), so that jobs are
     compared by what they requested and not by the GPUs that they hold. In that order, each job gets
     its requested count. It stays where it runs now if it can, because a move costs a restart.
     Otherwise it gets the fastest type with room; a requested type is only a wish to this scheduler,

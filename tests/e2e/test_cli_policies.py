@@ -96,7 +96,9 @@ def test_a_snapshot_is_solved_by_another_policy_without_a_server(
     tessera("replay", "1", "--save-snapshot", str(kept))
     shown = tessera("solve", str(kept), "--objective", "max-min within 5% then throughput").stdout
     assert "max-min within 5% then throughput" in shown
-    assert "the published scheduler fcfs" in tessera("solve", str(kept), "--scheduler", "fcfs").stdout
+    assert (
+        "the published scheduler fcfs" in tessera("solve", str(kept), "--scheduler", "fcfs").stdout
+    )
 
 
 def test_an_invalid_standing_policy_is_refused_before_anything_starts(tessera: Tessera) -> None:

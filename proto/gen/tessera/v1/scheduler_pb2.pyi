@@ -75,7 +75,7 @@ class RoundOptions(_message.Message):
     raw_throughput: _builtins.bool
     """Whether to sum raw samples/s instead of normalised throughput. Default: false."""
     solver: _builtins.str
-    """The solver: "portfolio" (the default, also ""), "cp-sat", "greedy", "lp", "cbc" or "cvxpy"."""
+    """The solver: "portfolio" (the default, also ""), "pricing", "greedy", "cp-sat", "lp", "cbc" or "cvxpy"."""
     gap: _builtins.float
     """The relative gap at which the solver stops. Default (also 0): 1e-4."""
     seed: _builtins.int
