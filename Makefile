@@ -23,7 +23,7 @@ demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, 
 	$(BIN)/tessera demo
 
 test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
 
 test-full: $(DEV) ## the same with nine times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
