@@ -29,7 +29,8 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self._shell = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "-i"],
+            # setsid makes the terminal bash's own; `preexec_fn` would fork a process with threads
+            ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"],
             cwd=folder,
             env={
                 **environment,
@@ -41,8 +42,6 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
         self.run("stty -echo noflsh; PS1= PS2=; bind 'set enable-bracketed-paste off'", 60)
