@@ -1,4 +1,4 @@
-"""The checked-in generated code is what the .proto files say."""
+"""The checked-in generated code matches the .proto files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents as processes that meet twins, lost directories, full disks and lies."""
+"""Agent processes that face a twin, a lost directory, a full disk and false reports."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ async def server() -> AsyncIterator[FakeServer]:
 
 @pytest.fixture
 def make_agent(tmp_path: Path) -> Iterator[MakeAgent]:
-    made: list[AgentProcess] = []
+    agents: list[AgentProcess] = []
 
     def make(port: int, *flags: str, folder: Path | None = None, **more: Any) -> AgentProcess:
-        agent = AgentProcess(folder or tmp_path / f"agent-{len(made)}", [port], *flags, **more)
-        made.append(agent)
+        agent = AgentProcess(folder or tmp_path / f"agent-{len(agents)}", [port], *flags, **more)
+        agents.append(agent)
         agent.start()
         return agent
 
     yield make
-    for agent in made:
+    for agent in agents:
         agent.clean()
 
 
@@ -103,7 +103,7 @@ async def test_an_agent_whose_data_directory_is_removed_continues(
 
 
 @pytest.mark.parametrize(
-    ("stored", "says"),
+    ("stored", "message"),
     [
         ("{", "does not hold JSON"),
         ('{"generation": 1}', "is broken: iterations is None"),
@@ -111,7 +111,7 @@ async def test_an_agent_whose_data_directory_is_removed_continues(
     ],
 )
 async def test_a_broken_checkpoint_fails_its_job_and_the_error_says_what_to_do(
-    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, stored: str, says: str
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, stored: str, message: str
 ) -> None:
     store = tmp_path / "agent-0" / "checkpoints" / "c" / "job-a"
     store.mkdir(parents=True)
@@ -119,7 +119,7 @@ async def test_a_broken_checkpoint_fails_its_job_and_the_error_says_what_to_do(
     server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
     agent = make_agent(server.port)
     await server.sees(1, ("a", 1, "n0", "FAILED"), ("b", 1, "n1", "RUNNING"))
-    assert says in error_of(server, "a")
+    assert message in error_of(server, "a")
     assert "remove it" in error_of(server, "a")
     agent.pid_of("b")
 
@@ -143,16 +143,16 @@ async def test_a_gang_directory_that_is_a_link_is_not_written_through(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a disk of 512 KiB; skip where none can be mounted."""
+    """Yield a disk of 512 KiB, or skip the test if it cannot be mounted."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tessera-test", str(place)]
     try:
-        made = subprocess.run(mount, capture_output=True, text=True, check=False)
+        result = subprocess.run(mount, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("a full disk: there is no mount here")
-    if made.returncode:
-        pytest.skip(f"a full disk: only root may mount one: {made.stderr.strip()}")
+        pytest.skip("a full disk needs the program mount")
+    if result.returncode:
+        pytest.skip(f"a full disk can be mounted only by root: {result.stderr.strip()}")
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
@@ -201,7 +201,7 @@ async def test_a_job_name_with_a_path_stays_inside_the_agents_directories(
 
 
 def store_lab_cluster(store: PostgresStore) -> None:
-    """Store a cluster with a type, and a job that runs on one GPU for long."""
+    """Store a cluster of one GPU type, and a long job on one GPU."""
     workload = Workload(model="m", params="", global_batch=8)
     cell = EstimateRecord(
         workload=workload,
@@ -237,7 +237,7 @@ def decide_round(store: PostgresStore) -> None:
 async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notified_and_stops(
     store: PostgresStore, database: Database, make_agent: MakeAgent
 ) -> None:
-    """The twin has a directory of its own, so it could not stop what the first one left."""
+    """The second agent has its own directory, so it could not stop processes that the first left."""
     store_lab_cluster(store)
     config = Config(
         listen="127.0.0.1:0",
@@ -267,13 +267,13 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
         assert await asyncio.wait_for(first.ended(), PATIENCE_S) == 3
         assert not is_running(pid)
         log = first.log.read_text()
-        assert log.count("connected to") == 1  # it does not try again
+        assert log.count("connected to") == 1  # it does not reconnect
         assert "give it another name" in log.splitlines()[-1]
         await until(lambda: list((second.data_dir / "gangs").glob("a@*/process.json")))
         await job_is(JobState.RUNNING)
-        (left,) = (second.data_dir / "gangs").glob("a@*")
-        other = json.loads((left / "process.json").read_text())["pid"]
-        assert is_running(other)
+        (gang,) = (second.data_dir / "gangs").glob("a@*")
+        new_pid = json.loads((gang / "process.json").read_text())["pid"]
+        assert is_running(new_pid)
         (node,) = store.list_nodes("c", "", 10)
         assert node.silent_s < 45
         assert store.get_job("c", "a").retries == 0

@@ -1,4 +1,4 @@
-"""The agent as a process against a server over a real socket: what it does and what it survives."""
+"""The agent as a process that talks to a server over a real socket, also through failures."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ async def server() -> AsyncIterator[FakeServer]:
 
 @pytest.fixture
 def make_agent(tmp_path: Path, server: FakeServer) -> Iterator[MakeAgent]:
-    made: list[AgentProcess] = []
+    agents: list[AgentProcess] = []
 
     def make(*flags: str) -> AgentProcess:
         agent = AgentProcess(tmp_path / "agent", [server.port], *flags)
-        made.append(agent)
+        agents.append(agent)
         agent.start()
         return agent
 
     yield make
-    for agent in made:
+    for agent in agents:
         agent.clean()
 
 
@@ -110,11 +110,11 @@ async def test_a_job_that_is_no_longer_desired_is_stopped_and_absent(
     server.want(1, a_gang(iterations_total=LONG), keep)
     agent = make_agent()
     await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
-    gone, kept = agent.pid_of("a"), agent.pid_of("b")
+    pid_a, pid_b = agent.pid_of("a"), agent.pid_of("b")
     server.want(2, keep)
     await server.sees(2, ("b", 1, "n1", "RUNNING"))
-    assert not is_running(gone)
-    assert is_running(kept)
+    assert not is_running(pid_a)
+    assert is_running(pid_b)
 
 
 async def test_a_process_that_does_not_stop_is_killed_after_the_grace(
@@ -123,12 +123,12 @@ async def test_a_process_that_does_not_stop_is_killed_after_the_grace(
     server.want(1, a_gang(iterations_total=LONG))
     agent = make_agent("--grace-s", "0.2")
     await server.sees(1, RUNNING)
-    deaf = agent.pid_of("a")
-    os.kill(deaf, signal.SIGSTOP)
+    pid = agent.pid_of("a")
+    os.kill(pid, signal.SIGSTOP)
     server.want(2)
     await server.sees(2, ("a", 1, "n0", "STOPPING"))
     await server.sees(2)
-    assert not is_running(deaf)
+    assert not is_running(pid)
 
 
 async def test_each_member_is_reported_and_only_the_leader_has_a_process(
@@ -141,8 +141,8 @@ async def test_each_member_is_reported_and_only_the_leader_has_a_process(
     agent = make_agent()
     await server.sees(1, RUNNING, ("a", 1, "n1", "RUNNING"), ("b", 1, "n1", "RUNNING"))
     assert server.observed is not None
-    known = [gang.iterations_done >= 0 for gang in server.observed.gangs]
-    assert known == [True, False, False]
+    progress_known = [gang.iterations_done >= 0 for gang in server.observed.gangs]
+    assert progress_known == [True, False, False]
     assert agent.pid_of("a")
     assert not (agent.data_dir / "gangs" / "b@1" / "process.json").exists()
 
@@ -166,7 +166,7 @@ async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_igno
     await server.sees(7, RUNNING)
     pid = agent.pid_of("a")
     await server.stop()
-    server.want(6)  # what a server that lags behind would say
+    server.want(6)  # what a server that lags behind would send
     await server.start()
     await server.sees(7, RUNNING)
     beats = server.heartbeats
@@ -208,7 +208,7 @@ async def test_a_late_message_does_not_prolong_the_lease_of_an_agent(
     pid = agent.pid_of("a")
     agent.send(signal.SIGSTOP)
     frozen_s, sent, beats = time.monotonic(), server.sent, server.heartbeats
-    await until(lambda: server.sent > sent)  # it waits in the agent's socket
+    await until(lambda: server.sent > sent)  # a message waits in the agent's socket
     server.mute = True
     await until(lambda: time.monotonic() > frozen_s + 1.8)
     agent.send(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A job that nobody profiled: from submission to GPUs, with a whole server and nothing but its API."""
+"""A job that nobody profiled, from submission to GPUs, through the API of a complete server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ARCHITECTURE = (
 
 
 class User:
-    """What a user does, over a channel."""
+    """A user's calls of the API over one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
@@ -70,7 +70,7 @@ class User:
 
 @asynccontextmanager
 async def a_system(database: Database, **settings: Any) -> AsyncIterator[User]:
-    """Yield a user of a server whose cluster has nodes with an agent, and nothing else."""
+    """Yield a user of a server whose cluster has only nodes and their agent."""
     config = Config(
         listen="127.0.0.1:0", database_url=database.url, period_s=0.0, grace_s=2.0, **settings
     )
@@ -91,7 +91,7 @@ async def a_system(database: Database, **settings: Any) -> AsyncIterator[User]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for the condition: what makes it true is told by nobody."""
+    """Poll the condition until it is true, since nothing notifies the caller."""
     async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.02)
@@ -110,10 +110,10 @@ async def test_a_job_of_a_published_model_gets_cells_and_is_scheduled(database: 
             (t, n) for t in TYPES for n in (1, 2, 4)
         }
         await user.schedule()
-        found = await user.job("j")
-    assert found.state == jobs_pb2.STARTING
+        job = await user.job("j")
+    assert job.state == jobs_pb2.STARTING
     best = min((c for c in cells if c.cell.gpus == 4), key=lambda c: c.iter_time_s)
-    assert found.allocation.cell == best.cell
+    assert job.allocation.cell == best.cell
 
 
 async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_the_model_is_added(
@@ -150,6 +150,6 @@ async def test_a_server_with_estimation_off_estimates_nothing(database: Database
     async with a_system(database, estimate_cells=False) as user:
         await user.submit("j", "bert", "1.3B")
         await user.schedule()
-        found = await user.job("j")
+        job = await user.job("j")
         assert await user.cells("bert", "1.3B") == []
-    assert "there is no estimate of bert/1.3B/256" in found.reason.message
+    assert "there is no estimate of bert/1.3B/256" in job.reason.message

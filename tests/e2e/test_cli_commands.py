@@ -59,13 +59,13 @@ def test_a_job_is_watched_until_it_ends(tessera: Tessera, fleet: Fleet, address:
     with connect(address) as client:
         request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
         for job in client.stream(client.jobs.WatchJob, request):
-            if job.state == jobs_pb2.RUNNING:  # its agent has said so, so it knows of the job
+            if job.state == jobs_pb2.RUNNING:  # its agent has reported it, so it knows the job
                 break
     fleet.advance(1e6)
-    seen = [
+    jobs = [
         json.loads(text) for text in tessera("job", "j", "-w", "-o", "json").stdout.splitlines()
     ]
-    assert seen[-1]["state"] == "SUCCEEDED"
+    assert jobs[-1]["state"] == "SUCCEEDED"
     assert tessera("jobs").stdout == ""
     assert "100.0" in tessera("jobs", "--all").stdout
     assert tessera("jobs", "--state", "succeeded", "-o", "name").stdout == "clusters/c/jobs/j\n"
@@ -116,8 +116,8 @@ def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
         "a is already cancelled",
     ]
     submit(tessera, "b2")
-    said = tessera("release", "b2", code=1).stderr
-    assert "job b2 is queued, so it cannot be released; it can be cancelled or held" in said
+    error = tessera("release", "b2", code=1).stderr
+    assert "job b2 is queued, so it cannot be released; it can be cancelled or held" in error
 
 
 def test_nodes_are_drained_and_brought_back(tessera: Tessera, fleet: Fleet) -> None:
@@ -150,18 +150,18 @@ def test_a_round_is_replayed_as_recorded_and_with_another_solver(
     assert head.split() == ["RECORDED", "REPLAYED"]
     assert solver.split() == ["solver", "portfolio", "greedy"]
     assert [r["name"] for r in read(tessera, "rounds")["rounds"]] == ["clusters/c/rounds/1"]
-    kept = tmp_path / "round.json"
-    tessera("replay", "1", "--save-snapshot", str(kept))
-    assert isinstance(decode(kept.read_bytes()), Snapshot)
-    here = json.loads(tessera("solve", str(kept), "--solver", "cp-sat", "-o", "json").stdout)
-    there = read(tessera, "round", "show", "1")
-    assert (here["objective"], here["snapshot_digest"]) == (
-        there["objective"],
-        there["snapshot_digest"],
+    file = tmp_path / "round.json"
+    tessera("replay", "1", "--save-snapshot", str(file))
+    assert isinstance(decode(file.read_bytes()), Snapshot)
+    solved = json.loads(tessera("solve", str(file), "--solver", "cp-sat", "-o", "json").stdout)
+    recorded = read(tessera, "round", "show", "1")
+    assert (solved["objective"], solved["snapshot_digest"]) == (
+        recorded["objective"],
+        recorded["snapshot_digest"],
     )
-    assert "nothing was committed" in tessera("solve", str(kept)).stdout
-    kept.write_text("{}")
-    assert "not a saved snapshot" in tessera("solve", str(kept), code=2).stderr
+    assert "nothing was committed" in tessera("solve", str(file)).stdout
+    file.write_text("{}")
+    assert "not a saved snapshot" in tessera("solve", str(file), code=2).stderr
     tessera("replay", "7", code=4)
     tessera("round", "--solver", "magic", code=1)
 
@@ -203,7 +203,7 @@ def test_a_trace_import_that_failed_halfway_may_be_repeated(
     file.write_text(TRACE)
     done = tessera("import", "trace", str(file), "--limit", "1", "--tenant", "t")
     assert done.stderr == "1 job imported\n"
-    tessera("cancel", "t1")  # whatever has become of it, it is not submitted twice
+    tessera("cancel", "t1")  # whatever its state, it is not submitted again
     done = tessera("import", "trace", str(file), "--tenant", "t")
     assert done.stderr.splitlines() == [
         "1 job already there, left unchanged",
@@ -267,14 +267,14 @@ def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
     with connect(address) as client:
         answer = client.call(client.estimates.EstimateCells, request)
     server = {c.estimate.cell.pipeline_degree: c.estimate.iter_time_s for c in answer.cells}
-    asked = ("estimate", "--model", "bert/1.3B", "--batch", "256", "--gpu", "a100", "--count", "8")
-    here = tessera(*asked, "-c", "fat", "--json")
-    found = {c["pipeline_degree"]: c["iter_time_s"] for c in json.loads(here.stdout)["cells"]}
-    assert found == pytest.approx({d: s for d, s in server.items() if s}, rel=1e-12)
-    assert f"nodes of 16 x a100, as in cluster fat at {address}" in here.stderr
-    apart = json.loads(tessera(*asked, "--offline", "--json").stdout)["cells"]
-    assert {c["nodes"] for c in apart} == {2}
-    assert min(c["iter_time_s"] for c in apart) > min(found.values())
+    query = ("estimate", "--model", "bert/1.3B", "--batch", "256", "--gpu", "a100", "--count", "8")
+    done = tessera(*query, "-c", "fat", "--json")
+    local = {c["pipeline_degree"]: c["iter_time_s"] for c in json.loads(done.stdout)["cells"]}
+    assert local == pytest.approx({d: s for d, s in server.items() if s}, rel=1e-12)
+    assert f"nodes of 16 x a100, as in cluster fat at {address}" in done.stderr
+    offline = json.loads(tessera(*query, "--offline", "--json").stdout)["cells"]
+    assert {c["nodes"] for c in offline} == {2}
+    assert min(c["iter_time_s"] for c in offline) > min(local.values())
 
 
 def test_commands_say_that_rounds_run_only_on_request(tessera: Tessera) -> None:

@@ -129,21 +129,21 @@ def test_draining_waits_until_the_jobs_have_left_and_says_why(
     submit(tessera, "j")
     tessera("round")
     until(lambda: read(tessera, "jobs")["jobs"][0]["state"] == "RUNNING" or None, "j runs")
-    (held,) = [n["name"] for n in read(tessera, "nodes")["nodes"] if n["jobs"]]
-    done = tessera("drain", held, "--wait", "--timeout", "0s", "--reason", "bad fan", code=1)
+    (name,) = [n["name"] for n in read(tessera, "nodes")["nodes"] if n["jobs"]]
+    done = tessera("drain", name, "--wait", "--timeout", "0s", "--reason", "bad fan", code=1)
     assert "not drained after 0 s: " in done.stderr
     assert "1 job left (j)" in done.stderr
     assert sorted(node_states(tessera)) == ["DRAINING", "READY"]
     tessera("hold", "j")
-    drained = tessera("drain", held, "--wait", "--timeout", "60s")
+    drained = tessera("drain", name, "--wait", "--timeout", "60s")
     assert "DRAINED" in drained.stdout
     wide = tessera("nodes", "-o", "wide").stdout
     assert "bad fan" in wide
     assert "@" in wide
-    node = next(n for n in read(tessera, "nodes")["nodes"] if n["name"] == held)
+    node = next(n for n in read(tessera, "nodes")["nodes"] if n["name"] == name)
     assert node["drain_reason"] == "bad fan"
     assert node["drain_time"]
-    tessera("undrain", held)
+    tessera("undrain", name)
     assert node_states(tessera) == ["READY", "READY"]
 
 

@@ -24,7 +24,7 @@ tor_bytes_per_s: 100 Gb/s
 
 @pytest.fixture
 def described(tessera: Tessera, tmp_path: Path) -> Path:
-    """Describe a network; return the file."""
+    """Describe a network, and return its file."""
     path = tmp_path / "net.yaml"
     path.write_text(TOPOLOGY)
     tessera("topology", "set", str(path))
@@ -32,7 +32,7 @@ def described(tessera: Tessera, tmp_path: Path) -> Path:
 
 
 def add_traffic(address: str) -> None:
-    """Say what the Cells of 4 and 8 GPUs send."""
+    """Set the traffic of the Cells of 4 and 8 GPUs."""
     cells = []
     for gpus, nodes, iter_time_s in ((4, 1, 2.0), (8, 2, 1.0)):
         stage = estimates_pb2.StageTraffic(
@@ -41,7 +41,7 @@ def add_traffic(address: str) -> None:
             data=estimates_pb2.Sent(bytes=1e9, messages=4),
             handed=estimates_pb2.Sent(bytes=1e8, messages=2),
         )
-        sent = estimates_pb2.CellTraffic(
+        cell_traffic = estimates_pb2.CellTraffic(
             work_flop=1e14, compute_s=0.5, start_s=0.5, stages=[stage, stage]
         )
         cells.append(
@@ -51,7 +51,7 @@ def add_traffic(address: str) -> None:
                 nodes=nodes,
                 iter_time_s=iter_time_s,
                 source=estimates_pb2.MEASURED,
-                traffic=sent,
+                traffic=cell_traffic,
             )
         )
     request = estimates_pb2.UpsertCellsRequest(parent="clusters/c", cells=cells)
@@ -66,41 +66,41 @@ def test_a_network_is_described_shown_changed_by_etag_and_deleted(
     rows = dict(line.strip().split(maxsplit=1) for line in shown.splitlines())
     assert (rows["topology"], rows["hosts"], rows["switches"]) == ("clusters/c/topology", "2", "4")
     assert tessera("topology", "get", "-o", "name").stdout == "clusters/c/topology\n"
-    found = read(tessera, "topology", "get")
-    assert json.loads(found["document"])["tors"] == 2
+    topology = read(tessera, "topology", "get")
+    assert json.loads(topology["document"])["tors"] == 2
     document = tessera("topology", "get", "--document").stdout
     again = tessera("topology", "set", "-", stdin=document)
-    assert found["etag"] in again.stdout
+    assert topology["etag"] in again.stdout
     other = TOPOLOGY.replace("aggregations: 2", "aggregations: 3")
     checked = tessera("topology", "set", "-", "--validate-only", stdin=other)
     assert "valid; nothing changed" in checked.stderr
-    tessera("topology", "set", "-", "--etag", found["etag"], stdin=other)
-    stale = tessera("topology", "set", "-", "--etag", found["etag"], stdin=TOPOLOGY, code=1)
+    tessera("topology", "set", "-", "--etag", topology["etag"], stdin=other)
+    stale = tessera("topology", "set", "-", "--etag", topology["etag"], stdin=TOPOLOGY, code=1)
     assert "STALE_ETAG" in stale.stderr
     tors = [row.split() for row in tessera("topology", "show").stdout.splitlines()]
     assert ["aggregation", "3"] in tors
-    ways = tessera("topology", "show", "--paths", "n0", "n1", "--json").stdout
-    assert json.loads(ways)["equal_cost_paths"] == 3
+    paths = tessera("topology", "show", "--paths", "n0", "n1", "--json").stdout
+    assert json.loads(paths)["equal_cost_paths"] == 3
     assert "network deleted" in tessera("topology", "delete").stderr
-    gone = tessera("topology", "get", code=4).stderr
-    assert "describe it with `tessera topology set FILE`" in gone
+    error = tessera("topology", "get", code=4).stderr
+    assert "describe it with `tessera topology set FILE`" in error
     tessera("topology", "show", code=4)
 
 
 def test_an_invalid_network_is_refused_by_file_and_field(tessera: Tessera) -> None:
     wrong = TOPOLOGY.replace("tors: 2", "tors: none")
-    said = tessera("topology", "set", "-", stdin=wrong, code=2).stderr
-    assert "-: tors: must be a whole number" in said
+    error = tessera("topology", "set", "-", stdin=wrong, code=2).stderr
+    assert "-: tors: must be a whole number" in error
     nan = TOPOLOGY.replace("100 Gb/s", ".nan")
     assert "tor_bytes_per_s" in tessera("topology", "set", "-", stdin=nan, code=2).stderr
 
 
 def test_nodes_missing_from_a_description_are_reported(tessera: Tessera) -> None:
-    found = tessera("topology", "set", "-", stdin=TOPOLOGY.replace("n{}", "x{}"))
-    rows = [line.split() for line in found.stdout.splitlines()]
+    done = tessera("topology", "set", "-", stdin=TOPOLOGY.replace("n{}", "x{}"))
+    rows = [line.split() for line in done.stdout.splitlines()]
     assert ["hosts", "without", "a", "node", "x0,", "x1"] in rows
     assert ["missing", "nodes", "n0,", "n1"] in rows
-    assert "free of contention" in found.stderr
+    assert "free of contention" in done.stderr
 
 
 def test_network_plans_are_made_shown_and_listed(
@@ -117,9 +117,9 @@ def test_network_plans_are_made_shown_and_listed(
     head, row = tessera("network").stdout.splitlines()
     assert head.split()[:5] == ["RANK", "JOB", "LEVEL", "DSCP", "INTENSITY"]
     assert row.split()[:2] == ["0", "one"]
-    found = read(tessera, "network")
-    assert (found["cause"], found["levels"]) == ("round", 8)
-    (decision,) = found["decisions"]
+    plan = read(tessera, "network")
+    assert (plan["cause"], plan["levels"]) == ("round", 8)
+    (decision,) = plan["decisions"]
     paths = tessera("network", "--paths").stdout
     assert any(f"tor-0 > agg-{k} > tor-1" in paths for k in range(2))
     line = next(x for x in tessera("job", "one").stdout.splitlines() if x.startswith("network"))
@@ -127,14 +127,14 @@ def test_network_plans_are_made_shown_and_listed(
         f"rank 0, level {decision['level']} of 0 to 7, DSCP {decision['dscp']};"
         " shares links with no other job"
     )
-    tried = tessera("network", "plan", "--dry-run")
-    assert "the plan was not put in force" in tried.stderr
-    assert read(tessera, "network", "plan")["decisions"] == found["decisions"]
+    dry_run = tessera("network", "plan", "--dry-run")
+    assert "the plan was not put in force" in dry_run.stderr
+    assert read(tessera, "network", "plan")["decisions"] == plan["decisions"]
     assert tessera("network", "-o", "name").stdout == "clusters/c/jobs/one\n"
     head, row = tessera("network", "history").stdout.splitlines()
     assert row.split()[:2] == ["1", "round"]
-    early = tessera("network", "--paths", "history", code=2).stderr
-    assert "--paths: must follow `history`" in early
+    error = tessera("network", "--paths", "history", code=2).stderr
+    assert "--paths: must follow `history`" in error
     levels = read(tessera, "round", "--network-levels", "1")
     assert levels["options"]["network_levels"] == 1
     assert read(tessera, "network")["levels"] == 1

@@ -59,8 +59,8 @@ def test_a_job_is_pinned_and_avoids_nodes(tessera: Tessera, fleet: Fleet) -> Non
     shown = tessera("job", "j").stdout
     assert "4 x a100, pinned to the type" in shown
     tessera("round")
-    held = read(tessera, "job", "j")["allocation"]["shares"]
-    assert [share["node"] for share in held] == ["clusters/c/nodes/n1"]
+    shares = read(tessera, "job", "j")["allocation"]["shares"]
+    assert [share["node"] for share in shares] == ["clusters/c/nodes/n1"]
     tessera("update", "j", "--any-type", "--avoid-node", "none")
     job = read(tessera, "job", "j")
     assert (job["pinned_gpu_type"], job["avoid_nodes"]) == (False, [])
@@ -80,7 +80,8 @@ def test_a_round_shows_its_goals_promises_and_policy(tessera: Tessera, fleet: Fl
     assert goals == ["deadline", "jct"]
     easy = tessera("job", "easy").stdout
     assert "promised (schedule below)" in easy
-    assert " x a100, pp 2" in easy.splitlines()[-1]  # how many depends on where the slots lie now
+    # The number of GPUs depends on where the slots lie now.
+    assert " x a100, pp 2" in easy.splitlines()[-1]
     assert "refused; the earliest that could be met is 20" in tessera("job", "never").stdout
     assert "all decisions are the same" in tessera("replay", "1").stderr
     changed = tessera("replay", "1", "--objective", "jct", "--no-queue-order")
@@ -92,12 +93,12 @@ def test_a_snapshot_is_solved_by_another_policy_without_a_server(
 ) -> None:
     submit(tessera, "a")
     tessera("round")
-    kept = tmp_path / "round.json"
-    tessera("replay", "1", "--save-snapshot", str(kept))
-    shown = tessera("solve", str(kept), "--objective", "max-min within 5% then throughput").stdout
+    file = tmp_path / "round.json"
+    tessera("replay", "1", "--save-snapshot", str(file))
+    shown = tessera("solve", str(file), "--objective", "max-min within 5% then throughput").stdout
     assert "max-min within 5% then throughput" in shown
     assert (
-        "the published scheduler fcfs" in tessera("solve", str(kept), "--scheduler", "fcfs").stdout
+        "the published scheduler fcfs" in tessera("solve", str(file), "--scheduler", "fcfs").stdout
     )
 
 

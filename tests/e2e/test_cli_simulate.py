@@ -60,27 +60,29 @@ def simulate(tmp_path: Path) -> Simulate:
 
 
 def parse_stdout(done: Result) -> Any:
-    """Return the JSON on stdout, which must be all that is there."""
+    """Return the JSON on stdout, which must contain nothing else."""
     return json.loads(done.stdout)
 
 
 def test_the_figures_are_those_computed_by_hand(simulate: Simulate) -> None:
-    found = parse_stdout(simulate(TWO, *SMALL, *FREE, "--json"))
-    (fcfs,) = found["policies"]
+    report = parse_stdout(simulate(TWO, *SMALL, *FREE, "--json"))
+    (fcfs,) = report["policies"]
     assert fcfs["policy"] == "fcfs"
-    assert fcfs["completed"] == found["jobs"] == 2
+    assert fcfs["completed"] == report["jobs"] == 2
     assert fcfs["jct_mean_s"] == pytest.approx(
         (1200 + 2100) / 2
     )  # b begins when a ends, at 1,200 s
     assert fcfs["queue_mean_s"] == pytest.approx(900 / 2)
     assert (fcfs["deadlines_met"], fcfs["deadlines"]) == (1, 2)
-    assert found["warnings"] == []
+    assert report["warnings"] == []
 
 
 def test_starts_are_charged_and_iterations_divided_as_requested(simulate: Simulate) -> None:
     text = TWO.replace("iterations", "num_iterations")
-    found = parse_stdout(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
-    assert found["policies"][0]["jct_p50_s"] == pytest.approx(((240 + 129) + (240 + 300 + 129)) / 2)
+    report = parse_stdout(simulate(text, *SMALL, "--policy", "fcfs", "--json"))
+    assert report["policies"][0]["jct_p50_s"] == pytest.approx(
+        ((240 + 129) + (240 + 300 + 129)) / 2
+    )
     whole = parse_stdout(simulate(text, *SMALL, *FREE, "--divide-iterations", "1", "--json"))
     assert whole["policies"][0]["jct_mean_s"] == pytest.approx(1650)
 
@@ -97,14 +99,14 @@ def test_a_row_is_printed_for_each_policy_and_progress_goes_to_stderr(simulate: 
 
 def test_without_a_trace_synthetic_jobs_run_on_the_tiny_cluster() -> None:
     options = ("--jobs", "5", "--policy", "fcfs", "--on-events", "--json")
-    found = parse_stdout(run_simulate(*options, "--seed", "1"))
-    assert (found["trace"], found["gpus"], found["jobs"]) == ("synthetic", 64, 5)
-    assert found["policies"][0]["completed"] == 5
+    report = parse_stdout(run_simulate(*options, "--seed", "1"))
+    assert (report["trace"], report["gpus"], report["jobs"]) == ("synthetic", 64, 5)
+    assert report["policies"][0]["completed"] == 5
     again, other = (
         parse_stdout(run_simulate(*options, "--seed", "1")),
         parse_stdout(run_simulate(*options, "--seed", "2")),
     )
-    times = [one["policies"][0]["jct_mean_s"] for one in (found, again, other)]
+    times = [run["policies"][0]["jct_mean_s"] for run in (report, again, other)]
     assert times[0] == times[1] != times[2]
 
 
@@ -116,11 +118,11 @@ def test_bad_jobs_are_refused_by_default_with_all_reasons(simulate: Simulate) ->
 
 def test_bad_jobs_are_dropped_on_request_and_counted(simulate: Simulate) -> None:
     done = simulate(BAD, *SMALL, *FREE, "--on-bad", "drop", "--json")
-    found = parse_stdout(done)
-    assert found["jobs"] == 2
-    assert sorted(one["job"] for one in found["dropped"]) == ["odd", "what", "wide", "zero"]
+    report = parse_stdout(done)
+    assert report["jobs"] == 2
+    assert sorted(job["job"] for job in report["dropped"]) == ["odd", "what", "wide", "zero"]
     assert done.stderr.count("warning: dropped 1 job with") == 4
-    assert found["policies"][0]["jct_mean_s"] == pytest.approx(1650)
+    assert report["policies"][0]["jct_mean_s"] == pytest.approx(1650)
 
 
 def test_a_cluster_too_small_for_every_job_is_reported(simulate: Simulate) -> None:
@@ -136,9 +138,9 @@ def test_jobs_that_could_never_start_are_named(simulate: Simulate) -> None:
     quota = ("--guaranteed", "1", "--quota", "2", "--on-events")
     done = simulate(TWO, *SMALL, *quota, "--policy", "ilp:jct", "--json")
     assert "warning: ilp:jct: stuck after 7d: nothing would ever start 2 jobs: a, b" in done.stderr
-    (found,) = parse_stdout(done)["policies"]
-    assert found["stuck_jobs"] == ["a", "b"]
-    assert found["jct_mean_s"] is None
+    (policy,) = parse_stdout(done)["policies"]
+    assert policy["stuck_jobs"] == ["a", "b"]
+    assert policy["jct_mean_s"] is None
 
 
 def test_jct_is_averaged_over_jobs_finished_under_all_policies_that_finished_any(
@@ -148,20 +150,21 @@ def test_jct_is_averaged_over_jobs_finished_under_all_policies_that_finished_any
     both_late = TWO.replace(",1300", ",1").replace(",900\n", ",301\n")
     policies = ("--policy", "edf", "--policy", "srt", "--on-events", "--overheads", "none")
 
-    def rows(text: str, said: bool) -> list[list[str]]:
+    def rows(text: str, noted: bool) -> list[list[str]]:
         shown = simulate(text, *SMALL, *policies).stdout
-        assert ("over the 1 job that all policies finished" in shown) == said
+        assert ("over the 1 job that all policies finished" in shown) == noted
         return [line.split()[1:3] for line in shown.splitlines()[-2:]]
 
-    assert rows(one_late, said=True) == [["1/2", "20m"], ["2/2", "35m"]]  # b alone, of both
-    assert rows(both_late, said=False) == [["0/2", "-"], ["2/2", "27m"]]
+    # Of both jobs, only b counts.
+    assert rows(one_late, noted=True) == [["1/2", "20m"], ["2/2", "35m"]]
+    assert rows(both_late, noted=False) == [["0/2", "-"], ["2/2", "27m"]]
 
 
 def test_jobs_cut_off_by_a_horizon_are_counted(simulate: Simulate) -> None:
     late = TWO + "c,9000,bert,1.3B,256,2000,4,a100,\n"
     done = simulate(late, *SMALL, *FREE, "--horizon", "30m", "--json")
-    (found,) = parse_stdout(done)["policies"]
-    assert (found["completed"], found["ended_s"]) == (1, 1800)
+    (policy,) = parse_stdout(done)["policies"]
+    assert (policy["completed"], policy["ended_s"]) == (1, 1800)
     assert "1 job of 3 arrive after the horizon" in done.stderr
     assert "fcfs: not finished at the horizon of 30m: 1 job: b" in done.stderr
 
@@ -188,9 +191,9 @@ def test_runs_are_logged_replayed_reported_and_saved(simulate: Simulate, tmp_pat
     for k in (1, 2):
         assert [job.name for job in read_log(tmp_path / f"log-{k}.jsonl").jobs] == ["a", "b"]
     assert not log.exists()
-    fcfs, ours = json.loads(results.read_text())["policies"]
-    assert [one["state"] for one in fcfs["outcomes"]] == ["succeeded"] * 2
-    assert ours["replay"]["wrong"] == ""
+    fcfs, ilp = json.loads(results.read_text())["policies"]
+    assert [outcome["state"] for outcome in fcfs["outcomes"]] == ["succeeded"] * 2
+    assert ilp["replay"]["wrong"] == ""
     assert "GPUs over time under ilp:jct" in (folder / "report.html").read_text()
     assert len(list(folder.glob("*.png"))) >= 7
 
@@ -205,20 +208,20 @@ def test_an_executor_with_different_times_fails_the_command(
 
 def test_a_trace_of_durations_runs_once_its_models_are_drawn(simulate: Simulate) -> None:
     assert "--redraw: is required" in simulate(DURATIONS, *SMALL, code=2).stderr
-    found = parse_stdout(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
-    assert found["policies"][0]["completed"] == 2
+    report = parse_stdout(simulate(DURATIONS, *SMALL, *FREE, "--redraw", "--json"))
+    assert report["policies"][0]["completed"] == 2
 
 
 def test_failures_and_wrong_estimates_are_drawn_by_the_seed(simulate: Simulate) -> None:
     hard = (*SMALL, *FREE, "--failures", "10m", "--stragglers", "30m", "--error", "0.2", "--json")
-    found = parse_stdout(simulate(TWO, *hard, "--replay"))
-    assert found["failures"] > 0
-    assert found["policies"][0]["jct_mean_s"] > 1650
-    assert found["policies"][0]["replay"]["wrong"] == ""
+    report = parse_stdout(simulate(TWO, *hard, "--replay"))
+    assert report["failures"] > 0
+    assert report["policies"][0]["jct_mean_s"] > 1650
+    assert report["policies"][0]["replay"]["wrong"] == ""
     again = parse_stdout(simulate(TWO, *hard))
-    assert again["policies"][0]["jct_mean_s"] == found["policies"][0]["jct_mean_s"]
+    assert again["policies"][0]["jct_mean_s"] == report["policies"][0]["jct_mean_s"]
     other = parse_stdout(simulate(TWO, *hard, "--seed", "5"))
-    assert other["policies"][0]["jct_mean_s"] != found["policies"][0]["jct_mean_s"]
+    assert other["policies"][0]["jct_mean_s"] != report["policies"][0]["jct_mean_s"]
 
 
 def test_cost_is_minimised_once_gpus_have_prices(simulate: Simulate) -> None:
@@ -233,7 +236,7 @@ def test_gpus_without_profiles_are_named(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--policy", "fifo"), "policies: unknown policy 'fifo'; use one of fcfs"),
         (("--policy", "ilp:speed"), "'speed' is not an objective; choose from throughput"),
@@ -262,10 +265,10 @@ def test_gpus_without_profiles_are_named(simulate: Simulate) -> None:
     ],
 )
 def test_an_invalid_option_is_one_line_of_error_and_exit_code_2(
-    options: tuple[str, ...], said: str
+    options: tuple[str, ...], message: str
 ) -> None:
     refused = run_simulate(*options, code=2).stderr
-    assert said in refused
+    assert message in refused
     assert len(refused.splitlines()) == 1
 
 
@@ -288,8 +291,8 @@ def test_a_published_trace_includes_its_cluster_and_needs_the_data_sets(
 ) -> None:
     if data_dir() is not None:
         options = ("--on-bad", "drop", "--limit", "5", "--horizon", "1h", "--on-events", "--json")
-        found = parse_stdout(run_simulate("arena-testbed-a", "--policy", "fcfs", *options))
-        assert (found["gpus"], found["jobs"], len(found["dropped"])) == (64, 5, 25)
+        report = parse_stdout(run_simulate("arena-testbed-a", "--policy", "fcfs", *options))
+        assert (report["gpus"], report["jobs"], len(report["dropped"])) == (64, 5, 25)
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "absent"))
     assert "set TESSERA_DATA" in run_simulate("arena-testbed-a", code=2).stderr
 
@@ -303,5 +306,5 @@ def test_throughput_is_measured_during_arrivals_or_until_the_first_policy_finish
 
 
 def test_completion_times_differ_relatively_or_infinitely_if_one_is_missing() -> None:
-    ours, theirs = np.array([100.0, math.inf, 5.0]), np.array([110.0, math.inf, math.inf])
-    assert relative_differences(ours, theirs).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]
+    left, right = np.array([100.0, math.inf, 5.0]), np.array([110.0, math.inf, math.inf])
+    assert relative_differences(left, right).tolist() == [pytest.approx(10 / 110), 0.0, math.inf]

@@ -1,4 +1,4 @@
-"""Shaping a trace for a running server: its own nodes and estimates, tenants with quotas, labels."""
+"""Traces that are shaped for a running server: its nodes and estimates, tenants, quotas and labels."""
 
 from __future__ import annotations
 

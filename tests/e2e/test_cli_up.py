@@ -1,4 +1,4 @@
-"""``tessera up`` as a process: a job goes from submission to success, and Ctrl-C leaves nothing behind."""
+"""``tessera up`` as a process: jobs run to success, and Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_up(
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Yield the address of a running `tessera up`, and its process.
 
-    ``directory``: the options that name the data directory; None: it is ``home``.
+    ``directory`` holds the options that name the data directory. If it is None, that is ``home``.
     """
     where = ("--data-dir", str(home)) if directory is None else directory
     with (home / "messages").open("w") as messages:
@@ -71,7 +71,7 @@ def run_up(
 
 
 def expect_refusal(home: Path, *options: str, code: int) -> str:
-    """Run an `up` that must end at once with ``code``; return its one line of error."""
+    """Run an `up` that must end at once with ``code``, and return its one line of error."""
     done = subprocess.run(
         [*TESSERA, "up", *options],
         env={**os.environ, "TESSERA_HOME": str(home / "home")},
@@ -105,7 +105,7 @@ def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Return a folder for `up`; PostgreSQL may still write while it goes."""
+    """Yield a folder for `up`. PostgreSQL may still write into it while it is removed."""
     with tempfile.TemporaryDirectory(prefix="tessera-up-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -117,11 +117,11 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
         decided = read_json(address, "round --seed 1")
         assert (decided["running"], decided["verified"]) == (1, True)
         watched = run_client(address, "job j --watch -o json").splitlines()
-        seen = [json.loads(text) for text in watched]
-        states = [job["state"] for job in seen]
+        jobs = [json.loads(text) for text in watched]
+        states = [job["state"] for job in jobs]
         assert "RUNNING" in states
         assert states[-1] == "SUCCEEDED"
-        assert seen[-1]["iterations_done"] == 9000.0
+        assert jobs[-1]["iterations_done"] == 9000.0
         assert "SUCCEEDED" in run_client(address, "jobs --all")
         assert [node["free_gpus"] for node in read_json(address, "nodes")["nodes"]] == [
             4,
@@ -186,8 +186,8 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
 def test_a_port_used_by_another_program_is_recognised(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as program:
         address = f"127.0.0.1:{program.getsockname()[1]}"
-        said = expect_refusal(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
-    assert f"another program, which is not a Tessera server, listens on {address}" in said
+        error = expect_refusal(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
+    assert f"another program, which is not a Tessera server, listens on {address}" in error
     assert not (home / "d" / "pg").exists()
 
 
@@ -209,9 +209,9 @@ def test_up_continues_with_the_cluster_of_its_data_directory(home: Path) -> None
         assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
         (job,) = read_json(address, "jobs")["jobs"]
         assert (job["name"], job["state"]) == ("clusters/default/jobs/kept", "QUEUED")
-    said = (home / "messages").read_text()
-    assert f"continuing with cluster default of {lab}" in said
-    assert "clock factor is" not in said
+    messages = (home / "messages").read_text()
+    assert f"continuing with cluster default of {lab}" in messages
+    assert "clock factor is" not in messages
     assert json.loads((home / "up.json").read_text())["clock_factor"] == 60
     wrong = expect_refusal(home, "--data-dir", str(home), "-f", other, code=2)
     assert f"{other} has no GPU type a40 with the same memory, but {home} was made with" in wrong
@@ -268,10 +268,10 @@ def test_processes_left_by_a_killed_up_are_named_and_not_taken_over(home: Path) 
         process.wait()
         left = [child for child in children if "service" in " ".join(child.cmdline())]
         assert len(left) == 2  # the server and an agent
-        said = expect_refusal(home, "--data-dir", str(home), code=1)
-        assert "still used by processes of a `tessera up` that was killed" in said
+        error = expect_refusal(home, "--data-dir", str(home), code=1)
+        assert "still used by processes of a `tessera up` that was killed" in error
         for child in left:
-            assert str(child.pid) in said
+            assert str(child.pid) in error
             child.terminate()
         psutil.wait_procs(left, timeout=PATIENCE_S)
     with run_up(home, "--agents", "1") as (address, _):

@@ -1,4 +1,4 @@
-"""Processes are killed, frozen and cut off: what was acknowledged holds, nothing is half done."""
+"""Processes that are killed, frozen or cut off: acknowledged changes survive, and none is half done."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ def test_servers_killed_at_any_moment_lose_no_acknowledged_change(stack: Stack, 
                 if turn % 3:
                     wait_for_a_commit(database)
                 else:
-                    threading.Event().wait(rng.uniform(0, 0.03))  # a random moment, not awaited
+                    # A random moment, at which no event is awaited.
+                    threading.Event().wait(rng.uniform(0, 0.03))
                 victim.kill()
-                load.wait_for_answers(5)  # of the other
+                load.wait_for_answers(5)  # from the other server
                 victim.start()
                 victim.wait()
         assert grpc.StatusCode.UNAVAILABLE in load.user.failures, "no call was interrupted"
@@ -95,20 +96,20 @@ def open_connection(stack: Stack) -> Iterator[sa.Connection]:
 
 
 def wait_for_a_commit(connection: sa.Connection) -> None:
-    """Wait until a request is answered in the database: its caller may not have heard so yet."""
+    """Wait until the database has a new answer, which its caller may not have received yet."""
     count = sa.text("SELECT count(*) FROM request_ids")
     before = connection.execute(count).scalar_one()
     until(lambda: connection.execute(count).scalar_one() > before, "a commit", every_s=0.0)
 
 
 def check_all_acknowledged(lab: Lab, load: Load, agents: list[Agent]) -> None:
-    """Compare what was acknowledged, what is stored and what runs."""
+    """Check that what was acknowledged, what is stored and what runs agree."""
     lab.settle()
     last = lab.schedule()
     lab.settle()
     jobs = {job.name: job for job in lab.jobs()}
     labels = Counter(job.labels["load"] for job in jobs.values())
-    assert labels == dict.fromkeys(load.submitted, 1)  # each once, and no other
+    assert labels == dict.fromkeys(load.submitted, 1)  # each exactly once, and no others
     assert all(jobs[name].labels["load"] == label for label, name in load.submitted.items())
     assert load.cancelled
     for name, job in jobs.items():
@@ -136,7 +137,7 @@ def check_all_acknowledged(lab: Lab, load: Load, agents: list[Agent]) -> None:
 
 
 def assert_processes_match(jobs: list[jobs_pb2.Job], agents: list[Agent]) -> None:
-    """Check that on each agent's nodes exactly the processes of the jobs that it leads run."""
+    """Check that each agent runs a process for exactly those jobs that its nodes lead."""
     for agent in agents:
         here = {
             (job.name.rpartition("/")[2], job.generation): job.allocation.shares
@@ -171,20 +172,21 @@ def test_a_killed_database_is_reported_clearly_and_costs_no_job(stack: Stack, us
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "cannot be reached or has failed; start it" in str(caught.value.details())
             until(
-                lambda: health_status(health) == health_pb2.HealthCheckResponse.NOT_SERVING, "ill"
+                lambda: health_status(health) == health_pb2.HealthCheckResponse.NOT_SERVING,
+                "not serving",
             )
             assert is_running(pid)
             embedded.start_server(folder)
             until(
                 lambda: health_status(health) == health_pb2.HealthCheckResponse.SERVING,
-                "well again",
+                "serving again",
             )
             load.wait_for_answers(10)
         assert set(load.user.failures) >= {grpc.StatusCode.UNAVAILABLE}
         after = lab.wait_for_state("steady", jobs_pb2.RUNNING)
         assert (after.generation, after.start_time) == (before.generation, before.start_time)
         assert (agents[0].pid_of("steady"), is_running(pid)) == (pid, True)
-        until(lambda: lab.job("steady").iterations_done > after.iterations_done, "it goes on")
+        until(lambda: lab.job("steady").iterations_done > after.iterations_done, "more progress")
         load.submitted["steady"], load.rounds["first"] = before.name, first.name
         check_all_acknowledged(lab, load, agents)
 
@@ -203,9 +205,12 @@ def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, us
         until(lambda: (agent.folder / "gangs" / "a@1" / "progress.json").exists(), "progress")
         agent.kill()
         alone = agent.file_of("a", 1, "progress.json")["iterations"]
-        until(lambda: agent.file_of("a", 1, "progress.json")["iterations"] > alone, "it goes on")
+        until(
+            lambda: agent.file_of("a", 1, "progress.json")["iterations"] > alone,
+            "progress without an agent",
+        )
         agent.start()
-        until(lambda: lab.job("a").iterations_done > alone, "its progress is told again")
+        until(lambda: lab.job("a").iterations_done > alone, "its progress is reported again")
         after = lab.job("a")
         assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 1, 0)
         assert after.start_time == before.start_time
@@ -219,7 +224,7 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_is_locked_out(
 ) -> None:
     with Lab(stack, user, "frozen-agent") as lab:
         saves = lab.agent(("saves", 2))
-        silent = lab.agent(("silent", 2), checkpoint_s=1e9)  # saves only when it is stopped
+        silent = lab.agent(("silent", 2), checkpoint_s=1e9)  # saves only when stopped
         for name in ("a", "b"):
             lab.submit(name, 2)
         lab.schedule()
@@ -227,63 +232,70 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_is_locked_out(
         saved, unsaved = jobs["saves"], jobs["silent"]
         old = {saved: saves.pid_of(saved), unsaved: silent.pid_of(unsaved)}
         until(lambda: lab.checkpoint(saved), "a checkpoint")
-        until(lambda: all(lab.job(name).iterations_done > 0 for name in old), "progress is known")
+        until(
+            lambda: all(lab.job(name).iterations_done > 0 for name in old), "progress of both jobs"
+        )
         with ProgressWatcher(lab, list(old)) as watched:
             saves.freeze()
             silent.freeze()
-            known = lab.job(saved).iterations_done
+            reported = lab.job(saved).iterations_done
             spare = lab.agent(("spare", 4))
             resumable = rounds_until_replaced(lab, jobs)
             new = {name: lab.wait_for_state(name, jobs_pb2.RUNNING) for name in old}
             assert {(node_of(job), job.generation) for job in new.values()} == {("spare", 2)}
-            assert resumable[saved] > known  # the old process wrote on while nobody was heard
+            # The old process kept saving while its agent was frozen.
+            assert resumable[saved] > reported
             assert spare.file_of(saved, 2, "progress.json")["iterations"] >= resumable[saved]
             pids = {name: spare.pid_of(name, 2) for name in old}
-            until(lambda: not is_running(old[saved]), "the old one that saves is shut out")
+            until(lambda: not is_running(old[saved]), "the old process that saves is locked out")
             refused = "generation 1 can no longer use the checkpoint: generation 2"
             assert refused in saves.file_of(saved, 1, "exit.json")["error"]
             assert is_running(old[unsaved])  # the agent that would stop it is frozen
             saves.thaw()
             silent.thaw()
-            until(lambda: not is_running(old[unsaved]), "its agent stops it")
+            until(lambda: not is_running(old[unsaved]), "the old process is stopped by its agent")
             silent.wait_for_gangs([])
             saves.wait_for_gangs([])
             assert f"stopping {unsaved} generation 1" in silent.log.read_text()
-            assert refused in silent.log.read_text()  # it tried to save when it was stopped
-            until(lambda: all(lab.checkpoint(name).get("generation") == 2 for name in old), "saved")
+            # The process tried to save when it was stopped.
+            assert refused in silent.log.read_text()
+            until(
+                lambda: all(lab.checkpoint(name).get("generation") == 2 for name in old),
+                "new checkpoints",
+            )
         for name, before in new.items():
             after = lab.job(name)
             assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 2, 0)
             assert after.iterations_done >= before.iterations_done
             assert (spare.pid_of(name, 2), is_running(pids[name])) == (pids[name], True)
-            assert watched.told[name] == sorted(watched.told[name])
-            assert watched.kept[name] == sorted(watched.kept[name])
+            assert watched.stored[name] == sorted(watched.stored[name])
+            assert watched.saved[name] == sorted(watched.saved[name])
 
 
 def rounds_until_replaced(lab: Lab, jobs: dict[str, str]) -> dict[str, int]:
-    """Schedule until the jobs (by node) have moved; return where their checkpoints stood just before.
+    """Schedule until the jobs, given by node, have moved, and return their last checkpoints before.
 
-    None may move before its node was silent for lease and margin.
+    No job may move before its node has been silent for the lease and the margin.
     """
-    waiting, stood, kept = dict(jobs), dict.fromkeys(jobs.values(), 0), 0
+    waiting, saved, unmoved = dict(jobs), dict.fromkeys(jobs.values(), 0), 0
 
     def all_moved() -> bool:
-        nonlocal kept
+        nonlocal unmoved
         for name in waiting.values():
-            stood[name] = lab.checkpoint(name).get("iterations", 0)
+            saved[name] = lab.checkpoint(name).get("iterations", 0)
         lab.schedule()
         nodes = lab.nodes()
         for node, name in list(waiting.items()):
             if lab.job(name).generation == 1:
-                kept += 1
+                unmoved += 1
             else:
                 assert nodes[node].silent_s > LEASE_S + MARGIN_S
                 del waiting[node]
         return not waiting
 
-    until(all_moved, "the jobs move", every_s=0.2)
-    assert kept
-    return stood
+    until(all_moved, "all jobs have moved", every_s=0.2)
+    assert unmoved
+    return saved
 
 
 def node_of(job: jobs_pb2.Job) -> str:
@@ -291,13 +303,13 @@ def node_of(job: jobs_pb2.Job) -> str:
 
 
 class ProgressWatcher(threading.Thread):
-    """Notes what the store and the checkpoints say of jobs' progress, again and again."""
+    """A thread that keeps noting jobs' progress in the store and in their checkpoints."""
 
     def __init__(self, lab: Lab, names: list[str]) -> None:
         super().__init__()
         self._lab, self._over = lab, threading.Event()
-        self.told: dict[str, list[float]] = {name: [] for name in names}
-        self.kept: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        self.stored: dict[str, list[float]] = {name: [] for name in names}
+        self.saved: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
 
     def __enter__(self) -> Self:
         self.start()
@@ -309,10 +321,10 @@ class ProgressWatcher(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.1):
-            for name in self.told:
-                self.told[name].append(self._lab.job(name).iterations_done)
-                if found := self._lab.checkpoint(name):
-                    self.kept[name].append((found["generation"], found["iterations"]))
+            for name in self.stored:
+                self.stored[name].append(self._lab.job(name).iterations_done)
+                if checkpoint := self._lab.checkpoint(name):
+                    self.saved[name].append((checkpoint["generation"], checkpoint["iterations"]))
 
 
 def test_a_gang_starts_only_after_the_slow_one_before_it_has_ended(
@@ -326,26 +338,26 @@ def test_a_gang_starts_only_after_the_slow_one_before_it_has_ended(
         lab.wait_for_state("old", jobs_pb2.RUNNING)
         old = agents[0].pid_of("old")
         agents.append(lab.agent(("n1", 2)))
-        os.kill(old, signal.SIGSTOP)  # so it does not hear that it should stop
+        os.kill(old, signal.SIGSTOP)  # so it does not react to the request to stop
         lab.submit("new", 4, weight=10)
-        told_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        asked_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         lab.schedule()
-        seen = set()
+        states_seen = set()
 
         def begun() -> bool:
             states = lab.job("old").state, lab.job("new").state
             here = any(("new", 1) in agent.gangs() for agent in agents)
             if is_running(old):
                 assert not here
-                seen.add(states)
+                states_seen.add(states)
             return here and not is_running(old)
 
-        until(begun, "the new gang")
-        assert seen == {(jobs_pb2.STOPPING, jobs_pb2.STARTING)}
+        until(begun, "the new gang has begun")
+        assert states_seen == {(jobs_pb2.STOPPING, jobs_pb2.STARTING)}
         leader = node_of(lab.wait_for_state("new", jobs_pb2.RUNNING))
         agent = next(agent for agent in agents if leader in agent.nodes)
         began_s = agent.file_of("new", 1, "process.json")["start_ticks"] / os.sysconf("SC_CLK_TCK")
-        assert began_s > told_s + grace_s
+        assert began_s > asked_s + grace_s
         assert lab.job("old").state == jobs_pb2.QUEUED
 
 
@@ -355,7 +367,7 @@ def test_a_round_whose_deadline_ends_halfway_writes_nothing(stack: Stack, user: 
     add_estimates(stack, sample_profiles())
     submit_jobs(stack, [arrival.spec for arrival in philly_like(2000, seed=1)])
     server = psutil.Process(stack.servers[0].process.pid)
-    slow = scheduler_pb2.RoundOptions(  # of its own it takes seconds
+    slow = scheduler_pb2.RoundOptions(  # without a deadline it takes seconds
         solver="cp-sat", solve_limit=Duration(seconds=5)
     )
     request = scheduler_pb2.ScheduleRequest(parent=PARENT, options=slow, request_id=uuid("slow"))
@@ -367,7 +379,7 @@ def test_a_round_whose_deadline_ends_halfway_writes_nothing(stack: Stack, user: 
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         spent_s = cpu_s(server)
         call = scheduler.Schedule.future(request, timeout=8)
-        until(lambda: cpu_s(server) > spent_s + 0.3, "it solves")
+        until(lambda: cpu_s(server) > spent_s + 0.3, "the server solves")
         assert not call.done()
         server.suspend()
         with pytest.raises(grpc.RpcError) as caught:
@@ -376,7 +388,7 @@ def test_a_round_whose_deadline_ends_halfway_writes_nothing(stack: Stack, user: 
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         quick = scheduler_pb2.RoundOptions(solver="greedy")
         after = scheduler_pb2.ScheduleRequest(parent=PARENT, options=quick, dry_run=True)
-        scheduler.Schedule(after, timeout=PATIENCE_S)  # one thread decides: the other is over
+        scheduler.Schedule(after, timeout=PATIENCE_S)  # with one thread, the other round is over
         assert list_rounds(scheduler) == []
         answer = scheduler.Schedule(request, timeout=PATIENCE_S)
         assert answer.name == f"{PARENT}/rounds/1"
@@ -399,7 +411,7 @@ def test_a_round_whose_deadline_ends_while_it_waits_for_the_lock_writes_nothing(
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         database.exec_driver_sql("COMMIT")
         after = scheduler_pb2.ScheduleRequest(parent=lab.parent, dry_run=True)
-        scheduler.Schedule(after, timeout=PATIENCE_S)  # one thread decides: the other is over
+        scheduler.Schedule(after, timeout=PATIENCE_S)  # with one thread, the other round is over
         assert lab.rounds() == []
         assert lab.job("a").state == jobs_pb2.QUEUED
         assert scheduler.Schedule(request, timeout=PATIENCE_S).name == f"{lab.parent}/rounds/1"

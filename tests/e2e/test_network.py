@@ -1,4 +1,4 @@
-"""The network from end to end: a server, agents, and two jobs that meet, each a process of its own."""
+"""The network from end to end: a server, agents and two jobs that share links, as processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.system import Agent, Lab, User, until
 
 GPUS = 4
-"""Of a job: two nodes of two."""
+"""The GPUs of a job, which fill two nodes of two."""
 
 JOBS = ("one", "two")
 RUNNING = jobs_pb2.RUNNING
@@ -33,13 +33,13 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def user(stack: Stack) -> Iterator[User]:
-    """Return who calls."""
+    """Yield a user of the server."""
     with User(stack) as user:
         yield user
 
 
 class NetworkLab(Lab):
-    """A cluster of four nodes under two agents, and what its network is asked."""
+    """A cluster of four nodes under two agents, with the calls of its network."""
 
     def __init__(self, stack: Stack, user: User, cluster: str) -> None:
         super().__init__(stack, user, cluster)
@@ -53,11 +53,11 @@ class NetworkLab(Lab):
         self._channel.close()
 
     def say_what_is_sent(self) -> None:
-        """Let every replica of a job of ``GPUS`` send to the next in its ring."""
+        """Set traffic: every replica of a job of ``GPUS`` sends to the next in its ring."""
         stage = estimates_pb2.StageTraffic(
             data_parallel=GPUS, tensor_parallel=1, data=estimates_pb2.Sent(bytes=2e9, messages=6)
         )
-        sent = estimates_pb2.CellTraffic(
+        traffic = estimates_pb2.CellTraffic(
             work_flop=1e14, compute_s=0.5, start_s=0.25, stages=[stage]
         )
         cell = estimates_pb2.CellEstimate(
@@ -66,7 +66,7 @@ class NetworkLab(Lab):
             nodes=2,
             iter_time_s=1.0,
             source=estimates_pb2.MEASURED,
-            traffic=sent,
+            traffic=traffic,
         )
         request = estimates_pb2.UpsertCellsRequest(parent=self.parent, cells=[cell])
         self.user.insist(lambda r: r.estimates.UpsertCells(request))
@@ -78,7 +78,7 @@ class NetworkLab(Lab):
         return self.user.insist(lambda r: r.scheduler.Schedule(request, timeout=PATIENCE_S))
 
     def describe(self, decided: scheduler_pb2.Round, aggregations: int = 1) -> None:
-        """Describe a network of two ToRs; with one way between them the jobs of a round meet on it."""
+        """Describe a network of two ToRs. With one path between them, the jobs of a round share it."""
         gangs = [[short_name(s.node) for s in d.allocation.shares] for d in decided.decisions]
         (a, b), (c, d) = gangs
         document = {
@@ -107,16 +107,16 @@ class NetworkLab(Lab):
         return self.networks.GetNetworkPlan(request, timeout=PATIENCE_S)
 
     def planned(self, cause: str, jobs: int) -> pb.NetworkPlan:
-        """Return the plan in force once it was made for ``cause`` and speaks of so many jobs."""
+        """Return the plan in force once it was made for ``cause`` and has this number of jobs."""
 
         def made() -> pb.NetworkPlan | None:
             try:
-                found = self.plan()
+                plan = self.plan()
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
                 return None
-            return found if found.cause == cause and len(found.decisions) == jobs else None
+            return plan if plan.cause == cause and len(plan.decisions) == jobs else None
 
         return until(made, f"a plan at {cause} of {jobs} jobs")
 
@@ -130,8 +130,8 @@ class NetworkLab(Lab):
         return self.leader(job).file_of(job, 1, "network.json")
 
     def hears_of(self, job: str, levels: int) -> None:
-        """Wait until a job's processes can read of so many levels."""
-        until(lambda: self.told(job)["levels"] == levels, f"{job} is told of {levels} levels")
+        """Wait until a job's processes can read this number of levels."""
+        until(lambda: self.told(job)["levels"] == levels, f"{job} can read of {levels} levels")
 
 
 def short_name(name: str) -> str:
@@ -162,9 +162,8 @@ def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
         before = lab.decide(dry_run=True)
         lab.describe(before)
         decided = lab.decide()
-        assert placement_texts(decided) == placement_texts(
-            before
-        )  # the network places nobody elsewhere
+        # The network changes no placement.
+        assert placement_texts(decided) == placement_texts(before)
         for job in JOBS:
             lab.wait_for_state(job, RUNNING)
         plan = lab.plan()
@@ -174,12 +173,12 @@ def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
         assert parts["one"].level != parts["two"].level
         pids = {job: lab.leader(job).pid_of(job) for job in JOBS}
         for job in JOBS:
-            found = environment_of(pids[job])
-            assert found["NCCL_IB_TC"] == str(parts[job].dscp * 4 + 2)
-            assert found["NCCL_IB_SL"] == str(parts[job].level)
-            told = json.loads(Path(found["TESSERA_NETWORK"]).read_text())
-            assert told == lab.told(job)
-            assert (told["level"], told["levels"], told["dscp"]) == (
+            environment = environment_of(pids[job])
+            assert environment["NCCL_IB_TC"] == str(parts[job].dscp * 4 + 2)
+            assert environment["NCCL_IB_SL"] == str(parts[job].level)
+            part = json.loads(Path(environment["TESSERA_NETWORK"]).read_text())
+            assert part == lab.told(job)
+            assert (part["level"], part["levels"], part["dscp"]) == (
                 parts[job].level,
                 8,
                 parts[job].dscp,
@@ -190,7 +189,7 @@ def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
         again = decisions_by_job(lab.plan())
         assert {(d.level, d.dscp) for d in again.values()} == {
             (0, parts[job].dscp) for job in JOBS
-        }  # their marks stay
+        }  # their tags stay
         for job in JOBS:
             lab.hears_of(job, levels=1)
 
@@ -222,17 +221,17 @@ def test_jobs_started_before_their_network_is_set_are_planned_later_and_not_mark
         plan = lab.planned("start", 2)
         for job in JOBS:
             folder = lab.leader(job).folder / "gangs" / f"{job}@1"
-            until((folder / "network.json").exists, f"{job} is told its part")
-            ways = [[r.source, r.target, list(r.via)] for r in decisions_by_job(plan)[job].routes]
-            assert ways
-            assert lab.told(job)["routes"] == ways
+            until((folder / "network.json").exists, f"{job} can read its part")
+            routes = [[r.source, r.target, list(r.via)] for r in decisions_by_job(plan)[job].routes]
+            assert routes
+            assert lab.told(job)["routes"] == routes
             assert lab.job(job).generation == 1
             assert is_running(pids[job])
         log = lab.leader("one").log.read_text()
         assert "applies nothing: priorities are advice only" in log
         until(
             lambda: all("advice only" in "".join(n.network_remarks) for n in lab.nodes().values()),
-            "nodes say what their agents said",
+            "nodes show the remarks of their agents",
         )
         assert "applies nothing: priorities are advice only" in stack.servers[0].log.read_text()
         name = f"{lab.parent}/topology"

@@ -1,4 +1,4 @@
-"""Profiling as tasks: a real server, a real agent, and JAX measuring a user's step on this machine's CPU."""
+"""Profiling tasks on a real server and agent, where JAX measures a user's step on the CPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TASK = estimates_pb2.ProfilingTask
 
 
 class User:
-    """What a user does, over a channel."""
+    """A user's calls of the API over one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
@@ -64,8 +64,8 @@ class User:
         await self.jobs.SubmitJob(jobs_pb2.SubmitJobRequest(parent=C, job_id=job, job=spec))
 
     async def state(self, job: str) -> str:
-        found = await self.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{job}"))
-        return jobs_pb2.JobState.Name(found.state)
+        record = await self.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{job}"))
+        return jobs_pb2.JobState.Name(record.state)
 
     async def profiling(self) -> estimates_pb2.Profiling:
         request = estimates_pb2.GetProfilingRequest(parent=C, workload=TINY)
@@ -97,7 +97,7 @@ class User:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for the condition: what makes it true is told by nobody."""
+    """Poll the condition until it is true, since nothing notifies the caller."""
     async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -107,7 +107,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def a_system(
     database: Database, folder: Path, *, gpus: int = 2, **settings: Any
 ) -> AsyncIterator[User]:
-    """Yield a user of a server and an agent whose node has so many GPUs of a type that is this CPU."""
+    """Yield a user of a server and an agent whose node has ``gpus`` GPUs, which are really this CPU."""
     hardware = folder / "hardware.yaml"
     hardware.write_text(HARDWARE)
     config = Config(
@@ -136,8 +136,8 @@ async def a_system(
         agent.start()
 
         async def ready() -> bool:
-            found = await clusters.ListNodes(clusters_pb2.ListNodesRequest(parent=C))
-            return any(node.state == clusters_pb2.Node.READY for node in found.nodes)
+            listed = await clusters.ListNodes(clusters_pb2.ListNodesRequest(parent=C))
+            return any(node.state == clusters_pb2.Node.READY for node in listed.nodes)
 
         try:
             await until(ready)
@@ -147,7 +147,7 @@ async def a_system(
 
 
 def other_cells(cells: list[estimates_pb2.CellEstimate]) -> list[estimates_pb2.CellEstimate]:
-    """Return the Cells that a job on one GPU does not run: its own is measured soon."""
+    """Return the Cells that a job on one GPU does not run on. Its own Cell is soon measured."""
     return [cell for cell in cells if cell.cell.gpus > 1]
 
 
@@ -174,7 +174,7 @@ async def test_a_job_with_a_profiling_request_is_profiled_on_an_idle_gpu_and_its
         await user.is_in("j", "RUNNING")
         done = await user.reaches(TASK.DONE)
         await user.is_in(done.job, "SUCCEEDED")
-        found = await user.profiling()
+        profiling = await user.profiling()
 
         async def is_profiled() -> bool:
             return {c.source for c in other_cells(await user.cells())} == {estimates_pb2.PROFILED}
@@ -182,7 +182,7 @@ async def test_a_job_with_a_profiling_request_is_profiled_on_an_idle_gpu_and_its
         await until(is_profiled)
         after = await user.cells()
         assert await user.state("j") == "RUNNING"
-    assert found.source == f"{STEP}(layers=3)"
+    assert profiling.source == f"{STEP}(layers=3)"
     assert done.records >= 2
     assert done.device_seconds > 0
     assert done.service_gpu_seconds >= done.device_seconds
@@ -215,8 +215,8 @@ async def test_a_task_gives_up_its_gpu_to_a_job_that_needs_it_and_continues_late
         await user.schedule()
         done = await user.reaches(TASK.DONE)
         await user.is_in(task.job, "SUCCEEDED")
-        found = await user.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{task.job}"))
-    assert found.generation == 2
+        job = await user.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{task.job}"))
+    assert job.generation == 2
     assert done.records == 6 * (done.records // 6)
 
 
@@ -250,9 +250,9 @@ async def test_without_a_request_nothing_is_profiled(database: Database, tmp_pat
             return bool(await user.cells())
 
         await until(has_cells)
-        found = await user.profiling()
-    assert not found.asked
-    assert not found.tasks
+        profiling = await user.profiling()
+    assert not profiling.asked
+    assert not profiling.tasks
 
 
 async def test_a_server_may_request_profiling_of_all_jobs(

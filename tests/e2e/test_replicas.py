@@ -1,4 +1,4 @@
-"""Two replicas race: every round is committed once, and no GPU is ever given twice."""
+"""Two racing replicas commit every round once, and never assign a GPU twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 200
 
 
 class Replica(threading.Thread):
-    """Calls Schedule on one replica until the cluster has had its rounds."""
+    """A thread that calls Schedule on one replica until the cluster has had its rounds."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Replica(threading.Thread):
 
 
 def winning_round(error: grpc.RpcError) -> str:
-    """Return the round that won, from the error's details; raise the error if it is another one."""
+    """Return the round that won, from the error's details. Raise any other error."""
     assert isinstance(error, grpc.Call)
     info = error_details_pb2.ErrorInfo()
     status = rpc_status.from_call(error)
@@ -64,14 +64,17 @@ def winning_round(error: grpc.RpcError) -> str:
 
 
 def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
-    """Check the GPUs that all jobs own at one instant (one page is one transaction); return how many."""
+    """Check the GPUs that all jobs own at one instant, and return their number.
+
+    One page of jobs is read in one transaction.
+    """
     request = jobs_pb2.ListJobsRequest(parent=PARENT, page_size=10_000)
     owners: dict[tuple[str, int], str] = {}
     for job in stack.jobs.ListJobs(request).jobs:
         gpus = [(s.node, gpu) for s in job.allocation.shares for gpu in s.gpu_indices]
         assert len(gpus) == job.allocation.cell.gpus
         for gpu in gpus:
-            assert gpu not in owners, f"{gpu} belongs to {owners[gpu]} and to {job.name}"
+            assert gpu not in owners, f"{gpu} belongs to both {owners[gpu]} and {job.name}"
             owners[gpu] = job.name
     assert owners.keys() <= {(f"{PARENT}/nodes/{n.name}", i) for n in nodes for i in range(n.gpus)}
     return len(owners)
@@ -89,17 +92,17 @@ def test_two_racing_replicas_assign_no_gpu_and_no_round_number_twice() -> None:
             replicas = [Replica(address) for address in stack.addresses]
             for replica in replicas:
                 replica.start()
-            most = 0
+            max_gpus = 0
             while any(replica.is_alive() for replica in replicas):
                 fleet.advance(300.0)
-                most = max(most, require_no_gpu_twice(stack, nodes))
+                max_gpus = max(max_gpus, require_no_gpu_twice(stack, nodes))
                 replicas[0].join(0.05)
-        assert most, "no job ever had a GPU: the check of GPUs was none"
+        assert max_gpus, "no job ever had a GPU, so GPUs were not checked"
         won = [name for replica in replicas for name in replica.won]
         assert len(won) == len(set(won)) >= ROUNDS
         assert all(replica.won for replica in replicas)
         lost = [name for replica in replicas for name in replica.lost]
-        assert lost, "the replicas never met: the race was not one"
+        assert lost, "the replicas never competed for a round"
         assert set(lost) <= set(won)
         rounds = list_rounds(stack.scheduler)
         assert sorted(int(r.name.rpartition("/")[2]) for r in rounds) == list(

@@ -1,4 +1,4 @@
-"""Callers who ask for too much do not keep others from being served."""
+"""Callers that ask for too much do not keep others from being served."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from tests.support.system import until
 pytestmark = pytest.mark.slow
 
 JOBS = 800
-"""Of the crowded cluster: CP-SAT does not prove an answer of a round within minutes."""
+"""Jobs of the crowded cluster. CP-SAT proves no answer of its rounds within minutes."""
 
 HOSTILE_CALLS = 8
-"""Dry runs at once: more than there are threads for rounds."""
+"""Concurrent dry runs, which are more than the threads for rounds."""
 
 AN_HOUR_S = 3600.0
 
@@ -57,10 +57,10 @@ ENDLESS = (
     ),
     scheduler_pb2.RoundOptions(solver="cp-sat", gap=1e-12),
 )
-"""Rounds that last as long as they may."""
+"""Options of rounds that use all the time that they have."""
 
 LONG = (scheduler_pb2.RoundOptions(solver="cvxpy", gap=1e-12),)
-"""Rounds of a library that asks nobody whether to go on."""
+"""Options of rounds by a library that cannot be interrupted."""
 
 OTHER = "other"
 
@@ -69,7 +69,7 @@ UNREAD_WATCHES = 200
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """Yield a server with a crowded cluster, and another whose client comes from another host."""
+    """Yield a server with a crowded cluster, and with one whose client has another address."""
     types, nodes = tiny_cluster()
     profiles = sample_profiles()
     arrivals = philly_like(JOBS, seed=1, profiles=profiles)
@@ -103,7 +103,7 @@ def another_client(stack: Stack) -> Iterator[grpc.Channel]:
 
 
 class EndlessDryRuns:
-    """Dry runs without an end in sight. One that is answered is asked for again, until all are cancelled."""
+    """Dry runs that take very long. An answered one is requested again until all are cancelled."""
 
     def __init__(self, stack: Stack, *options: scheduler_pb2.RoundOptions) -> None:
         self._options = options
@@ -128,15 +128,15 @@ class EndlessDryRuns:
             channel.close()
 
     def wait_until_they_compute(self) -> None:
-        """Wait until the server has worked on them for some seconds."""
-        until(lambda: self._used_s() > self._before_s + 3.0, "rounds are decided")
+        """Wait until the server has worked on the dry runs for some seconds."""
+        until(lambda: self._used_s() > self._before_s + 3.0, "the server decides rounds")
 
     def outstanding(self) -> int:
-        """Return how many calls wait for their answer."""
+        """Return the number of calls that wait for their answer."""
         return sum(not call.done() for call in self._calls)
 
     def cancel(self) -> None:
-        """Leave."""
+        """Cancel all calls."""
         self._over = True
         for call in self._calls:
             call.cancel()
@@ -215,8 +215,8 @@ def test_unread_watches_do_not_delay_changes_for_another_watcher(stack: Stack) -
             job = jobs_pb2.Job(name=name, labels={"turn": turn})
             update = jobs_pb2.UpdateJobRequest(job=job, update_mask=FieldMask(paths=["labels"]))
             stack.jobs.UpdateJob(update, timeout=PATIENCE_S)
-            heard = reader.submit(read_until, answers, turn)
-            assert heard.result(PATIENCE_S).labels == {"turn": turn}
+            answer = reader.submit(read_until, answers, turn)
+            assert answer.result(PATIENCE_S).labels == {"turn": turn}
         answers.cancel()
     assert begun() == UNREAD_WATCHES
     assert all(len(connection.open_streams) == STREAM_COUNT for connection in connections)

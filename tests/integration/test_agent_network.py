@@ -143,9 +143,8 @@ def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
             after = assign_tags({"a": 0, "b": 1}, 2, before.tags)
             assert after.tags == before.tags
             node.desired(after)
-            assert (
-                table.read()[tags[0]] == table.read()[tags[1]]
-            )  # down at once, up after the drain
+            # A level falls at once, and rises after the drain.
+            assert table.read()[tags[0]] == table.read()[tags[1]]
             now_s[0] = 1.2
             assert node.advance() is None
             assert race.shares(WINDOW)[tags[1]] > 0.9
@@ -154,8 +153,8 @@ def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
 def test_the_command_plans_applies_and_shows(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "settings.json"
-    told.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}, "tags": {"b": 30}}')
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}, "tags": {"b": 30}}')
     with hosts(1) as (host,):
         runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
         options = [
@@ -168,7 +167,7 @@ def test_the_command_plans_applies_and_shows(
             "--link-bit-per-s",
             "1000000000",
             "--settings",
-            str(told),
+            str(settings),
         ]
         answers = []
         for action in ("plan", "show", "apply", "show", "apply"):
@@ -202,15 +201,15 @@ print(json.dumps([trace_hops("10.93.0.1", int(port)) for port in sys.argv[1:]]))
 
 
 def test_probing_finds_a_source_port_that_takes_the_wanted_path() -> None:
-    with hosts(4) as (sender, one, two, receiver):
-        for router, subnet in ((one, "10.92.1"), (two, "10.92.2")):
+    with hosts(4) as (sender, router_a, router_b, receiver):
+        for router, subnet in ((router_a, "10.92.1"), (router_b, "10.92.2")):
             cable(sender, router, subnet)
             cable(router, receiver, subnet.replace("92", "94"))
             sysctl(router, "ipv4.ip_forward", 1)
             sysctl(router, "ipv4.icmp_ratelimit", 0)
             receivers = subnet.replace("92", "94")
             runner_inside(router)(["ip", "route", "add", "10.93.0.1", "via", f"{receivers}.2"])
-            # replies go back the way that the probe came: the other router does not know its subnet
+            # Replies return over the probe's router, since the other one does not know its subnet.
             runner_inside(receiver)(
                 ["ip", "route", "add", f"{subnet}.0/24", "via", f"{receivers}.1"]
             )
@@ -218,15 +217,15 @@ def test_probing_finds_a_source_port_that_takes_the_wanted_path() -> None:
         sysctl(sender, "ipv4.fib_multipath_hash_policy", 1)
         hops = [word for s in ("10.92.1.2", "10.92.2.2") for word in ("nexthop", "via", s)]
         runner_inside(sender)(["ip", "route", "add", "10.93.0.1", *hops])
-        seen: Any = python(sender, ECMP)
-        whole: Any = python(sender, TRACES, *map(str, seen["chosen"].values()))
-    assert set(seen["found"]) == {"10.92.1.2", "10.92.2.2"}
-    assert sum(map(len, seen["found"].values())) == 24
-    ports = set(seen["chosen"].values())
+        probed: Any = python(sender, ECMP)
+        whole: Any = python(sender, TRACES, *map(str, probed["chosen"].values()))
+    assert set(probed["found"]) == {"10.92.1.2", "10.92.2.2"}
+    assert sum(map(len, probed["found"].values())) == 24
+    ports = set(probed["chosen"].values())
     assert len(ports) == 2
     assert ports <= set(candidate_ports(200, 24))
-    # over either router the whole way is seen, so replies come back from wherever they were sent
-    assert whole == [[router, "10.93.0.1"] for router in seen["chosen"]]
+    # The whole path over each router is seen, so the replies of every hop return.
+    assert whole == [[router, "10.93.0.1"] for router in probed["chosen"]]
 
 
 BURSTS = """
@@ -243,8 +242,8 @@ print(json.dumps(sample_counter(counter.read, **timing)))
 def test_the_period_of_bursts_is_read_off_an_interfaces_counter() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.95.1")
-        seen: Any = python(left, BURSTS, interface)
-    found = find_period(*np.asarray(seen))
-    assert found is not None
-    assert found.period_s == pytest.approx(PERIOD_S, rel=0.03)
-    assert found.bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)
+        samples: Any = python(left, BURSTS, interface)
+    period = find_period(*np.asarray(samples))
+    assert period is not None
+    assert period.period_s == pytest.approx(PERIOD_S, rel=0.03)
+    assert period.bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)

@@ -1,4 +1,4 @@
-"""What a gang sends, measured for real: bursts over a virtual cable, counters of its interface."""
+"""The traffic of a gang, measured on a real counter: bursts over a virtual cable."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ print(json.dumps(asyncio.run(measure())))
 def test_bursts_over_a_cable_are_measured_by_the_interfaces_counter() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.97.1")
-        said: Any = python(left, MEASURES, interface)
-    measured, period_s, sent_bytes = said
+        output: Any = python(left, MEASURES, interface)
+    measured, period_s, sent_bytes = output
     assert measured
     assert period_s == pytest.approx(PERIOD_S, rel=0.03)
     assert sent_bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)

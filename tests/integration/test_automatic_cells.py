@@ -1,4 +1,4 @@
-"""Cells that come by themselves: for which jobs, from which replica, and what measurements teach them."""
+"""Cells that are derived automatically: for which jobs, by which replica, and corrected by measurements."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -
     a_bare_cluster(store, "a100", "v100")
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     assert a_deriving(store).derive(C) == 1
-    found = cells_of(store, PUBLISHED)
-    assert types_and_counts(found) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
-    assert {r.source for r in found} == {EstimateSource.ANALYTIC}
+    records = cells_of(store, PUBLISHED)
+    assert types_and_counts(records) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
+    assert {r.source for r in records} == {EstimateSource.ANALYTIC}
     assert reason_text(store, "j") == ""
 
 
@@ -138,11 +138,11 @@ def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) 
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=UNKNOWN))
     assert a_deriving(store).derive(C) == 0
-    said = reason_text(store, "j")
-    assert said.startswith(
+    reason = reason_text(store, "j")
+    assert reason.startswith(
         "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
     )
-    assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in said
+    assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in reason
 
 
 def test_a_job_gets_cells_once_its_model_is_described(store: PostgresStore) -> None:
@@ -167,8 +167,8 @@ def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: Postgr
     a_deriving(store).derive(C)
     assert {t for t, _ in types_and_counts(cells_of(store, PUBLISHED))} == {"a100"}
     submit(store, a_spec("k", workload=MOE))
-    known = {"h100": catalogue_of()["h100"]}
-    assert CellDeriver(store, known, (1.0,)).derive(C) == 0
+    catalogue = {"h100": catalogue_of()["h100"]}
+    assert CellDeriver(store, catalogue, (1.0,)).derive(C) == 0
     assert (
         "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue"
         in reason_text(store, "k")
@@ -198,16 +198,16 @@ def test_a_job_says_that_its_cells_are_being_made(
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED))
-    said: list[str] = []
+    reasons: list[str] = []
     real = Estimator.cells
 
     def cells(self: Estimator, *args: Any) -> Any:
-        said.append(reason_text(store, "j"))
+        reasons.append(reason_text(store, "j"))
         return real(self, *args)
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
-    assert "they are being computed for a100" in said[0]
+    assert "they are being computed for a100" in reasons[0]
 
 
 def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
@@ -265,9 +265,8 @@ def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Postgres
     assert like.sd < before[2, 2].sd
     assert "calibrated on 1 measurements" in like.provenance
     now = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
-    assert (
-        now[2, 1].iter_time_s > others[2, 1].iter_time_s
-    )  # the type is slower than its data sheet
+    # The type is slower than its data sheet.
+    assert now[2, 1].iter_time_s > others[2, 1].iter_time_s
     assert deriving.derive(C) == 0
 
 
@@ -336,7 +335,7 @@ async def a_replica(
 
 
 class CountingCellDeriver(CellDeriver):
-    """Counts how often it is asked."""
+    """A Cell deriver that records the clusters of its calls."""
 
     def __init__(self, store: PostgresStore, fail: bool = False) -> None:
         super().__init__(store, catalogue_of(), (1.0,))
@@ -359,13 +358,13 @@ class CountingCellDeriver(CellDeriver):
 
 async def test_only_the_replica_with_the_lease_estimates(store: PostgresStore) -> None:
     a_bare_cluster(store)
-    one, other = CountingCellDeriver(store), CountingCellDeriver(store)
-    async with a_replica(store, one, "one") as first, a_replica(store, other, "other") as second:
+    holding, idle = CountingCellDeriver(store), CountingCellDeriver(store)
+    async with a_replica(store, holding, "one") as first, a_replica(store, idle, "other") as second:
         await first.look(None)
         await second.look(None)
         await second.look({C})
         await first.look({C})
-    assert (one.asked, other.asked) == ([C, C], [])
+    assert (holding.asked, idle.asked) == ([C, C], [])
 
 
 async def test_a_woken_replica_checks_only_the_cluster_that_woke_it(store: PostgresStore) -> None:

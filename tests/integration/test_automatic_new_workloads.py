@@ -1,4 +1,4 @@
-"""A job whose workload has no estimates does not wait until those of all others are renewed."""
+"""Workloads without estimates do not wait until the estimates of all others are renewed."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def test_new_workloads_are_estimated_between_lease_renewals(
     assert deriving.derive(C) == 3
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
     estimated: list[Workload] = []
-    come: list[str] = []
+    wake_ups: list[str] = []
     real = Estimator.cells
 
     def cells(self: Estimator, workload: Workload, *args: Any) -> Any:
         estimated.append(workload)
-        if not come:
+        if not wake_ups:
             submit(store, a_spec("new", workload=NEW))
-            come.append("woken")
+            wake_ups.append("woken")
         return real(self, workload, *args)
 
     monkeypatch.setattr(Estimator, "cells", cells)
 
     def woken() -> bool:
-        if come != ["woken"]:
+        if wake_ups != ["woken"]:
             return False
-        come.append("taken")
+        wake_ups.append("taken")
         return True
 
     assert deriving.derive(C, woken=woken) == 4
@@ -65,5 +65,5 @@ def test_a_type_that_is_dropped_and_added_back_is_estimated_again(
     do(store, lambda w: w.upsert_cluster(C, types, None))
     do(store, lambda w: w.upsert_nodes(C, nodes))
     assert deriving.derive(C) == 1
-    found, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
-    assert {e.cell.gpu_type for e in found} == {"a100", "v100"}
+    estimates, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
+    assert {e.cell.gpu_type for e in estimates} == {"a100", "v100"}

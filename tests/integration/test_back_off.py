@@ -1,4 +1,4 @@
-"""Jobs that fail again and again: stored back-offs, reasons of the present state, rounds that are woken."""
+"""Jobs that fail repeatedly: stored back-offs, reasons of their state, and rounds that they trigger."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ A0 = "a100-0"
 
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
-    """Return a store whose agents are not taken for dead, however slow the machine is."""
+    """Return a store whose agents do not expire, however slow the machine is."""
     return PostgresStore(database, lease_s=3600.0)
 
 
 @pytest.fixture
 def one(store: PostgresStore) -> PostgresStore:
-    """Return a store with a node of four GPUs on which a runs."""
+    """Return a store with a node of four GPUs, on which a runs while b waits."""
     a_cluster(store, nodes=1, gpus=4)
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
     run(store, a=[(A0, range(4))])
@@ -74,14 +74,14 @@ def end_back_off(database: Database) -> None:
 
 
 def prolong_back_off(database: Database) -> None:
-    """Let no slow machine reach the end of a back-off within the test."""
+    """Keep even a slow machine from reaching the end of a back-off within the test."""
     execute(
         database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
     )
 
 
 def back_off_s(store: PostgresStore, name: str = "a") -> float:
-    """Return the seconds from a job's last crash to when it is tried again."""
+    """Return the seconds from a job's last crash to its next attempt."""
     crashes = [entry.at_s for entry in store.job_history(C, name) if entry.event == "crash"]
     return job(store, name).retry_s - crashes[-1]
 
@@ -128,7 +128,7 @@ def test_a_failed_start_and_a_lost_node_are_distinguished(
 ) -> None:
     execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
     one.expire(C)
-    assert job(one, "a").retry_s == 0.0  # it is not the job's fault
+    assert job(one, "a").retry_s == 0.0  # a lost node is not a failure of the job
 
 
 def test_a_round_skips_a_job_in_back_off_and_gives_its_gpus_to_another(
@@ -187,7 +187,7 @@ def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore)
         assert reason.next_step == "release the job: `tessera release b`"
         assert job(one, "b").reason_round == 0
     apply_event(one, "b", JobEvent.RELEASE)
-    assert job(one, "b").reason is None  # that it was held is not why it waits
+    assert job(one, "b").reason is None  # it no longer waits because it was held
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
 ) -> None:
     snapshot = one.snapshot(C)
     commit(one, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
-    assert reason_of(one).code is ReasonCode.NO_CAPACITY  # while it stops, that is why
+    assert reason_of(one).code is ReasonCode.NO_CAPACITY  # this is the reason while the job stops
     apply_event(one, "a", event)
     assert states(one)["a"] is state
     expected = ReasonCode.HELD if state is JobState.HOLDING else ReasonCode.LEAVING
@@ -286,7 +286,7 @@ async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
     prolong_back_off(database)
     await periodic.tick()
     await asyncio.gather(*periodic.begun())
-    assert await rounds_after(10.0) == 2  # that of ``one`` and the first of the period
+    assert await rounds_after(10.0) == 2  # the round of the fixture and the first of the period
     end_back_off(database)
     assert await rounds_after(3600.0) == 3
     for _ in range(20):
@@ -346,7 +346,7 @@ async def test_a_wake_up_survives_a_database_outage(
         outage.setattr(one, "acquire_lease", refuse)
         with pytest.raises(Unavailable):
             await periodic.begin_woken()
-        await periodic.begin_woken()  # not at once again
+        await periodic.begin_woken()  # the next attempt is not made at once
     clock.now_s += 5.0
     await periodic.begin_woken()
     assert len(periodic.begun()) == 1

@@ -1,4 +1,4 @@
-"""Hostile callers do what they say, on a server of a few lines over a real socket."""
+"""Hostile callers behave as described, against a small server over a real socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = b"x" * 100_000
 
 
 class Echo(grpc.GenericRpcHandler):
-    """Answers each call with large messages, and keeps who called and how many it could send."""
+    """A handler that sends large messages, and records its callers and how many it could send."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -52,7 +52,7 @@ async def serve_echo() -> AsyncIterator[tuple[Echo, str]]:
 
 
 def pump(caller: UnreadConnection) -> bool:
-    """Let the caller answer what keeps its connection alive."""
+    """Let the caller send the replies that keep its connection alive."""
     caller.pump()
     return True
 
@@ -68,7 +68,7 @@ async def test_an_unread_call_reaches_the_server_and_takes_no_byte_of_its_answer
         await until(lambda: pump(caller) and caller.begun_streams == {stream})
         assert caller.open_streams == {stream}
         assert not caller.closed
-        # the answer is larger than what the server may send: nothing
+        # The answer is larger than what the server may send, so it sends nothing of it.
         assert len(caller._buffer) < len(LARGE)
         caller.close()
         await until(lambda: echo.ended == 1)

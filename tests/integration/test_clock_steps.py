@@ -1,4 +1,4 @@
-"""The database's clock is set forward and back: no live node is lost, and no dead one stays."""
+"""Steps of the database's clock: no live node is lost, and no dead node stays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def record_both_heartbeats(store: PostgresStore) -> None:
 
 
 class ManualClock:
-    """A process's own clock, which only tests move."""
+    """A process's own clock, which only the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -62,7 +62,7 @@ def skewed(database: Database, seconds: ManualClock) -> PostgresStore:
     execute(database, SKEW)
     name = database.engine.url.database
     execute(database, f'ALTER DATABASE "{name}" SET search_path = skewed, pg_catalog, public')
-    database.engine.dispose()  # new connections have the path
+    database.engine.dispose()  # new connections have the search path
     store = PostgresStore(database, monotonic_s=seconds)
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -165,7 +165,7 @@ def test_the_lease_of_a_dead_replica_is_taken_over_although_the_clock_was_set_ba
 @pytest.mark.parametrize(
     "change",
     [lambda d, s: pass_time(d, s, 46.0), lambda d, s: step_clock(d, -46.0)],
-    ids=["time", "back"],
+    ids=["time passes", "step back"],
 )
 def test_only_a_step_forward_is_reported_as_set_forward(
     skewed: PostgresStore,

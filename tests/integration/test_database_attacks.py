@@ -1,4 +1,4 @@
-"""The database is stopped, full, out of connections, restarted under load, and restored to an older state."""
+"""A database that is stopped, full, out of connections, restarted under load or restored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def place(folder: Path) -> Iterator[Path]:
-    """Return the directory of a database server of the test's own."""
+    """Yield the directory of the test's own database server."""
     yield folder / "pg"
     embedded.stop_server(folder / "pg")
 
@@ -77,7 +77,7 @@ def server_processes(place: Path) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def stop_server(place: Path) -> Iterator[None]:
-    """Stop every process of the server inside the block."""
+    """Suspend every process of the server inside the block."""
     frozen = server_processes(place)
     for process in frozen:
         process.send_signal(signal.SIGSTOP)
@@ -134,9 +134,9 @@ async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline
         assert (await jobs.GetJob(request, timeout=PATIENCE_S)).state == jobs_pb2.QUEUED
         await stream.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
         async with asyncio.timeout(PATIENCE_S):
-            told = await stream.read()
-        assert isinstance(told, agents_pb2.ServerMessage)  # the stream has outlived it
-        assert told.HasField("desired")
+            message = await stream.read()
+        assert isinstance(message, agents_pb2.ServerMessage)  # the stream has outlived the outage
+        assert message.HasField("desired")
         stream.cancel()
     database.engine.dispose()
 
@@ -169,7 +169,7 @@ def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Return a folder on a small file system of its own."""
+    """Yield a folder on a separate, small file system."""
     disk = folder / "disk"
     disk.mkdir()
     if os.geteuid() != 0:
@@ -205,7 +205,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
     assert errors, "the disk was never full"
     assert isinstance(errors[0], Unavailable)
     ballast.unlink()
-    embedded.start_server(place)  # it may have stopped when it could not write its log
+    embedded.start_server(place)  # the server may have stopped when it could not write its log
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -225,14 +225,14 @@ def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
     database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
-    over, acknowledged, failures, strange = threading.Event(), [], [], []
+    over, acknowledged, failures, unexpected = threading.Event(), [], [], []
 
     def load(worker: int) -> None:
         for number in range(100_000):
             if over.is_set():
                 return
             name, request = f"w{worker}-{number}", Request(id=str(uuid4()), method="m", digest="d")
-            while True:  # as a client repeats a call with its request id
+            while True:  # a client repeats a call with the same request id
                 try:
                     store.write(request, partial(_submit, name=name))
                     acknowledged.append(name)
@@ -241,7 +241,7 @@ def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
                     failures.append(error)
                     over.wait(0.05)
                 except TesseraError as error:
-                    strange.append(error)
+                    unexpected.append(error)
                     return
 
     workers = [threading.Thread(target=load, args=(i,)) for i in range(3)]
@@ -255,7 +255,7 @@ def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
     over.set()
     for worker in workers:
         worker.join()
-    assert strange == []
+    assert unexpected == []
     assert failures, "no call was interrupted"
     names = [j.spec.name for j in store.list_jobs(C, [], 0, 10_000)[0]]
     assert sorted(names) == sorted(acknowledged)
@@ -307,7 +307,7 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
     old = store.snapshot(C)
     database.engine.dispose()
     copy("live", "backup")
-    snapshot = store.snapshot(C)  # then a moves, b takes its place, and c comes
+    snapshot = store.snapshot(C)  # after it, a moves, b takes its place, and c is submitted
     commit(
         store,
         snapshot,
@@ -321,7 +321,7 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
     copy("backup", "live")
     store.ready()
 
-    for agent, desired in late:  # the agents still do what they were told, and tell it
+    for agent, desired in late:  # the agents still report the state before the restore
         gangs = [
             ObservedGang(
                 job=g.spec.name,
@@ -334,7 +334,7 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
         ]
         store.observe(C, agent, "first", gangs, desired.revision)
     assert (job(store, "a").state, job(store, "a").generation) == (JobState.RUNNING, 1)
-    agents_report(store)  # they follow what is stored now
+    agents_report(store)  # the agents follow the restored state
     again = store.snapshot(C)
     assert (again.epoch, again.round_number) == (old.epoch, old.round_number)
     record = commit(store, again, start(again, "b", [("a100-1", [0])]))

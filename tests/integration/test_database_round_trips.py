@@ -1,4 +1,4 @@
-"""How often a round waits for its database: on a busy server each wait is for a core, too."""
+"""The database round trips of a round. On a busy server, each waits for a core as well."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.stored_cluster import C, a_cluster, a_record, a_spec, do, sub
 from tests.support.worlds import StoppedClock
 
 MOST_TRIPS = 26
-"""A round that starts jobs waited 59 times before its beginning became one transaction."""
+"""The most round trips of a round that starts jobs. They were 59 before it began in one transaction."""
 
 
 @contextmanager
 def record_trips(database: Database) -> Iterator[list[str]]:
-    """Yield what each wait for the database is for; a transaction's beginning is one, and its end."""
+    """Yield a text for each wait for the database, also for the begin and the end of a transaction."""
     trips: list[str] = []
 
     class Cursor(psycopg2.extensions.cursor):
@@ -40,15 +40,15 @@ def record_trips(database: Database) -> Iterator[list[str]]:
         connection.cursor_factory = Cursor
 
     events = ("begin", "commit", "rollback")
-    told = {name: (lambda _connection, name=name: trips.append(name)) for name in events}
-    database.engine.dispose()  # the connections that there are know nothing of it
+    hooks = {name: (lambda _connection, name=name: trips.append(name)) for name in events}
+    database.engine.dispose()  # existing connections lack the hooks
     sa.event.listen(database.engine, "connect", connected)
-    for name, tell in told.items():
-        sa.event.listen(database.engine, name, tell)
+    for name, hook in hooks.items():
+        sa.event.listen(database.engine, name, hook)
     yield trips
     sa.event.remove(database.engine, "connect", connected)
-    for name, tell in told.items():
-        sa.event.remove(database.engine, name, tell)
+    for name, hook in hooks.items():
+        sa.event.remove(database.engine, name, hook)
 
 
 def test_a_round_makes_few_database_round_trips(store: PostgresStore, database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Agents: what they report changes jobs, what they hold is freed only when they say so or fall silent."""
+"""Agents: their reports change jobs, and their GPUs are freed only by a report or by silence."""
 
 from __future__ import annotations
 
@@ -102,21 +102,21 @@ def test_an_older_generation_changes_nothing(pair: PostgresStore) -> None:
     for gang in late:
         assert not pair.observe(C, AGENT0, "first", [gang], 99)
     after = job(pair, "a")
-    assert replace(after, service_gpu_s=before.service_gpu_s) == before  # service grows by itself
+    assert replace(after, service_gpu_s=before.service_gpu_s) == before  # service grows with time
 
 
 def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
     pair: PostgresStore,
 ) -> None:
     assert pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 1)
-    found = job(pair, "a")
-    assert (found.state, found.iterations_done, found.allocation) == (
+    record = job(pair, "a")
+    assert (record.state, record.iterations_done, record.allocation) == (
         JobState.SUCCEEDED,
         100.0,
         None,
     )
-    assert found.ended_s is not None
-    assert found.started_s is not None
+    assert record.ended_s is not None
+    assert record.started_s is not None
     assert pair.get_node(C, A0).free_gpus == 0
     agents_report(pair)
     assert [pair.get_node(C, node).free_gpus for node in (A0, A1)] == [4, 4]
@@ -163,17 +163,17 @@ def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: PostgresS
 
 def test_a_crash_is_retried_until_no_retries_are_left(pair: PostgresStore) -> None:
     pair.observe(C, AGENT1, "first", [a_gang(A1, phase="failed", error="out of memory\0")], 99)
-    found = job(pair, "a")
-    assert (found.state, found.retries) == (JobState.STOPPING, 1)
-    assert found.last_error == "out of memory"
+    record = job(pair, "a")
+    assert (record.state, record.retries) == (JobState.STOPPING, 1)
+    assert record.last_error == "out of memory"
     agents_report(pair)
     assert states(pair)["a"] is JobState.QUEUED
     run(pair, a=[(A0, [0])])
     pair.observe(C, AGENT0, "first", [a_gang(generation=2, phase="failed")], 99)
     assert states(pair)["a"] is JobState.FAILING
     agents_report(pair)
-    found = job(pair, "a")
-    assert (found.state, found.retries) == (JobState.FAILED, 2)
+    record = job(pair, "a")
+    assert (record.state, record.retries) == (JobState.FAILED, 2)
 
 
 def test_a_job_is_running_once_its_leader_reports_it(store: PostgresStore) -> None:
@@ -185,9 +185,9 @@ def test_a_job_is_running_once_its_leader_reports_it(store: PostgresStore) -> No
     store.observe(C, AGENT0, "first", [a_gang(A0, phase="starting")], 1)
     assert states(store) == {"a": JobState.STARTING}
     store.observe(C, AGENT0, "first", [a_gang(A0)], 1)
-    found = job(store, "a")
-    assert (found.state, found.version) == (JobState.RUNNING, 2)
-    assert found.started_s is not None
+    record = job(store, "a")
+    assert (record.state, record.version) == (JobState.RUNNING, 2)
+    assert record.started_s is not None
 
 
 def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -> None:
@@ -197,7 +197,8 @@ def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -
     assert pair.expire(C) == []
     assert states(pair)["a"] is JobState.STOPPING
     assert pair.get_node(C, A1).free_gpus == 4
-    assert pair.get_node(C, A0).free_gpus == 0  # this agent lives: it must say that a is gone
+    # This agent is alive, and must report that a is gone.
+    assert pair.get_node(C, A0).free_gpus == 0
     agent_reports(pair, AGENT0)
     assert states(pair)["a"] is JobState.QUEUED
     assert pair.get_node(C, A0).free_gpus == 4
@@ -208,7 +209,7 @@ def test_a_leaving_job_on_a_silent_node_is_gone(pair: PostgresStore, database: D
     apply_event(pair, "a", JobEvent.CANCEL)
     for agent in (AGENT0, AGENT1):
         make_silent(database, agent)
-    assert pair.expire(C) == []  # nobody lost a GPU of its own
+    assert pair.expire(C) == []  # no job lost a GPU that it owned
     assert states(pair)["a"] is JobState.CANCELLED
 
 
@@ -240,7 +241,7 @@ def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> N
     with pytest.raises(NotAllowed, match=f"belongs to agent {AGENT0}"):
         pair.hello(C, "thief", "x", [node])
     make_silent(database, AGENT0)
-    pair.hello(C, "heir", "x", [node])  # nobody had expired the node yet
+    pair.hello(C, "heir", "x", [node])  # the node had not been expired yet
     assert states(pair)["a"] is JobState.STOPPING
     assert pair.desired(C, AGENT0).gangs == ()
     agent_reports(pair, AGENT1)
@@ -261,8 +262,8 @@ def test_hello_registers_and_corrects_nodes(store: PostgresStore) -> None:
     a_cluster(store, nodes=1)
     store.hello(C, AGENT0, "2", [NodeSpec(name=A0, gpu_type="a100", gpus=8, rack="r")])
     store.hello(C, AGENT0, "3", [NodeSpec(name=A0, gpu_type="a100", gpus=8)])
-    found = store.get_node(C, A0)
-    assert (found.spec.gpus, found.spec.rack, found.version) == (8, "r", 2)
+    node = store.get_node(C, A0)
+    assert (node.spec.gpus, node.spec.rack, node.version) == (8, "r", 2)
     for wrong in ({"gpu_type": "h100"}, {"gpus": 65}):
         spec = NodeSpec(**{"name": A0, "gpu_type": "a100", "gpus": 4} | wrong)  # type: ignore[arg-type]  # a test's shorthand
         with pytest.raises(InvalidInput):
@@ -302,16 +303,16 @@ def test_only_one_replica_holds_the_lease(store: PostgresStore, database: Databa
 def test_an_agents_network_report_stays_with_its_nodes_until_the_next_report(
     pair: PostgresStore,
 ) -> None:
-    def said() -> list[tuple[str, ...]]:
+    def remarks() -> list[tuple[str, ...]]:
         return [pair.get_node(C, node).network_remarks for node in (A0, A1)]
 
-    assert said() == [(), ()]
+    assert remarks() == [(), ()]
     record_heartbeat(pair, AGENT0, "first", ["eth1: not strict", "eth2: gone"])
-    assert said() == [("eth1: not strict", "eth2: gone"), ()]
+    assert remarks() == [("eth1: not strict", "eth2: gone"), ()]
     record_heartbeat(pair, AGENT0, "first")
-    assert said() == [("eth1: not strict", "eth2: gone"), ()]
+    assert remarks() == [("eth1: not strict", "eth2: gone"), ()]
     record_heartbeat(pair, AGENT0, "first", [])
-    assert said() == [(), ()]
+    assert remarks() == [(), ()]
     record_heartbeat(pair, AGENT0, "first", ["eth1: not strict"])
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
-    assert said() == [(), ()]
+    assert remarks() == [(), ()]

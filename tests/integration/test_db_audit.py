@@ -1,4 +1,4 @@
-"""The audit of what is stored finds each rule that is broken, and nothing where all is well."""
+"""The audit of stored data finds every broken rule, and reports nothing if no rule is broken."""
 
 from __future__ import annotations
 

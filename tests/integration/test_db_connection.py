@@ -102,8 +102,8 @@ def test_cut_connections_are_replaced(
     database: Database, kind: type[Database], use: Callable[[Database], object]
 ) -> None:
     tried, admin = kind(database.engine), connect_database(database.url)
-    with database.engine.connect() as one, database.engine.connect() as other:
-        idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (one, other)]
+    with database.engine.connect() as first, database.engine.connect() as second:
+        idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (first, second)]
     with admin.engine.connect() as connection:
         connection.execute(sa.text("SELECT pg_terminate_backend(p) FROM unnest(:p) p"), {"p": idle})
     admin.engine.dispose()
@@ -129,9 +129,8 @@ def test_two_processes_share_the_embedded_server(postgres_url: str) -> None:
         [sys.executable, "-c", program, str(directory)], capture_output=True, text=True, check=True
     )
     assert sa.make_url(done.stdout).query["host"] == directory
-    with connect_database(
-        postgres_url
-    ).read() as connection:  # still there after the other has left
+    # The server is still there after the other process has left.
+    with connect_database(postgres_url).read() as connection:
         assert connection.execute(sa.text("SELECT 1")).scalar() == 1
 
 
@@ -146,13 +145,13 @@ def test_subscribers_are_notified_of_changes_of_the_desired_state(
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
-    heard: queue.Queue[str] = queue.Queue()
+    notifications: queue.Queue[str] = queue.Queue()
     listener = Listener(database.url)
-    listener.subscribe(heard.put)
+    listener.subscribe(notifications.put)
     with listener:
-        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         run(store, a=[("a100-0", [0])])
-        assert heard.get(timeout=PATIENCE_S) == C
+        assert notifications.get(timeout=PATIENCE_S) == C
 
 
 def test_a_listener_that_lost_its_connection_reconnects(
@@ -160,20 +159,20 @@ def test_a_listener_that_lost_its_connection_reconnects(
 ) -> None:
     monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
     a_cluster(store)
-    heard: queue.Queue[str] = queue.Queue()
+    notifications: queue.Queue[str] = queue.Queue()
     listener = Listener(database.url)
-    listener.subscribe(heard.put)
+    listener.subscribe(notifications.put)
     with listener:
-        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         execute(
             database,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'tessera-listen' AND datname = current_database()",
         )
-        assert heard.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
         submit(store, a_spec("a"))
         run(store, a=[("a100-0", [0])])
-        assert heard.get(timeout=PATIENCE_S) == C
+        assert notifications.get(timeout=PATIENCE_S) == C
     assert "tessera-listen" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -261,8 +260,8 @@ def test_the_latest_history_of_a_live_job_is_kept(store: PostgresStore, database
         " WHERE job_id = (SELECT id FROM jobs WHERE name = 'young')",
     )
     assert store.prune(3600.0, 0)["job_history"] == 10
-    kept = store.job_history(C, "long")
-    assert [(e.event, e.state) for e in kept] == [(e.event, e.state) for e in before[-50:]]
+    history = store.job_history(C, "long")
+    assert [(e.event, e.state) for e in history] == [(e.event, e.state) for e in before[-50:]]
     assert len(store.job_history(C, "short")) == 4
     assert len(store.job_history(C, "young")) == 60
 

@@ -1,4 +1,4 @@
-"""COPY: rows go in as they are, and are made while the database takes in those before."""
+"""COPY writes rows unchanged, and makes them while the database takes in earlier rows."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_a_decision_with_any_text_reads_back_unchanged(store: PostgresStore) -> 
         decision.reason, message=" ".join(AWKWARD), evidence=tuple((t, t) for t in AWKWARD)
     )
     commit(store, snapshot, decision._replace(reason=reason))
-    (found,) = store.get_round(C, 1).decisions
-    assert found.reason == reason
+    (stored,) = store.get_round(C, 1).decisions
+    assert stored.reason == reason
 
 
 def test_a_round_is_named_by_the_digest_of_its_stored_snapshot(

@@ -63,8 +63,8 @@ def delete_nodes(store: PostgresStore, *names: str, **options: Any) -> None:
     do(store, lambda w: w.delete_nodes(C, names, **values))
 
 
-def drain_nodes(store: PostgresStore, *names: str, draining: bool = True, **told: str) -> None:
-    do(store, lambda w: w.drain_nodes(C, names, draining=draining, **told))
+def drain_nodes(store: PostgresStore, *names: str, draining: bool = True, **details: str) -> None:
+    do(store, lambda w: w.drain_nodes(C, names, draining=draining, **details))
 
 
 def make_agents_silent(database: Database) -> None:
@@ -84,7 +84,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         agents_report(store)
         desired = store.desired(C, "agent-a100-0")
         (gang,) = desired.gangs
-        seen = ObservedGang(
+        observed = ObservedGang(
             job="runs",
             generation=gang.generation,
             node="a100-0",
@@ -92,7 +92,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
             iterations_done=done + 1.0,
             iter_time_s=1.0,
         )
-        store.observe(C, "agent-a100-0", "first", [seen], desired.revision)
+        store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     for statement in (
         PROFILES,
         "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
@@ -130,7 +130,7 @@ def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clu
     store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store, name="other")
-    kept = rows_left(database)
+    other_rows = rows_left(database)
     a_cluster(store)
     submit(store, *(a_spec(f"j{i}") for i in range(25)))
     for i in range(25):
@@ -145,7 +145,7 @@ def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clu
     while store.purge():
         jobs.append(rows_left(database).get("jobs", 0))
     assert jobs == [25, 15, 5, 0]
-    assert rows_left(database) == kept
+    assert rows_left(database) == other_rows
     assert [c.name for c in store.list_clusters("", 10)] == ["other"]
 
 
@@ -167,8 +167,8 @@ def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresSt
     submit(store, a_spec("big", requested_gpus=8))
     run(store, big=[("a100-0", [0, 1, 2, 3]), ("a100-1", [0, 1, 2, 3])])
     desired = store.desired(C, "agent-a100-0")
-    seen = ObservedGang(job="big", generation=1, node="a100-0", phase="succeeded")
-    store.observe(C, "agent-a100-0", "first", [seen], desired.revision)
+    observed = ObservedGang(job="big", generation=1, node="a100-0", phase="succeeded")
+    store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     assert job(store, "big").state is JobState.SUCCEEDED
     with pytest.raises(InUse, match=r"1 ended job \(big\).*wait until all GPUs are free"):
         delete_cluster(store)
@@ -237,7 +237,7 @@ def test_a_cluster_with_a_deleted_name_continues_the_counters_of_the_deleted_one
     assert job(store, "j").state is JobState.RUNNING
     (second,) = store.desired(C, "agent-a100-0").gangs
     assert (first.spec.name, first.generation) == (second.spec.name, second.generation)
-    assert second.job_number > first.job_number  # so the first one's checkpoint is not resumed
+    assert second.job_number > first.job_number  # so the first job's checkpoint is not resumed
 
 
 def test_a_concurrent_submission_is_not_lost_in_a_deletion(
@@ -411,9 +411,9 @@ def test_cells_in_use_by_jobs_are_refused_and_others_are_deleted(store: Postgres
     run(store, j=[("a100-0", [0])])
 
     def delete(**cells: Any) -> int:
-        found: list[int] = []
-        do(store, lambda w: found.append(w.delete_cells(C, CellFilter(**cells))))
-        return found[0]
+        counts: list[int] = []
+        do(store, lambda w: counts.append(w.delete_cells(C, CellFilter(**cells))))
+        return counts[0]
 
     with pytest.raises(InUse, match=r"a Cell of clusters/lab is in use by 1 job \(j\)"):
         delete(gpu_type="a100")
@@ -488,14 +488,14 @@ def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresSto
         "ann",
     )
     assert node.drained_s is not None
-    drain_nodes(store, "a100-0", drained_by="bob")  # drains already, and no other reason is given
+    # The node drains already, and no new reason is given.
+    drain_nodes(store, "a100-0", drained_by="bob")
     assert store.get_node(C, "a100-0").drained_by == "ann"
     drain_nodes(store, "a100-0", reason="bad disk", drained_by="bob")
     assert store.get_node(C, "a100-0").drain_reason == "bad disk"
     apply_event(store, "j", JobEvent.HOLD)
-    assert not store.get_node(
-        C, "a100-0"
-    ).drained  # its agent has not yet said that the job is gone
+    # The agent has not yet reported that the job is gone.
+    assert not store.get_node(C, "a100-0").drained
     agents_report(store)
     assert store.get_node(C, "a100-0").drained
     drain_nodes(store, "a100-0", draining=False)

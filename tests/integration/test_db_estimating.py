@@ -1,4 +1,4 @@
-"""What the store keeps for estimating: uncertainty, models, Cells of its own, measurements."""
+"""Stored data for estimates: uncertainty, models, derived Cells and measurements."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25), a_record(2)]))
-    found, _ = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, 0, 10)
-    assert [e.sd for e in found] == [0.25, None, None, None]
+    estimates, _ = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, 0, 10)
+    assert [e.sd for e in estimates] == [0.25, None, None, None]
     loaded = store.snapshot(C).estimates.sd
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
 
@@ -81,7 +81,7 @@ WAITS = Reason(
 
 
 def write_derived(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
-    """Let the service write estimates; ``moe="x"``: those of OTHER were computed from x."""
+    """Let the service write estimates. With ``moe="x"``, those of OTHER were computed from x."""
     do(store, lambda w: w.derive(C, records, {OTHER: moe} if moe else {}))
 
 
@@ -97,10 +97,12 @@ def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
 
 
 def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
-    found, _ = store.list_estimates(
+    estimates, _ = store.list_estimates(
         C, workload.model, workload.params, workload.global_batch, 0, 100
     )
-    return {(e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in found}
+    return {
+        (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in estimates
+    }
 
 
 def test_models_are_kept_and_replaced_by_name(store: PostgresStore) -> None:
@@ -221,8 +223,9 @@ def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
     do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1, plan="mine", sd=None)]))
-    found, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert sorted((e.cell.plan, e.cell.pipeline_degree) for e in found) == [("", 1), ("mine", 1)]
+    estimates, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
+    plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in estimates)
+    assert plans == [("", 1), ("mine", 1)]
 
 
 def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
@@ -238,9 +241,9 @@ def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresSto
     apply_event(store, "held", JobEvent.HOLD)
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
     assert job(store, "j").reason == WAITS
-    held = job(store, "held").reason
-    assert held is not None
-    assert held.code is ReasonCode.HELD  # its state, not its workload, says why
+    reason = job(store, "held").reason
+    assert reason is not None
+    assert reason.code is ReasonCode.HELD  # the reason is its state, not its workload
     write_derived(store, an_analytic_record(1), moe="x")
     assert job(store, "j").reason is None
 
@@ -283,16 +286,12 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     report_progress(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
     assert store.estimation(C).measurements == ()
     report_progress(store, 1.9, start=10.0)
-    (found,) = store.estimation(C).measurements
-    assert (found.cell.gpu_type, found.cell.gpus, found.cell.nodes, found.cell.pipeline_degree) == (
-        "a100",
-        6,
-        2,
-        1,
-    )
-    assert found.iter_time_s == 2.1  # the median of the last five
+    (measurement,) = store.estimation(C).measurements
+    cell = measurement.cell
+    assert (cell.gpu_type, cell.gpus, cell.nodes, cell.pipeline_degree) == ("a100", 6, 2, 1)
+    assert measurement.iter_time_s == 2.1  # the median of the last five
     report_progress(store, 50.0, 50.0, 50.0, start=20.0)
-    assert store.estimation(C).measurements == (found,)
+    assert store.estimation(C).measurements == (measurement,)
 
 
 def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) -> None:
@@ -322,8 +321,8 @@ def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -
     commit(store, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
     agents_report(store)
     report_progress(store, *[1.0] * 7, start=20.0)
-    found = store.estimation(C).measurements
-    assert [(m.cell.gpus, m.iter_time_s) for m in found] == [(1, 2.0), (2, 1.0)]
+    measurements = store.estimation(C).measurements
+    assert [(m.cell.gpus, m.iter_time_s) for m in measurements] == [(1, 2.0), (2, 1.0)]
 
 
 def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
@@ -353,16 +352,16 @@ def test_a_job_without_estimates_wakes_the_estimation(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
-    heard: list[str] = []
+    clusters: list[str] = []
     woken = threading.Event()
 
-    def hear(cluster: str) -> None:
+    def notify(cluster: str) -> None:
         if cluster:
-            heard.append(cluster)
+            clusters.append(cluster)
             woken.set()
 
     listener = Listener(database.url)
-    listener.subscribe(hear, ESTIMATING_CHANNEL)
+    listener.subscribe(notify, ESTIMATING_CHANNEL)
     with listener:
         assert listener.listening.wait(PATIENCE_S)
         submit(store, a_spec("known"))
@@ -371,4 +370,4 @@ def test_a_job_without_estimates_wakes_the_estimation(
         woken.clear()
         do(store, lambda w: w.upsert_models(C, [MINE]))
         assert woken.wait(PATIENCE_S)
-    assert heard == [C, C]
+    assert clusters == [C, C]

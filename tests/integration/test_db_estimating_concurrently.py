@@ -1,4 +1,4 @@
-"""Estimates of a user and of the service that are written at the same time, and what then stays."""
+"""Estimates that a user and the service write at the same time, and those that remain."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MINE = a_record(
 
 
 def stored_cells(store: PostgresStore) -> set[tuple[str, int]]:
-    found, _ = store.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 100)
-    return {(e.cell.plan, e.cell.pipeline_degree) for e in found}
+    estimates, _ = store.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 100)
+    return {(e.cell.plan, e.cell.pipeline_degree) for e in estimates}
 
 
 def write_user_estimates(writer: PostgresWriter) -> object:

@@ -1,4 +1,4 @@
-"""What agents say that is not true, replayed or of another time, and what the store makes of it."""
+"""False, replayed and outdated reports of agents, and their effect on the store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pair(store: PostgresStore) -> PostgresStore:
 
 
 def report_gang(store: PostgresStore, revision: int = 99, **facts: object) -> None:
-    """Let the agent of the first node report one gang, by way of a message as a server reads it."""
+    """Let the first node's agent report one gang, in a message as a server reads it."""
     fields = {"job": "a", "generation": 1, "node": A0, "phase": PHASE.RUNNING, **facts}
     message = pb.Observed(revision=revision, gangs=[pb.ObservedGang(**fields)])  # type: ignore[arg-type]
     store.observe(C, AGENT0, "first", to_observed("observed", message), revision)
@@ -89,7 +89,7 @@ def test_a_replayed_end_is_counted_once(pair: PostgresStore, database: Database)
         report_gang(pair, phase=PHASE.FAILED, error="boom")
     assert job(pair, "a").retries == 1
     agents_report(pair)
-    for _ in range(3):  # of the generation that is over, once nothing is left of it
+    for _ in range(3):  # of the ended generation, after its last gang is gone
         report_gang(pair, phase=PHASE.FAILED, error="boom")
         report_gang(pair, phase=PHASE.SUCCEEDED)
     assert (job(pair, "a").state, job(pair, "a").retries) == (JobState.QUEUED, 1)
@@ -106,12 +106,12 @@ def test_a_replayed_report_does_not_free_a_gpu_that_was_given_again(
 ) -> None:
     before = pair.desired(C, AGENT0).revision
     apply_event(pair, "a", JobEvent.CANCEL)
-    pair.observe(C, AGENT0, "first", [], before)  # said before the agent knew of the cancellation
+    pair.observe(C, AGENT0, "first", [], before)  # sent before the agent knew of the cancellation
     with database.read() as connection:
-        held = connection.execute(
+        holds = connection.execute(
             sa.text("SELECT hold FROM allocations ORDER BY node_id")
         ).scalars()
-        assert list(held) == ["releasing", "held"]
+        assert list(holds) == ["releasing", "held"]
 
 
 def test_an_unknown_or_replaced_agent_is_refused(pair: PostgresStore) -> None:
@@ -134,4 +134,4 @@ def test_an_agent_cannot_take_over_a_node_of_another_live_agent(pair: PostgresSt
     nodes = [NodeSpec(name=name, gpu_type="a100", gpus=4) for name in (A0, A1)]
     with pytest.raises(NotAllowed, match=f"node {A1} belongs to agent {AGENT1}"):
         pair.hello(C, AGENT0, "greedy", nodes)
-    record_heartbeat(pair, AGENT0, "first")  # nothing was changed, the incarnation included
+    record_heartbeat(pair, AGENT0, "first")  # nothing has changed, not even the incarnation

@@ -1,4 +1,4 @@
-"""Measured layers in the store and over a socket: added once, never changed; estimates come of them."""
+"""Measured layers in the store and over a socket: added once, never changed, used in estimates."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def a_row(**changed: Any) -> ProfileRow:
 
 
 def add_profiles(store: PostgresStore, *rows: ProfileRow) -> int:
-    found: list[int] = []
-    do(store, lambda w: found.append(w.add_profiles(C, rows)))
-    return found[0]
+    counts: list[int] = []
+    do(store, lambda w: counts.append(w.add_profiles(C, rows)))
+    return counts[0]
 
 
 def a_deriving(store: PostgresStore, **options: Any) -> CellDeriver:
@@ -163,8 +163,8 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
         "a100",
         "profile",
     )
-    (found,) = store.estimation(C).profiling
-    assert (found.name, found.gpu_type, found.state) == (task.spec.name, "a100", JobState.QUEUED)
+    (entry,) = store.estimation(C).profiling
+    assert (entry.name, entry.gpu_type, entry.state) == (task.spec.name, "a100", JobState.QUEUED)
     assert [w.workload for w in store.estimation(C).wanted] == [BERT]
     (cell,) = cells_of(store, task.spec.workload)
     assert (cell.cell.gpu_type, cell.cell.gpus) == ("a100", 1)
@@ -181,7 +181,7 @@ def test_a_task_that_another_replica_made_meanwhile_does_no_harm(
     task = task_of(BERT, STEP, "a100", ProfilingOptions())
 
     class Late(PostgresStore):
-        """Reads what was there before the other replica."""
+        """A store that reads the state before the other replica's change."""
 
         def estimation(self, cluster: str) -> Any:
             return replace(super().estimation(cluster), profiling=())
@@ -289,13 +289,13 @@ async def test_records_sent_over_a_socket_are_added_once_and_bad_ones_are_refuse
             await stub.AddProfiles(a_request(forward_s=5.0))
         workload = pb.Workload(model="bert", params="1.3B", global_batch=256)
         request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
-        found = await stub.GetProfiling(request)
+        profiling = await stub.GetProfiling(request)
         estimated = await stub.EstimateCells(
             pb.EstimateCellsRequest(parent=f"clusters/{C}", workload=workload, gpus=[1])
         )
-    assert answers == [1, 1]  # the second is the first one's answer
+    assert answers == [1, 1]  # the second call gets the first call's answer
     assert len(store.estimation(C).profiles) == 1
-    assert found.asked
-    (task,) = found.tasks
+    assert profiling.asked
+    (task,) = profiling.tasks
     assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
     assert {c.estimate.source for c in estimated.cells} == {pb.PROFILED}

@@ -1,4 +1,4 @@
-"""Promised deadlines, certificates and rejections: what a round says of jobs beside their GPUs."""
+"""Promised deadlines, their schedules and rejections: what a round decides apart from GPUs."""
 
 from __future__ import annotations
 
@@ -61,17 +61,18 @@ def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresSto
     assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
     assert b.certificate == (a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf))
     assert (len(a.certificate), c.certificate) == (1, ())
-    assert (a.version, b.version, c.version) == (2, 1, 1)  # a was started; promises count for none
+    # Only the start of a raised a version: promises raise none.
+    assert (a.version, b.version, c.version) == (2, 1, 1)
     assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
 
 
 def test_the_next_round_reads_the_promises(promised: PostgresStore) -> None:
-    found = promised.snapshot(C)
-    assert found.jobs.admitted.tolist() == [True, True, False]
-    assert found.legs.job.tolist() == [0, 1, 1]
-    assert found.legs.start_s.tolist() == [1e9, 1e9, 2e9]
-    assert found.legs.end_s.tolist() == [2e9, 2e9, math.inf]
-    assert found.legs.gpus.tolist() == [1, 2, 1]
+    snapshot = promised.snapshot(C)
+    assert snapshot.jobs.admitted.tolist() == [True, True, False]
+    assert snapshot.legs.job.tolist() == [0, 1, 1]
+    assert snapshot.legs.start_s.tolist() == [1e9, 1e9, 2e9]
+    assert snapshot.legs.end_s.tolist() == [2e9, 2e9, math.inf]
+    assert snapshot.legs.gpus.tolist() == [1, 2, 1]
 
 
 def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
@@ -85,8 +86,8 @@ def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
         wait(snapshot, "a")._replace(admitted=True),
         legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]),
     )
-    found = store.snapshot(C).legs
-    assert (found.start_s[0], found.end_s[0]) == times
+    legs = store.snapshot(C).legs
+    assert (legs.start_s[0], legs.end_s[0]) == times
 
 
 def test_a_promise_that_is_not_renewed_ends_with_its_schedule(promised: PostgresStore) -> None:
@@ -135,8 +136,8 @@ def test_a_job_that_asks_for_more_is_no_longer_promised(
     promised: PostgresStore, change: dict[str, object], kept: bool
 ) -> None:
     do(promised, lambda w: w.update_job(C, a_spec("b", **change), list(change), None))
-    found = job(promised, "b")
-    assert (found.admitted, len(found.certificate)) == ((True, 2) if kept else (False, 0))
+    record = job(promised, "b")
+    assert (record.admitted, len(record.certificate)) == ((True, 2) if kept else (False, 0))
     assert job(promised, "a").admitted
 
 
@@ -152,8 +153,8 @@ def test_a_schedule_on_a_removed_type_is_not_read(
 
 def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
     apply_event(promised, "b", JobEvent.CANCEL)
-    found = promised.snapshot(C)
-    assert [found.jobs.name[j] for j in found.legs.job] == ["a"]
+    snapshot = promised.snapshot(C)
+    assert [snapshot.jobs.name[j] for j in snapshot.legs.job] == ["a"]
 
 
 def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
@@ -191,14 +192,14 @@ def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
     again = store.snapshot(C)
     assert again.jobs.name == ("b",)
     commit(store, again, wait(again, "b"))
-    found = job(store, "a")
-    assert (found.state, found.reason, found.reason_round) == (
+    record = job(store, "a")
+    assert (record.state, record.reason, record.reason_round) == (
         JobState.REJECTED,
         rejected.reason,
         1,
     )
-    assert (found.last_error, found.admitted, found.certificate) == ("no GPU is free", False, ())
-    assert found.ended_s is not None
+    assert (record.last_error, record.admitted, record.certificate) == ("no GPU is free", False, ())
+    assert record.ended_s is not None
     (event,) = store.job_history(C, "a")
     assert (event.event, event.state) == ("reject", JobState.REJECTED)
     assert event.detail == "reject: no GPU is free"
@@ -234,9 +235,9 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     )
     summary = a_summary(snapshot, goals=goals, options=flat)
     store.commit(a_round(snapshot, summary=summary))
-    (found,) = store.list_rounds(C, 0, 1)
-    assert repr(found.goals) == repr(goals)  # NaN equals nothing
-    assert RoundOptions(**found.options) == options  # type: ignore[arg-type]  # as the loop does
+    (stored,) = store.list_rounds(C, 0, 1)
+    assert repr(stored.goals) == repr(goals)  # NaN is not equal to itself
+    assert RoundOptions(**stored.options) == options  # type: ignore[arg-type]  # as the loop does
 
 
 def test_rounds_of_a_release_without_goals_are_still_read(

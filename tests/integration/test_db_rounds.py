@@ -1,4 +1,4 @@
-"""Committing rounds: guarded, all or nothing, one after another, and read back as they were."""
+"""Commits of rounds: guarded, all or nothing, one after another, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ A0, A1 = "a100-0", "a100-1"
 
 def allocation_rows(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
     """Return (job, node, GPU, hold) of every allocation, in order of node and GPU."""
-    found = store.snapshot(C)
-    assert find_doubly_held(found) == []
-    names, nodes, a = (*found.jobs.name, "-"), found.nodes.name, found.allocations
+    snapshot = store.snapshot(C)
+    assert find_doubly_held(snapshot) == []
+    names, nodes, a = (*snapshot.jobs.name, "-"), snapshot.nodes.name, snapshot.allocations
     rows = zip(a.job.tolist(), a.node.tolist(), a.gpu.tolist(), a.hold.tolist(), strict=True)
     return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
 
@@ -65,11 +65,11 @@ def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
     record = commit(
         store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]), wait(snapshot, "b")
     )
-    found = job(store, "a")
-    assert found.allocation == record.decisions[0].allocation
-    assert found.allocation is not None
-    assert found.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
-    assert (found.state, found.generation, found.version) == (JobState.STARTING, 1, 2)
+    stored = job(store, "a")
+    assert stored.allocation == record.decisions[0].allocation
+    assert stored.allocation is not None
+    assert stored.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
+    assert (stored.state, stored.generation, stored.version) == (JobState.STARTING, 1, 2)
     assert {hold for _, _, _, hold in allocation_rows(store)} == {Hold.HELD}
     assert store.job_history(C, "a")[-1].event == "start"
 
@@ -101,10 +101,10 @@ def test_a_waiting_job_shows_the_last_rounds_reason(store: PostgresStore) -> Non
     summary = a_summary(refused, outcome="refused", violations=("GPU once: x",), verified=False)
     record = store.commit(a_round(refused, summary=summary))
     assert (record.summary.number, record.summary.outcome) == (2, "refused")
-    found = job(store, "b")
-    assert found.reason is not None
-    assert (found.reason.message, found.reason_round) == ("no GPU is free", 1)
-    assert found.reason.evidence == (("gpus", "1"),)
+    stored = job(store, "b")
+    assert stored.reason is not None
+    assert (stored.reason.message, stored.reason_round) == ("no GPU is free", 1)
+    assert stored.reason.evidence == (("gpus", "1"),)
     assert (job(store, "a").reason, job(store, "a").reason_round) == (None, 0)
 
 
@@ -268,7 +268,7 @@ def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
     assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("b", A0, 0, Hold.RESERVED)]
     assert states(store) == {"a": JobState.STOPPING, "b": JobState.STARTING}
     desired = store.desired(C, f"agent-{A0}")
-    assert desired.gangs == ()  # b is not told to start before a is gone
+    assert desired.gangs == ()  # b does not start before a is gone
     assert store.observe(C, f"agent-{A0}", "first", [], desired.revision)
     assert allocation_rows(store) == [("b", A0, 0, Hold.HELD)]
     assert states(store) == {"a": JobState.QUEUED, "b": JobState.STARTING}
@@ -291,10 +291,10 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
         ("a", A0, 3, Hold.HELD),
     ]
     agents_report(store)
-    found = job(store, "a")
-    assert (found.state, found.generation) == (JobState.RUNNING, 2)
-    assert found.allocation is not None
-    assert found.allocation.shares == ((A0, (0, 1, 2, 3)),)
+    stored = job(store, "a")
+    assert (stored.state, stored.generation) == (JobState.RUNNING, 2)
+    assert stored.allocation is not None
+    assert stored.allocation.shares == ((A0, (0, 1, 2, 3)),)
 
 
 def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_only_the_last_allocation(
@@ -347,8 +347,8 @@ def test_a_rejected_job_keeps_its_reason(store: PostgresStore) -> None:
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
     commit(store, snapshot, wait(snapshot, "a", DecisionKind.REJECT))
-    found = job(store, "a")
-    assert (found.state, found.last_error) == (JobState.REJECTED, "no GPU is free")
+    stored = job(store, "a")
+    assert (stored.state, stored.last_error) == (JobState.REJECTED, "no GPU is free")
 
 
 def test_a_round_that_fails_halfway_changes_nothing(store: PostgresStore) -> None:
@@ -366,7 +366,7 @@ def test_a_round_that_fails_halfway_changes_nothing(store: PostgresStore) -> Non
 def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
     store: PostgresStore,
 ) -> None:
-    """100 attempts each, while a third thread lets agents report."""
+    """Each replica tries 100 times, while a third thread lets agents report."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, *(a_spec(f"j{i}") for i in range(10)))
     committed: list[int] = []
@@ -399,7 +399,7 @@ def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
     reporting.join()
     assert len(committed) + len(lost) == 200
     assert sorted(committed) == list(range(1, len(committed) + 1))
-    assert lost, "the race never happened"
+    assert lost, "no round ever lost the race"
     assert store.get_cluster(C).epoch == len(committed)
     agents_report(store)
     assert all(hold is Hold.HELD for *_, hold in allocation_rows(store))

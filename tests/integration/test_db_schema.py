@@ -1,4 +1,4 @@
-"""The schema: migrations and models agree, and the database itself refuses what must not be."""
+"""The schema: migrations and models agree, and the database itself refuses impossible values."""
 
 from __future__ import annotations
 
@@ -84,13 +84,15 @@ def test_data_of_an_older_release_is_upgraded(database: Database) -> None:
     with pytest.raises(NotMigrated, match="has schema 0001, but this release needs"):
         store.ready()
     migrate.upgrade_schema(database)
-    found = store.snapshot(C)
-    assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
-    runs, waits = found.jobs.since_s.tolist()
-    assert (found.jobs.name, waits) == (("runs", "waits"), 0.0)
-    assert found.now_s - 60 < runs <= found.now_s
-    assert found.jobs.service_gpu_s[1] == 0
-    assert not (found.jobs.admitted | found.jobs.opportunistic | found.jobs.pinned_type).any()
+    snapshot = store.snapshot(C)
+    assert snapshot.jobs.queued_s.tolist() == snapshot.jobs.submit_s.tolist()
+    runs, waits = snapshot.jobs.since_s.tolist()
+    assert (snapshot.jobs.name, waits) == (("runs", "waits"), 0.0)
+    assert snapshot.now_s - 60 < runs <= snapshot.now_s
+    assert snapshot.jobs.service_gpu_s[1] == 0
+    assert not (
+        snapshot.jobs.admitted | snapshot.jobs.opportunistic | snapshot.jobs.pinned_type
+    ).any()
     assert job(store, "ended").state is JobState.CANCELLED
     run(store, waits=[("a100-0", [1])])
 

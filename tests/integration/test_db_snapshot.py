@@ -1,4 +1,4 @@
-"""The snapshot: what is stored, as arrays, in the order that its types promise."""
+"""Snapshots: stored data as arrays, in the order that their types promise."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tests.support.stored_cluster import (
 
 def test_an_empty_cluster_has_a_snapshot(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [], None))
-    found = store.snapshot(C)
-    assert (found.epoch, found.round_number, len(found.jobs), len(found.nodes)) == (0, 1, 0, 0)
-    assert codec.digest(codec.decode(codec.encode(found))) == codec.digest(found)
+    empty = store.snapshot(C)
+    assert (empty.epoch, empty.round_number, len(empty.jobs), len(empty.nodes)) == (0, 1, 0, 0)
+    assert codec.digest(codec.decode(codec.encode(empty))) == codec.digest(empty)
 
 
 def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
@@ -62,26 +62,26 @@ def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
         a_spec("early", guaranteed=True, movable=False, queue=3, tenant="t", requested_gpus=2),
     )
     run(store, early=[("a100-0", [2, 3])])
-    found = store.snapshot(C)
-    assert [t.name for t in found.gpu_types] == ["v100", "a100"]
-    assert found.nodes.name == ("a100-0", "a100-1", "v100-0", "v100-1")
-    assert found.nodes.gpu_type.tolist() == [1, 1, 0, 0]
-    assert found.nodes.schedulable.all()
-    assert found.workloads == (other, BERT)
-    assert found.plans == ("", "zero")
-    late, early = found.jobs.row(0), found.jobs.row(1)
+    snapshot = store.snapshot(C)
+    assert [t.name for t in snapshot.gpu_types] == ["v100", "a100"]
+    assert snapshot.nodes.name == ("a100-0", "a100-1", "v100-0", "v100-1")
+    assert snapshot.nodes.gpu_type.tolist() == [1, 1, 0, 0]
+    assert snapshot.nodes.schedulable.all()
+    assert snapshot.workloads == (other, BERT)
+    assert snapshot.plans == ("", "zero")
+    late, early = snapshot.jobs.row(0), snapshot.jobs.row(1)
     assert (late["name"], late["workload"], late["requested_type"]) == ("late", 0, 1)
     assert (late["weight"], late["deadline_s"], late["current_gpus"]) == (2.0, 3e9, 0)
     assert (early["requested_type"], early["deadline_s"], early["tenant"]) == (-1, math.inf, "t")
     assert (early["guaranteed"], early["movable"], early["queue"]) == (True, False, 3)
     assert early["state"] == STATE_CODE[JobState.RUNNING]
     assert (early["current_type"], early["current_gpus"], early["generation"]) == (1, 2, 1)
-    a = found.allocations
+    a = snapshot.allocations
     assert list(zip(a.job, a.node, a.gpu, a.hold, a.generation, strict=True)) == [
         (1, 0, 2, Hold.HELD, 1),
         (1, 0, 3, Hold.HELD, 1),
     ]
-    assert (found.epoch, found.round_number) == (1, 2)
+    assert (snapshot.epoch, snapshot.round_number) == (1, 2)
 
 
 def a_workload_of(model: str) -> Workload:
@@ -97,8 +97,8 @@ def test_only_estimates_of_live_jobs_are_loaded(store: PostgresStore) -> None:
         "other",
     }
     apply_event(store, "b", JobEvent.CANCEL)
-    found = store.snapshot(C)
-    assert {found.workloads[w].model for w in found.estimates.workload} == {"bert"}
+    snapshot = store.snapshot(C)
+    assert {snapshot.workloads[w].model for w in snapshot.estimates.workload} == {"bert"}
 
 
 def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresStore) -> None:
@@ -122,16 +122,16 @@ def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresSt
     rng.shuffle(records)
     do(store, lambda w: w.upsert_estimates(C, records))
     submit(store, *(a_spec(m, workload=a_workload_of(m)) for m in "ab"), a_spec("c"))
-    found = store.snapshot(C)
-    e = found.estimates
+    snapshot = store.snapshot(C)
+    e = snapshot.estimates
     keys = list(
         zip(e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan, e.nodes, strict=True)
     )
     assert keys == sorted(keys)
     assert len(keys) == len(records) + 8
-    works = {w: i for i, w in enumerate(found.workloads)}
-    types = {t.name: i for i, t in enumerate(found.gpu_types)}
-    plans = {p: i for i, p in enumerate(found.plans)}
+    works = {w: i for i, w in enumerate(snapshot.workloads)}
+    types = {t.name: i for i, t in enumerate(snapshot.gpu_types)}
+    plans = {p: i for i, p in enumerate(snapshot.plans)}
     assert {
         (
             works[r.workload],
@@ -152,10 +152,10 @@ def test_an_ended_job_appears_only_through_gpus_it_has_not_given_back(
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [1])])
     agent_reports(store, "agent-a100-0", phase="succeeded")
-    found = store.snapshot(C)
-    assert found.jobs.name == ("b",)
-    assert found.allocations.job.tolist() == [-1]
-    assert found.allocations.hold.tolist() == [Hold.RELEASING]
+    snapshot = store.snapshot(C)
+    assert snapshot.jobs.name == ("b",)
+    assert snapshot.allocations.job.tolist() == [-1]
+    assert snapshot.allocations.hold.tolist() == [Hold.RELEASING]
 
 
 def test_draining_silent_and_unconnected_nodes_are_not_schedulable(
@@ -180,9 +180,9 @@ def test_iterations_left_and_states_follow_the_jobs(store: PostgresStore) -> Non
     run(store, a=[("a100-0", [0])])
     agent_reports(store, "agent-a100-0", iterations_done=30.5)
     apply_event(store, "b", JobEvent.HOLD)
-    found = store.snapshot(C).jobs
-    assert found.iterations_left.tolist() == [69.5, 1000.0]
-    assert [STATES[s] for s in found.state] == [JobState.RUNNING, JobState.HELD]
+    jobs = store.snapshot(C).jobs
+    assert jobs.iterations_left.tolist() == [69.5, 1000.0]
+    assert [STATES[s] for s in jobs.state] == [JobState.RUNNING, JobState.HELD]
     apply_event(store, "a", JobEvent.CANCEL)
     cancelling = store.snapshot(C).jobs
     assert STATES[cancelling.state[0]] is JobState.CANCELLING
@@ -207,19 +207,20 @@ def test_attained_service_is_the_gpu_time_that_a_job_has_held(
     assert store.snapshot(C).jobs.since_s.tolist() == [0.0, 0.0]
     run(store, a=[("a100-0", [0, 1])])
     let_time_pass(database, 100.0)
-    found = store.snapshot(C)
-    assert found.jobs.service_gpu_s == pytest.approx([200.0, 0.0], abs=20.0)
-    assert found.now_s - found.jobs.since_s[0] == pytest.approx(100.0, abs=10.0)
-    move = start(found, "a", [("a100-1", [0, 1, 2])], DecisionKind.RESIZE)
-    commit(store, found, move)
+    snapshot = store.snapshot(C)
+    assert snapshot.jobs.service_gpu_s == pytest.approx([200.0, 0.0], abs=20.0)
+    assert snapshot.now_s - snapshot.jobs.since_s[0] == pytest.approx(100.0, abs=10.0)
+    move = start(snapshot, "a", [("a100-1", [0, 1, 2])], DecisionKind.RESIZE)
+    commit(store, snapshot, move)
     agents_report(store)
     let_time_pass(database, 10.0)
-    found = store.snapshot(C)
-    assert found.jobs.service_gpu_s == pytest.approx([230.0, 0.0], abs=25.0)
-    assert found.now_s - found.jobs.since_s[0] == pytest.approx(10.0, abs=8.0)
+    snapshot = store.snapshot(C)
+    assert snapshot.jobs.service_gpu_s == pytest.approx([230.0, 0.0], abs=25.0)
+    assert snapshot.now_s - snapshot.jobs.since_s[0] == pytest.approx(10.0, abs=8.0)
     assert job(store, "a").service_gpu_s == pytest.approx(230.0, abs=25.0)
-    commit(store, found, start(found, "a", [("a100-1", [0, 1, 2])], DecisionKind.KEEP))
-    assert store.snapshot(C).jobs.since_s[0] == found.jobs.since_s[0]  # it goes on as it was
+    commit(store, snapshot, start(snapshot, "a", [("a100-1", [0, 1, 2])], DecisionKind.KEEP))
+    # The job continues unchanged.
+    assert store.snapshot(C).jobs.since_s[0] == snapshot.jobs.since_s[0]
     agent_reports(store, "agent-a100-1", phase="succeeded")
     served = job(store, "a").service_gpu_s
     assert served == pytest.approx(230.0, abs=25.0)
@@ -232,15 +233,16 @@ def test_a_jobs_wait_starts_at_submission_or_when_it_lost_its_gpus(
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"), a_spec("c"))
-    found = store.snapshot(C)
-    assert found.jobs.queued_s.tolist() == found.jobs.submit_s.tolist()
-    assert job(store, "a").queued_s == found.jobs.queued_s[0]
+    snapshot = store.snapshot(C)
+    assert snapshot.jobs.queued_s.tolist() == snapshot.jobs.submit_s.tolist()
+    assert job(store, "a").queued_s == snapshot.jobs.queued_s[0]
     run(store, a=[("a100-0", [0])])
     apply_event(store, "b", JobEvent.HOLD)
     let_time_pass(database, 100.0)
     now = store.snapshot(C)
     commit(store, now, wait(now, "a", DecisionKind.SUSPEND))
-    apply_event(store, "b", JobEvent.RELEASE)  # time that its user took is not waiting
+    # Time in which a user held the job is not waiting time.
+    apply_event(store, "b", JobEvent.RELEASE)
     stopping = store.snapshot(C).jobs
     assert STATES[stopping.state[0]] is JobState.STOPPING
     waited = now.now_s - stopping.queued_s

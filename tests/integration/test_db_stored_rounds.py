@@ -1,4 +1,4 @@
-"""Rounds take little room, come back to the byte, and what an older release stored can still be read."""
+"""Stored rounds: small, read back byte for byte, and readable if an older release stored them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.stored_cluster import (
 )
 
 MANY = 2 * PAGE_DECISIONS + 10
-"""Jobs whose decisions take three pages."""
+"""The number of jobs whose decisions take three pages."""
 
 
 def query_scalar(database: Database, query: str) -> object:
@@ -47,7 +47,7 @@ def query_scalar(database: Database, query: str) -> object:
 
 
 def queued_jobs(count: int, first: int = 0) -> list[JobSpec]:
-    """Return jobs whose names compress as little as those that the server makes up."""
+    """Return jobs whose names compress as badly as those that the server generates."""
     names = [np.random.default_rng(first + i).bytes(8).hex() for i in range(count)]
     return [a_spec(f"job-{name}") for name in names]
 
@@ -95,10 +95,10 @@ def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
-    seen = []
+    texts = []
     for turn in range(snapshots.MAX_ROUNDS_APART + 2):
         snapshot = store.snapshot(C)
-        seen.append(encode(snapshot))
+        texts.append(encode(snapshot))
         commit(store, snapshot, wait(snapshot, snapshot.jobs.name[turn]))
         apply_event(store, snapshot.jobs.name[turn], JobEvent.CANCEL)
     bases = "SELECT string_agg(coalesce(base, 0)::text, ' ' ORDER BY number) FROM rounds"
@@ -106,10 +106,10 @@ def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
     assert query_scalar(database, bases) == " ".join(
         ["0", *["1"] * (apart - 1), "0", str(apart + 1)]
     )
-    for number, encoded in enumerate(seen, 1):
-        found = store.round_snapshot(C, number)
-        assert encode(found) == encoded
-        assert digest(found) == store.get_round(C, number).summary.snapshot_digest
+    for number, encoded in enumerate(texts, 1):
+        loaded = store.round_snapshot(C, number)
+        assert encode(loaded) == encoded
+        assert digest(loaded) == store.get_round(C, number).summary.snapshot_digest
 
 
 def test_a_snapshot_with_little_in_common_is_stored_completely(
@@ -137,13 +137,13 @@ def test_each_job_finds_its_reason_and_each_round_its_decisions_in_order(
         replace_message(wait(snapshot, names[i]), f"reason of {names[i]}") for i in order[:-1]
     ]
     runs = start(snapshot, names[order[-1]], [("a100-0", [0])])._replace(restart_price=float("inf"))
-    made = commit(store, snapshot, *decisions, runs)
-    assert store.get_round(C, 1) == made
-    assert [d.job for d in made.decisions] == [names[i] for i in order]
+    record = commit(store, snapshot, *decisions, runs)
+    assert store.get_round(C, 1) == record
+    assert [d.job for d in record.decisions] == [names[i] for i in order]
     records, _ = store.list_jobs(C, [], 0, 10_000)
-    said = {r.spec.name: r.reason and r.reason.message for r in records}
-    assert said.pop(names[order[-1]]) is None
-    assert said == {names[i]: f"reason of {names[i]}" for i in order[:-1]}
+    messages = {r.spec.name: r.reason and r.reason.message for r in records}
+    assert messages.pop(names[order[-1]]) is None
+    assert messages == {names[i]: f"reason of {names[i]}" for i in order[:-1]}
     assert job(store, names[0]).reason_round == 1
 
 
@@ -159,9 +159,9 @@ def test_decisions_on_jobs_deleted_meanwhile_are_kept(
     submit(store, *queued_jobs(MANY))
     snapshot = store.snapshot(C)
     execute(database, "DELETE FROM jobs")
-    made = commit(store, snapshot, *(wait(snapshot, name) for name in snapshot.jobs.name))
-    assert len(made.decisions) == MANY
-    assert store.get_round(C, 1) == made
+    record = commit(store, snapshot, *(wait(snapshot, name) for name in snapshot.jobs.name))
+    assert len(record.decisions) == MANY
+    assert store.get_round(C, 1) == record
 
 
 def test_rounds_stored_by_an_older_release_are_readable(
@@ -170,7 +170,7 @@ def test_rounds_stored_by_an_older_release_are_readable(
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
-    made = commit(store, snapshot, wait(snapshot, "a"))
+    record = commit(store, snapshot, wait(snapshot, "a"))
     reason = job(store, "a").reason
     execute(
         database,
@@ -181,7 +181,7 @@ def test_rounds_stored_by_an_older_release_are_readable(
         """,
     )
     execute(database, "DELETE FROM decision_pages")
-    assert store.get_round(C, 1) == made
+    assert store.get_round(C, 1) == record
     assert (job(store, "a").reason, job(store, "a").reason_round) == (reason, 1)
     assert encode(store.round_snapshot(C, 1)) == encode(snapshot)
 
@@ -192,7 +192,7 @@ def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: Post
     last = snapshots.MAX_ROUNDS_APART + 4
     for _ in range(last):
         commit_all_waiting(store)
-    assert store.prune(-1.0, 6)["rounds"] == 0  # round 15 needs the first
+    assert store.prune(-1.0, 6)["rounds"] == 0  # round 15 needs the snapshot of round 1
     assert store.prune(-1.0, 4)["rounds"] == snapshots.MAX_ROUNDS_APART
     assert [r.number for r in store.list_rounds(C, 0, 99)] == [20, 19, 18, 17]
     for number in range(17, last + 1):
@@ -201,9 +201,8 @@ def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: Post
             == store.get_round(C, number).summary.snapshot_digest
         )
     commit_all_waiting(store)
-    assert (
-        store.prune(-1.0, 0)["rounds"] == 3
-    )  # the reasons of jobs come from the last, stored against 17
+    # The last round has the jobs' reasons, and its snapshot needs that of round 17.
+    assert store.prune(-1.0, 0)["rounds"] == 3
     assert [r.number for r in store.list_rounds(C, 0, 99)] == [21, 17]
     assert digest(store.round_snapshot(C, 21))
 
@@ -235,9 +234,9 @@ def test_only_the_latest_snapshots_are_kept(store: PostgresStore) -> None:
     submit(store, *queued_jobs(400))
     for _ in range(snapshots.MAX_ROUNDS_APART + 3):
         commit_all_waiting(store)
-    kept = Retention(most_snapshots=3)
-    assert store.prune_batch(C, kept)["snapshots"] == snapshots.MAX_ROUNDS_APART
-    assert store.prune_batch(C, kept)["snapshots"] == 0
+    retention = Retention(most_snapshots=3)
+    assert store.prune_batch(C, retention)["snapshots"] == snapshots.MAX_ROUNDS_APART
+    assert store.prune_batch(C, retention)["snapshots"] == 0
     with pytest.raises(NotAllowed, match="retain_snapshots"):
         store.round_snapshot(C, snapshots.MAX_ROUNDS_APART)
     assert store.get_round(C, 1).decisions

@@ -1,4 +1,4 @@
-"""Tenants and their quotas, what GPUs cost, and demands of jobs: stored, refused, and in the snapshot."""
+"""Tenants, quotas, GPU costs and jobs' demands: stored, refused, and in the snapshot."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_tenants_read_back_as_set_in_order_of_name(store: PostgresStore) -> None
     a_cluster(store, types=("a100", "v100"))
     second = TenantSpec(name="b", weight=0.0, borrow_gpus=0, lends=False, quotas={"": 3, "v100": 2})
     first = TenantSpec(name="a", weight=2.5)
-    given: list[list[TenantSpec]] = []
-    do(store, lambda w: given.append(w.upsert_tenants(C, [second, first])))
-    assert given == [[second, first]]
+    answers: list[list[TenantSpec]] = []
+    do(store, lambda w: answers.append(w.upsert_tenants(C, [second, first])))
+    assert answers == [[second, first]]
     assert store.list_tenants(C) == [first, second]
     other = TenantSpec(name="b", quotas={"a100": 8})
     upsert_tenants(store, other)
@@ -82,12 +82,12 @@ def test_quotas_that_cannot_be_met_together_are_refused(
     store: PostgresStore, quotas: tuple[dict[str, int], ...], message: str
 ) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # counts all the same
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # a draining node counts, too
     upsert_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
     tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
     with pytest.raises(InvalidInput, match=message):
         upsert_tenants(store, *tenants)
-    for tenant in tenants[:-1]:  # those before the last are fine without it
+    for tenant in tenants[:-1]:  # those before the last are accepted without it
         upsert_tenants(store, tenant)
     with pytest.raises(InvalidInput, match=message):
         upsert_tenants(store, tenants[-1])
@@ -131,12 +131,12 @@ def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> N
         TenantSpec(name="b", borrow_gpus=2, lends=False, quotas={"a100": 3, "": 4}),
         TenantSpec(name="a", weight=0.5, quotas={"a100": 1, "v100": 2}),
     )
-    found = store.snapshot(C)
-    assert found.tenants.name == ("a", "b")
-    assert found.tenants.weight.tolist() == [0.5, 1.0]
-    assert found.tenants.borrow_gpus.tolist() == [-1, 2]
-    assert found.tenants.lends.tolist() == [True, False]
-    quotas = found.quotas
+    snapshot = store.snapshot(C)
+    assert snapshot.tenants.name == ("a", "b")
+    assert snapshot.tenants.weight.tolist() == [0.5, 1.0]
+    assert snapshot.tenants.borrow_gpus.tolist() == [-1, 2]
+    assert snapshot.tenants.lends.tolist() == [True, False]
+    quotas = snapshot.quotas
     rows = zip(quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True)
     assert list(rows) == [(0, 0, 2), (0, 1, 1), (1, -1, 4), (1, 1, 3)]
 
@@ -206,8 +206,8 @@ def test_a_job_with_avoided_nodes_can_be_deleted(store: PostgresStore) -> None:
 def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> None:
     a_cluster(store, types=("v100", "a100"))
     submit(store, a_spec("a", requested_type="a100", pinned_type=True), a_spec("b"))
-    found = store.snapshot(C).jobs
-    assert (found.pinned_type.tolist(), found.requested_type.tolist()) == ([True, False], [1, -1])
+    jobs = store.snapshot(C).jobs
+    assert (jobs.pinned_type.tolist(), jobs.requested_type.tolist()) == ([True, False], [1, -1])
     update_job(store, a_spec("a", requested_type="v100"), "requested_type")
     assert (job(store, "a").spec.requested_type, job(store, "a").spec.pinned_type) == ("v100", True)
     update_job(store, a_spec("a"), "pinned_type", "requested_type")
@@ -217,8 +217,8 @@ def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> No
 def test_bounds_on_gpus_are_stored_and_in_the_snapshot(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", requested_gpus=2, min_gpus=1, max_gpus=4), a_spec("b"))
-    found = store.snapshot(C).jobs
-    assert (found.min_gpus.tolist(), found.max_gpus.tolist()) == ([1, 0], [4, 0])
+    jobs = store.snapshot(C).jobs
+    assert (jobs.min_gpus.tolist(), jobs.max_gpus.tolist()) == ([1, 0], [4, 0])
     update_job(store, a_spec("a", min_gpus=2, max_gpus=0), "min_gpus", "max_gpus")
     assert (job(store, "a").spec.min_gpus, job(store, "a").spec.max_gpus) == (2, 0)
 
@@ -265,7 +265,8 @@ def test_pins_that_cannot_be_met_are_refused(store: PostgresStore) -> None:
         InvalidInput, match=r"exceed the cluster: it needs 9 x v100 \(there are 8\)"
     ):
         submit(store, a_spec("a", workload=lone, requested_type="v100", pinned_type=True))
-    submit(store, a_spec("a", workload=lone, requested_type="k80"))  # a wish is no demand
+    # Without a pin, the type is only a wish.
+    submit(store, a_spec("a", workload=lone, requested_type="k80"))
     submit(store, a_spec("b", workload=fresh, requested_type="k80", pinned_type=True))
     with pytest.raises(InvalidInput, match="gpt has no Cells on it"):
         update_job(store, a_spec("a", pinned_type=True), "pinned_type")
@@ -283,5 +284,6 @@ def test_a_deadline_must_be_in_the_future(store: PostgresStore, database: Databa
     with pytest.raises(InvalidInput, match="in the past"):
         update_job(store, a_spec("a", deadline_s=past), "deadline_s")
     execute(database, "UPDATE jobs SET deadline_s = 1")
-    update_job(store, a_spec("a", weight=2.0), "weight")  # it has passed; other fields may change
+    # The deadline has passed, but other fields may change.
+    update_job(store, a_spec("a", weight=2.0), "weight")
     assert job(store, "a").spec.weight == 2.0

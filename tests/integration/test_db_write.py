@@ -1,4 +1,4 @@
-"""Changes by users: once for each request id, all or nothing, and refused with a sentence that helps."""
+"""Changes by users: once for each request id, all or nothing, and refused with a helpful message."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         max_retries=0,
     )
     submit(store, spec, a_spec("b"))
-    found = job(store, "a")
-    assert found.spec == spec
-    assert (found.state, found.version, found.generation) == (JobState.QUEUED, 1, 0)
-    assert found.allocation is None
+    record = job(store, "a")
+    assert record.spec == spec
+    assert (record.state, record.version, record.generation) == (JobState.QUEUED, 1, 0)
+    assert record.allocation is None
     assert job(store, "b").spec.deadline_s == math.inf
 
 
@@ -195,9 +195,9 @@ def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
     submit(store, a_spec("a", weight=1.0, tenant="t"))
     change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
     do(store, lambda w: w.update_job(C, change, ["weight", "labels", "command"], 1))
-    found = job(store, "a")
-    assert (found.spec.weight, found.spec.tenant, found.version) == (4.0, "t", 2)
-    assert (found.spec.labels, found.spec.command) == ({"k": "v"}, ("x",))
+    record = job(store, "a")
+    assert (record.spec.weight, record.spec.tenant, record.version) == (4.0, "t", 2)
+    assert (record.spec.labels, record.spec.command) == ({"k": "v"}, ("x",))
     with pytest.raises(StaleEtag):
         do(store, lambda w: w.update_job(C, change, ["weight"], 1))
     with pytest.raises(InvalidInput, match="cannot be changed"):
@@ -214,9 +214,9 @@ def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> No
     submit(store, a_spec("a"))
     for event in (JobEvent.HOLD, JobEvent.RELEASE, JobEvent.CANCEL):
         apply_event(store, "a", event)
-    found = job(store, "a")
-    assert (found.state, found.version) == (JobState.CANCELLED, 4)
-    assert found.ended_s is not None
+    record = job(store, "a")
+    assert (record.state, record.version) == (JobState.CANCELLED, 4)
+    assert record.ended_s is not None
     assert [(e.event, e.state) for e in store.job_history(C, "a")] == [
         ("hold", "held"),
         ("release", "queued"),
@@ -233,8 +233,8 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
         replaced = a_record(6, workload=other, iter_time_s=iter_time_s)
         records = [replaced, a_record(1, workload=other)]
         do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=records))
-    found, following = store.list_estimates(C, "x", "", 1, 0, 10)
-    assert [(e.cell.gpus, e.cell.nodes, e.iter_time_s) for e in found] == [
+    estimates, following = store.list_estimates(C, "x", "", 1, 0, 10)
+    assert [(e.cell.gpus, e.cell.nodes, e.iter_time_s) for e in estimates] == [
         (1, 1, 1.0),
         (6, 2, math.inf),
     ]
@@ -245,13 +245,13 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
 
 def test_pages_of_estimates_cover_every_estimate_once(store: PostgresStore) -> None:
     a_cluster(store)
-    found, after = [], 0
+    counts, after = [], 0
     while True:
         page, after = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, after, 3)
-        found += [e.cell.gpus for e in page]
+        counts += [e.cell.gpus for e in page]
         if not after:
             break
-    assert found == [1, 2, 4, 8]
+    assert counts == [1, 2, 4, 8]
 
 
 def test_an_estimate_without_node_counts_needs_a_node_in_the_cluster(store: PostgresStore) -> None:
@@ -267,8 +267,9 @@ def test_a_type_in_use_cannot_be_removed(store: PostgresStore) -> None:
         do(store, lambda w: w.upsert_cluster(C, keep, None))
     both = [GpuType(name="v100", memory_bytes=1), GpuType(name="a100", memory_bytes=2)]
     do(store, lambda w: w.upsert_cluster(C, both, 1))
-    found = store.get_cluster(C)
-    assert (found.gpu_types, found.version, found.nodes, found.gpus) == (tuple(both), 2, 4, 16)
+    cluster = store.get_cluster(C)
+    assert (cluster.gpu_types, cluster.version) == (tuple(both), 2)
+    assert (cluster.nodes, cluster.gpus) == (4, 16)
     do(store, lambda w: w.upsert_cluster(C, both, 2))
     assert store.get_cluster(C).version == 2  # nothing changed
     with pytest.raises(StaleEtag):
@@ -306,13 +307,13 @@ def test_pages_of_jobs_and_nodes_cover_every_row_once(store: PostgresStore) -> N
     a_cluster(store, nodes=5)
     submit(store, *(a_spec(f"j{i}") for i in range(7)))
     apply_event(store, "j3", JobEvent.HOLD)
-    found, after = [], 0
+    names, after = [], 0
     while True:
         page, after = store.list_jobs(C, [JobState.QUEUED], after, 2)
-        found += [j.spec.name for j in page]
+        names += [j.spec.name for j in page]
         if not after:
             break
-    assert found == ["j0", "j1", "j2", "j4", "j5", "j6"]
+    assert names == ["j0", "j1", "j2", "j4", "j5", "j6"]
     first = store.list_nodes(C, "", 3)
     rest = store.list_nodes(C, first[-1].spec.name, 3)
     assert [n.spec.name for n in first + rest] == [f"a100-{i}" for i in range(5)]

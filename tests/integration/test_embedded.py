@@ -1,4 +1,4 @@
-"""The embedded server: started without a plain fork, shared, and started again after whatever ended it."""
+"""The embedded server: started without a plain fork, shared, and started again however it ended."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if libc.__register_atfork(None, None, libc.abort, None):  # in the child of ever
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder that the server's user may be let into; each pytest shuts those of ``tmp_path``."""
+    """Yield a folder that can be opened to the server's user. Pytest closes those of ``tmp_path``."""
     with tempfile.TemporaryDirectory(prefix="tessera-pg-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def place(folder: Path) -> Iterator[Path]:
-    """Return where a server may live; none does at the end."""
+    """Yield the directory of a server, and check that no process is left there at the end."""
     yield folder / "pg"
     embedded.stop_server(folder / "pg")
     assert not processes_in(folder / "pg")
@@ -69,7 +69,7 @@ def query_scalar(url: str, question: str) -> object:
 
 
 def run_program(program: str, place: Path) -> list[str]:
-    """Run a program in a process of its own; return the words that it printed."""
+    """Run a program in a separate process, and return the words that it printed."""
     command = [sys.executable, "-c", PROGRAM + program, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
@@ -77,7 +77,7 @@ def run_program(program: str, place: Path) -> list[str]:
 
 
 def start_program(program: str, place: Path) -> subprocess.Popen[str]:
-    """Start a program and return it once it has printed a line; it goes on when its input ends."""
+    """Start a program, and return it once it has printed a line. It continues when its input ends."""
     command = [sys.executable, "-c", PROGRAM + program, str(place)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -94,7 +94,7 @@ USES = "print(embedded.start_server(place), flush=True); sys.stdin.read()"
 
 
 def test_no_fork_handler_runs_when_the_server_starts_stops_and_is_left_at_exit(place: Path) -> None:
-    """Those of gRPC crash or hang while other threads are in its calls."""
+    """The fork handlers of gRPC crash or hang while other threads are in its calls."""
     program = f"""{FORK_IS_DEADLY}
 embedded.start_server(place)
 embedded.stop_server(place)
@@ -103,7 +103,7 @@ pid = libc.fork()
 print(os.waitpid(pid, 0)[1] & 127 if pid else "")
 """
     _, signal = run_program(program, place)
-    assert int(signal) == 6, "the trap does not work"
+    assert int(signal) == 6, "the trap for plain forks does not work"
     assert not processes_in(place)
 
 
@@ -118,11 +118,14 @@ def test_a_start_waits_until_all_processes_of_a_killed_server_are_gone(place: Pa
     backend = psycopg2.connect(url)
     workers = [p for p in processes_in(place) if p != postmaster(place)]
     stopped = workers[0]
-    stopped.suspend()  # it does not see that its postmaster is gone
+    stopped.suspend()  # it does not notice that its postmaster is gone
     killed = postmaster(place)
     killed.kill()
     starter = start_program("print('now', flush=True);" + USES, place)
-    until(lambda: {p.pid for p in processes_in(place)} <= {stopped.pid}, "the others go")
+    until(
+        lambda: {p.pid for p in processes_in(place)} <= {stopped.pid},
+        "all other processes have ended",
+    )
     assert stopped.is_running()
     stopped.kill()
     assert starter.stdout is not None
@@ -149,13 +152,13 @@ print(first, postmaster())
 
 
 def test_the_last_user_to_exit_stops_the_server_and_killed_users_do_not_count(place: Path) -> None:
-    one, two, three = (start_program(USES, place) for _ in range(3))
+    first, second, third = (start_program(USES, place) for _ in range(3))
     pid = postmaster(place).pid
-    one.kill()
-    one.communicate()
-    close_input(two)
+    first.kill()
+    first.communicate()
+    close_input(second)
     assert postmaster(place).pid == pid
-    close_input(three)
+    close_input(third)
     assert not processes_in(place)
     assert not (place / "postmaster.pid").exists()
 
@@ -182,7 +185,7 @@ def test_a_removed_directory_is_no_error_at_exit_and_does_not_block_a_new_one(
     place: Path,
 ) -> None:
     run_program("import shutil; embedded.start_server(place); shutil.rmtree(place)", place)
-    orphans = processes_in(place)  # until the server looks for its directory, once a minute
+    orphans = processes_in(place)  # they live until the server checks its directory, once a minute
     assert orphans
     assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
     for orphan in orphans:
@@ -242,7 +245,9 @@ def test_a_failure_names_the_program_its_output_and_the_log(place: Path) -> None
     (place / "postmaster.pid").unlink()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run as a user then")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root; without it, all other tests run as another user"
+)
 def test_any_system_user_may_run_an_embedded_server(folder: Path) -> None:
     nobody, home = pwd.getpwnam("nobody"), folder / "home"
     home.mkdir()

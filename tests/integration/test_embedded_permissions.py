@@ -1,4 +1,4 @@
-"""Only its user reaches the embedded database: whoever can connect to its socket is its superuser."""
+"""Only its user can reach the embedded database, since every connection is a superuser's."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_directory_and_socket_are_accessible_only_to_the_user(place: Path) -> No
     path = socket_of(embedded.start_server(place))
     assert (mode_of(place), mode_of(path)) == (0o700, 0o700)
     assert all(mode_of(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
-    with socket.socket(socket.AF_UNIX) as ours:
-        ours.connect(str(path))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

@@ -1,4 +1,4 @@
-"""One accepted value must not spoil a cluster's rounds: extremes of each field, under all ways to decide."""
+"""Extreme accepted values of each field do not break a cluster's rounds, however they are decided."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NODES: Final = {"n1": ("a100", 8), "n2": ("a100", 8), "n3": ("v100", 4)}
 LAST_S: Final = 253_402_300_799
 """The last second of the year 9999."""
 LIMIT_S: Final = 0.3
-"""Of solving, at most; greedy answers even without any."""
+"""The time limit of solving. Greedy answers even without time."""
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"objective": name} for name in OBJECTIVES},
@@ -158,23 +158,23 @@ def decide(loop: RoundLoop, options: RoundOptions, *, dry_run: bool = True) -> R
 
 
 def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Decide a round in each of the ways; return which of them failed, and how."""
-    found = dict[str, str]()
+    """Decide a round in each of the ways, and return the failures by way."""
+    failures = dict[str, str]()
     for name, options in ways.items():
         try:
             done = decide(loop, RoundOptions(solve_limit_s=LIMIT_S, **options))
-        except Exception as error:  # noqa: BLE001 # each is a failure; all are to be seen
-            found[name] = repr(error)[:300]
+        except Exception as error:  # noqa: BLE001 # all failures are collected
+            failures[name] = repr(error)[:300]
         else:
             if done.summary.outcome != "dry_run":
-                found[name] = f"{done.summary.outcome}: {done.summary.violations[:2]}"
-    return found
+                failures[name] = f"{done.summary.outcome}: {done.summary.violations[:2]}"
+    return failures
 
 
 async def add_cells_and_job(
     a: Api, name: str, cells: Iterable[estimates_pb2.CellEstimate], **job: Any
 ) -> None:
-    """Add Cells, and a job of the workload of the first."""
+    """Add Cells, and a job with the workload of the first Cell."""
     every = list(cells)
     await upsert_cells(a, every)
     await submit(a, name, workload=every[0].workload, **job)
@@ -230,9 +230,9 @@ JOBS: dict[str, dict[str, Any]] = {
         "guaranteed": True,
     },
     "a tenant of a hundred letters": {"tenant": "\u00e9" * 100},
-    "a hundred times nothing": {"labels": {f"{i}": "" for i in range(jobs.MAX_LABELS)}},
+    "as many empty labels as allowed": {"labels": {f"{i}": "" for i in range(jobs.MAX_LABELS)}},
 }
-"""What a job may be, at most."""
+"""Extreme settings of a job."""
 
 OTHERS: dict[str, Poison] = {
     "the fastest Cell of the largest batch": lambda a: add_cells_and_job(
@@ -281,7 +281,7 @@ OTHERS: dict[str, Poison] = {
     "a Cell on as many nodes as GPUs": lambda a: add_cells_and_job(
         a, "x", [a_cell(ODD, "a100", 16, 1.0, nodes=16), a_cell(ODD, "v100", 4, 1.0, nodes=1)]
     ),
-    "a Cell of more GPUs than anybody has": lambda a: add_cells_and_job(
+    "a Cell of more GPUs than there are": lambda a: add_cells_and_job(
         a, "x", [a_cell(ODD, "a100", estimates.MAX_GPUS, 1.0), a_cell(ODD, "a100", 1, 1.0)]
     ),
     "Cells that do not fit": lambda a: add_cells_and_job(
@@ -339,11 +339,11 @@ OTHERS: dict[str, Poison] = {
         a, dollars_per_hour=5e-324, watts=1e-300
     ),
 }
-"""What else may be said of a cluster, at most."""
+"""Extreme settings of everything else in a cluster."""
 
 
 EVERY: Final = 18 if IS_FAST else 1
-"""Of the ways, one in so many is tried with each value, in turn; only the profile ``fast`` leaves any out."""
+"""Each value is tried with one in ``EVERY`` ways, in turn. Only the profile ``fast`` leaves any out."""
 
 
 @pytest.mark.parametrize("what", [*JOBS, *OTHERS])
@@ -357,7 +357,7 @@ async def test_no_accepted_value_breaks_a_round(store: PostgresStore, what: str)
     loop = RoundLoop(store, SystemClock())
     assert failures_of(loop, ways) == {}
     assert decide(loop, RoundOptions(), dry_run=False).summary.outcome == "committed"
-    assert failures_of(loop, ways) == {}  # now it may run
+    assert failures_of(loop, ways) == {}  # the job may run now
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -1,4 +1,4 @@
-"""Measured traffic on a real database: what agents tell is kept, used in plans, and waited for."""
+"""Measured traffic on a real database: it is kept, used in network plans, and waited for."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from tests.support.stored_cluster import (
 from tests.support.worlds import StoppedClock
 
 LEAVES = 5e9
-"""What each of a job's two hosts sends to the other in an iteration: the whole ring passes."""
+"""Bytes per iteration from each of a job's two hosts to the other, over which the whole ring passes."""
 
 MEASURE = RoundOptions(network_measure_s=30.0)
 
 
 def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
-    """Let a node's agent say what it measured of a job."""
+    """Let a node's agent report what it measured of a job."""
     desired = store.desired(C, f"agent-{node}")
     gangs = [
         ObservedGang(
@@ -64,7 +64,7 @@ def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> N
 
 
 def measured_rows(store: PostgresStore) -> list[tuple[Any, ...]]:
-    """Return what the snapshot holds as measured."""
+    """Return the measurements in the snapshot."""
     s = store.snapshot(C)
     return [
         (s.jobs.name[row["job"]], s.nodes.name[row["node"]], row["period_s"], row["sent_bytes"])
@@ -93,7 +93,7 @@ def bytes_sent(decision: NetworkDecision) -> float:
 
 
 def make_allocation_older(database: Database, job: str, seconds: float) -> None:
-    """Let an allocation have begun so much earlier."""
+    """Move the start of a job's allocation back by ``seconds``."""
     execute(
         database,
         f"UPDATE jobs SET since_at = since_at - {seconds} * interval '1 s' WHERE name = '{job}'",
@@ -105,14 +105,14 @@ def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: Post
     report_traffic(store, "a100-1", "one", period_s=0.5, sent_bytes=6e9)
     report_traffic(store, "a100-0", "one", period_s=0.4, sent_bytes=5e9)
     report_traffic(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
-    kept = [("one", "a100-0", 0.4, 5e9), ("one", "a100-1", 0.5, 6e9)]
-    assert measured_rows(store) == kept
+    expected = [("one", "a100-0", 0.4, 5e9), ("one", "a100-1", 0.5, 6e9)]
+    assert measured_rows(store) == expected
     apply_event(store, "one", JobEvent.HOLD)
     for node in ("a100-0", "a100-1"):
         store.observe(C, f"agent-{node}", "first", [], store.desired(C, f"agent-{node}").revision)
     apply_event(store, "one", JobEvent.RELEASE)
     run(store, one=BOTH[0])
-    assert measured_rows(store) == []  # it is another allocation, though the same job
+    assert measured_rows(store) == []  # the job is the same, but its allocation is new
     report_traffic(store, "a100-0", "one", period_s=0.9, sent_bytes=1e9)
     assert measured_rows(store) == [("one", "a100-0", 0.9, 1e9)]
 
@@ -160,16 +160,16 @@ def test_a_measurement_wakes_network_planning_once(
     store: PostgresStore, database: Database
 ) -> None:
     start_one_job(store)
-    heard: list[str] = []
+    notifications: list[str] = []
     with Listener(database.url) as listener:
-        listener.subscribe(heard.append)
+        listener.subscribe(notifications.append)
         assert listener.listening.wait(PATIENCE_S)
         report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
         report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
         report_traffic(store, "a100-0", "one")
         execute(database, "SELECT pg_notify('tessera', 'end')")
-        asyncio.run(until(lambda: "end" in heard))
-    assert [name for name in heard if name == C] == [C]
+        asyncio.run(until(lambda: "end" in notifications))
+    assert [name for name in notifications if name == C] == [C]
 
 
 def test_a_snapshot_without_topology_and_measurements_is_encoded_as_before(
@@ -234,7 +234,7 @@ def test_a_measurement_triggers_one_immediate_plan(store: PostgresStore) -> None
 
 
 def test_the_measured_period_is_used_only_of_a_job_without_contention(store: PostgresStore) -> None:
-    """One has been served after two, so how long its iteration took says nothing of its own times."""
+    """The job served last waits for the other, so its period does not show its own times."""
     a_network(store, aggregations=1)
     start_two_jobs(store)
     keep_network_plan(store, RoundOptions())
@@ -260,13 +260,13 @@ def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: Postgre
     replanning.keep(C)
     before = decisions_by_job(store)
     first, last = sorted(before.values(), key=lambda d: d.rank)
-    assert first.level == 7 > last.level  # alone on the highest: they meet
+    assert first.level == 7 > last.level  # alone on the highest level, since they share links
     assert first.note == "has the highest level until it is measured, for at most 30 s"
     assert last.note == ""
     node = {"one": "a100-0", "two": "a100-2"}
     report_traffic(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
     assert replanning.keep(C) is not None
-    turned = decisions_by_job(store)  # now it is the other one's turn
+    turned = decisions_by_job(store)  # now it is the other job's turn
     assert turned[last.job].level == 7 > turned[first.job].level
     assert turned[last.job].note.startswith("has the highest level")
     assert turned[first.job].note.startswith("measured on 1 node: 1 times the estimate")
@@ -352,7 +352,7 @@ async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
     )
     watching.start()
     await until(lambda: looked)
-    first = len(looked)  # both, one at a time, if nothing follows
+    first = len(looked)  # at most both clusters, one at a time
     watching.wake_in(C, 1e5)
     watching.wake_in(C, 0.0)
     watching.wake_in("other", 0.0)

@@ -53,7 +53,7 @@ def set_described_topology(store: PostgresStore, **changes: object) -> None:
 
 @pytest.fixture
 def sending(store: PostgresStore) -> PostgresStore:
-    """A cluster with a network and two jobs that run across it."""
+    """Return a store with a network, and two jobs that run across it."""
     a_cluster(store, nodes=4)
     set_described_topology(store)
     stage = StageTraffic(dp=8, tp=1, data=(5e9, 14))
@@ -74,14 +74,14 @@ class StoreWithInterference:
         return getattr(self._store, name)
 
     def snapshot(self, cluster: str) -> Any:
-        found = self._store.snapshot(cluster)
+        loaded = self._store.snapshot(cluster)
         self._happens()
-        return found
+        return loaded
 
     def begin_round(self, cluster: str, request: Request | None) -> Any:
-        found = self._store.begin_round(cluster, request)
+        begun = self._store.begin_round(cluster, request)
         self._happens()
-        return found
+        return begun
 
 
 def commit_round(store: Any) -> RoundRecord:
@@ -119,8 +119,10 @@ def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
 
     commit_round(StoreWithInterference(sending, replaced))
     assert sending.network_in_force(C).cause == "topology"
-    ways = {via for d in sending.network_in_force(C).decisions for r in d.routes for via in r.via}
-    assert "agg-1" not in ways
+    switches = {
+        via for d in sending.network_in_force(C).decisions for r in d.routes for via in r.via
+    }
+    assert "agg-1" not in switches
 
 
 def test_a_network_plan_for_another_topology_does_not_come_into_force(
@@ -146,20 +148,20 @@ def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     tags = {d.job: d.tag for d in outcome.decisions}
     assert tags["one"] != tags["two"]
-    given = {"one": tags["two"], "two": tags["one"]}
-    swapped = tuple(replace(d, tag=given[d.job], rank=1 - d.rank) for d in outcome.decisions)
+    expected = {"one": tags["two"], "two": tags["one"]}
+    swapped = tuple(replace(d, tag=expected[d.job], rank=1 - d.rank) for d in outcome.decisions)
     first = NetworkCommit(
         snapshot=snapshot, outcome=replace(outcome, decisions=swapped), cause="x", seconds=0.0
     )
     sending.commit_network(first)
     sending.commit_network(replace(first, outcome=outcome))
-    found = sending.network_in_force(C).decisions
-    assert {d.job: d.tag for d in found} == given
-    assert {d.job: d.rank for d in found} == {d.job: d.rank for d in outcome.decisions}
+    decisions = sending.network_in_force(C).decisions
+    assert {d.job: d.tag for d in decisions} == expected
+    assert {d.job: d.rank for d in decisions} == {d.job: d.rank for d in outcome.decisions}
 
 
 def test_replanning_reaches_a_fixed_point(sending: PostgresStore) -> None:
-    """Each plan that is put in force wakes who keeps it: it must be one that is not planned again."""
+    """A plan that is put in force wakes its planner, which must then keep the plan."""
     replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
     for happens in (
         lambda: None,

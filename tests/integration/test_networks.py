@@ -1,4 +1,4 @@
-"""Networks on a real database: what rounds and re-plans commit, what agents are told, what is refused."""
+"""Networks on a real database: plans of rounds and replans, what agents receive, and refusals."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_contending_jobs_get_different_paths_or_levels_and_name_each_other(
         assert sum(r.sent_bytes for r in routes) == pytest.approx(2 * 5e9)
         assert decisions[job].tag >= 0
     assert decisions["one"].tag != decisions["two"].tag
-    met = {name: set(d.meets) for name, d in decisions.items()}
-    if met["one"]:
-        assert met == {"one": {"two"}, "two": {"one"}}
+    contending = {name: set(d.meets) for name, d in decisions.items()}
+    if contending["one"]:
+        assert contending == {"one": {"two"}, "two": {"one"}}
         assert decisions["one"].level != decisions["two"].level
 
 
@@ -116,8 +116,8 @@ def test_agents_receive_levels_tags_and_paths(store: PostgresStore) -> None:
     after = store.desired(C, agents_of(store)[0])
     assert after.revision > before.revision
     assert after.network_levels == 8
-    told = {d.job: d for d in store.network_in_force(C).decisions}
-    assert after.gangs[0].network == told[after.gangs[0].spec.name]
+    decisions = {d.job: d for d in store.network_in_force(C).decisions}
+    assert after.gangs[0].network == decisions[after.gangs[0].spec.name]
 
 
 def test_a_tag_stays_as_long_as_the_allocation(store: PostgresStore) -> None:
@@ -175,18 +175,18 @@ def test_a_node_missing_from_the_topology_is_reported(store: PostgresStore) -> N
 
 def test_a_topology_is_changed_by_its_etag(store: PostgresStore) -> None:
     a_cluster(store)
-    one, other = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
+    first, second = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
     with pytest.raises(NotFound):
         store.get_topology(C)
-    do(store, lambda w: w.set_topology(C, one, 0))
+    do(store, lambda w: w.set_topology(C, first, 0))
     assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, one, 1))
+    do(store, lambda w: w.set_topology(C, first, 1))
     assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, other, 1))
+    do(store, lambda w: w.set_topology(C, second, 1))
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, one, 1))
+        do(store, lambda w: w.set_topology(C, first, 1))
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, one, 0))
+        do(store, lambda w: w.set_topology(C, first, 0))
 
 
 def test_snapshots_share_a_topology_until_it_changes(store: PostgresStore) -> None:
@@ -197,7 +197,7 @@ def test_snapshots_share_a_topology_until_it_changes(store: PostgresStore) -> No
     assert store.snapshot(C).topology is first
     assert store.get_topology(C).described is first
     do(store, lambda w: w.drop_topology(C))
-    set_topology(store, CLOS | {"aggregations": 1})  # at version 1, as the other one was
+    set_topology(store, CLOS | {"aggregations": 1})  # at version 1, like the dropped topology
     assert store.snapshot(C).topology != first
 
 
@@ -249,7 +249,8 @@ def test_a_topology_that_is_deleted_meanwhile_needs_no_plan(
 ) -> None:
     a_cluster(store, nodes=4)
     start_two_jobs(store)
-    monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
+    # The topology is deleted only after this check.
+    monkeypatch.setattr(store, "has_topology", lambda cluster: True)
     assert replan(store) is None
 
 

@@ -1,4 +1,4 @@
-"""The process of a profiling task: killed in the middle and started anew, refused, told to stop."""
+"""The process of a profiling task: killed halfway and restarted, refused, or stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Refusals = list[tuple[grpc.StatusCode, str]]
 
 
 class Collector:
-    """Takes records, after the refusals that it was given."""
+    """A service that accepts records after it has refused as often as a test requests."""
 
     def __init__(self) -> None:
         self.found: list[estimates_pb2.AddProfilesRequest] = []
@@ -42,7 +42,7 @@ class Collector:
 
 
 class Node:
-    """Where tasks are started, as an agent starts them."""
+    """A node on which tasks are started as by an agent."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.records = folder, folder / "checkpoints" / RECORDS_FILE
@@ -112,10 +112,10 @@ def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("tessera.v1.Estimates", handlers),)
     )
-    found = Node(tmp_path, server.add_insecure_port("127.0.0.1:0"))
+    started = Node(tmp_path, server.add_insecure_port("127.0.0.1:0"))
     server.start()
-    yield found
-    found.clean()
+    yield started
+    started.clean()
     server.stop(None).wait()
 
 
@@ -134,17 +134,17 @@ async def test_a_killed_task_continues_where_it_was(node: Node, collector: Colle
     await until(lambda: len(node.lines()) >= 2)
     first.kill()
     assert (await end_of(first)).outcome is ExitOutcome.FAILED
-    kept = node.lines()
+    lines = node.lines()
     assert not collector.found
     with node.records.open("a") as file:
-        file.write(kept[0] + "\n")  # an older process that lived on
+        file.write(lines[0] + "\n")  # as if by an older process that lived on
         file.write('{"kind": "cut off')
     second = node.start(2, sizes)
     assert await end_of(second) == GangExit(outcome=ExitOutcome.SUCCEEDED)
-    assert node.lines()[: len(kept)] == kept
-    (sent,) = collector.found
-    assert len(set(record_keys(sent))) == len(record_keys(sent)) == len(node.lines()) - 1
-    assert {r.samples for r in sent.layers} == set(sizes)
+    assert node.lines()[: len(lines)] == lines
+    (request,) = collector.found
+    assert len(set(record_keys(request))) == len(record_keys(request)) == len(node.lines()) - 1
+    assert {r.samples for r in request.layers} == set(sizes)
     progress = second.progress()
     assert progress is not None
     assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
@@ -154,10 +154,10 @@ async def test_records_of_another_device_are_set_aside_and_measured_again(
     node: Node, collector: Collector
 ) -> None:
     assert (await end_of(node.start(1, (1,)))).outcome is ExitOutcome.SUCCEEDED
-    here = node.lines()
-    node.records.write_text("".join(f"{line}\n" for line in here).replace('"cpu"', '"NVIDIA A40"'))
+    lines = node.lines()
+    node.records.write_text("".join(f"{line}\n" for line in lines).replace('"cpu"', '"NVIDIA A40"'))
     assert (await end_of(node.start(2, (1,)))).outcome is ExitOutcome.SUCCEEDED
-    assert len(node.lines()) == len(here)
+    assert len(node.lines()) == len(lines)
     assert {json.loads(line)["device"] for line in node.lines()} == {"cpu"}
     assert node.records.with_suffix(".elsewhere").exists()
 
@@ -187,15 +187,15 @@ async def test_refused_records_fail_the_task_with_the_servers_message(
     node: Node, collector: Collector
 ) -> None:
     collector.refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "layers[0].forward_s: it is nan")]
-    found = await end_of(node.start(samples=(1,)))
-    assert found.outcome is ExitOutcome.FAILED
-    assert found.error == "the server refused the records: layers[0].forward_s: it is nan"
+    end = await end_of(node.start(samples=(1,)))
+    assert end.outcome is ExitOutcome.FAILED
+    assert end.error == "the server refused the records: layers[0].forward_s: it is nan"
 
 
 async def test_a_missing_step_fails_and_the_error_says_what_to_do(node: Node) -> None:
-    found = await end_of(node.start(samples=(1,), step="absent"))
-    assert found.outcome is ExitOutcome.FAILED
-    assert "has no function absent" in found.error
+    end = await end_of(node.start(samples=(1,), step="absent"))
+    assert end.outcome is ExitOutcome.FAILED
+    assert "has no function absent" in end.error
 
 
 def test_a_node_without_jax_gets_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +214,8 @@ def test_a_runtime_that_the_agent_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_task_sees_only_its_own_gpu_among_those_of_the_agent(node: Node) -> None:
-    given = ProfilerRuntime(servers=(), cluster="c", environment={"CUDA_VISIBLE_DEVICES": "4,5,6"})
-    assert [given._device("CUDA_VISIBLE_DEVICES", gpu) for gpu in (0, 2)] == ["4", "6"]
+    runtime = ProfilerRuntime(
+        servers=(), cluster="c", environment={"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    )
+    assert [runtime._device("CUDA_VISIBLE_DEVICES", gpu) for gpu in (0, 2)] == ["4", "6"]
     assert node.runtime._device("HIP_VISIBLE_DEVICES", 3) == "3"

@@ -1,4 +1,4 @@
-"""What one client can create is bounded, and what it leaves empty costs nothing."""
+"""A client can create a bounded number of resources, and those without live jobs cost nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_no_more_resources_can_be_created_than_the_settings_allow(
         put(limited, f"x{i}")
     with pytest.raises(LimitReached, match=rf"at most \d {kind}.*setting max_{kind}"):
         put(limited, "one-too-many")
-    put(limited, "x0")  # what is there can still be changed
+    put(limited, "x0")  # an existing resource can still be changed
 
 
 def test_agents_that_share_a_node_s_name_are_bounded_too(limited: PostgresStore) -> None:
@@ -177,7 +177,7 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
     await watching.look(None)
     assert (periodic.begun(), visited) == ([], [])
     assert query_scalar(database, "SELECT count(*) FROM leases") == 0
-    submit(store, a_spec("b"))  # the next tick begins a round: nobody waits for a period
+    submit(store, a_spec("b"))  # the next tick begins a round, without waiting for a period
     await periodic.tick()
     for task in periodic.begun():
         await task

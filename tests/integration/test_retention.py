@@ -1,4 +1,4 @@
-"""Retention: `prune` says which database it takes from, and servers delete old rows a little at a time."""
+"""Retention: `prune` names its database, and servers delete old rows in small batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def url_of(database: Database) -> str:
 
 
 def store_old_data(store: PostgresStore, database: Database, jobs: int = 3) -> None:
-    """Make ended jobs, a request and a round that are two months old."""
+    """Store ended jobs, a request and rounds that are two months old."""
     a_cluster(store)
     submit(store, a_spec("stays"), *(a_spec(f"old-{i}") for i in range(jobs)))
     for i in range(jobs):
@@ -129,8 +129,8 @@ def test_one_batch_is_bounded_and_the_next_deletes_the_rest(
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
     store_old_data(store, database, jobs=5)
-    kept = Retention(jobs_s=86_400.0)
-    assert [store.prune_batch(C, kept)["jobs"] for _ in range(4)] == [2, 2, 1, 0]
+    retention = Retention(jobs_s=86_400.0)
+    assert [store.prune_batch(C, retention)["jobs"] for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
@@ -162,7 +162,7 @@ def test_nothing_is_deleted_if_everything_is_kept_for_ever(
 def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
     store: PostgresStore, database: Database
 ) -> None:
-    """The workload was deleted between the two statements of a submission, which then failed."""
+    """Once, a workload was deleted between two statements of a submission, which then failed."""
     a_cluster(store)
     submit(store, a_spec("a"))
     apply_event(store, "a", JobEvent.CANCEL)

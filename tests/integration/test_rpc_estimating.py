@@ -1,4 +1,4 @@
-"""Models and estimates over a real socket: what is answered, what is kept, and what is refused."""
+"""Models and estimates over a real socket: answers, stored Cells and models, and refusals."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
     async with estimates(store) as stub:
         submit(store, a_spec("j", workload=to_workload("w", BERT), requested_gpus=2))
         answer = await stub.EstimateCells(a_call(job=f"{PARENT}/jobs/j"))
-        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
+        stored = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
     cells = [c.estimate.cell for c in answer.cells]
     assert [(c.gpu_type, c.gpus, c.pipeline_degree) for c in cells] == [
         (t, n, d) for t in ("a100", "v100") for n in (1, 2, 4) for d in (1, 2, 4) if d <= n
     ]
-    assert (answer.kept, len(kept.cells)) == (12, 12)
-    assert sorted(str(c) for c in kept.cells) == sorted(str(c.estimate) for c in answer.cells)
+    assert (answer.kept, len(stored.cells)) == (12, 12)
+    assert sorted(str(c) for c in stored.cells) == sorted(str(c.estimate) for c in answer.cells)
     four = answer.cells[3]
     assert four.estimate.source == pb.ANALYTIC
     assert 0.1 < four.estimate.sd < 1.0
@@ -80,10 +80,10 @@ async def test_a_validated_estimate_is_answered_and_not_stored(store: PostgresSt
                 validate_only=True,
             )
         )
-        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT))
+        stored = await stub.ListCells(pb.ListCellsRequest(parent=PARENT))
     assert len(answer.cells) == 1
     assert len(answer.cells[0].stages) == 2
-    assert (answer.kept, len(kept.cells)) == (0, 0)
+    assert (answer.kept, len(stored.cells)) == (0, 0)
 
 
 async def test_user_estimates_stay_when_their_workload_is_estimated(store: PostgresStore) -> None:
@@ -93,11 +93,11 @@ async def test_user_estimates_stay_when_their_workload_is_estimated(store: Postg
         )
         do(store, lambda w: w.upsert_estimates(C, [users]))
         answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1, 2]))
-        kept = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
+        stored = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
     assert answer.kept == 1
-    found = {(c.cell.gpus, c.cell.pipeline_degree): c for c in kept.cells}
-    assert found.keys() == {(1, 1), (2, 1)}
-    assert (found[2, 1].iter_time_s, found[2, 1].source) == (9.0, pb.PROFILED)
+    cells = {(c.cell.gpus, c.cell.pipeline_degree): c for c in stored.cells}
+    assert cells.keys() == {(1, 1), (2, 1)}
+    assert (cells[2, 1].iter_time_s, cells[2, 1].source) == (9.0, pb.PROFILED)
 
 
 async def test_a_user_model_is_stored_listed_and_estimated(store: PostgresStore) -> None:
@@ -127,7 +127,7 @@ async def test_pages_of_models_cover_each_once_and_include_published_ones_on_req
     async with estimates(store) as stub:
         own = pb.Model(model="bert", params="1.3B", architecture=MINE.architecture)
         await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, own]))
-        found: list[pb.Model] = []
+        models: list[pb.Model] = []
         token = ""
         while True:
             page = await stub.ListModels(
@@ -135,14 +135,14 @@ async def test_pages_of_models_cover_each_once_and_include_published_ones_on_req
                     parent=PARENT, page_size=7, page_token=token, with_published=True
                 )
             )
-            found += page.models
+            models += page.models
             token = page.next_page_token
             if not token:
                 break
-    keys = [(m.model, m.params) for m in found]
+    keys = [(m.model, m.params) for m in models]
     assert keys == sorted(set(keys))
     assert {("bert", "1.3B"), ("mine", "4L"), ("moe", "27B")} <= set(keys)
-    published = {(m.model, m.params): m.published for m in found}
+    published = {(m.model, m.params): m.published for m in models}
     assert (published["bert", "1.3B"], published["bert", "2.6B"]) == (False, True)
 
 
@@ -191,8 +191,8 @@ async def test_unknown_types_are_skipped_unless_no_type_remains(
     store: PostgresStore,
 ) -> None:
     async with estimates(store, "a100", "abacus") as stub:
-        found = await stub.EstimateCells(a_call(workload=BERT, gpus=[1]))
-        assert {c.estimate.cell.gpu_type for c in found.cells} == {"a100"}
+        answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1]))
+        assert {c.estimate.cell.gpu_type for c in answer.cells} == {"a100"}
     store_of_abaci = "abacus"
     do(store, lambda w: w.upsert_cluster("d", [GpuType(name=store_of_abaci, memory_bytes=1)], None))
     async with serving(store) as (channel, _):
@@ -214,8 +214,8 @@ async def test_a_user_defined_type_is_estimated(store: PostgresStore, tmp_path: 
     file = tmp_path / "hardware.yaml"
     file.write_text("hardware: [{name: abacus, like: a100, memory_gib: 20}]")
     async with estimates(store, "abacus", hardware=str(file)) as stub:
-        found = await stub.EstimateCells(a_call(workload=BERT, gpus=[4]))
-    assert {c.estimate.cell.gpu_type for c in found.cells} == {"abacus"}
+        answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[4]))
+    assert {c.estimate.cell.gpu_type for c in answer.cells} == {"abacus"}
 
 
 async def test_an_invalid_model_is_refused_by_its_field(store: PostgresStore) -> None:

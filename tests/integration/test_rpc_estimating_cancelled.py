@@ -1,4 +1,4 @@
-"""EstimateCells: a call that is over computes no further; without learning it does not learn either."""
+"""EstimateCells: a cancelled call stops computing, and a server learns only if its settings say so."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ async def test_a_cancelled_call_stops_estimating(
         with suppress(asyncio.CancelledError):
             await waiting
         stub = estimates_pb2_grpc.EstimatesStub(channel)
-        await stub.ListModels(pb.ListModelsRequest(parent=PARENT))  # the server heard of it by now
+        # By now the server knows of the cancellation.
+        await stub.ListModels(pb.ListModelsRequest(parent=PARENT))
         cancelled.set()
     assert counts == [1]
 

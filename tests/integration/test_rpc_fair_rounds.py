@@ -35,11 +35,11 @@ from tests.support.rpc import error_details, serving
 HOUR_S = 3600.0
 
 ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
-"""On the cluster ``huge`` this takes minutes."""
+"""Options of a round that takes minutes on the cluster ``huge``."""
 
 
 class TwoClusters:
-    """A store of a huge cluster and a small one. Nothing else is asked of it."""
+    """A store of a huge and a small cluster, with only the methods that rounds use."""
 
     def __init__(self) -> None:
         self._found = {
@@ -77,12 +77,12 @@ class TwoClusters:
 
     @staticmethod
     def _record(snapshot: Snapshot, summary: RoundSummary, decisions: Any) -> RoundRecord:
-        told = tuple(decision_record(snapshot, d) for d in decisions)
-        return RoundRecord(summary=replace(summary, number=1), decisions=told)
+        records = tuple(decision_record(snapshot, d) for d in decisions)
+        return RoundRecord(summary=replace(summary, number=1), decisions=records)
 
 
 class Api:
-    """Calls of the scheduler, and what the server and its store know of them."""
+    """Calls of the scheduler, with its server and its store."""
 
     def __init__(self, store: TwoClusters, server: Server, channel: grpc.aio.Channel) -> None:
         self.store, self.server = store, server
@@ -94,13 +94,13 @@ class Api:
         )
 
     async def hold(self, calls: int, **request: Any) -> list[Any]:
-        """Begin rounds of the huge cluster that take minutes; return once the first of them runs."""
+        """Begin rounds of the huge cluster that take minutes, and return once the first one runs."""
         begun = [self.schedule("huge", HOUR_S, options=ENDLESS, **request) for _ in range(calls)]
         assert await asyncio.to_thread(self.store.loaded.acquire, timeout=PATIENCE_S)
         return begun
 
     async def idle(self) -> None:
-        """Wait until no thread works for anybody."""
+        """Wait until no thread works for a call."""
         async with asyncio.timeout(PATIENCE_S):
             while self.server.running():
                 await asyncio.sleep(0.02)
@@ -139,7 +139,7 @@ async def test_committing_rounds_wait_only_for_rounds_of_their_own_cluster() -> 
     async with api() as a:
         held = await a.hold(2)
         assert (await a.schedule("small")).verified
-        assert a.server.running() == ["Schedule of huge"]  # the other one waits for it
+        assert a.server.running() == ["Schedule of huge"]  # the other round waits for this one
         await cancel_all(held)
 
 
@@ -180,7 +180,7 @@ async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer
         answer = await a.schedule("huge", HOUR_S, dry_run=True, options=ENDLESS, summary_only=True)
         assert answer.verified
         assert answer.seconds["solve"] < PATIENCE_S
-        assert any(work.solver.startswith("over:") for work in answer.work)  # it would have gone on
+        assert any(work.solver.startswith("over:") for work in answer.work)  # the limit ended it
 
 
 async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_recorded() -> None:
@@ -194,8 +194,8 @@ async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_r
         before = RoundOptions(objective="max-min", fairness_levels=1000)
         recorded = {k: v for k, v in asdict(before).items() if k != "work"}
         summary = replace(commit.summary, number=1, options=recorded)
-        told = a.store._record(commit.snapshot, summary, commit.decisions)
-        a.store.recorded[1] = (told, commit.snapshot)
+        record = a.store._record(commit.snapshot, summary, commit.decisions)
+        a.store.recorded[1] = (record, commit.snapshot)
         name = "clusters/small/rounds/1"
         shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=PATIENCE_S)
         assert shown.options.fairness_levels == 1000

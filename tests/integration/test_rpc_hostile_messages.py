@@ -1,7 +1,7 @@
-"""Messages that no friendly client sends, to every method over a real socket: each gets an answer.
+"""Hostile messages to every method over a real socket.
 
-The law: an answer or a canonical error other than INTERNAL and UNKNOWN, in bounded time, while the server
-goes on serving and what is stored stays whole.
+Each gets an answer, or a canonical error other than INTERNAL and UNKNOWN, in bounded time. The
+server continues to serve, and the stored data stays valid.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 
 EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
-"""Messages of each sort for each method."""
+"""The number of messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
 MODULES: Final = (
     agents_pb2,
@@ -75,7 +75,7 @@ MODEL: Final = (
     "{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 8, vocabulary: 99}"
 )
 CLIENTS_OWN: Final = "Internal error from Core"
-"""What the client says itself of a stream that has ended while it still wrote to it."""
+"""The client's own message for a stream that has ended while the client still wrote to it."""
 WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED})
 
 
@@ -212,7 +212,7 @@ def test_every_method_has_a_valid_request_here() -> None:
 
 
 async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode:
-    """Make a call of raw bytes; return its code. Of a job that is watched the first answer is enough."""
+    """Make a call with raw bytes, and return its code. For a watched job, the first answer is enough."""
     method = METHODS[path]
     if method.client_streaming:
         return await _stream(channel.stream_stream(path)(timeout=PATIENCE_S), path, messages)
@@ -231,20 +231,20 @@ async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode
 
 
 async def _stream(stream: Any, path: str, messages: list[bytes]) -> StatusCode:
-    """Send messages until the server ends the stream, or there are no more; return its code."""
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has ended it
+    """Send messages until the server ends the stream or no message is left, and return its code."""
+    # The errors mean that the server has ended the stream.
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for message in messages:
             await stream.write(message)
         await stream.done_writing()
         while await stream.read() is not grpc.aio.EOF:
             continue
     code: StatusCode = await stream.code()
-    said = await stream.details()
-    if (
-        said == CLIENTS_OWN
-    ):  # the server ended the stream first; its log says how (see the test's end)
+    details = await stream.details()
+    # The server ended the stream first. Its log says how, which the test checks at its end.
+    if details == CLIENTS_OWN:
         return StatusCode.CANCELLED
-    assert code not in WRONG, (path, code, said)
+    assert code not in WRONG, (path, code, details)
     return code
 
 
@@ -256,7 +256,7 @@ def _check_error(path: str, error: grpc.aio.AioRpcError) -> None:
 
 
 async def make_resources(api: Api, channel: grpc.aio.Channel) -> None:
-    """Make what the valid requests speak of: a cluster, a job, a round, a topology."""
+    """Create the resources of the valid requests, such as a cluster, a job, a round and a topology."""
     await api.clusters.UpsertCluster(a_cluster("a100", "v100"))
     await api.clusters.UpsertNodes(some_nodes("n1", "n2"))
     await api.estimates.UpsertCells(some_cells(a_cell(1), a_cell(8)))
@@ -282,7 +282,7 @@ WHERE table_schema = 'public' AND data_type = 'double precision'
 
 
 def check_rows(database: Database) -> None:
-    """Check what SQL can say of all that is stored."""
+    """Check all stored rows as far as SQL can."""
     with database.engine.connect() as connection:
         for query in (MIXED_JOBS, HELD_TWICE):
             assert not connection.execute(sa.text(query)).all(), query
@@ -292,7 +292,7 @@ def check_rows(database: Database) -> None:
 
 
 async def check_service(channel: Any) -> None:
-    """Check that the server goes on serving, and can read all that is stored."""
+    """Check that the server still serves, and can read everything that is stored."""
     for name in (
         "ListClusters",
         "ListNodes",
@@ -326,8 +326,8 @@ async def test_hostile_messages_are_answered_and_do_no_harm(
                 mutate(valid[at], rng),
                 mutate(valid[at], rng, most=1),
             ):
-                sent = [*valid[:at], sort, *valid[at + 1 :]]
-                await call_raw(channel, path, [message.SerializeToString() for message in sent])
+                messages = [*valid[:at], sort, *valid[at + 1 :]]
+                await call_raw(channel, path, [message.SerializeToString() for message in messages])
             raw = [message.SerializeToString() for message in valid]
             raw[at] = broken_bytes(valid[at], rng)
             await call_raw(channel, path, raw)

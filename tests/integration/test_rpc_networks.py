@@ -1,4 +1,4 @@
-"""Topologies, network plans and what Cells send over a real socket against PostgreSQL."""
+"""Topologies, network plans and the traffic of Cells over a real socket against PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ INVALID, NOT_FOUND = StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND
 
 
 class Api:
-    """Stubs of what these tests call."""
+    """The stubs of the services that these tests call."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.networks = networks_pb2_grpc.NetworksStub(channel)
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
 
     async def describe(self, document: object = CLOS, **rest: Any) -> pb.Topology:
-        """Describe the network; a document that is no text is sent as JSON."""
+        """Describe the network. A document that is not a text is sent as JSON."""
         return await self.networks.UpdateTopology(an_update(document, **rest))
 
     async def topology(self) -> pb.Topology:
@@ -70,7 +70,7 @@ async def api(store: PostgresStore) -> AsyncIterator[Api]:
 
 @asynccontextmanager
 async def serve_two_contending_jobs(store: PostgresStore) -> AsyncIterator[Api]:
-    """Yield stubs to a server on whose network two jobs run, with one aggregation switch for both."""
+    """Yield stubs to a server on whose network two jobs share the only aggregation switch."""
     a_network(store, aggregations=1)
     start_two_jobs(store)
     async with serving(store) as (channel, _):
@@ -79,14 +79,14 @@ async def serve_two_contending_jobs(store: PostgresStore) -> AsyncIterator[Api]:
 
 async def test_a_network_is_set_shown_replaced_and_deleted(store: PostgresStore) -> None:
     async with api(store) as a:
-        made = await a.describe()
-        assert (made.name, made.hosts, made.switches) == (NAME, 4, 4)
-        assert json.loads(made.document) == CLOS
-        assert await a.topology() == made
+        topology = await a.describe()
+        assert (topology.name, topology.hosts, topology.switches) == (NAME, 4, 4)
+        assert json.loads(topology.document) == CLOS
+        assert await a.topology() == topology
         again = await a.describe(json.dumps(CLOS, indent=2))
-        assert again == made
+        assert again == topology
         other = await a.describe(CLOS | {"aggregations": 3})
-        assert (other.switches, other.etag != made.etag) == (5, True)
+        assert (other.switches, other.etag != topology.etag) == (5, True)
         await a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
         code, _, _ = await refusal_of(a.topology())
         assert code is NOT_FOUND
@@ -104,10 +104,10 @@ async def test_yaml_is_accepted_and_mismatches_with_the_cluster_are_reported(
         "tor_bytes_per_s: 100 Gb/s\n"
     )
     async with api(store) as a:
-        found = await a.describe(text)
-    assert json.loads(found.document)["tor_bytes_per_s"] == "100 Gb/s"
-    assert list(found.unknown_hosts) == ["elsewhere"]
-    assert list(found.missing_nodes) == ["a100-2", "a100-3"]
+        topology = await a.describe(text)
+    assert json.loads(topology.document)["tor_bytes_per_s"] == "100 Gb/s"
+    assert list(topology.unknown_hosts) == ["elsewhere"]
+    assert list(topology.missing_nodes) == ["a100-2", "a100-3"]
 
 
 TWO_PARTS: dict[str, Any] = {
@@ -122,7 +122,7 @@ TWO_PARTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("document", "field", "says"),
+    ("document", "field", "message"),
     [
         ("", "topology.document", "must not be empty"),
         ("{kind: [", "topology.document", "neither JSON nor YAML"),
@@ -146,12 +146,12 @@ TWO_PARTS: dict[str, Any] = {
     ],
 )
 async def test_an_invalid_description_is_refused_by_field_and_nothing_is_stored(
-    store: PostgresStore, document: object, field: str, says: str
+    store: PostgresStore, document: object, field: str, message: str
 ) -> None:
     async with api(store) as a:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await a.describe(document)
-        assert (caught.value.code(), says in str(caught.value.details())) == (INVALID, True), (
+        assert (caught.value.code(), message in str(caught.value.details())) == (INVALID, True), (
             caught.value.details()
         )
         code, _, wrong = await refusal_of(a.describe(document))
@@ -189,17 +189,17 @@ async def test_a_repeated_change_gets_the_same_answer_and_another_under_its_id_i
         assert (await a.topology()).switches == 5
         code, reason, _ = await refusal_of(a.describe(CLOS | {"tors": 4}, request_id="r"))
         assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
-        gone = pb.DeleteTopologyRequest(name=NAME, request_id="d")
-        await a.networks.DeleteTopology(gone)
+        deletion = pb.DeleteTopologyRequest(name=NAME, request_id="d")
+        await a.networks.DeleteTopology(deletion)
         await a.describe()
-        await a.networks.DeleteTopology(gone)
+        await a.networks.DeleteTopology(deletion)
         assert (await a.topology()).hosts == 4
 
 
 Call = Callable[[Api], Awaitable[Message]]
 
 WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
-    "a topology that is named otherwise": (
+    "a topology under a wrong name": (
         lambda a: a.networks.GetTopology(pb.GetTopologyRequest(name=PARENT)),
         INVALID,
         ["name"],
@@ -226,21 +226,21 @@ WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
         INVALID,
         ["job"],
     ),
-    "a job that is no name": (lambda a: a.in_force(job="j"), INVALID, ["job"]),
+    "a job without a full name": (lambda a: a.in_force(job="j"), INVALID, ["job"]),
     "a page of negative size": (lambda a: a.plans(page_size=-1), INVALID, ["page_size"]),
     "a page token that was never given": (
         lambda a: a.plans(page_token="x"),
         INVALID,
         ["page_token"],
     ),
-    "plans of a cluster that is none": (
+    "plans of a cluster that does not exist": (
         lambda a: a.networks.ListNetworkPlans(pb.ListNetworkPlansRequest(parent="clusters/none")),
         NOT_FOUND,
         [],
     ),
     "the plan where no network is described": (lambda a: a.in_force(), NOT_FOUND, []),
     "planning where no network is described": (lambda a: a.plan(), NOT_FOUND, []),
-    "a network of a cluster that is none": (
+    "a network of a cluster that does not exist": (
         lambda a: a.describe(name="clusters/none/topology"),
         NOT_FOUND,
         [],
@@ -252,40 +252,40 @@ WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
 async def test_wrong_resource_names_are_refused(store: PostgresStore, wrong: str) -> None:
     call, code, fields = WRONG[wrong]
     async with api(store) as a:
-        found = await refusal_of(call(a))
-    assert (found[0], found[2]) == (code, fields)
+        refusal = await refusal_of(call(a))
+    assert (refusal[0], refusal[2]) == (code, fields)
 
 
 async def test_a_network_plan_shows_rank_level_mark_paths_and_contending_jobs(
     store: PostgresStore,
 ) -> None:
     async with serve_two_contending_jobs(store) as a:
-        found = await a.plan()
-        assert found == await a.in_force()
-        one = await a.in_force(job=f"{PARENT}/jobs/one")
-        nobody = await a.in_force(job=f"{PARENT}/jobs/nobody")
-    assert (found.cause, found.levels, found.changed) == ("call", 8, 2)
-    assert [d.rank for d in found.decisions] == [0, 1]
-    decisions = {d.job.rpartition("/")[2]: d for d in found.decisions}
+        plan = await a.plan()
+        assert plan == await a.in_force()
+        of_one = await a.in_force(job=f"{PARENT}/jobs/one")
+        of_nobody = await a.in_force(job=f"{PARENT}/jobs/nobody")
+    assert (plan.cause, plan.levels, plan.changed) == ("call", 8, 2)
+    assert [d.rank for d in plan.decisions] == [0, 1]
+    decisions = {d.job.rpartition("/")[2]: d for d in plan.decisions}
     assert set(decisions) == {"one", "two"}
     assert list(decisions["one"].meets) == [f"{PARENT}/jobs/two"]
-    first, second = found.decisions
+    first, second = plan.decisions
     assert first.level > second.level
     assert first.dscp != second.dscp
     assert all("agg-0" in route.via and route.sent_bytes > 0 for route in first.routes)
-    assert list(one.decisions) == [decisions["one"]]
-    assert list(nobody.decisions) == []
+    assert list(of_one.decisions) == [decisions["one"]]
+    assert list(of_nobody.decisions) == []
 
 
 async def test_a_dry_run_answers_and_changes_nothing(store: PostgresStore) -> None:
     async with serve_two_contending_jobs(store) as a:
-        tried = await a.plan(dry_run=True)
-        assert tried.name == f"{PARENT}/networkPlans/-"
-        assert len(tried.decisions) == 2
+        plan = await a.plan(dry_run=True)
+        assert plan.name == f"{PARENT}/networkPlans/-"
+        assert len(plan.decisions) == 2
         assert not (await a.plans()).plans
         code, _, _ = await refusal_of(a.in_force())
         assert code is NOT_FOUND
-        assert list((await a.plan()).decisions) == list(tried.decisions)
+        assert list((await a.plan()).decisions) == list(plan.decisions)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -293,7 +293,8 @@ async def test_planning_is_refused_if_the_topology_is_deleted_meanwhile(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
     a_cluster(store)
-    monkeypatch.setattr(store, "has_topology", lambda cluster: True)  # it was still there then
+    # The topology is deleted only after this check.
+    monkeypatch.setattr(store, "has_topology", lambda cluster: True)
     async with api(store) as a:
         code, _, _ = await refusal_of(a.plan(dry_run=dry_run))
         assert code is StatusCode.NOT_FOUND
@@ -302,8 +303,8 @@ async def test_planning_is_refused_if_the_topology_is_deleted_meanwhile(
 async def test_a_plan_without_running_jobs_is_empty(store: PostgresStore) -> None:
     async with api(store) as a:
         await a.describe()
-        found = await a.plan()
-    assert (found.name, list(found.decisions)) == (f"{PARENT}/networkPlans/-", [])
+        plan = await a.plan()
+    assert (plan.name, list(plan.decisions)) == (f"{PARENT}/networkPlans/-", [])
 
 
 async def test_pages_of_plans_cover_each_once_newest_first(store: PostgresStore) -> None:
@@ -335,7 +336,7 @@ async def test_pages_of_plans_cover_each_once_newest_first(store: PostgresStore)
 async def test_a_job_without_a_path_between_its_gpus_stops_no_plan_and_affects_no_other_job(
     store: PostgresStore,
 ) -> None:
-    """Host b joins the switches by name only: hosts pass nothing on."""
+    """Host a100-2 does not join the two switches, since hosts forward no traffic."""
     tors = [{"name": f"t{i}", "tier": "tor"} for i in range(2)]
     links = [
         {"from": host, "to": tor, "bytes_per_s": 25e9}
@@ -353,13 +354,14 @@ async def test_a_job_without_a_path_between_its_gpus_stops_no_plan_and_affects_n
     async with serving(store) as (channel, _):
         a = Api(channel)
         await a.describe(document)
-        found = await a.plan()
-    said = {d.job.rpartition("/")[2]: d for d in found.decisions}
-    assert said["one"].note.startswith(
+        plan = await a.plan()
+    decisions = {d.job.rpartition("/")[2]: d for d in plan.decisions}
+    assert decisions["one"].note.startswith(
         "no path from a100-0/gpu-0 to a100-1/gpu-0; join their switches"
     )
-    assert (list(said["one"].routes), said["one"].dscp, said["two"].note) == ([], -1, "")
-    assert (said["two"].dscp, said["two"].priority < math.inf) == (2, True)
+    assert (list(decisions["one"].routes), decisions["one"].dscp) == ([], -1)
+    assert (decisions["two"].dscp, decisions["two"].note) == (2, "")
+    assert decisions["two"].priority < math.inf
 
 
 def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
@@ -395,17 +397,18 @@ def a_cell(traffic: estimates_pb2.CellTraffic | None) -> estimates_pb2.UpsertCel
 async def test_the_traffic_of_a_cell_reads_back_as_sent(store: PostgresStore) -> None:
     async with api(store) as a:
 
-        async def kept() -> estimates_pb2.CellEstimate:
+        async def stored_cell() -> estimates_pb2.CellEstimate:
             listed = await a.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=PARENT))
-            (found,) = (c for c in listed.cells if c.cell.pipeline_degree == 2)
-            return found
+            (cell,) = (c for c in listed.cells if c.cell.pipeline_degree == 2)
+            return cell
 
         await a.estimates.UpsertCells(a_cell(a_traffic()))
-        assert (await kept()).traffic == a_traffic()
+        assert (await stored_cell()).traffic == a_traffic()
         await a.estimates.UpsertCells(a_cell(None))
-        assert (await kept()).traffic == a_traffic()  # a new time says nothing about it
+        # A new time leaves the traffic unchanged.
+        assert (await stored_cell()).traffic == a_traffic()
         await a.estimates.UpsertCells(a_cell(a_traffic(work_flop=2e15)))
-        assert (await kept()).traffic.work_flop == 2e15
+        assert (await stored_cell()).traffic.work_flop == 2e15
 
 
 def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:

@@ -1,4 +1,4 @@
-"""Rounds that begin by themselves follow the standing policy of the service."""
+"""Rounds that the server starts itself follow the standing policy."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.support.rpc import WALL_S
 
 
 def connect_agent(store: PostgresStore) -> None:
-    """Let an agent be heard that stands for both nodes."""
+    """Connect an agent for both nodes."""
     nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
     store.hello("c", "agent", "first", nodes)
 
@@ -50,9 +50,9 @@ async def test_tenants_are_stored_replaced_and_deleted(store: PostgresStore) -> 
         assert list((await list_tenants(a)).tenants) == [nlp, plain]
         await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", weight=0.0)))
         assert list((await list_tenants(a)).tenants) == [a_tenant("nlp", weight=0.0), plain]
-        gone = tenants_pb2.DeleteTenantsRequest(parent=C, names=[nlp.name], request_id="r")
-        await a.tenants.DeleteTenants(gone)
-        await a.tenants.DeleteTenants(gone)  # the same request: answered as before
+        deletion = tenants_pb2.DeleteTenantsRequest(parent=C, names=[nlp.name], request_id="r")
+        await a.tenants.DeleteTenants(deletion)
+        await a.tenants.DeleteTenants(deletion)  # the same request: answered as before
         assert list((await list_tenants(a)).tenants) == [plain]
 
 
@@ -70,13 +70,13 @@ async def test_pages_of_tenants_cover_each_once(store: PostgresStore) -> None:
     async with api(store) as a:
         names = [f"t{k}" for k in range(5)]
         await a.tenants.UpsertTenants(some_tenants(*map(a_tenant, names)))
-        found, token = [], ""
+        listed, token = [], ""
         for size in (2, 2, 1):
             page = await list_tenants(a, page_size=2, page_token=token)
             assert len(page.tenants) == size
-            found += [t.name for t in page.tenants]
+            listed += [t.name for t in page.tenants]
             token = page.next_page_token
-        assert (found, token) == ([f"{C}/tenants/{name}" for name in names], "")
+        assert (listed, token) == ([f"{C}/tenants/{name}" for name in names], "")
         missing = tenants_pb2.ListTenantsRequest(parent="clusters/d")
         assert (await refusal_of(a.tenants.ListTenants(missing)))[0] is StatusCode.NOT_FOUND
 
@@ -88,9 +88,9 @@ async def test_gpu_costs_are_stored(store: PostgresStore) -> None:
         )
         cluster = clusters_pb2.Cluster(name=C, gpu_types=[kind])
         await a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
-        found = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        stored = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
         kind.node_gpus = 8  # the server adds the GPUs of the largest node
-        assert list(found.gpu_types) == [kind]
+        assert list(stored.gpu_types) == [kind]
 
 
 async def test_a_pinned_type_and_avoided_nodes_are_kept_and_may_change(
@@ -178,9 +178,9 @@ async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Pos
         )
         assert (done.outcome, done.verified) == ("committed", True)
         assert [g.name for g in done.goals] == ["max-min", "throughput"]
-        kept = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
-        assert (kept.goals, kept.options) == (done.goals, done.options)
-        assert (kept.options.promote_after.seconds, kept.options.max_changes) == (60, 2)
+        stored = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
+        assert (stored.goals, stored.options) == (done.goals, done.options)
+        assert (stored.options.promote_after.seconds, stored.options.max_changes) == (60, 2)
         again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
         assert again.same_decisions
 
@@ -195,10 +195,10 @@ async def test_rounds_follow_the_standing_policy_unless_the_call_overrides_it(
             scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S
         )
         assert (usual.options.objective, usual.options.queue_order) == ("jct", True)
-        asked = await a.scheduler.Schedule(
+        overriding = await a.scheduler.Schedule(
             a_round(queue_order=False, solver="greedy"), timeout=PATIENCE_S
         )
-        chosen = asked.options
+        chosen = overriding.options
         assert (chosen.objective, chosen.queue_order, chosen.solver) == ("jct", False, "greedy")
         assert chosen.seed == 3
 
@@ -224,11 +224,11 @@ async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
         request = a_round(objective="deadline then throughput", deadlines=mode)
         done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
         assert done.outcome == "committed", done.violations
-        found = {d.job.rpartition("/")[2]: d for d in done.decisions}
-        assert found["easy"].admitted
-        assert not found["never"].admitted
-        assert found["never"].reason.code == "DEADLINE_UNREACHABLE"
-        assert found["never"].reason.evidence["earliest_deadline"]
+        decisions = {d.job.rpartition("/")[2]: d for d in done.decisions}
+        assert decisions["easy"].admitted
+        assert not decisions["never"].admitted
+        assert decisions["never"].reason.code == "DEADLINE_UNREACHABLE"
+        assert decisions["never"].reason.evidence["earliest_deadline"]
         job = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/easy"))
         assert job.deadline_admitted
         assert bool(job.certificate) == (mode == "look-ahead")
@@ -244,7 +244,7 @@ async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
 async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
     store: PostgresStore, mode: str, clock_factor: float, promised: set[str]
 ) -> None:
-    """Training takes 100 s, 2 hours and 40 hours at the estimates, and each deadline is in 20 minutes."""
+    """By the estimates, training takes 100 s, 2 hours and 40 hours. Each deadline is in 20 minutes."""
     due = Timestamp()
     due.GetCurrentTime()
     due.seconds += 1200
@@ -256,13 +256,13 @@ async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
         )
         request = a_round(objective="deadline then throughput", deadlines=mode)
         done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
-        found = {d.job.rpartition("/")[2]: d for d in done.decisions}
-        assert {name for name, d in found.items() if d.admitted} == promised
+        decisions = {d.job.rpartition("/")[2]: d for d in done.decisions}
+        assert {name for name, d in decisions.items() if d.admitted} == promised
         earliest = Timestamp()
-        earliest.FromJsonString(found["days"].reason.evidence["earliest_deadline"])
+        earliest.FromJsonString(decisions["days"].reason.evidence["earliest_deadline"])
         real_s = earliest.seconds - due.seconds + 1200
         assert 36_000 < real_s * clock_factor < 360_000
-        rates = {d.allocation.rate for d in found.values() if d.admitted}
-        assert rates <= {256.0, 2048.0}  # as the estimates have them
+        rates = {d.allocation.rate for d in decisions.values() if d.admitted}
+        assert rates <= {256.0, 2048.0}  # the rates of the estimates
         again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
         assert again.same_decisions

@@ -1,4 +1,4 @@
-"""Calls over a real socket against PostgreSQL: what is wrong is refused whole, what is right is kept."""
+"""Calls over a real socket against PostgreSQL: invalid ones change nothing, valid ones are stored."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from tests.support.rpc import WALL_S, serving
 
 
 async def stored_texts(api: Api) -> list[str]:
-    """Return all that is stored, but what serves to repeat calls."""
-    found: list[Message] = [
+    """Return all stored resources as texts, without the answers to repeated calls."""
+    answers: list[Message] = [
         await api.clusters.ListClusters(clusters_pb2.ListClustersRequest()),
         await api.clusters.ListNodes(clusters_pb2.ListNodesRequest(parent=C)),
         await api.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=C)),
@@ -55,7 +55,7 @@ async def stored_texts(api: Api) -> list[str]:
         await api.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C)),
         await api.tenants.ListTenants(tenants_pb2.ListTenantsRequest(parent=C)),
     ]
-    return [str(answer) for answer in found]
+    return [str(answer) for answer in answers]
 
 
 Call = Callable[[Api], Awaitable[Message]]
@@ -233,7 +233,7 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
         StatusCode.NOT_FOUND,
         "",
     ),
-    "a name that is none": (
+    "a name that is not a full name": (
         lambda a: a.jobs.GetJob(jobs_pb2.GetJobRequest(name="j")),
         INVALID,
         "name",
@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
         INVALID,
         "page_size",
     ),
-    "a page token of nobody's": (
+    "a page token that was never given": (
         lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_token="x")),
         INVALID,
         "page_token",
@@ -469,13 +469,13 @@ async def test_pages_of_every_list_cover_each_item_once(store: PostgresStore) ->
             whole = await call(request(parent=C))
             assert len(getattr(whole, field)) == 5
             assert not whole.next_page_token
-            found, token = [], ""
+            items, token = [], ""
             for size in (2, 2, 1):
                 page = await call(request(parent=C, page_size=2, page_token=token))
-                found += getattr(page, field)
+                items += getattr(page, field)
                 token = page.next_page_token
                 assert len(getattr(page, field)) == size
-            assert (found, token) == (list(getattr(whole, field)), "")
+            assert (items, token) == (list(getattr(whole, field)), "")
 
 
 async def test_a_cell_of_a_job_is_kept_under_its_workload(store: PostgresStore) -> None:
@@ -497,7 +497,8 @@ async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> Non
         assert (done.name, done.outcome, done.verified) == (f"{C}/rounds/1", "committed", True)
         assert [d.job for d in done.decisions] == [f"{C}/jobs/j"]
         assert (await a.scheduler.Schedule(request)).name == done.name
-        assert (await a.scheduler.Schedule(dry)).name == f"{C}/rounds/0"  # keeps no request id
+        # A dry run keeps no request id.
+        assert (await a.scheduler.Schedule(dry)).name == f"{C}/rounds/0"
         name = scheduler_pb2.GetRoundRequest(name=done.name)
         assert (await a.scheduler.GetRound(name)).decisions == done.decisions
         name.summary_only = True
@@ -540,7 +541,7 @@ async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: Postgres
         assert unseen.round_period.seconds == 300
         now = Timestamp()
         now.GetCurrentTime()
-        assert unseen.next_round_time.seconds <= now.seconds  # none yet: at once
+        assert unseen.next_round_time.seconds <= now.seconds  # no round yet, so it begins at once
         done = await a.scheduler.Schedule(
             scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S
         )
@@ -556,5 +557,5 @@ async def test_a_cluster_shows_the_gpu_count_of_its_largest_nodes(store: Postgre
     async with api(store) as a:
         await a.clusters.UpsertCluster(a_cluster("a100", "v100"))
         await a.clusters.UpsertNodes(some_nodes("n1", "n2"))
-        found = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
-        assert {kind.name: kind.node_gpus for kind in found.gpu_types} == {"a100": 8, "v100": 0}
+        cluster = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
+        assert {kind.name: kind.node_gpus for kind in cluster.gpu_types} == {"a100": 8, "v100": 0}

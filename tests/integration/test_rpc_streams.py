@@ -1,4 +1,4 @@
-"""Streams over a real socket: what agents and watchers are sent, when, and how streams end."""
+"""Streams over a real socket: the messages that agents and watchers get, and how streams end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def an_observed_message(revision: int, *phases: pb.ObservedGang.Phase.ValueType)
 
 
 class ScriptedStore:
-    """Says what a test tells it to, and remembers what it was told. Nothing else is asked of it."""
+    """A store that answers as a test sets it, and records calls. It has only the methods used here."""
 
     def __init__(self) -> None:
         self.job = JOB
@@ -88,7 +88,7 @@ class ScriptedStore:
         self.failure: Exception | None = None
         self.observations: list[tuple[int, list[str]]] = []
         self.beats = 0
-        self.asked = 0  # for the job
+        self.asked = 0  # reads of the job
         self.refusals = 0
         self.changes = False
 
@@ -150,7 +150,7 @@ class Agent:
         self.call = agents_pb2_grpc.AgentsStub(channel).Sync()
 
     async def connect(self) -> pb.Desired:
-        """Say hello; return the first desired state."""
+        """Say hello, and return the first desired state."""
         await self.call.write(HELLO)
         assert (await self.read()).welcome.lease_s == 30.0
         return (await self.read()).desired
@@ -162,14 +162,14 @@ class Agent:
         return message
 
     async def end(self) -> grpc.aio.AioRpcError:
-        """Return how the stream was ended, reading what is left."""
+        """Read the rest of the stream, and return the error that ended it."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass
         except grpc.aio.AioRpcError as error:
             return error
-        raise AssertionError("the stream ended well")
+        raise AssertionError("the stream ended without an error")
 
 
 async def drain(call: Any) -> None:
@@ -199,7 +199,7 @@ async def test_a_change_is_pushed_to_agents_of_its_cluster_only(
     async with serving(as_store(scripted)) as (channel, server):
         agent = Agent(channel)
         assert not (await agent.connect()).gangs
-        server.wakeups.changed("c")  # nothing differs: nothing is sent
+        server.wakeups.changed("c")  # nothing has changed, so nothing is sent
         scripted.gangs = (GANG,)
         server.wakeups.changed("other")
         server.wakeups.changed("c")
@@ -344,15 +344,15 @@ async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
         watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
             jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
         )
-        seen = [await watch.read()]
-        server.wakeups.changed("c")  # nothing differs: nothing is sent
+        answers = [await watch.read()]
+        server.wakeups.changed("c")  # nothing has changed, so nothing is sent
         for state in (JobState.RUNNING, JobState.SUCCEEDED):
             scripted.job = replace(JOB, state=state)
             server.wakeups.changed("c")
-            seen.append(await watch.read())
+            answers.append(await watch.read())
         assert await watch.read() is grpc.aio.EOF
         states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.SUCCEEDED]
-        assert [cast(jobs_pb2.Job, job).state for job in seen] == states
+        assert [cast(jobs_pb2.Job, job).state for job in answers] == states
 
 
 async def test_a_watcher_is_served_by_polling_if_no_notification_arrives(
@@ -368,7 +368,7 @@ async def test_a_watcher_is_served_by_polling_if_no_notification_arrives(
 
 
 def reads_after_now(scripted: ScriptedStore) -> Callable[[], bool]:
-    """Return what tells whether the job was asked for since this call."""
+    """Return a condition: whether the job was read after this call."""
     before = scripted.asked
     return lambda: scripted.asked > before
 
@@ -386,8 +386,8 @@ async def test_a_watcher_is_not_notified_of_growing_gpu_service(
             scripted.job = replace(JOB, service_gpu_s=service_gpu_s, state=state)
             server.wakeups.changed("c")
             await until(looked)
-        told = cast(jobs_pb2.Job, await watch.read())
-        assert (told.state, told.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
+        job = cast(jobs_pb2.Job, await watch.read())
+        assert (job.state, job.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
 
 
 async def test_health_follows_the_state_of_the_store(scripted: ScriptedStore) -> None:
@@ -499,9 +499,8 @@ async def test_streams_of_agents_beyond_the_limit_are_refused() -> None:
         await first.write(HELLO)
         assert cast(pb.ServerMessage, await first.read()).HasField("welcome")
         second = stub.Sync()
-        with contextlib.suppress(
-            grpc.aio.AioRpcError
-        ):  # the refusal may arrive before the greeting is sent
+        # The refusal may arrive before the greeting is sent.
+        with contextlib.suppress(grpc.aio.AioRpcError):
             await second.write(HELLO)
         with pytest.raises(grpc.aio.AioRpcError, match="1 streams of agents in all are open"):
             await second.read()

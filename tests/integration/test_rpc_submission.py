@@ -1,4 +1,4 @@
-"""What submission refuses, and what it warns of, over a real socket against PostgreSQL."""
+"""Refusals and warnings of submissions, over a real socket against PostgreSQL."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("policy", "says"),
+    ("policy", "message"),
     [
         ("objective: deadline then throughput", ""),
         ("deadlines: myopic", ""),
@@ -69,9 +69,9 @@ async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
     ],
 )
 async def test_warnings_follow_the_standing_policy(
-    store: PostgresStore, policy: str, says: str
+    store: PostgresStore, policy: str, message: str
 ) -> None:
     async with api(store, policy=policy) as a:
         job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, validate_only=True))
-    assert len(job.warnings) == bool(says)
-    assert all(says in warning for warning in job.warnings)
+    assert len(job.warnings) == bool(message)
+    assert all(message in warning for warning in job.warnings)

@@ -1,4 +1,4 @@
-"""Clients that do not read: their answers are bounded, and leaving in the middle of one is no error."""
+"""Clients that do not read: their answers are bounded, and a disconnection is not an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = jobs_pb2.Job(name="x" * 100_000)
 
 
 class LargeAnswers(jobs_pb2_grpc.JobsServicer):
-    """Lists of 3 MiB, and watches without an end until they are told to fail."""
+    """A service whose lists have 3 MiB, and whose watches do not end until ``fails`` is set."""
 
     def __init__(self) -> None:
         self.listed = self.sent = self.ended = 0
@@ -74,7 +74,7 @@ async def test_large_unread_answers_are_refused_beyond_a_bound() -> None:
         caller = UnreadConnection(address, source="127.0.0.3")
         for _ in range(5):
             caller.call(LIST, b"")
-        # three of 3 MiB fit into 10; the others are refused, which needs no window
+        # Three answers of 3 MiB fit into 10 MiB. The others are refused, which needs no window.
         await until(lambda: pump(caller) and len(caller.open_streams) == 3)
         assert servicer.listed == 5
         assert 9 * MIB <= room.waiting_bytes <= 10 * MIB

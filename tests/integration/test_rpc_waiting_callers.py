@@ -1,4 +1,4 @@
-"""A crowd that waits for the row of one cluster holds up neither the callers nor the agents of another."""
+"""Callers that wait for one cluster's row delay neither the callers nor the agents of another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_job(cluster: str) -> jobs_pb2.SubmitJobRequest:
 
 
 async def join_agent(channel: grpc.aio.Channel, cluster: str, node: str) -> Any:
-    """Open an agent's stream and say hello."""
+    """Open an agent's stream, and say hello."""
     stub: Any = agents_pb2_grpc.AgentsStub(channel)
     call = stub.Sync()
     hello = agents_pb2.Hello(
@@ -108,7 +108,8 @@ async def test_an_agent_s_lease_is_renewed_while_its_report_waits_for_the_cluste
             await asyncio.sleep(0.5)
             beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=said_s)
             await call.write(beat)
-        async with asyncio.timeout(PATIENCE_S):  # it hears so, although its report is not recorded
+        # The lease is renewed, although the report is not recorded.
+        async with asyncio.timeout(PATIENCE_S):
             while (await call.read()).lease_from_s < 8.0:
                 pass
         assert store.get_node(CROWDED, "n").silent_s < 3.0

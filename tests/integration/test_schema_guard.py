@@ -1,4 +1,4 @@
-"""A program and a schema of different releases: nothing is written, nobody sees a traceback."""
+"""A program and a schema of different releases: nothing is written, and no traceback is shown."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
         while not connection.execute(waits).scalar_one():
             assert migrating.is_alive()
     go_on.set()
-    with pytest.raises(NotMigrated, match="tessera migrate"):  # it waits, then sees what came of it
+    # The change waits, and then sees the migrated schema.
+    with pytest.raises(NotMigrated, match="tessera migrate"):
         apply_event(store, "a", JobEvent.CANCEL)
     changing.join()
     migrating.join()

@@ -1,4 +1,4 @@
-"""Sweeps in real processes: same results, resumed, interrupted, failed."""
+"""Sweeps in real processes: equal results, resumption, interrupts and failures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.sweeps import a_task
 
 @pytest.fixture(autouse=True)
 def _code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody who edits the checkout meanwhile decide what is run again."""
+    """Keep edits of the checkout during the tests from causing runs again."""
     monkeypatch.setattr(runner, "code_digest", lambda: "this code")
 
 
 def run_here(tasks: list[Task]) -> dict[str, Any]:
-    """Return what the tasks come to in this process."""
+    """Return the results of the tasks, computed in this process."""
     return {task.name: json.loads(answer_call(task.call)) for task in tasks}
 
 
@@ -40,9 +40,9 @@ def test_worker_processes_return_the_same_results_in_the_order_of_the_tasks() ->
     tasks = [a_task(f"seed {n}", seed=n) for n in (5, 1, 4, 2)]
     expected = run_here(tasks)
     for workers in (1, 2):
-        found = run_tasks(tasks, workers=workers)
-        assert found == expected
-        assert list(found) == [task.name for task in tasks]
+        results = run_tasks(tasks, workers=workers)
+        assert results == expected
+        assert list(results) == [task.name for task in tasks]
     assert expected["seed 5"]["no bound"] == math.inf
 
 
@@ -61,24 +61,24 @@ def test_zero_workers_start_no_process_and_refuse_to_store_results(
 
 
 def test_a_sweep_that_failed_halfway_continues_where_it_was(tmp_path: Path) -> None:
-    log, missing, kept = tmp_path / "log", tmp_path / "missing", tmp_path / "kept"
+    log, missing, folder = tmp_path / "log", tmp_path / "missing", tmp_path / "kept"
     tasks = [
         a_task("first", "counted", file=str(log), seed=1),
         a_task("lacks", "needs", file=str(missing), seed=2),
         a_task("last", "counted", file=str(log), seed=3),
     ]
     with pytest.raises(TasksFailed) as failed:
-        run_tasks(tasks, folder=kept, workers=1)
+        run_tasks(tasks, folder=folder, workers=1)
     assert list(failed.value.failures) == ["lacks"]
-    for said in ("1 of 3", "lacks", "looking for missing", "Traceback", "FileNotFoundError"):
-        assert said in str(failed.value)
+    for text in ("1 of 3", "lacks", "looking for missing", "Traceback", "FileNotFoundError"):
+        assert text in str(failed.value)
     assert log.read_text() == "1\n3\n"
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
 
     missing.write_text("here")
-    found = run_tasks(tasks, folder=kept, workers=2)
-    assert found == run_here(tasks[1:2]) | {"first": {"seed": 1}, "last": {"seed": 3}}
-    assert list(found) == ["first", "lacks", "last"]
+    results = run_tasks(tasks, folder=folder, workers=2)
+    assert results == run_here(tasks[1:2]) | {"first": {"seed": 1}, "last": {"seed": 3}}
+    assert list(results) == ["first", "lacks", "last"]
     assert log.read_text() == "1\n3\n"
 
 
@@ -92,26 +92,26 @@ def test_every_failure_is_reported_and_a_dying_process_affects_no_other_task() -
     ]
     with pytest.raises(TasksFailed) as failed:
         run_tasks(tasks, workers=2)
-    said = failed.value.failures
-    assert set(said) == {"leaves", "killed", "list", "nowhere"}
-    assert "exit status 7" in said["leaves"]
-    assert "SIGKILL (possibly out of memory)" in said["killed"]
-    assert "must return a dictionary, not list" in said["list"]
-    assert "no_such_function" in said["nowhere"]
+    failures = failed.value.failures
+    assert set(failures) == {"leaves", "killed", "list", "nowhere"}
+    assert "exit status 7" in failures["leaves"]
+    assert "SIGKILL (possibly out of memory)" in failures["killed"]
+    assert "must return a dictionary, not list" in failures["list"]
+    assert "no_such_function" in failures["nowhere"]
 
 
 def test_an_interrupt_keeps_finished_results_and_kills_running_tasks(tmp_path: Path) -> None:
-    log, kept = tmp_path / "log", tmp_path / "kept"
+    log, folder = tmp_path / "log", tmp_path / "kept"
     tasks = [
         a_task("before", "counted", file=str(log), seed=1),
-        a_task("at", "interrupts", pid=os.getpid(), kept=str(kept)),
+        a_task("at", "interrupts", pid=os.getpid(), kept=str(folder)),
         a_task("after", "counted", file=str(log), seed=2),
     ]
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(tasks, folder=kept, workers=1)
+        run_tasks(tasks, folder=folder, workers=1)
     assert log.read_text() == "1\n"
-    assert [json.loads(file.read_text())["name"] for file in kept.iterdir()] == ["before"]
-    run_tasks(tasks[::2], folder=kept, workers=1)
+    assert [json.loads(file.read_text())["name"] for file in folder.iterdir()] == ["before"]
+    run_tasks(tasks[::2], folder=folder, workers=1)
     assert log.read_text() == "1\n2\n"
 
 
@@ -128,8 +128,8 @@ def test_no_process_outlives_a_killed_sweep(tmp_path: Path) -> None:
             os.sched_yield()
         worker = psutil.Process(int(file.read_text()))
         sweep.kill()
-    gone, _ = psutil.wait_procs([worker], timeout=PATIENCE_S)
-    assert gone == [worker]
+    ended, _ = psutil.wait_procs([worker], timeout=PATIENCE_S)
+    assert ended == [worker]
 
 
 def test_the_output_of_a_task_is_not_its_result() -> None:
@@ -146,13 +146,13 @@ def test_tasks_that_differ_in_name_alone_run_once(tmp_path: Path) -> None:
 def test_a_result_is_used_again_only_for_the_same_options_files_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, data, kept = tmp_path / "log", tmp_path / "data", tmp_path / "kept"
+    log, data, folder = tmp_path / "log", tmp_path / "data", tmp_path / "kept"
     data.write_text("some")
     task = replace(a_task("a", "counted", file=str(log), seed=1), files=(data,))
 
-    def runs(one: Task) -> int:
-        """Return how often it has run."""
-        run_tasks([one], folder=kept, workers=1)
+    def runs(variant: Task) -> int:
+        """Run a task, and return the number of runs so far."""
+        run_tasks([variant], folder=folder, workers=1)
         return len(log.read_text().splitlines())
 
     assert runs(task) == 1

@@ -1,4 +1,4 @@
-"""The parts together, as `tessera serve` runs them: notifications, periodic rounds, a lost address."""
+"""The parts together, as `tessera serve` runs them: notifications, periodic rounds, an address in use."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ async def test_a_round_at_one_replica_notifies_a_watcher_and_an_agent_at_another
 ) -> None:
     a_cluster(store)
     config = settings(database)
-    async with channel_to(config) as one, channel_to(config) as other:
-        call = agents_pb2_grpc.AgentsStub(one).Sync()
+    async with channel_to(config) as first, channel_to(config) as second:
+        call = agents_pb2_grpc.AgentsStub(first).Sync()
         await call.write(HELLO)
         assert cast(agents_pb2.ServerMessage, await call.read()).HasField("welcome")
         assert not cast(agents_pb2.ServerMessage, await call.read()).desired.gangs
         request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        watch = jobs_pb2_grpc.JobsStub(one).WatchJob(request)
+        watch = jobs_pb2_grpc.JobsStub(first).WatchJob(request)
         assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.QUEUED
-        await scheduler_pb2_grpc.SchedulerStub(other).Schedule(
+        await scheduler_pb2_grpc.SchedulerStub(second).Schedule(
             scheduler_pb2.ScheduleRequest(parent="clusters/c"), timeout=PATIENCE_S
         )
         async with asyncio.timeout(PATIENCE_S):
             assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.STARTING
-            told = cast(agents_pb2.ServerMessage, await call.read()).desired
-        assert [gang.job for gang in told.gangs] == ["j"]
+            desired = cast(agents_pb2.ServerMessage, await call.read()).desired
+        assert [gang.job for gang in desired.gangs] == ["j"]
         watch.cancel()
         await call.done_writing()
 
@@ -103,12 +103,12 @@ async def test_one_replica_commits_one_round_in_each_period(store: PostgresStore
     a_cluster(store, "d")
 
     async def rounds_after_ticks() -> list[int]:
-        for replica in (one, other):
+        for replica in (first, second):
             await replica.tick()
             await asyncio.gather(*replica.begun())
         return [len(store.list_rounds(cluster, 0, 100)) for cluster in ("c", "d")]
 
-    async with a_replica(store, clock, "one") as one, a_replica(store, clock, "other") as other:
+    async with a_replica(store, clock, "one") as first, a_replica(store, clock, "other") as second:
         assert await rounds_after_ticks() == [1, 1]
         clock.now_s += 299.0
         assert await rounds_after_ticks() == [1, 1]
@@ -119,20 +119,20 @@ async def test_one_replica_commits_one_round_in_each_period(store: PostgresStore
 async def test_a_requested_round_restarts_the_period(store: PostgresStore) -> None:
     clock = HandClock()
     a_cluster(store)
-    async with a_replica(store, clock, "one") as one:
-        await one.tick()
-        await asyncio.gather(*one.begun())
+    async with a_replica(store, clock, "one") as replica:
+        await replica.tick()
+        await asyncio.gather(*replica.begun())
         clock.now_s += 200.0
-        asked = RoundLoop(store, clock)
-        await asyncio.to_thread(_schedule_round, asked)
+        loop = RoundLoop(store, clock)
+        await asyncio.to_thread(_schedule_round, loop)
         for step_s in (1.0, 298.0):
             clock.now_s += step_s
-            await one.tick()
-            await asyncio.gather(*one.begun())
+            await replica.tick()
+            await asyncio.gather(*replica.begun())
             assert len(store.list_rounds("c", 0, 100)) == 2
         clock.now_s += 2.0
-        await one.tick()
-        await asyncio.gather(*one.begun())
+        await replica.tick()
+        await asyncio.gather(*replica.begun())
         assert len(store.list_rounds("c", 0, 100)) == 3
 
 
@@ -160,11 +160,12 @@ async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
         if ticks != 4:
             raise Unavailable("no database")
 
-    async with a_replica(store, HandClock(), "one") as one:
-        monkeypatch.setattr(one, "tick", tick)
-        monkeypatch.setattr(one, "_tick_s", 0.0)
-        one.start()
+    async with a_replica(store, HandClock(), "one") as replica:
+        monkeypatch.setattr(replica, "tick", tick)
+        monkeypatch.setattr(replica, "_tick_s", 0.0)
+        replica.start()
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
-    told = [r.message for r in caplog.records if r.levelname == "WARNING"]
-    assert told == ["cannot begin periodic rounds: no database"] * 2  # before and after the fourth
+    messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    # There is a warning before and after the fourth tick, which succeeds.
+    assert messages == ["cannot begin periodic rounds: no database"] * 2

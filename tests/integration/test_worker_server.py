@@ -1,4 +1,4 @@
-"""A server whose rounds are decided in a process of their own."""
+"""A server whose rounds are decided in a separate process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ async def test_a_round_with_enough_jobs_is_decided_in_a_worker_and_committed_by_
     a_cluster(store)
     async with channel_to(settings(database, solve_process_from_jobs=from_jobs)) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
-        found = await stub.Schedule(
+        decided = await stub.Schedule(
             scheduler_pb2.ScheduleRequest(parent="clusters/c"),
             timeout=PATIENCE_S,
             wait_for_ready=True,
         )
         again = await stub.ReplayRound(
-            scheduler_pb2.ReplayRoundRequest(name=found.name), timeout=PATIENCE_S
+            scheduler_pb2.ReplayRoundRequest(name=decided.name), timeout=PATIENCE_S
         )
-    assert (found.outcome, found.waiting) == ("committed", 1)
-    assert ("transfer" in found.seconds) is elsewhere
+    assert (decided.outcome, decided.waiting) == ("committed", 1)
+    assert ("transfer" in decided.seconds) is elsewhere
     assert again.same_decisions
     assert store.get_round("c", 1).summary.verified

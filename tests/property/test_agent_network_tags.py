@@ -17,16 +17,16 @@ def test_tags_stay_through_any_history_and_no_job_is_served_below_its_level(
 ) -> None:
     tags: dict[str, int] = {}
     for jobs in history:
-        found = assign_tags(jobs, LEVELS, tags)
-        assert found.tags.keys() == jobs.keys()
-        assert all(found.tags[job] == tag for job, tag in tags.items() if job in jobs)
-        assert not set(found.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
-        for job, tag in found.tags.items():
-            assert found.priorities[tag] >= jobs[job]
-            alone = list(found.tags.values()).count(tag) == 1
-            assert not alone or found.priorities[tag] == jobs[job]
-        assert set(found.priorities) == {*found.tags.values(), CONTROL_TAG}
-        tags = dict(found.tags)
+        assignment = assign_tags(jobs, LEVELS, tags)
+        assert assignment.tags.keys() == jobs.keys()
+        assert all(assignment.tags[job] == tag for job, tag in tags.items() if job in jobs)
+        assert not set(assignment.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
+        for job, tag in assignment.tags.items():
+            assert assignment.priorities[tag] >= jobs[job]
+            alone = list(assignment.tags.values()).count(tag) == 1
+            assert not alone or assignment.priorities[tag] == jobs[job]
+        assert set(assignment.priorities) == {*assignment.tags.values(), CONTROL_TAG}
+        tags = dict(assignment.tags)
 
 
 @given(JOBS)

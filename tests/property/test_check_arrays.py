@@ -1,4 +1,4 @@
-"""The checker compares arrays; here plain loops over GPUs and columns say what it must find."""
+"""The checker, which compares arrays, against plain loops over GPUs and columns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ GANGS = st.lists(
 @examples(150)
 @given(st.lists(GANGS, min_size=3, max_size=3))
 def test_the_checker_refuses_exactly_the_gangs_that_plain_loops_refuse(gangs: list[Gang]) -> None:
-    """Nodes 0 to 2 are of the Cell's type, node 2 is not schedulable and node 3 of another type."""
+    """Nodes 0 to 2 are of the Cell's type, but node 2 is not schedulable; node 3 is of another type."""
     nodes = some_nodes((0, 3, 4), (1, 1, 4))
     nodes[2]["schedulable"] = False
     jobs = [a_job(f"j{j}", requested_gpus=2) for j in range(3)]

@@ -1,4 +1,4 @@
-"""Laws of collectives."""
+"""Laws of the times of collectives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def places(draw: st.DrawFn) -> tuple[Shape, Groups]:
 def collective_s(
     network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Groups
 ) -> float:
-    """Return seconds of one collective."""
+    """Return the seconds of one collective."""
     return float(network.seconds(p, np.array([payload]), g)[0])
 
 

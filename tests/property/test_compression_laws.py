@@ -36,7 +36,7 @@ def demands(draw: st.DrawFn, jobs: int) -> LinkDemand:
 
 
 def weight_between(dag: Dag, order: Ints, low: int, middle: int, high: int) -> int:
-    """Return C: the weight of edges from places [low, middle) to [middle, high) of the order."""
+    """Return C, the weight of edges from positions [low, middle) to [middle, high) of the order."""
     first, second = set(order[low:middle].tolist()), set(order[middle:high].tolist())
     return sum(
         int(dag.weight[v])
@@ -47,7 +47,7 @@ def weight_between(dag: Dag, order: Ints, low: int, middle: int, high: int) -> i
 
 
 def edge_sources(dag: Dag) -> Ints:
-    """Return the vertex that each edge leaves."""
+    """Return the source vertex of each edge."""
     return np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
 
 
@@ -75,9 +75,9 @@ def test_the_program_finds_the_best_of_all_cuts_of_an_order(
             for at, (low, high) in enumerate(pairwise([0, *cuts, len(order)])):
                 level[order[low:high]] = at
             losses.append(int(dag.inside(level) @ dag.weight))
-        found = cut_of(dag, order, levels)
-        assert found.lost == min(losses) == int(dag.inside(found.level) @ dag.weight)
-        assert found.level.tolist() == cut_of(dag, order, levels, plainly=True).level.tolist()
+        cut = cut_of(dag, order, levels)
+        assert cut.lost == min(losses) == int(dag.inside(cut.level) @ dag.weight)
+        assert cut.level.tolist() == cut_of(dag, order, levels, plainly=True).level.tolist()
 
 
 @examples(60)

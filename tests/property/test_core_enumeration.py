@@ -1,4 +1,4 @@
-"""All ways to change a few choices: the least loss of each usage, and how it comes about."""
+"""Enumerated changes of a few choices: the least loss for each usage, and the changes that cause it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def some_changes(jobs: list[int], loss: list[int]) -> _Changes:
 
 
 def least_by_hand(few: _Changes, more: Ints, allowed: float) -> dict[tuple[int, ...], float]:
-    """Return usage -> the least loss of all ways, tried one by one."""
+    """Return the least loss for each usage, by trying all combinations of changes."""
     mine = [[None, *np.flatnonzero(few.job == job).tolist()] for job in np.unique(few.job)]
     found: dict[tuple[int, ...], float] = {}
     for way in itertools.product(*mine):

@@ -1,4 +1,4 @@
-"""What must hold of every estimate, whatever the model and the GPUs."""
+"""Laws of estimates, which hold for any model and GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FASTER = ("fp16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A few layers of unlike sizes, some with experts."""
+    """Draw a few layers of different sizes, some with experts."""
     scale = st.sampled_from([0.25, 1.0, 3.0])
     layers = []
     for _ in range(draw(st.integers(1, 4))):
@@ -54,7 +54,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Setting:
-    """A job somewhere, node sizes that are no powers of two among them."""
+    """Draw a job on some GPUs; some node sizes are not powers of two."""
     hardware = draw(st.sampled_from([A100, A10, V100, H100]))
     nodes, per_node = draw(st.sampled_from(SHAPES))
     batch = draw(st.sampled_from([1, 8, 48, 256]))
@@ -210,7 +210,7 @@ def test_zero_changes_nothing_without_replicas(job: Setting) -> None:
 
 
 def costs_by_zero_stage(job: Setting) -> list[StageCosts]:
-    """Return the costs of every stage under each stage of ZeRO."""
+    """Return the costs of every pipeline stage for each stage of ZeRO."""
     runtimes = [replace(job.runtime, states=States(zero=zero)) for zero in range(4)]
     return [every_stage(replace(job, runtime=runtime))[1] for runtime in runtimes]
 
@@ -242,7 +242,7 @@ def test_a_group_spans_as_many_nodes_as_its_worst_placed_gpus(
             for offset in range(stride)
         ]
         most = max(len({gpu // per_node for gpu in group}) for group in members)
-        missed = most - groups.nodes[0]  # a group of several nodes may lie on one more
+        missed = most - groups.nodes[0]  # a group of several nodes may be on one more
         assert missed in ((0,) if size * stride <= per_node else (0, 1))
 
 
@@ -262,9 +262,9 @@ def test_no_micro_batch_is_empty_and_none_is_enlarged(
 @given(st.sampled_from([3.0, 6.0, 12.0, 48.0]))
 def test_gpus_have_equally_many_experts_and_heads(experts: float) -> None:
     graph = a_graph(a_layer(experts=experts, expert_weights=1e8, exchanged=1e6))
-    found = candidates_of(graph, Shape(nodes=4, gpus_per_node=16))
-    assert not (experts % found.ep).any()
-    assert found.ep.max() == math.gcd(int(experts), 64)
+    candidates = candidates_of(graph, Shape(nodes=4, gpus_per_node=16))
+    assert not (experts % candidates.ep).any()
+    assert candidates.ep.max() == math.gcd(int(experts), 64)
     decoder = Transformer(
         name="m", layers=2, hidden=64 * int(experts), heads=int(experts), sequence=16, vocabulary=64
     )

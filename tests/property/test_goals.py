@@ -1,4 +1,4 @@
-"""Laws of goals in order, against trying every answer of tiny statements."""
+"""Laws of lexicographic goals, against an enumeration of all solutions of tiny statements."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_bounds_are_never_better_than_the_optimum(statement: Statement) -> None:
 def test_the_solution_is_never_worse_than_greedy(statement: Statement) -> None:
     greedy = greedy_of(statement, EXACT)
     for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
-        found = solve_goals(statement, make_solver("portfolio"), budget, greedy)
+        result = solve_goals(statement, make_solver("portfolio"), budget, greedy)
         if greedy.has_answer:
-            assert not find_violations(statement.problem, found.solution)
-            mine = found.standing(statement, found.solution.choice)
-            assert mine >= found.standing(statement, greedy.choice)
+            assert not find_violations(statement.problem, result.solution)
+            standing = result.standing(statement, result.solution.choice)
+            assert standing >= result.standing(statement, greedy.choice)
 
 
 @given(statement=statements())

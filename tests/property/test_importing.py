@@ -36,14 +36,14 @@ NEARLY = st.builds(
 
 
 def read_or_refused(parse: Callable[[bytes, str], list[T]], data: bytes) -> list[T]:
-    """Return what is read; where it is refused check that every mistake names the file, and return []."""
-    said = ""
+    """Return the rows read, or [] if the file is refused; then every mistake must name the file."""
+    message = ""
     try:
         return parse(data, "f.csv")
     except InvalidInput as error:
-        said = str(error)
-    mistakes = said.split("\nf.csv ")
-    assert said.startswith("f.csv line ")
+        message = str(error)
+    mistakes = message.split("\nf.csv ")
+    assert message.startswith("f.csv line ")
     assert len(mistakes) <= MAX_ERRORS
     return []
 

@@ -1,4 +1,4 @@
-"""Rounds that need not be decided: choices that last, and that leaving such rounds out changes nothing."""
+"""Choices that last: rounds that need not be decided, and runs that do not change if these are left out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LASTING = [
 
 
 class PolicyAskedEveryRound:
-    """A policy that is asked in every round."""
+    """A scheduler that is called in every round."""
 
     def __init__(self, name: str) -> None:
         self._published = make_scheduler(name)
@@ -56,7 +56,7 @@ class PolicyAskedEveryRound:
 
 
 def advance_time(snapshot: Snapshot, seconds: float, share_left: float) -> Snapshot:
-    """Return the snapshot as it is once time has passed, and no more than that."""
+    """Return the snapshot after some time in which nothing else has changed."""
     jobs = snapshot.jobs
     runs = jobs.current_gpus > 0
     left = np.where(runs, jobs.iterations_left * share_left, jobs.iterations_left)
@@ -108,23 +108,27 @@ def test_skipped_rounds_would_have_changed_nothing(
     name: str, seed: int, every: int, costly: bool
 ) -> None:
     options = RoundOptions(scheduler=name, defragment_every_rounds=every)
-    mine = run_scenario(seed, options, wakeful=False, costly=costly)
+    skipping = run_scenario(seed, options, wakeful=False, costly=costly)
     whole = run_scenario(seed, options, wakeful=True, costly=costly)
-    assert mine.segments == whole.segments
-    assert (mine.state, mine.ended_s, mine.stuck) == (whole.state, whole.ended_s, whole.stuck)
-    np.testing.assert_array_equal(mine.end_s, whole.end_s)
-    np.testing.assert_array_equal(mine.first_start_s, whole.first_start_s)
-    for one, other in zip(mine.rounds, whole.rounds, strict=True):
+    assert skipping.segments == whole.segments
+    assert (skipping.state, skipping.ended_s, skipping.stuck) == (
+        whole.state,
+        whole.ended_s,
+        whole.stuck,
+    )
+    np.testing.assert_array_equal(skipping.end_s, whole.end_s)
+    np.testing.assert_array_equal(skipping.first_start_s, whole.first_start_s)
+    for row, other in zip(skipping.rounds, whole.rounds, strict=True):
         assert other.decided
-        trivial = other.bound_is_trivial  # a round that was not decided proved nothing
+        trivial = other.bound_is_trivial  # an undecided round proves nothing
         expected = replace(other, gap=0.0)
-        assert replace(one, decided=True, gap=0.0, bound_is_trivial=trivial) == expected
-        assert one.decided or one.gap >= other.gap  # restarts cost more, the nearer the end
+        assert replace(row, decided=True, gap=0.0, bound_is_trivial=trivial) == expected
+        assert row.decided or row.gap >= other.gap  # restarts cost more near the end
 
 
 @dataclass
 class CurfewPolicy:
-    """First come, first served until half an hour has passed, then nobody runs."""
+    """A scheduler that is first come, first served for half an hour, and then runs no job."""
 
     honest: bool
     name: str = "curfew"
@@ -152,9 +156,9 @@ def test_a_policy_that_wrongly_claims_to_last_is_asked_too_late() -> None:
 
 
 def test_most_rounds_of_a_quiet_cluster_are_not_decided() -> None:
-    found = run_scenario(1, RoundOptions(scheduler="fcfs"), wakeful=False, costly=True)
-    asked = sum(row.decided for row in found.rounds)
-    assert 0 < asked < len(found.rounds)
+    result = run_scenario(1, RoundOptions(scheduler="fcfs"), wakeful=False, costly=True)
+    decided_rounds = sum(row.decided for row in result.rounds)
+    assert 0 < decided_rounds < len(result.rounds)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +189,16 @@ def test_a_round_in_which_a_job_lacks_blocks_is_valid_for_no_later_round() -> No
         gangs={0: gang(0, 1), 1: gang(1, 1)},
         jobs=[a_job("a", **RUNS), a_job("b", **RUNS), a_job("c", requested_gpus=4)],
     )
-    found = outcome_of_fcfs(torn, Policy())
-    assert 2 in found.placed.unplaced
-    assert found.stands_until == 0
+    result = outcome_of_fcfs(torn, Policy())
+    assert 2 in result.placed.unplaced
+    assert result.stands_until == 0
 
 
 def test_rounds_without_a_published_scheduler_are_never_reused() -> None:
     one_count = replace(a_snapshot_where_all_run(5), estimates=Estimates.from_rows([an_estimate()]))
-    found = plan_round(one_count, Policy(), make_solver("greedy"), FOREVER)
-    assert found.decisions[0].kind is DecisionKind.KEEP
-    assert found.stands_until == 0
+    outcome = plan_round(one_count, Policy(), make_solver("greedy"), FOREVER)
+    assert outcome.decisions[0].kind is DecisionKind.KEEP
+    assert outcome.stands_until == 0
 
 
 NODES = some_nodes((0, 1, 4))

@@ -1,4 +1,4 @@
-"""Laws of looking ahead: the grid, agreement of solvers, what is admitted, and that promises are kept."""
+"""Laws of looking ahead: the grid, agreement of solvers, admission, and kept promises."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def snapshots(
     guaranteed: bool = True,
     whole_slots: bool = False,
 ) -> Snapshot:
-    """Draw a small cluster of two GPU types, and jobs that are due within so many rounds."""
+    """Draw a small cluster of two GPU types, and jobs that are due within ``slots`` rounds."""
     rate = {
         (w, t, n): draw(st.sampled_from([1.0, 1.5, 2.5])) * n**0.8
         for w in (0, 1)
@@ -93,8 +93,8 @@ def snapshots(
         )
     estimates = [an_estimate(w, t, n, iter_time_s=1 / r) for (w, t, n), r in rate.items()]
     nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
-    found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=2, batch=1)
-    return replace(found, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=2, batch=1)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def look_ahead_of(snapshot: Snapshot) -> Lookahead:
@@ -112,23 +112,25 @@ def test_two_solvers_agree_on_the_admitted_weight(snapshot: Snapshot) -> None:
     assume(len(ahead.job) > 0)
     whole = to_integers(ahead, no_job_runs(ahead), ahead.allowed())
     none = np.zeros(len(ahead.job), dtype=np.bool_)
-    found = exact.solve_admission(whole, ENDLESS, 60.0, (no_job_runs(ahead), none))
-    assert found.proven
-    assert found.admitted is not None
-    assert exact.weight_of(whole, found.admitted) == most_weight(whole, none)
+    admission = exact.solve_admission(whole, ENDLESS, 60.0, (no_job_runs(ahead), none))
+    assert admission.proven
+    assert admission.admitted is not None
+    assert exact.weight_of(whole, admission.admitted) == most_weight(whole, none)
 
 
 @given(snapshots(jobs=3, slots=2, counts=(1, 2)))
 @examples(25)
 def test_admission_matches_the_best_of_all_enumerated_schedules(snapshot: Snapshot) -> None:
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert found.proven
-    assert float(snapshot.jobs.weight[found.admitted].sum()) == brute_force(look_ahead_of(snapshot))
-    assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admission.proven
+    assert float(snapshot.jobs.weight[admission.admitted].sum()) == brute_force(
+        look_ahead_of(snapshot)
+    )
+    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
 
 
 def brute_force(ahead: Lookahead) -> float:
-    """Return the greatest weight admitted by any schedules on the grid, from all combinations."""
+    """Return the greatest weight that schedules on the grid can admit, by trying all combinations."""
     ways: list[list[tuple[float, Ints]]] = []
     ok = ahead.allowed()
     for job in range(len(ahead.job)):
@@ -157,9 +159,9 @@ def brute_force(ahead: Lookahead) -> float:
 @given(snapshots(jobs=6, slots=6, guaranteed=False, whole_slots=True))
 @examples(25)
 def test_look_ahead_admits_at_least_the_weight_of_myopic_admission(snapshot: Snapshot) -> None:
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert found.proven
-    ahead_weight = float(snapshot.jobs.weight[found.admitted].sum())
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admission.proven
+    ahead_weight = float(snapshot.jobs.weight[admission.admitted].sum())
     assert ahead_weight >= best_at_once(snapshot) - 1e-9
     myopic = plan_round(snapshot, Policy(deadlines="myopic"), Portfolio(), ENDLESS)
     weight = sum(snapshot.jobs.weight[d.job] for d in myopic.decisions if d.admitted)
@@ -167,7 +169,7 @@ def test_look_ahead_admits_at_least_the_weight_of_myopic_admission(snapshot: Sna
 
 
 def best_at_once(snapshot: Snapshot) -> float:
-    """Return the greatest weight of jobs that can all start now on columns that keep Eq. 6."""
+    """Return the greatest weight of jobs that can all start now on columns that satisfy Eq. 6."""
     jobs, free = snapshot.jobs, snapshot.schedulable_gpus()
     reach: dict[tuple[int, ...], float] = {(0,) * len(free): 0.0}
     e = snapshot.estimates
@@ -191,19 +193,19 @@ def best_at_once(snapshot: Snapshot) -> float:
 @given(snapshots(jobs=5, slots=20), st.floats(0.05, 1.0))
 @examples(25)
 def test_certificates_stay_valid_as_time_passes(snapshot: Snapshot, share: float) -> None:
-    """Train by the certificates up to some moment of the first slot: what is left of them still suffices."""
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assume(found.admitted.any())
-    moment_s = NOW_S + share * (found.until_s - NOW_S)
-    later = train_until(snapshot, found.legs, found.admitted, moment_s)
+    """After training by the certificates for part of the first slot, the rest of them still suffices."""
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assume(admission.admitted.any())
+    moment_s = NOW_S + share * (admission.until_s - NOW_S)
+    later = train_until(snapshot, admission.legs, admission.admitted, moment_s)
     again = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert find_schedule_violations(later, later.legs, found.admitted) == []
+    assert find_schedule_violations(later, later.legs, admission.admitted) == []
     assert again.given_up == frozenset()
-    assert np.all(again.admitted[found.admitted])
+    assert np.all(again.admitted[admission.admitted])
 
 
 def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Snapshot:
-    """Return the snapshot at ``now_s``, those with a leg that began running on it since."""
+    """Return the snapshot at ``now_s``, in which jobs run on their legs that have begun."""
     jobs, e = snapshot.jobs, snapshot.estimates
     column: dict[str, Any] = {
         name: np.array(getattr(jobs, name))
@@ -252,7 +254,7 @@ def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -
 
 
 def with_others(load: OverloadCase, seed: int) -> OverloadCase:
-    """Return the load with some jobs guaranteed, and some without a deadline."""
+    """Return the load with some jobs guaranteed and some without a deadline."""
     rng = np.random.default_rng(seed)
     return replace(
         load,
@@ -274,12 +276,12 @@ def test_no_promised_deadline_is_missed_if_the_estimates_are_right(
 ) -> None:
     load = draw_overload(seed, 7, 1.5)
     for mode in DEADLINE_MODES[1:]:
-        found = drive_load(load, mode, every_s=every_s)
-        assert (found.missed, found.violations) == (0, 0)
+        result = drive_load(load, mode, every_s=every_s)
+        assert (result.missed, result.violations) == (0, 0)
 
 
 @given(st.integers(0, 10_000))
 @examples(4)
 def test_no_promised_deadline_is_missed_next_to_guaranteed_and_best_effort_jobs(seed: int) -> None:
-    found = drive_load(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
-    assert (found.missed, found.violations) == (0, 0)
+    result = drive_load(with_others(draw_overload(seed, 9, 1.5), seed), "look-ahead")
+    assert (result.missed, result.violations) == (0, 0)

@@ -1,4 +1,4 @@
-"""On rounds small enough to list all plans, ours reaches the best of them, so nobody is ahead."""
+"""Rounds whose plans can all be listed: Tessera reaches the best plan, so no policy can beat it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ RATES = st.floats(min_value=1.0, max_value=100.0)
 
 @st.composite
 def scenes(draw: st.DrawFn) -> OpeningScene:
-    """Return up to four jobs with any rates, some Cells missing, on a node each of one or two types."""
+    """Draw up to four jobs with any rates, some without some Cells, on one node each of one or two types."""
     kinds = draw(st.sampled_from([("a100",), ("a100", "v100")]))
     jobs, records = [], []
     for i in range(draw(st.integers(1, 4))):
         work = Workload(model=f"m{i}", params="1B", global_batch=64)
-        asked = draw(st.sampled_from(COUNTS))
+        requested_gpus = draw(st.sampled_from(COUNTS))
         kind = draw(st.sampled_from(kinds))
-        jobs.append(OpeningJob(workload=work, gpus=asked, gpu_type=kind))
+        jobs.append(OpeningJob(workload=work, gpus=requested_gpus, gpu_type=kind))
         for on in kinds:
             for gpus in COUNTS:
-                if (on, gpus) == (kind, asked) or draw(st.booleans()):
+                if (on, gpus) == (kind, requested_gpus) or draw(st.booleans()):
                     rate = draw(RATES)
                     records.append(a_profile(gpus, 64 / rate, gpu_type=on, workload=work))
     opening = OpeningCase(

@@ -1,4 +1,4 @@
-"""Laws of correction factors and of orders that are held, on pairs drawn at random."""
+"""Laws of correction factors and of orders that are kept, on random pairs of jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = np.array([[1, 0], [0, 1]])
 
 @st.composite
 def timings(draw: st.DrawFn) -> AloneTimes:
-    """Draw a job of rational times."""
+    """Draw a job with rational times."""
     compute_s, part, comm_s = draw(TWELFTHS), draw(st.integers(0, 6)), draw(TWELFTHS)
     return AloneTimes(
         compute_s=np.array([compute_s]),
@@ -43,7 +43,7 @@ def _alone_s(job: AloneTimes) -> float:
 
 
 def _simulated_s(high: AloneTimes, low: AloneTimes, phase: Fraction, iterations: int) -> Fraction:
-    """Return the moment at which ``low`` has done so many iterations; exact, a step at a time."""
+    """Return the exact time at which ``low`` has done ``iterations`` iterations, simulated step by step."""
     compute, start, send = (
         Fraction(v[0]).limit_denominator(10**6) for v in (low.compute_s, low.start_s, low.comm_s)
     )
@@ -128,9 +128,8 @@ def test_serving_the_job_with_the_higher_unclipped_priority_first_does_more_work
     mine, other = k * demand.intensity[0], demand.intensity[1]
     slowest_s = demand.alone_s.max()
     work = flop_under_levels(demand, ORDERS, horizon_s=600 * slowest_s, warm_s=20 * slowest_s)
-    edge = (
-        2 * float(demand.work_flop.sum()) / (600 * slowest_s)
-    )  # an iteration at each end of the window
+    # an iteration at each end of the window
+    edge = 2 * float(demand.work_flop.sum()) / (600 * slowest_s)
     if work[0] > work[1] + edge:
         assert mine > other
     elif work[1] > work[0] + edge:

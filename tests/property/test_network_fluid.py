@@ -1,4 +1,4 @@
-"""Laws of the fluid engine, and an exact second engine in fractions that it must agree with."""
+"""Laws of the fluid engine, and its agreement with an exact second engine in fractions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class _ExactEngine:
 
     job: FluidJob
     level: int
-    compute: Fraction = Fraction(0)  # left of this iteration
-    wait: Fraction = Fraction(0)  # until data may move
-    send: Fraction = Fraction(0)  # seconds at full speed left
+    compute: Fraction = Fraction(0)  # remaining in this iteration
+    wait: Fraction = Fraction(0)  # until sending may start
+    send: Fraction = Fraction(0)  # remaining seconds at full speed
     iterations: Fraction = Fraction(0)
     carried: Fraction = Fraction(0)
 
@@ -48,7 +48,7 @@ class _ExactEngine:
 
 
 def _speeds(jobs: Sequence[_ExactEngine]) -> dict[int, Fraction]:
-    """Return max-min fair speeds, level by level, from nothing but their definition."""
+    """Return the max-min fair speeds of each level in turn, computed by their definition."""
     room: dict[int, Fraction] = {e: Fraction(1) for job in jobs for e in job.busy}
     speed: dict[int, Fraction] = {}
     for level in sorted({job.level for job in jobs}, reverse=True):
@@ -75,7 +75,7 @@ def _speeds(jobs: Sequence[_ExactEngine]) -> dict[int, Fraction]:
 def _exact_rates(
     jobs: Sequence[FluidJob], level: Sequence[int], horizon: Fraction
 ) -> list[_ExactEngine]:
-    """Play the jobs in exact arithmetic, everything recomputed at each event."""
+    """Simulate the jobs in exact arithmetic, and recompute everything at each event."""
     all_ = [_ExactEngine(job=job, level=at) for job, at in zip(jobs, level, strict=True)]
     now = Fraction(0)
     while now < horizon:
@@ -150,7 +150,7 @@ def test_rates_match_an_exact_engine_in_fractions(
 def test_on_one_link_the_carried_intensity_is_the_work_done_up_to_one_iteration_per_job(
     jobs: list[FluidJob], data: st.DataObject, horizon_s: int
 ) -> None:
-    """Theorem 1 of Crux in its finite form, whatever the levels."""
+    """This is the finite form of Crux's Theorem 1, which holds for all levels."""
     level = _ints([data.draw(st.integers(0, 3)) for _ in jobs])
     demand = a_demand(*jobs)
     run = simulate_fluid(demand, level, horizon_s=horizon_s)
@@ -192,7 +192,7 @@ def test_a_job_of_a_higher_level_never_notices_lower_ones(
 def test_no_sender_can_be_faster_without_slowing_one_of_its_own_or_a_higher_level(
     data: st.DataObject,
 ) -> None:
-    """All send from the start on, for a while in which nothing ends: ``comm`` is the speed."""
+    """All jobs send from the start, for a time in which none ends, so ``comm`` is the speed."""
     count = data.draw(st.integers(1, 6))
     level = _ints([data.draw(st.integers(0, 2)) for _ in range(count)])
     jobs = [
@@ -213,7 +213,7 @@ def test_no_sender_can_be_faster_without_slowing_one_of_its_own_or_a_higher_leve
             full = (share * speed[demand.job])[counts].sum() >= 1 - NEAR
             same = demand.job[users & (level[demand.job] == level[j])]
             held = held or (full and speed[j] >= speed[same].max() - NEAR)
-        assert held, f"job {j} at {speed[j]} has no link that holds it"
+        assert held, f"job {j} at {speed[j]} has no link that limits it"
 
 
 @examples(60)

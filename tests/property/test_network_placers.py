@@ -1,4 +1,4 @@
-"""Laws of HiveD's cells under any arrivals and departures."""
+"""Laws of HiveD's cells for any arrivals and departures."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ MACHINE = a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2)
 CELL = cell_hierarchy(MACHINE)
 HOST_GPUS, GPUS = 4, 32
 
-steps = st.lists(
-    st.one_of(st.integers(1, 9), st.integers(-9, -1)), min_size=1, max_size=40
-)  # a gang of so many GPUs comes; one of the running jobs goes
+# a positive step: a gang of that many GPUs arrives; a negative one: a running job leaves
+steps = st.lists(st.one_of(st.integers(1, 9), st.integers(-9, -1)), min_size=1, max_size=40)
 
 
 @dataclass
 class Story:
-    """Jobs that come and go, and what each step found and did."""
+    """A history of jobs that arrive and leave, with the state before and the result of each arrival."""
 
     placer: Placer
 
     def play(self, moves: list[int]) -> list[tuple[int, Ints, Gang | None]]:
-        """Return (gpus asked for, free GPUs before, gang) of each arrival."""
+        """Return (requested GPUs, free GPUs before, gang) of each arrival."""
         self.book = Occupancy(MACHINE, self.placer)
         self.running: dict[str, Gang] = {}
-        seen = []
+        arrivals = []
         for at, move in enumerate(moves):
             if move > 0:
                 before = flat_indices(self.book.free)
                 if gang := self.book.allocate(f"job-{at}", move):
                     self.running[f"job-{at}"] = gang
-                seen.append((move, before, gang))
+                arrivals.append((move, before, gang))
             elif self.running:
                 job = sorted(self.running)[-move % len(self.running)]
                 self.book.release(job)
                 del self.running[job]
-        return seen
+        return arrivals
 
 
 def flat_indices(free: list[list[int]]) -> Ints:

@@ -1,4 +1,4 @@
-"""Whatever is asked, a network plan keeps the checker's rules, and asking again gives the same."""
+"""A network plan keeps the checker's rules for any options, and planning again gives the same plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.laws import examples
 
 @st.composite
 def some_options(draw: st.DrawFn) -> PlanningOptions:
-    """Draw any way to plan."""
+    """Draw any options of planning."""
     return PlanningOptions(
         variant=draw(st.sampled_from(Variant)),
         references=draw(st.integers(1, 3)),

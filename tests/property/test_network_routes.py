@@ -1,4 +1,4 @@
-"""Laws of paths and flows, against plain search and plain sums."""
+"""Laws of paths and flows, against plain searches and sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.topologies import (
 
 @st.composite
 def fabrics(draw: st.DrawFn) -> Topology:
-    """Return hosts of one GPU and one NIC on switches that are joined at random, some links one way."""
+    """Return hosts of one GPU and one NIC on randomly joined switches; some links are one-way."""
     hosts, switches = draw(st.integers(2, 4)), draw(st.integers(1, 7))
     number = st.integers(0, switches - 1)
     speed: dict[str, Any] = {"bytes_per_s": 1e9}
@@ -74,9 +74,9 @@ def test_listed_paths_are_shortest_paths_and_complete_below_the_limit(
             with pytest.raises(InvalidInput, match=f"host-{a}/gpu-0 to host-{b}/gpu-0"):
                 routes.between(*ends)
             continue
-        found = routes.between(*ends)
-        assert len(found) == len(set(found)) == min(most, len(every))
-        assert set(found) <= every
+        paths = routes.between(*ends)
+        assert len(paths) == len(set(paths)) == min(most, len(every))
+        assert set(paths) <= every
         assert routes.count(*ends) == len(every)
 
 
@@ -123,7 +123,7 @@ TOPOLOGIES = (
 
 @st.composite
 def placed_jobs(draw: st.DrawFn) -> NetworkJob:
-    """Return a job on some of five hosts of four GPUs, with any exchanges."""
+    """Draw a job with any exchanges, on some of five hosts of four GPUs."""
     every = [(h, i) for h in range(5) for i in range(4)]
     chosen = sorted(draw(st.lists(st.sampled_from(every), min_size=2, max_size=12, unique=True)))
     gang: dict[str, list[int]] = defaultdict(list)
@@ -142,7 +142,7 @@ def placed_jobs(draw: st.DrawFn) -> NetworkJob:
 def traffic_by_hand(
     topology: Topology, job: NetworkJob
 ) -> tuple[dict[int, float], dict[int, float], float]:
-    """Return by plain loops: bytes that each GPU sends, that each gets, and bytes from host to host."""
+    """Return the bytes that each GPU sends, that each receives, and bytes between hosts, by plain loops."""
     vertex = [gpu(topology, topology.hosts.index(h), i) for h, indices in job.gang for i in indices]
     host = topology.vertices.host
     out: dict[int, float] = defaultdict(float)
@@ -164,7 +164,7 @@ def traffic_by_hand(
             elif exchange.pattern is Pattern.CHAIN:
                 steps = list(pairwise(members))
                 pairs = steps + [(b, a) for a, b in steps]
-            else:  # hosts in a ring; each channel, one a member, takes its part of the way
+            else:  # hosts in a ring; each member is a channel for its part
                 pairs = []
                 hosts = {int(host[a]) for a in members}
                 for a in members if count > 1 else []:
@@ -173,7 +173,7 @@ def traffic_by_hand(
                 across += size * len(hosts) if len(hosts) > 1 else 0.0
                 for here in hosts if len(hosts) > 1 else ():
                     mine = [a for a in members if host[a] == here]
-                    for a in mine:  # every host sends what one member would, its members alike
+                    for a in mine:  # a host sends as one member would, in equal parts
                         out[a] += size / len(mine) + size * (len(mine) - 1) / len(mine) - size
                         into[a] += size / len(mine) + size * (len(mine) - 1) / len(mine) - size
             for a, b in pairs:
@@ -195,15 +195,15 @@ def test_bytes_are_conserved_along_paths(
         links = found.path_link[found.path_start[path] : found.path_start[path + 1]]
         loads[links] += found.bundle_bytes[bundle]
     e, count = topology.links, len(topology.vertices)
-    left = np.bincount(e.source, loads, minlength=count)
-    came = np.bincount(e.target, loads, minlength=count)
+    outgoing = np.bincount(e.source, loads, minlength=count)
+    incoming = np.bincount(e.target, loads, minlength=count)
     out, into, across = traffic_by_hand(topology, job)
     for vertex in range(count):
-        assert left[vertex] - out.get(vertex, 0.0) == pytest.approx(
-            came[vertex] - into.get(vertex, 0.0)
+        assert outgoing[vertex] - out.get(vertex, 0.0) == pytest.approx(
+            incoming[vertex] - into.get(vertex, 0.0)
         )
         if topology.vertices.tier[vertex] == 0:
-            assert left[vertex] == pytest.approx(out.get(vertex, 0.0))
+            assert outgoing[vertex] == pytest.approx(out.get(vertex, 0.0))
     host = topology.vertices.host
     leaves = (host[e.source] != NO_HOST) & (host[e.target] == NO_HOST)
     assert loads[leaves].sum() == pytest.approx(across)

@@ -1,4 +1,4 @@
-"""Laws of placement over random clusters, running jobs and solutions that fit by counts."""
+"""Laws of placement, for random clusters, running jobs and solutions that fit by counts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def always() -> bool:
 
 
 def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
-    """Return nodes of 1 to 16 GPUs in small racks, and queued jobs; some shapes do not run."""
+    """Return nodes of 1 to 16 GPUs in small racks, and queued jobs that cannot run on some shapes."""
     nodes = [
         a_node(
             f"n{i}",
@@ -52,11 +52,11 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
     estimates = {}
     for workload in range(WORKLOADS):
         for gpu_type in range(2):
-            rigid = rng.random() < 0.5  # runs on one shape only
+            rigid = rng.random() < 0.5  # runs only on one shape
             for gpus in rng.choice(COUNTS, size=3, replace=False).tolist():
                 for spread in range(1, gpus + 1):
                     if spread > 1 and not rigid and rng.random() < 0.7:
-                        continue  # no estimate: 0.9 a halving
+                        continue  # no estimate: 0.9 for each halving
                     dead = rng.random() < (0.9 if spread > 1 and rigid else 0.1)
                     time_s = math.inf if dead else float(8 / gpus ** rng.uniform(0.5, 1.0))
                     key = (workload, gpu_type, gpus, spread)
@@ -83,7 +83,7 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
 
 
 def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solution:
-    """Return a random choice that fits by counts: jobs keep their column with chance ``keep``."""
+    """Return a random choice that fits by counts; jobs keep their columns with probability ``keep``."""
     choice = np.where(problem.must_run, problem.current, -1)
     shuffled = rng.permutation(len(problem.jobs)).tolist()
     for job in sorted(shuffled, key=lambda job: not problem.must_run[job]):
@@ -108,7 +108,7 @@ def a_solution(rng: np.random.Generator, problem: Problem, keep: float) -> Solut
 def the_next_round(
     rng: np.random.Generator, snapshot: Snapshot, problem: Problem, placed: PlacementResult
 ) -> Snapshot:
-    """Let the placed jobs run, end some of them, give back some GPUs, and maybe drain a node."""
+    """Start the placed jobs, end some of them, release some GPUs, and perhaps drain a node."""
     queued = {
         "state": STATE_CODE[JobState.QUEUED],
         "current_type": -1,
@@ -164,7 +164,7 @@ def a_round(seed: int, jobs: int, keep: float, promised: float) -> Round:
 
 
 def rounds_with(promised: float) -> st.SearchStrategy[Round]:
-    """Return random rounds; each job is guaranteed with chance ``promised``."""
+    """Return random rounds in which each job is guaranteed with probability ``promised``."""
     return st.builds(
         a_round,
         st.integers(0, 2**32),
@@ -233,7 +233,7 @@ def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
 def test_promised_jobs_on_healthy_nodes_always_run(case: Round) -> None:
     snapshot, problem, solution = case
     if (problem.must_run & (problem.current < 0)).any():
-        return  # a promised job lost its node: room for it is not certain
+        return  # a promised job lost its node, so it may not fit
     placed = place(snapshot, problem, solution, deadline_expired=never)
     assert (placed.solution.choice[problem.must_run] >= 0).all()
 

@@ -1,4 +1,4 @@
-"""Laws of placement where nodes state CPU cores and host memory, against trying every node."""
+"""Laws of placement on nodes that state CPU cores and host memory, against trying every node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def never() -> bool:
 
 
 def a_cluster(rng: np.random.Generator, jobs: int) -> Snapshot:
-    """Return nodes of 4 and 8 GPUs, each with few or many cores and bytes or without a word of them."""
+    """Return nodes of 4 and 8 GPUs with few, many or unstated CPU cores and bytes."""
     nodes = [
         a_node(
             f"n{i}",
@@ -51,7 +51,7 @@ def a_cluster(rng: np.random.Generator, jobs: int) -> Snapshot:
 
 
 def with_demands(rng: np.random.Generator, problem: Problem) -> Problem:
-    """Return the problem with Cells that need something beside GPUs."""
+    """Return the problem with Cells that need CPU cores and host memory in addition to GPUs."""
     cells = problem.cells
     cpus = cells.gpus * rng.integers(0, 4) + rng.integers(0, 3, len(cells))
     host_bytes = cells.gpus * rng.integers(0, 4) + rng.integers(0, 6, len(cells))
@@ -59,7 +59,7 @@ def with_demands(rng: np.random.Generator, problem: Problem) -> Problem:
 
 
 def a_random_choice(rng: np.random.Generator, problem: Problem) -> Solution:
-    """Return a random choice of columns that fits the GPUs of the cluster; what runs often stays."""
+    """Return a random choice of columns that fits the cluster's GPUs; running jobs often stay."""
     choice = np.full(len(problem.jobs), -1)
     for job in rng.permutation(len(problem.jobs)).tolist():
         columns, current = problem.columns_of(job), int(problem.current[job])
@@ -80,7 +80,7 @@ def a_random_choice(rng: np.random.Generator, problem: Problem) -> Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeResources:
-    """What nodes have left of GPUs (masks), cores and bytes, counted here anew."""
+    """The free GPUs (masks), CPU cores and bytes of nodes, counted independently of the product."""
 
     mask: list[int]
     cpus: list[float]
@@ -116,7 +116,7 @@ class FreeResources:
 def free_resources_after(
     snapshot: Snapshot, problem: Problem, placed: PlacementResult
 ) -> FreeResources:
-    """Return what a placement leaves; fails where it gives what is not there."""
+    """Return the resources that a placement leaves free; fail if it gives more than a node has."""
     rest = FreeResources.of(snapshot)
     for job, gang in placed.placement.gangs.items():
         cell = int(problem.cell[placed.solution.choice[job]])
@@ -132,7 +132,7 @@ def check_placement(snapshot: Snapshot, problem: Problem, placed: PlacementResul
 
 
 def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) -> Snapshot:
-    """Return the cluster in which the placed jobs hold what they were given."""
+    """Return the cluster in which the placed jobs hold their GPUs."""
     gangs: dict[int, Gang] = placed.placement.gangs
     rows = [snapshot.jobs.row(j) for j in range(len(snapshot.jobs))]
     running = a_job("", state=JobState.RUNNING)
@@ -157,7 +157,7 @@ def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) ->
 def test_no_node_gives_more_than_it_has_over_several_rounds(
     seed: int, jobs: int, other_needs: bool
 ) -> None:
-    """Also where jobs that run need more than they did, so that not all of them can stay."""
+    """Running jobs may need more than before, so that not all of them can stay."""
     rng = np.random.default_rng(seed)
     snapshot = a_cluster(rng, jobs)
     cells = with_demands(rng, build_problem(snapshot, Policy())).cells
@@ -190,7 +190,7 @@ def test_no_job_waits_if_its_share_fits_a_node(seed: int, jobs: int) -> None:
 
 
 def a_partly_used_cluster(rng: np.random.Generator) -> tuple[FreeGpus, FreeResources]:
-    """Return a cluster of which random gangs have taken some, and the same counted here."""
+    """Return a cluster partly used by random gangs, as counted by the product and independently."""
     snapshot = a_cluster(rng, 1)
     free, rest = FreeGpus(snapshot), FreeResources.of(snapshot)
     for node in range(len(snapshot.nodes)):

@@ -1,4 +1,4 @@
-"""What planners find by dynamic programming is what listing every plan finds."""
+"""Planners that use dynamic programming, against an enumeration of all plans."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_the_best_plan_is_the_fastest_of_all_plans(
             best_plan(option, latency, gpus, stages)
         return
     everywhere = iteration_s(pipelines_of(costs, option.source[plans]), micro_batches, overlap)
-    found = best_plan(option, latency, gpus, stages)
-    assert found.latency_s == pytest.approx(everywhere.min(), rel=1e-9)
-    assert latency.of(found.rows) == pytest.approx(found.latency_s, rel=1e-9)
-    assert set(found.rows) <= set(option.source.tolist())
+    plan = best_plan(option, latency, gpus, stages)
+    assert plan.latency_s == pytest.approx(everywhere.min(), rel=1e-9)
+    assert latency.of(plan.rows) == pytest.approx(plan.latency_s, rel=1e-9)
+    assert set(plan.rows) <= set(option.source.tolist())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -92,14 +92,14 @@ def test_the_frontier_matches_that_of_all_enumerated_plans(
     bias = bias_of(share[plans], option.gpus[plans])
     total = comm_load(comm[option.source][plans], micro_batches)
     best = find_undominated_plans(bias, total)
-    found = find_frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
+    frontier = find_frontier(option, load, comm, gpus, stages, micro_batches, limit=10_000)
     expected = sorted(zip(bias[best], total[best], strict=True))
-    assert found.exact
-    assert found.found == len(found.plans)
-    for plan, (least_bias, least) in zip(found.plans, expected, strict=True):
+    assert frontier.exact
+    assert frontier.found == len(frontier.plans)
+    for plan, (least_bias, least) in zip(frontier.plans, expected, strict=True):
         assert plan.bias == pytest.approx(least_bias, abs=1e-9)
         assert plan.comm_load_s == pytest.approx(least, rel=1e-9)
-    assert found.proxy.bias == pytest.approx(bias.min(), abs=1e-9)
+    assert frontier.proxy.bias == pytest.approx(bias.min(), abs=1e-9)
 
 
 @examples(40)
@@ -157,9 +157,9 @@ def test_stages_are_cut_at_the_least_traffic_among_sums_near_powers_of_two(
     near = plans[off <= max(NEAR_POWER_DISTANCE, off.min() + 1e-9)]
     sent = boundary[option.end - 1][near[:, :-1]].sum(axis=1)
     bias = bias_of(share[near], option.gpus[near])
-    found = least_cut(flops, boundary, gpus, stages)
-    assert boundary[np.array(found.ends[:-1], dtype=np.int64) - 1].sum() == sent.min()
-    assert found.bias == pytest.approx(bias[sent == sent.min()].min(), abs=1e-9)
+    cut = least_cut(flops, boundary, gpus, stages)
+    assert boundary[np.array(cut.ends[:-1], dtype=np.int64) - 1].sum() == sent.min()
+    assert cut.bias == pytest.approx(bias[sent == sent.min()].min(), abs=1e-9)
 
 
 @examples(60)
@@ -186,9 +186,9 @@ def test_the_assembled_plan_is_the_fastest_mixture(
         with pytest.raises(NoPlan, match="stage"):
             assemble_plan(profiled, micro_batches)
         return
-    found = assemble_plan(profiled, micro_batches)
-    assert found.latency_s == pytest.approx(latency.min())
-    assert latency[(every == found.ways).all(axis=1)] == pytest.approx(latency.min())
+    plan = assemble_plan(profiled, micro_batches)
+    assert plan.latency_s == pytest.approx(latency.min())
+    assert latency[(every == plan.ways).all(axis=1)] == pytest.approx(latency.min())
 
 
 @examples(30)

@@ -1,4 +1,4 @@
-"""Laws of every published policy: its choices fit, repeat, and make rounds that break no rule."""
+"""Laws of every published scheduler: choices that fit and repeat, and rounds that break no rule."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_a_choice_fits_the_capacity_and_uses_columns_of_its_own_jobs(
 def test_a_round_of_any_scheduler_breaks_no_rule_and_explains_waiting_jobs(
     name: str, snapshot: Snapshot
 ) -> None:
-    found = outcome(snapshot, name)
-    assert found.violations == ()
-    assert [d.job for d in found.decisions] == list(range(len(snapshot.jobs)))
-    for decision in found.decisions:
+    result = outcome(snapshot, name)
+    assert result.violations == ()
+    assert [d.job for d in result.decisions] == list(range(len(snapshot.jobs)))
+    for decision in result.decisions:
         assert (decision.gang is None) == (decision.reason is not None)
         if decision.gang is not None:
             assert STATES[int(snapshot.jobs.state[decision.job])] in SCHEDULABLE
@@ -97,7 +97,7 @@ def test_a_scheduler_with_other_estimates_still_makes_a_round_that_breaks_no_rul
     name: str, information: Information
 ) -> None:
     for seed in range(3):
-        found = outcome(a_random_snapshot(seed, jobs=12), name, information)
-        assert found.violations == ()
-        started = [d for d in found.decisions if d.kind is DecisionKind.START]
+        result = outcome(a_random_snapshot(seed, jobs=12), name, information)
+        assert result.violations == ()
+        started = [d for d in result.decisions if d.kind is DecisionKind.START]
         assert len(started) > 0

@@ -1,4 +1,4 @@
-"""Laws of the default solver, and of prices alone, on problems that nobody would state and on hard rounds."""
+"""Laws of the default solver and of pricing alone, on artificial problems and on hard rounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def find_faults(problem: Problem, found: Solution) -> list[str]:
-    """Return what is wrong with an answer; what no dynamic program can judge counts as right."""
+    """Return the faults of a solution; objectives that dynamic programming cannot judge count as right."""
     try:
         return answer_faults(problem, found, dynamic_optimum(problem))
     except TooLarge:
@@ -103,11 +103,11 @@ def test_without_time_the_solution_is_never_worse_than_greedy(
     )
     greedy = make_solver("greedy").solve(problem, USUAL)
 
-    found = make_solver().solve(problem, EXPIRED)
+    solution = make_solver().solve(problem, EXPIRED)
 
-    assert not find_violations(problem, found)
-    assert found.objective >= greedy.objective
-    assert found.bound >= found.objective
+    assert not find_violations(problem, solution)
+    assert solution.objective >= greedy.objective
+    assert solution.bound >= solution.objective
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -118,10 +118,10 @@ def test_bounds_and_solutions_agree_with_stock_cp_sat(family: str, seed: int) ->
 
     assert stock.status is SolveStatus.OPTIMAL
     for name in OURS:
-        found = make_solver(name).solve(problem, USUAL)
-        assert not find_violations(problem, found)
-        assert found.objective <= stock.objective <= found.bound
-    assert found.gap <= 1e-4  # the portfolio's, the last
+        solution = make_solver(name).solve(problem, USUAL)
+        assert not find_violations(problem, solution)
+        assert solution.objective <= stock.objective <= solution.bound
+    assert solution.gap <= 1e-4  # the last solver is the portfolio
 
 
 @examples(10)
@@ -142,8 +142,8 @@ def test_after_churn_the_last_solution_and_prices_help_to_reach_the_gap_again(
         prices=first.prices,
     )
 
-    found = make_solver().solve(later, USUAL, hint)
+    solution = make_solver().solve(later, USUAL, hint)
 
-    assert not find_violations(later, found)
-    assert found.gap <= 1e-4
-    assert found.objective >= hint.objective
+    assert not find_violations(later, solution)
+    assert solution.gap <= 1e-4
+    assert solution.objective >= hint.objective

@@ -1,4 +1,4 @@
-"""What prices prove, against trying every answer and against a library's linear programs."""
+"""Bounds that prices prove, against an enumeration of all solutions and a library's linear programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_lowest_point_of_planes_matches_a_linear_program(
 ) -> None:
     rng = np.random.default_rng(seed)
     slopes, height = rng.normal(size=(planes, unknowns)), rng.normal(size=planes)
-    if coarse:  # ties and repeated planes
+    if coarse:  # rounding makes ties and repeated planes
         slopes, height = np.round(slopes), np.round(height)
     low, high = -rng.random(unknowns), rng.random(unknowns)
     low[rng.random(unknowns) < 0.3] = 0.0
@@ -53,15 +53,15 @@ def test_the_lowest_point_of_planes_matches_a_linear_program(
 
 @given(problems(jobs=5, options=4, rows=4))
 def test_the_bound_of_pricing_is_valid_and_its_solution_breaks_no_rule(problem: Problem) -> None:
-    best, found = brute_force(problem), Pricing().solve(problem, FOREVER)
+    best, solution = brute_force(problem), Pricing().solve(problem, FOREVER)
     if best is None:
-        assert not found.has_answer
+        assert not solution.has_answer
         return
-    assert found.status is not SolveStatus.INFEASIBLE
-    assert found.bound >= best
-    if found.has_answer:
-        assert is_answer(problem, found.choice)
-        assert found.objective == objective_of(problem, found.choice) <= best
+    assert solution.status is not SolveStatus.INFEASIBLE
+    assert solution.bound >= best
+    if solution.has_answer:
+        assert is_answer(problem, solution.choice)
+        assert solution.objective == objective_of(problem, solution.choice) <= best
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
@@ -86,7 +86,7 @@ def test_the_dual_reaches_the_optimum_of_the_linear_program(seed: int, jobs: int
 def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
     problem = a_random_problem(seed, jobs=150)
     cold = Pricing().solve(problem, Budget(remaining_s=lambda: math.inf, gap=1e-2))
-    told = Solution(
+    hint = Solution(
         status=SolveStatus.UNKNOWN,
         choice=np.full(150, -1),
         objective=0,
@@ -95,7 +95,7 @@ def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
         prices=cold.prices,
     )
     loose = Budget(remaining_s=lambda: math.inf, gap=5e-2)
-    warm = Pricing().solve(problem, loose, told)
+    warm = Pricing().solve(problem, loose, hint)
     assert dict(warm.work)["pricing"] == 1.0
     assert warm.gap <= 5e-2
 
@@ -105,7 +105,7 @@ def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
 def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
     problem = a_random_problem(seed, jobs=60)
     hint = Greedy().solve(problem, FOREVER)
-    left = iter([*[1.0] * 12, *[0.0] * 10_000])  # the time ends in the middle of the descent
+    left = iter([*[1.0] * 12, *[0.0] * 10_000])  # time runs out during the descent
     cut = Pricing().solve(problem, Budget(remaining_s=lambda: next(left)), hint)
     again = Pricing().solve(
         problem, Budget(remaining_s=lambda: math.inf, work=dict(cut.work)), hint
@@ -116,5 +116,5 @@ def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
 def test_must_run_jobs_that_cannot_run_are_proven_infeasible_by_prices_alone() -> None:
 
     problem = a_problem([[(5, {0: 5})], [(5, {0: 5})], [(5, {0: 4})]], [9], must_run=[0, 1])
-    found = Pricing().solve(problem, FOREVER)
-    assert found.status is SolveStatus.INFEASIBLE
+    solution = Pricing().solve(problem, FOREVER)
+    assert solution.status is SolveStatus.INFEASIBLE

@@ -1,4 +1,4 @@
-"""Laws of rounds that are told prices: bounds near them, greedy given up early, the answer in the end."""
+"""Laws of rounds that start from known prices: bounds near them, early stops of greedy, final solutions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def price_hint(problem: Problem, prices: Floats) -> Solution:
-    """Return a hint that has nothing but prices."""
+    """Return a hint that contains only prices."""
     return Solution(
         status=SolveStatus.UNKNOWN,
         choice=np.full(len(problem.jobs), -1),
@@ -114,12 +114,12 @@ def test_a_jobs_loss_is_the_shortfall_of_its_best_column_of_no_less_value(
         within = slice(mine.start, mine.stop)
         reachable = priced.margin[within][problem.value[within] >= problem.value[column]]
         left = reachable.max() if len(reachable) else -math.inf
-        same = priced.margin[column]  # one of equal value that is not this one cannot be reached
+        same = priced.margin[column]  # another column of equal value is not reachable
         more = priced.margin[within][problem.value[within] > problem.value[column]]
         lost = priced.best[job] - max(same, more.max(initial=-math.inf))
-        found = least_loss(columns, watch, job, column)
-        assert found <= lost
-        assert found >= min(lost, priced.best[job] - left) - 1e-6 * (1 + abs(lost))
+        loss = least_loss(columns, watch, job, column)
+        assert loss <= lost
+        assert loss >= min(lost, priced.best[job] - left) - 1e-6 * (1 + abs(lost))
 
 
 @SOME
@@ -132,9 +132,8 @@ def test_greedy_is_given_up_only_if_it_cannot_end_with_more(
     if not greedy.has_answer:
         return
     shown = price_problem(problem, np.array(prices[: len(problem.rows)])).shown()
-    nothing = (
-        Greedy().solve(problem, EXACT).choice
-    )  # the least that there is to beat: greedy itself
+    # the lowest choice to beat is greedy's own
+    nothing = Greedy().solve(problem, EXACT).choice
     assert (
         find_better_choice(problem, best.choice, shown) is None or best.objective < greedy.objective
     )
@@ -142,13 +141,13 @@ def test_greedy_is_given_up_only_if_it_cannot_end_with_more(
     if problem.must_run.any():
         return
     poor = np.where(np.random.default_rng(seed).random(len(problem.jobs)) < 0.5, greedy.choice, -1)
-    found = find_better_choice(problem, poor, shown)
-    worth = objective_of(problem, poor)
-    if greedy.objective > worth:
-        assert found is not None
-        assert objective_of(problem, found) == greedy.objective
+    choice = find_better_choice(problem, poor, shown)
+    value = objective_of(problem, poor)
+    if greedy.objective > value:
+        assert choice is not None
+        assert objective_of(problem, choice) == greedy.objective
     else:
-        assert found is None
+        assert choice is None
 
 
 @SOME
@@ -157,15 +156,15 @@ def test_a_round_with_known_prices_is_valid_and_never_below_greedy(
     problem: Problem, prices: list[float], gap: float
 ) -> None:
     here = np.array(prices[: len(problem.rows)])
-    found = Portfolio().solve(
+    solution = Portfolio().solve(
         problem, Budget(remaining_s=lambda: math.inf, gap=gap), price_hint(problem, here)
     )
     best, greedy = brute_force(problem), Greedy().solve(problem, EXACT)
-    assert found.has_answer == (best is not None)
+    assert solution.has_answer == (best is not None)
     if best is not None:
-        assert find_violations(problem, found) == []
-        assert greedy.objective <= found.objective <= best <= found.bound
-        assert found.gap <= gap
+        assert find_violations(problem, solution) == []
+        assert greedy.objective <= solution.objective <= best <= solution.bound
+        assert solution.gap <= gap
 
 
 @SOME
@@ -179,10 +178,10 @@ def test_the_checker_agrees_with_the_solvers_own_checks(problem: Problem, seed: 
     if not columns:
         choice = np.full(len(problem.jobs), -1)
     bound = trivial_bound(problem) if rng.random() < 0.8 else -1.0
-    found = make_solution(problem, choice, bound=bound, solver="drawn")
-    worth = objective_of(problem, choice) if is_answer(problem, choice) else None
-    keeps_rules = worth is not None and worth == found.objective <= found.bound + 0.5
-    assert keeps_rules == (find_violations(problem, found) == [])
+    solution = make_solution(problem, choice, bound=bound, solver="drawn")
+    value = objective_of(problem, choice) if is_answer(problem, choice) else None
+    keeps_rules = value is not None and value == solution.objective <= solution.bound + 0.5
+    assert keeps_rules == (find_violations(problem, solution) == [])
 
 
 @SOME

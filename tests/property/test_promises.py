@@ -1,4 +1,4 @@
-"""Laws of promises and limits, on single rounds in any condition and over many rounds."""
+"""Laws of promises and limits, on single rounds in any state and over many rounds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ POLICIES = st.builds(
 
 @st.composite
 def crowded_snapshots(draw: st.DrawFn) -> Snapshot:
-    """Draw a snapshot in any condition, with tenants, quotas, queues, avoided nodes and ages."""
+    """Draw a snapshot in any state, with tenants, quotas, queues, avoided nodes and ages."""
     snapshot = draw(snapshots())
     count = len(snapshot.jobs)
 
@@ -96,8 +96,8 @@ def crowded_snapshots(draw: st.DrawFn) -> Snapshot:
 def test_no_snapshot_and_policy_lead_to_decisions_that_break_a_rule(
     snapshot: Snapshot, policy: Policy
 ) -> None:
-    found = decide_round(snapshot, policy)
-    assert all((d.gang is None) == (d.reason is not None) for d in found.decisions)
+    outcome = decide_round(snapshot, policy)
+    assert all((d.gang is None) == (d.reason is not None) for d in outcome.decisions)
 
 
 @examples(150)
@@ -127,20 +127,20 @@ def test_no_job_is_placed_on_an_avoided_node_nor_a_pinned_one_on_another_type(
             )
 
 
-# objective
+# the objective
 
 
 def optimum(snapshot: Snapshot, policy: Policy) -> int:
     budget = Budget(remaining_s=lambda: math.inf, gap=1e-9)
-    found = make_solver("cp-sat").solve(build_problem(snapshot, policy), budget)
-    assert found.status is SolveStatus.OPTIMAL
-    return found.objective
+    solution = make_solver("cp-sat").solve(build_problem(snapshot, policy), budget)
+    assert solution.status is SolveStatus.OPTIMAL
+    return solution.objective
 
 
 @FEW
 @given(st.integers(0, 2**32), st.sampled_from([0, 1]))
 def test_one_node_more_never_lowers_the_optimum(seed: int, kind: int) -> None:
-    """Of a size that is there, so that no Cell and no rate depends on it."""
+    """The new node has the size of existing ones, so that Cells and rates do not change."""
     snapshot = a_random_snapshot(seed, jobs=5, groups=((0, 2, 4), (1, 1, 8)), max_gpus=8)
     more = some_nodes((0, 2, 4), (1, 1, 8), (kind, 1, (4, 8)[kind]))
     larger = replace(snapshot, nodes=Nodes.from_rows(more))
@@ -179,7 +179,7 @@ def a_run(
     nodes_fail: bool = False,
     round_s: float = 100.0,
 ) -> Iterator[tuple[Snapshot, RoundOutcome]]:
-    """Yield each round of a random history; nothing is launched before the first."""
+    """Yield each round of a random history; no job is launched before the first round."""
     rng = np.random.default_rng(seed)
     snapshot = a_random_snapshot(
         seed, jobs=6, groups=((0, 2, 4), (1, 1, 8)), max_gpus=8, workloads=4
@@ -208,10 +208,10 @@ def a_run(
     if quotas:
         snapshot = with_quotas(snapshot, quotas)
     for k in range(rounds):
-        found = decide_round(snapshot, policy)
-        yield snapshot, found
+        outcome = decide_round(snapshot, policy)
+        yield snapshot, outcome
         snapshot = the_next_round(
-            snapshot, found, round_s, arrivals(100 * (k + 1), int(rng.integers(0, 4)))
+            snapshot, outcome, round_s, arrivals(100 * (k + 1), int(rng.integers(0, 4)))
         )
         if nodes_fail:
             up = rng.random(len(snapshot.nodes)) < 0.8
@@ -219,7 +219,7 @@ def a_run(
 
 
 def requested_rate(snapshot: Snapshot, job: int) -> float:
-    """Return samples/s of the request on the slowest type that has it; all nodes of a type are alike."""
+    """Return samples/s of the request on the slowest type with an estimate; nodes of a type are alike."""
     e, jobs, size = snapshot.estimates, snapshot.jobs, {0: 4, 1: 8}
     best: dict[int, float] = {}
     for i in range(len(e)):
@@ -255,7 +255,7 @@ def test_no_quota_is_ever_exceeded(seed: int, queue_order: bool) -> None:
 
 
 def charged_gpus(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int) -> int:
-    """Return what the running guaranteed jobs of a tenant count against its quota."""
+    """Return the GPUs that a tenant's running guaranteed jobs count against its quota."""
     cells, total = found.problem.cells, 0
     for d in found.decisions:
         mine = snapshot.jobs.guaranteed[d.job] and snapshot.jobs.tenant[d.job] == tenant
@@ -302,7 +302,7 @@ def test_no_job_is_touched_before_its_minimum_run_time(seed: int, least_s: float
 def rounds_until_low_starts(
     seed: int, promote_after_s: float, *, completion: bool = True, limit: int = 40
 ) -> int | None:
-    """Return in which round a job of the last queue starts while a first queue never runs empty."""
+    """Return the round in which a job of the last queue starts, while the first queue is never empty."""
     rng = np.random.default_rng(seed)
     low = a_job("low", queue=3, weight=0.1, queued_s=1000.0)
     snapshot = a_snapshot(
@@ -327,17 +327,17 @@ def rounds_until_low_starts(
     rows = [snapshot.jobs.row(0), *more()]
     snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(rows))
     for k in range(limit):
-        found = decide_round(snapshot, policy)
-        if decision_kinds(snapshot, found)["low"] is DecisionKind.START:
+        outcome = decide_round(snapshot, policy)
+        if decision_kinds(snapshot, outcome)["low"] is DecisionKind.START:
             return k
-        snapshot = the_next_round(snapshot, found, 100.0, more())
+        snapshot = the_next_round(snapshot, outcome, 100.0, more())
     return None
 
 
 @FEW
 @given(st.integers(0, 2**32), st.sampled_from([100.0, 300.0]), st.booleans())
 def test_promotion_ends_every_wait(seed: int, promote_after_s: float, completion: bool) -> None:
-    """Two promotions make it the first queue's; whoever came to it earlier, twice as many, goes first."""
+    """Two promotions bring the job into the first queue, after jobs that joined it earlier, two a round."""
     assert rounds_until_low_starts(seed, promote_after_s, completion=completion) is not None
 
 
@@ -356,11 +356,11 @@ def test_without_promotion_a_lower_queue_waits_as_long_as_a_higher_one_has_jobs(
 def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
     seed: int, promote: bool
 ) -> None:
-    """It does so to queues above its own, unpromoted, never to its own; so a job fits only beside the
-    launched ones of its queue or above (Eq. 38). Where the objective suspends one of these in the same
-    round, what that frees counts from the next round on, and nothing is claimed in this one.
+    """An opportunistic job gives way to queues above its own unpromoted one, never to its own.
 
-    Gangs of whole nodes, so that counts are all that matters.
+    So a blocked job fits only next to the launched jobs of its queue or above (Eq. 38). If the
+    objective suspends one of these, the freed GPUs count from the next round on, and the test claims
+    nothing for this round. Gangs use whole nodes, so only counts matter.
     """
     rng = np.random.default_rng(seed)
     estimates = [
@@ -390,28 +390,28 @@ def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
         nodes=some_nodes((0, 4, 4)), estimates=estimates, jobs=some(0, 5), workloads=3
     )
     for round_number in range(8):
-        found = decide_round(snapshot, policy)
+        outcome = decide_round(snapshot, policy)
         waiting = {
             d.job: waiting_queue(snapshot, d.job, policy)
-            for d in found.decisions
+            for d in outcome.decisions
             if d.gang is None and not snapshot.jobs.current_gpus[d.job]
         }
         first = min(waiting.values(), default=math.inf)
-        for d in found.decisions:
+        for d in outcome.decisions:
             if d.opportunistic and d.kind is DecisionKind.START:
                 assert waiting_queue(snapshot, d.job, policy) > first
-        past = snapshot.jobs.opportunistic | [d.opportunistic for d in found.decisions]
+        past = snapshot.jobs.opportunistic | [d.opportunistic for d in outcome.decisions]
         gives = past & (snapshot.jobs.queue > first)
-        suspended = [d.job for d in found.decisions if d.kind is DecisionKind.SUSPEND]
+        suspended = [d.job for d in outcome.decisions if d.kind is DecisionKind.SUSPEND]
         assert past[suspended].all()
         if gives[suspended].all():
-            room = 16 - sum(d.cell.gpus for d in found.decisions if not gives[d.job])
+            room = 16 - sum(d.cell.gpus for d in outcome.decisions if not gives[d.job])
             for job, queue in waiting.items():
                 assert queue > first or 4 * (1 + int(snapshot.jobs.workload[job])) > room
-        snapshot = the_next_round(snapshot, found, 100.0, some(100 * (round_number + 1), 2))
+        snapshot = the_next_round(snapshot, outcome, 100.0, some(100 * (round_number + 1), 2))
 
 
 def waiting_queue(snapshot: Snapshot, job: int, policy: Policy) -> float:
-    """Return the queue of a job that waits, promotions counted (Eq. 38)."""
+    """Return the queue of a waiting job, with its promotions (Eq. 38)."""
     waited_s = max(0.0, snapshot.now_s - float(snapshot.jobs.queued_s[job]))
     return max(1.0, float(snapshot.jobs.queue[job]) - waited_s // policy.promote_after_s)

@@ -1,4 +1,4 @@
-"""Laws of plans that promise nothing."""
+"""Laws of rollouts, which promise nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Draw up to eight jobs on two GPU types, more than fit."""
+    """Draw up to eight jobs on two GPU types, which may not all fit."""
     rate = {
         (t, n): draw(st.sampled_from([1.0, 1.5, 2.5])) * n**0.8 for t in (0, 1) for n in (1, 2, 4)
     }
@@ -48,8 +48,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
     estimates = [an_estimate(0, t, n, iter_time_s=1 / r) for (t, n), r in rate.items()]
     nodes = some_nodes((0, 1, draw(st.integers(2, 4))), (1, 1, draw(st.integers(1, 4))))
-    found = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=1, batch=1)
-    return replace(found, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=nodes, jobs=rows, estimates=estimates, workloads=1, batch=1)
+    return replace(snapshot, now_s=NOW_S)
 
 
 @given(snapshots())

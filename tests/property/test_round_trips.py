@@ -1,4 +1,4 @@
-"""What the command line prints as YAML it also reads: applying it again asks for what there is."""
+"""Round trips of the command line: it reads the YAML that it prints, and applying that changes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GPU_TYPES = st.lists(
 
 
 def print_message(message: Message, output: Output = Output.YAML) -> str:
-    """Return what the command line prints of ``message``."""
+    """Return the command line's output for ``message``."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert show_message(message, output)
@@ -70,9 +70,9 @@ def test_a_printed_cluster_reads_back(
         epoch=3,
     )
     message = of_cluster(record)
-    found = read_cluster(print_message(message, output), "c.yaml")
-    assert (found.name, found.etag, found.nodes) == (message.name, message.etag, ())
-    assert to_gpu_types("x", found.gpu_types) == record.gpu_types
+    cluster = read_cluster(print_message(message, output), "c.yaml")
+    assert (cluster.name, cluster.etag, cluster.nodes) == (message.name, message.etag, ())
+    assert to_gpu_types("x", cluster.gpu_types) == record.gpu_types
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Laws of a whole round: any snapshot, however torn, gives decisions that pass the checker."""
+"""Laws of a whole round: any snapshot, however inconsistent, leads to decisions that pass the checker."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ LAW = examples(120)
 @LAW
 @given(snapshots())
 def test_decisions_on_any_snapshot_break_no_rule(snapshot: Snapshot) -> None:
-    found = outcome(snapshot)
-    assert found.violations == ()
-    assert [d.job for d in found.decisions] == list(range(len(snapshot.jobs)))
-    assert all((d.gang is None) == (d.reason is not None) for d in found.decisions)
+    result = outcome(snapshot)
+    assert result.violations == ()
+    assert [d.job for d in result.decisions] == list(range(len(snapshot.jobs)))
+    assert all((d.gang is None) == (d.reason is not None) for d in result.decisions)
 
 
 @LAW
@@ -67,21 +67,21 @@ def test_the_same_snapshot_gives_the_same_decisions_also_after_a_trip_through_js
 def test_a_launched_guaranteed_job_keeps_running_unless_its_promise_is_waived(
     snapshot: Snapshot,
 ) -> None:
-    found = outcome(snapshot)
-    for decision in found.decisions:
+    result = outcome(snapshot)
+    for decision in result.decisions:
         promised = snapshot.jobs.guaranteed[decision.job] and (
             STATES[int(snapshot.jobs.state[decision.job])] in ACTIVE
         )
         if promised and decision.kind is DecisionKind.SUSPEND:
-            assert decision.job in found.given_up or not found.problem.columns_of(decision.job)
+            assert decision.job in result.given_up or not result.problem.columns_of(decision.job)
 
 
 @LAW
 @given(snapshots())
 def test_changed_jobs_pay_their_restart_and_unchanged_ones_pay_nothing(snapshot: Snapshot) -> None:
-    found = outcome(snapshot)
-    problem, choice = found.problem, found.solution.choice
-    for decision in found.decisions:
+    result = outcome(snapshot)
+    problem, choice = result.problem, result.solution.choice
+    for decision in result.decisions:
         expected = 0.0
         if decision.kind in CHANGES_GPUS:
             unit = unit_rate(snapshot, problem.cells)[decision.job]
@@ -96,7 +96,7 @@ def test_changed_jobs_pay_their_restart_and_unchanged_ones_pay_nothing(snapshot:
 @LAW
 @given(snapshots(), st.floats(1.0, 8.0))
 def test_weights_only_scale_the_objective(snapshot: Snapshot, factor: float) -> None:
-    power = 2.0 ** round(math.log2(factor))  # exact in floating point
+    power = 2.0 ** round(math.log2(factor))  # a power of two is exact
     heavier = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * power))
     one, other = outcome(snapshot), outcome(heavier)
     assert np.isclose(

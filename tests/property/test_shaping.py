@@ -1,4 +1,4 @@
-"""Laws of shaping: what each step keeps, whatever the trace."""
+"""Laws of shaping: what each step preserves of any trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def profiles(seed: int) -> list[EstimateRecord]:
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Arrival]:
-    """Draw jobs with everything that may be wrong with them: names, order, counts, models, types."""
+    """Draw jobs with all kinds of faults: names, order, counts, models, types."""
     count = draw(st.integers(0, 12))
     return [
         an_arrival(
@@ -58,16 +58,20 @@ def test_screening_loses_no_job_and_kept_jobs_run_as_requested(
     jobs: list[Arrival], seed: int
 ) -> None:
     known = profiles(seed)
-    found = screen_jobs(jobs, known, [a_type("a100"), a_type("v100")], NODES, "drop")
-    kept = [a.spec.name for a in found.arrivals]
-    dropped = [one.job for one in found.dropped]
+    screened_jobs = screen_jobs(jobs, known, [a_type("a100"), a_type("v100")], NODES, "drop")
+    kept = [a.spec.name for a in screened_jobs.arrivals]
+    dropped = [one.job for one in screened_jobs.dropped]
     assert sorted(kept + dropped) == sorted(a.spec.name for a in jobs)
     assert len(set(kept)) == len(kept)
-    assert np.isfinite(gpu_seconds(found.arrivals, Speeds(known, ClusterRoom.of(NODES)))).all()
-    times = [a.arrival_s for a in found.arrivals]
+    assert np.isfinite(
+        gpu_seconds(screened_jobs.arrivals, Speeds(known, ClusterRoom.of(NODES)))
+    ).all()
+    times = [a.arrival_s for a in screened_jobs.arrivals]
     assert times == sorted(times)
-    again = screen_jobs(found.arrivals, known, [a_type("a100"), a_type("v100")], NODES, "refuse")
-    assert again.arrivals == found.arrivals  # what is left is good
+    again = screen_jobs(
+        screened_jobs.arrivals, known, [a_type("a100"), a_type("v100")], NODES, "refuse"
+    )
+    assert again.arrivals == screened_jobs.arrivals  # the kept jobs are valid
 
 
 @examples(60)
@@ -81,10 +85,10 @@ def test_redrawing_keeps_gpu_seconds_within_half_an_iteration_and_fits_the_clust
     ).arrivals
     if not speeds.workloads():
         return
-    found = redraw_models(job_requests(good, speeds), speeds, seed)
-    assert found == redraw_models(job_requests(good, speeds), speeds, seed)
-    before, after = gpu_seconds(good, speeds), gpu_seconds(found, speeds)
-    for a, b, one in zip(before.tolist(), after.tolist(), found, strict=True):
+    redrawn_jobs = redraw_models(job_requests(good, speeds), speeds, seed)
+    assert redrawn_jobs == redraw_models(job_requests(good, speeds), speeds, seed)
+    before, after = gpu_seconds(good, speeds), gpu_seconds(redrawn_jobs, speeds)
+    for a, b, one in zip(before.tolist(), after.tolist(), redrawn_jobs, strict=True):
         step = one.spec.requested_gpus * speeds.iter_time_s(one.spec)
         assert math.isfinite(step)
         assert abs(a - b) <= (0.5 if a >= step / 2 else 1.0) * step * (1 + 1e-9)
@@ -95,11 +99,11 @@ def test_redrawing_keeps_gpu_seconds_within_half_an_iteration_and_fits_the_clust
 def test_no_window_of_that_length_has_more_jobs_than_the_busiest(
     jobs: list[Arrival], hours: float
 ) -> None:
-    found = busiest_jobs(jobs, hours)
+    busiest = busiest_jobs(jobs, hours)
     times = [a.arrival_s for a in jobs]
-    most = max((sum(t <= u < t + hours * 3600 for u in times) for t in times), default=0)
-    assert len(found) == most
-    assert all(0 <= a.arrival_s < hours * 3600 + 1e-6 for a in found)
+    expected = max((sum(t <= u < t + hours * 3600 for u in times) for t in times), default=0)
+    assert len(busiest) == expected
+    assert all(0 <= a.arrival_s < hours * 3600 + 1e-6 for a in busiest)
 
 
 @examples(40)
@@ -107,10 +111,10 @@ def test_no_window_of_that_length_has_more_jobs_than_the_busiest(
 def test_sampling_and_tenants_change_nothing_else_of_a_job(
     jobs: list[Arrival], seed: int, share: float
 ) -> None:
-    found = sample_jobs(jobs, share, seed)
-    assert len(found) == round(share * len(jobs))
+    sample = sample_jobs(jobs, share, seed)
+    assert len(sample) == round(share * len(jobs))
     position = iter(jobs)
-    assert all(any(a is b for b in position) for a in found)  # a subsequence
+    assert all(any(a is b for b in position) for a in sample)  # a subsequence
     split, _ = split_tenants(jobs, len(jobs) // 2, 8, seed)
     assert [(a.arrival_s, a.spec.workload, a.spec.iterations) for a in split] == [
         (a.arrival_s, a.spec.workload, a.spec.iterations) for a in jobs

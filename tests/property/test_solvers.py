@@ -1,4 +1,4 @@
-"""Laws of every solver, on small random problems whose optimum is known by trying all."""
+"""Laws of every solver, on small random problems whose optimum is known by enumeration."""
 
 from __future__ import annotations
 
@@ -31,45 +31,45 @@ SOME = examples(100)
 
 
 def _check_solution(solver: Solver, problem: Problem, hint: Solution | None = None) -> Solution:
-    """Solve and hold what must hold of every solution."""
-    found = solver.solve(problem, EXACT, hint)
+    """Solve the problem, check the laws of every solution, and return the solution."""
+    solution = solver.solve(problem, EXACT, hint)
     best = brute_force(problem)
-    assert dict(found.work).keys() >= {solver.name} or solver.name == "portfolio"
-    if not found.has_answer:
-        assert np.all(found.choice == -1)
-        assert found.status is SolveStatus.UNKNOWN or best is None
+    assert dict(solution.work).keys() >= {solver.name} or solver.name == "portfolio"
+    if not solution.has_answer:
+        assert np.all(solution.choice == -1)
+        assert solution.status is SolveStatus.UNKNOWN or best is None
     else:
-        assert find_violations(problem, found) == []
+        assert find_violations(problem, solution) == []
         assert best is not None
-        assert found.objective <= best
-        assert found.status is not SolveStatus.OPTIMAL or found.objective == best
-    assert best is None or found.bound >= best
-    return found
+        assert solution.objective <= best
+        assert solution.status is not SolveStatus.OPTIMAL or solution.objective == best
+    assert best is None or solution.bound >= best
+    return solution
 
 
 def _check_exact(solver: Solver, problem: Problem, hint: Solution | None = None) -> None:
-    found, best = _check_solution(solver, problem, hint), brute_force(problem)
-    assert found.status is (SolveStatus.INFEASIBLE if best is None else SolveStatus.OPTIMAL)
-    assert found.objective == (best or 0)
+    solution, best = _check_solution(solver, problem, hint), brute_force(problem)
+    assert solution.status is (SolveStatus.INFEASIBLE if best is None else SolveStatus.OPTIMAL)
+    assert solution.objective == (best or 0)
 
 
 @SOME
 @given(problems())
 def test_greedy_is_valid_and_keeps_running_jobs_if_they_fit(problem: Problem) -> None:
-    found = _check_solution(Greedy(), problem)
+    solution = _check_solution(Greedy(), problem)
     alive = a_problem([], [1]) if not len(problem.cell) else problem
     now = problem.current[problem.current >= 0]
     stays = bool(np.all(problem.used(problem.current) <= problem.capacity))
     if alive is problem and stays and not np.any(problem.must_run & (problem.current < 0)):
-        assert found.has_answer
-        assert found.objective >= int(problem.value[now].sum())
+        assert solution.has_answer
+        assert solution.objective >= int(problem.value[now].sum())
 
 
 @SOME
 @given(problems())
 def test_the_relaxation_bound_is_valid_and_its_prices_are_not_negative(problem: Problem) -> None:
-    found = _check_solution(Relaxation(), problem)
-    assert np.all(found.prices >= 0)
+    solution = _check_solution(Relaxation(), problem)
+    assert np.all(solution.prices >= 0)
 
 
 @SOME
@@ -92,7 +92,7 @@ def test_a_core_loses_nothing_that_its_outside_bound_does_not_cover(
     priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
     core = core_of(problem, priced, known.choice, reach)
     inside = brute_force(core.problem)
-    assert inside is not None, "the known answer is always part of the core"
+    assert inside is not None, "the core must contain the known answer"
     assert np.array_equal(core.lift(core.lower(known.choice)), known.choice)
     assert best <= max(inside + core.offset, core.outside)
     assert inside + core.offset <= best

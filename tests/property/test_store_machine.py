@@ -1,7 +1,7 @@
-"""Users, rounds, agents and failures in any order, on real PostgreSQL against a model of the GPUs.
+"""Users, rounds, agents and failures in any order: the store on real PostgreSQL against a model of the GPUs.
 
-The model knows what the agents physically run. The law that matters most: no agent is ever told to start
-a gang on a GPU where another still runs.
+The model knows what the agents physically run. The most important law: no agent is ever instructed
+to start a gang on a GPU on which another gang still runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.support.stored_cluster import (
 NODES, GPUS = 3, 4
 
 LATE_S = 4e9
-"""The deadline of every job when it is submitted, seconds since 1970."""
+"""The deadline that every job has when it is submitted, in seconds since 1970."""
 
 USERS_EVENTS = (JobEvent.RELEASE, JobEvent.HOLD, JobEvent.CANCEL)
 
@@ -79,7 +79,7 @@ OFTEN = {
     "submit": 1,
     "tenants": 1,
 }
-"""What happens, and how often."""
+"""The relative frequency of each event."""
 
 HAPPENINGS = st.tuples(
     st.sampled_from([name for name, weight in OFTEN.items() for _ in range(weight)]),
@@ -92,7 +92,7 @@ TRUNCATE = "TRUNCATE {} CASCADE".format(", ".join(table.name for table in metada
 
 @dataclass
 class Running:
-    """A gang's member on a node: what the agent knows and what occupies GPUs."""
+    """A gang's member on a node, as its agent knows it and as it occupies GPUs."""
 
     gpus: frozenset[int]
     phase: str = "running"
@@ -105,11 +105,11 @@ class Running:
 
 @dataclass
 class Agent:
-    """An agent as a machine would see it."""
+    """An agent, as seen from its machine."""
 
     number: int = 0
     alive: bool = True
-    revision: int = 0  # of the desired state acted on last
+    revision: int = 0  # of the desired state that was last carried out
     fetched: DesiredState | None = None
     gangs: dict[tuple[str, int], Running] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class Agent:
 
 
 class World:
-    """A stored cluster, and beside it what users asked for and what agents physically run."""
+    """A stored cluster, with users' requests and the gangs that agents physically run."""
 
     def __init__(self, database: Database) -> None:
         self.database, self.store = database, PostgresStore(database)
@@ -128,10 +128,10 @@ class World:
         self.agents = {f"a100-{i}": Agent() for i in range(NODES)}
         self.requests = 0
         self.jobs: list[str] = []
-        self.wanted: dict[str, JobEvent] = {}  # the last that its user asked of a job
+        self.wanted: dict[str, JobEvent] = {}  # the user's last request for each job
         self.planned: tuple[Snapshot, list[Decision], Request] | None = None
         self.avoids: dict[str, tuple[str, ...]] = {}
-        self.promised: dict[str, bool] = {}  # by the last round that decided on the job
+        self.promised: dict[str, bool] = {}  # as by the last round that decided on the job
         self.served: dict[str, float] = {}
         self.tenants: dict[str, TenantSpec] = {}
 
@@ -140,7 +140,7 @@ class World:
         return Request(id=f"r{self.requests}", method="m", digest="d")
 
     def happens(self, name: str, node: str, pick: int) -> None:
-        """Let one thing happen; ``pick`` decides what it leaves open."""
+        """Perform one event; ``pick`` decides its details."""
         calls: dict[str, Callable[[], None]] = {
             "progress": lambda: self.progress(node, pick),
             "plan": lambda: self.plan(pick),
@@ -170,7 +170,7 @@ class World:
         else:
             on_node[name](node)
 
-    # What users do.
+    # Actions of users.
 
     def submit(self, gpus: int, avoids: str = "") -> None:
         name, request = f"j{len(self.jobs)}", self.request()
@@ -186,7 +186,8 @@ class World:
         def work(writer: PostgresWriter) -> bytes:
             return writer.submit_jobs(C, [spec])[0].spec.name.encode()
 
-        answers = {self.store.write(request, work) for _ in range(2)}  # the reply was lost once
+        # as if the first reply was lost
+        answers = {self.store.write(request, work) for _ in range(2)}
         assert answers == {name.encode()}
         self.jobs.append(name)
 
@@ -200,32 +201,32 @@ class World:
                 apply_event(self.store, name, event)
 
     def hurry(self, pick: int) -> None:
-        """A user moves a deadline: an earlier one ends the promise of a later one."""
+        """Change a deadline as a user; an earlier deadline ends the promise of a later one."""
         name = self.jobs[pick % len(self.jobs)]
-        found, deadline_s = job(self.store, name), LATE_S - pick
+        stored, deadline_s = job(self.store, name), LATE_S - pick
         spec = a_spec(name, deadline_s=deadline_s)
-        if found.ended_s is None:
+        if stored.ended_s is None:
             do(self.store, lambda w: w.update_job(C, spec, ["deadline_s"], None))
-            kept = deadline_s >= found.spec.deadline_s
+            kept = deadline_s >= stored.spec.deadline_s
             self.promised[name] = kept and self.promised.get(name, False)
 
     def set_tenants(self, pick: int) -> None:
-        """An administrator sets one of three tenants' quotas, or forgets one."""
+        """Set the quotas of one of three tenants as an administrator, or delete the tenant."""
         name, gpus = f"t{pick % 3}", pick % (NODES * GPUS + 2)
         if pick % 5 == 0 and name in self.tenants:
             do(self.store, lambda w: w.delete_tenants(C, [name]))
             del self.tenants[name]
         else:
             tenant = TenantSpec(name=name, weight=pick % 4, quotas={("", "a100")[pick % 2]: gpus})
-            wanted = self.tenants | {name: tenant}
-            typed = sum(t.quotas.get("a100", 0) for t in wanted.values())
-            everything = typed + sum(t.quotas.get("", 0) for t in wanted.values())
+            changed = self.tenants | {name: tenant}
+            typed = sum(t.quotas.get("a100", 0) for t in changed.values())
+            everything = typed + sum(t.quotas.get("", 0) for t in changed.values())
             if max(typed, everything) > NODES * GPUS:
                 with pytest.raises(InvalidInput, match=f"{NODES * GPUS}"):
                     do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
             else:
                 do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
-                self.tenants = wanted
+                self.tenants = changed
         stored = self.store.list_tenants(C)
         assert stored == [self.tenants[key] for key in sorted(self.tenants)]
 
@@ -239,7 +240,7 @@ class World:
     def drain(self, node: str, draining: bool) -> None:
         do(self.store, lambda w: w.drain_nodes(C, [node], draining=draining))
 
-    # What rounds do. Between plan and commit anything may happen.
+    # Actions of rounds. Anything may happen between plan and commit.
 
     def plan(self, seed: int) -> None:
         lost = self.store.expire(C)
@@ -268,14 +269,14 @@ class World:
         self.planned = None
 
     def round(self, pick: int) -> None:
-        """Plan and commit; at times a user changes a running job in between."""
+        """Plan and commit a round; sometimes a user changes a running job in between."""
         self.plan(pick)
         running = [i for i, s in enumerate(states(self.store).values()) if s in ACTIVE]
         if pick % 3 == 0 and running:
             self.reweigh(running[pick % len(running)])
         self.commit()
 
-    # What agents do.
+    # Actions of agents.
 
     def catch_up(self, node: str) -> None:
         for step in (self.obey, self.reap, self.report):
@@ -290,30 +291,30 @@ class World:
             self.agents[node].fetched = self.store.desired(C, f"agent-{node}")
 
     def act(self, node: str) -> None:
-        """Stop what is not in the state fetched last, however old that is, and start what is new."""
+        """Stop gangs that are not in the last fetched state, however old that is, and start new ones."""
         agent = self.agents[node]
         if not agent.alive or agent.fetched is None:
             return
         agent.revision = agent.fetched.revision
-        wanted = {
+        desired = {
             (gang.spec.name, gang.generation): frozenset(shares[node])
             for gang in agent.fetched.gangs
             if node in (shares := dict(gang.allocation.shares))
         }
         for key, gang in list(agent.gangs.items()):
-            if key not in wanted:
+            if key not in desired:
                 if gang.occupies:
                     gang.phase = "stopping"
                 else:
-                    del agent.gangs[key]  # its end has been taken in
-        for key, gpus in wanted.items():
+                    del agent.gangs[key]  # the server knows of its end
+        for key, gpus in desired.items():
             if key not in agent.gangs:
                 busy = {g for r in agent.gangs.values() if r.occupies for g in r.gpus}
-                assert not busy & gpus, f"{key} is to start on {node} beside {agent.gangs}"
+                assert not busy & gpus, f"{key} is to start on {node} next to {agent.gangs}"
                 agent.gangs[key] = Running(gpus)
 
     def late(self, node: str, pick: int) -> None:
-        """A round is committed, and the agent reports, while what it has fetched is on its way."""
+        """Commit a round and report, while the agent's fetched state is still on its way."""
         self.fetch(node)
         self.round(pick)
         self.report(node)
@@ -348,18 +349,18 @@ class World:
         name = f"agent-{node}"
         self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
         again = self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
-        assert not again, "the same report twice changed the desired state twice"
+        assert not again, "a repeated report changed the desired state again"
         for job_name, done in before.items():
             assert done <= job(self.store, job_name).iterations_done <= 100
 
     def restart_agent(self, node: str) -> None:
-        """The agent's process dies with its gangs and is started again at once."""
+        """Kill the agent's process with its gangs, and restart it at once."""
         self.agents[node].gangs.clear()
         self.agents[node].alive = False
         self.come_back(node)
 
     def lose(self, node: str) -> None:
-        """The node is cut off until its lease and the margin have run out: its gangs are dead."""
+        """Disconnect the node until its lease and the margin have expired; its gangs are dead."""
         agent = self.agents[node]
         agent.alive = False
         agent.gangs.clear()
@@ -379,7 +380,7 @@ class World:
             with pytest.raises(NotAllowed):
                 record_heartbeat(self.store, f"agent-{node}", before)
 
-    # What always holds.
+    # Invariants.
 
     def gpus_are_held_once_and_by_who_owns_them(self) -> None:
         snapshot = self.store.snapshot(C)
@@ -395,18 +396,18 @@ class World:
         gpus = np.column_stack([a.node, a.gpu, a.hold]).tolist()
         leaving = {(n, g) for n, g, hold in gpus if hold == Hold.RELEASING}
         awaited = {(n, g) for n, g, hold in gpus if hold == Hold.RESERVED}
-        assert awaited <= leaving, "a job waits for one that does not leave"
+        assert awaited <= leaving, "a job waits for GPUs that are not being released"
         holders = {
             (snapshot.nodes.name[n], g)
             for n, g in zip(a.node.tolist(), a.gpu.tolist(), strict=True)
         }
         for node, agent in self.agents.items():
             for gang in agent.gangs.values():
-                if gang.occupies:  # then the store knows it
+                if gang.occupies:  # the store must know it
                     assert {(node, g) for g in gang.gpus} <= holders
 
     def promises_and_service_are_remembered(self) -> None:
-        """Only rounds promise; service grows while a job has GPUs, and only then."""
+        """Check that only rounds make promises, and that service grows exactly while a job has GPUs."""
         jobs = self.store.snapshot(C).jobs
         active = np.array([STATES[state] in ACTIVE for state in jobs.state.tolist()], np.bool_)
         assert ((jobs.since_s > 0) == active).all()
@@ -435,7 +436,7 @@ class World:
                 assert now[name] in (JobState.HOLDING, JobState.HELD, JobState.SUCCEEDED)
 
     def catches_up(self) -> None:
-        """Histories are legal; and once agents have caught up nothing is left half-way."""
+        """Check that histories are legal, and that nothing is left half-done once agents have caught up."""
         for _ in range(3):
             for node in self.agents:
                 self.come_back(node)

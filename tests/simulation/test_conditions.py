@@ -1,4 +1,4 @@
-"""What a world is made of: scenarios, errors of estimates, hazards, the table of costs."""
+"""The parts of a world: scenarios, errors of estimates, hazards and the table of overheads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, giv
 
 
 @pytest.mark.parametrize(
-    ("scenario", "says"),
+    ("scenario", "message"),
     [
         (lambda: a_scenario(nodes=some_specs(("a100", 1, 4)), types=["v100"]), "gpu_types lacks"),
         (lambda: a_scenario(nodes=some_specs(("a100", 1, 0))), "at least one GPU"),
@@ -40,13 +40,13 @@ from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, giv
         (lambda: a_scenario(tenants=[TenantSpec(name="t", quotas={"h100": 1})]), "the type h100"),
     ],
 )
-def test_a_meaningless_scenario_is_refused(scenario: Callable[[], Scenario], says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
+def test_a_meaningless_scenario_is_refused(scenario: Callable[[], Scenario], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         scenario()
 
 
 def test_visible_estimates_of_workloads_without_jobs_do_not_shift_the_others() -> None:
-    """``aaa`` sorts before bert, so that indices of workloads would be off by one."""
+    """``aaa`` sorts before bert, so workload indices could be off by one."""
     strange = a_profile(1, 99.0, workload=Workload(model="aaa", params="1B", global_batch=3))
     world = a_world(a_scenario(an_arrival("a")), visible=[strange, a_profile()])
     give(world, "a", ("a100-0", [0]))
@@ -90,31 +90,33 @@ MANY = some_specs(("a100", 400, 8))
 
 def test_nodes_fail_and_return_at_the_given_rates() -> None:
     drawn = Hazards(between_failures_s=10 * DAY_S, repair_s=6 * 3600.0)
-    found = draw_failures(MANY, 200 * DAY_S, 3, drawn)
+    failures = draw_failures(MANY, 200 * DAY_S, 3, drawn)
     expected = 400 * 200 / 10.25
-    assert len(found) == pytest.approx(expected, rel=0.04)
-    away_s = np.array([f.up_s - f.down_s for f in found])
+    assert len(failures) == pytest.approx(expected, rel=0.04)
+    away_s = np.array([f.up_s - f.down_s for f in failures])
     assert away_s.mean() == pytest.approx(6 * 3600.0, rel=0.04)
     assert away_s.std() == pytest.approx(6 * 3600.0, rel=0.06)
-    assert found == sorted(found, key=lambda f: f.down_s)
-    assert max(f.down_s for f in found) < 200 * DAY_S
+    assert failures == sorted(failures, key=lambda f: f.down_s)
+    assert max(f.down_s for f in failures) < 200 * DAY_S
 
 
 def test_nodes_lag_by_at_most_the_stated_factor() -> None:
-    found = draw_stragglers(MANY, 60 * DAY_S, 3, Hazards(between_lags_s=5 * DAY_S, slowest=3.0))
-    factors = np.array([s.factor for s in found])
+    stragglers = draw_stragglers(
+        MANY, 60 * DAY_S, 3, Hazards(between_lags_s=5 * DAY_S, slowest=3.0)
+    )
+    factors = np.array([s.factor for s in stragglers])
     assert (factors.min() >= 1.0, factors.max() <= 3.0) == (True, True)
     assert factors.mean() == pytest.approx(2.0, rel=0.03)
-    assert len(found) == pytest.approx(400 * 60 / (5 + 2 / 24), rel=0.05)
+    assert len(stragglers) == pytest.approx(400 * 60 / (5 + 2 / 24), rel=0.05)
 
 
 def test_spells_of_a_node_do_not_overlap_and_do_not_depend_on_other_nodes() -> None:
     often = Hazards(between_failures_s=DAY_S, repair_s=DAY_S)
-    found = draw_failures(MANY[:3], 100 * DAY_S, 9, often)
+    failures = draw_failures(MANY[:3], 100 * DAY_S, 9, often)
     alone = draw_failures(MANY[1:2], 100 * DAY_S, 9, often)
-    assert [f for f in found if f.node == "a100-1"] == alone
+    assert [f for f in failures if f.node == "a100-1"] == alone
     assert all(a.up_s < b.down_s for a, b in pairwise(alone))
-    assert draw_failures(MANY[:3], 100 * DAY_S, 8, often) != found
+    assert draw_failures(MANY[:3], 100 * DAY_S, 8, often) != failures
     lags = draw_stragglers(MANY[1:2], 100 * DAY_S, 9, replace(often, between_lags_s=DAY_S))
     assert [s.start_s for s in lags][:3] != [f.down_s for f in alone][:3]
 
@@ -143,7 +145,7 @@ def test_a_failure_of_a_missing_node_is_refused() -> None:
         a_world(a_scenario(), failures=[Failure(node="a100-9", down_s=0.0, up_s=1.0)])
 
 
-# the table of costs
+# the table of overheads
 
 
 @pytest.mark.parametrize(

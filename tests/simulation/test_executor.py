@@ -1,4 +1,4 @@
-"""The file of a run, and the executor that replays it and finds what was tampered with."""
+"""The log of a run, and the independent executor that replays it and detects tampering."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def a_run() -> Result:
-    """Return a run of two jobs on one node; one fails at 500 s and lags from 1,000 s to 1,300 s."""
+    """Return a run of two jobs on one node, which fails at 500 s and lags from 1,000 s to 1,300 s."""
     scenario = a_scenario(
         an_arrival("a", 5.0, iterations=2000),
         an_arrival("b", 7.0, iterations=300),
@@ -50,7 +50,7 @@ def a_run() -> Result:
 
 
 def tampered_log(change: Callable[[list[Row]], None]) -> list[str]:
-    """Return the log of ``a_run`` with its segments changed."""
+    """Return the log of ``a_run`` with changed segments."""
     rows = [json.loads(line) for line in lines_of(log_of(a_run()))]
     change([row for row in rows if row["kind"] == "segment"])
     return [json.dumps(row) for row in rows if not row.get("gone")]
@@ -61,8 +61,8 @@ def segment_ended_by(segments: list[Row], ended_by: str) -> Row:
 
 
 def hold_gpus_twice(segments: list[Row]) -> None:
-    one, other = (s for s in segments if s["start_s"] == 300.0)
-    one["on"] = other["on"]
+    first, second = (s for s in segments if s["start_s"] == 300.0)
+    first["on"] = second["on"]
 
 
 def use_unknown_gpu(segments: list[Row]) -> None:
@@ -110,7 +110,7 @@ def test_an_unchanged_log_replays_to_the_same_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (hold_gpus_twice, "hold its GPUs alone"),
         (use_unknown_gpu, "hold GPUs that its nodes have"),
@@ -125,9 +125,9 @@ def test_an_unchanged_log_replays_to_the_same_run() -> None:
     ],
 )
 def test_a_log_that_breaks_a_rule_is_refused(
-    change: Callable[[list[Row]], None], says: str
+    change: Callable[[list[Row]], None], message: str
 ) -> None:
-    with pytest.raises(ReplayFailed, match=says):
+    with pytest.raises(ReplayFailed, match=message):
         replay_lines(tampered_log(change))
 
 
@@ -183,13 +183,13 @@ def test_infeasible_profiles_and_infinite_checkpoint_intervals_survive_the_file(
     scenario = a_scenario(an_arrival("a"), profiles=[a_profile(), a_profile(2, math.inf)])
     log = log_of(simulate_scenario(scenario, overheads=FREE))
     write_log(log, tmp_path / "run.jsonl")
-    found = read_log(tmp_path / "run.jsonl")
-    assert [e.iter_time_s for e in found.profiles] == [1.0, math.inf]
-    assert found == log
+    read_back = read_log(tmp_path / "run.jsonl")
+    assert [e.iter_time_s for e in read_back.profiles] == [1.0, math.inf]
+    assert read_back == log
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "must have one header"),
         ('{"kind": "run", "format": "other/9"}\n', "must have one header"),
@@ -199,8 +199,8 @@ def test_infeasible_profiles_and_infinite_checkpoint_intervals_survive_the_file(
         ('{"kind": "run", "format": "tessera-allocations/1"}\n', "missing or wrong: 'ended_s'"),
     ],
 )
-def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "odd.jsonl"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         read_log(file)

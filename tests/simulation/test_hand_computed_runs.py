@@ -1,4 +1,4 @@
-"""Times, charges and losses that were worked out by hand."""
+"""Times, charges and losses that were computed by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def segments(world: World) -> list[tuple[float, float, float, str]]:
     return [(s.start_s, s.ready_s, s.end_s, s.ended_by) for s in world.segments]
 
 
-# what a start costs; COSTLY: save 7, load 11, search 20 / 30 / 40 s on 1 / 2 / 4 GPUs
+# the cost of a start; COSTLY: save 7, load 11, search 20 / 30 / 40 s on 1 / 2 / 4 GPUs
 
 
 def test_a_first_start_loads_and_searches_and_saves_nothing() -> None:
@@ -114,7 +114,7 @@ def test_a_suspended_job_that_resumes_in_another_cell_pays_for_its_search_too() 
 def test_a_job_that_was_saved_before_it_trained_has_nothing_to_save_again() -> None:
     world = a_world(a_scenario(an_arrival("a")), COSTLY)
     give(world, "a", ONE)
-    world.advance(31)  # ready, and nothing trained
+    world.advance(31)  # ready, but nothing is trained yet
     give(world, "a", ("a100-1", [0]), kind=DecisionKind.MOVE)
     assert end_s(world, "a") == 31 + 11 + 1000
 
@@ -134,7 +134,7 @@ def test_the_save_time_of_an_interrupted_start_is_still_charged() -> None:
     world.advance(131)
     give(world, "a", FOUR, kind=DecisionKind.RESIZE)  # 7 + 11 + 40
     world.advance(140)
-    give(world, "a", ONE, kind=DecisionKind.RESIZE)  # the Cell that it ran on last
+    give(world, "a", ONE, kind=DecisionKind.RESIZE)  # the Cell on which it last ran
     assert end_s(world, "a") == 140 + 7 + 11 + 900
 
 
@@ -153,7 +153,7 @@ def test_jobs_of_a_new_workload_become_visible_after_a_whole_profiling_round() -
 
 
 def test_a_failure_loses_the_training_since_the_last_checkpoint() -> None:
-    """Ready at 31 s, so checkpoints at 131 and 231 s; the failure at 300 s keeps 200 of 269 iterations."""
+    """Ready at 31 s; checkpoints at 131 and 231 s. The failure at 300 s keeps 200 of 269 iterations."""
     world = a_world(
         a_scenario(an_arrival("a")),
         COSTLY,
@@ -164,7 +164,7 @@ def test_a_failure_loses_the_training_since_the_last_checkpoint() -> None:
     assert iterations_done(world, "a") == 200
     assert (world.segments[0].iterations, world.segments[0].lost) == (269, 69)
     assert not world.snapshot().nodes.schedulable[0]
-    give(world, "a", ("a100-1", [0]))  # in the same Cell, from the last checkpoint: load alone
+    give(world, "a", ("a100-1", [0]))  # the same Cell, from the last checkpoint: only the load time
     assert end_s(world, "a") == 300 + 11 + 800
 
 
@@ -240,7 +240,7 @@ def test_a_node_with_two_overlapping_failures_returns_after_the_later_one() -> N
 
 
 def test_a_straggler_slows_the_whole_gang_while_it_lasts() -> None:
-    """8 iterations/s; 100 s at a quarter of that do 200, where 800 were due: 600 / 8 = 75 s later."""
+    """8 iterations/s. 100 s at a quarter of that do 200 instead of 800: 600 / 8 = 75 s later."""
     slow = [Straggler(node="a100-1", start_s=50.0, end_s=150.0, factor=4.0)]
     world = a_world(a_scenario(an_arrival("a", iterations=2000)), stragglers=slow)
     give(world, "a", FOUR, ALL)
@@ -250,7 +250,7 @@ def test_a_straggler_slows_the_whole_gang_while_it_lasts() -> None:
 
 
 def test_the_slower_of_two_stragglers_on_a_node_counts() -> None:
-    """From 100 s: 100 s at 1/2, 100 s at 1/4, 100 s at 1/2: 125 of 300 iterations."""
+    """From 100 s: 100 s each at 1/2, 1/4 and 1/2, that is 125 instead of 300 iterations."""
     slow = [
         Straggler(node="a100-0", start_s=100.0, end_s=400.0, factor=2.0),
         Straggler(node="a100-0", start_s=200.0, end_s=300.0, factor=4.0),
@@ -289,7 +289,7 @@ def test_a_failure_of_a_straggling_node_keeps_the_progress_of_the_last_checkpoin
     assert world.segments[-1].lost == (300 - 231) / 2
 
 
-# shapes, and what does not run
+# shapes, and Cells that cannot run
 
 
 def test_a_worse_shape_runs_at_nine_tenths_of_the_speed_per_halving() -> None:
@@ -299,9 +299,9 @@ def test_a_worse_shape_runs_at_nine_tenths_of_the_speed_per_halving() -> None:
 
 
 def test_a_cell_that_cannot_run_returns_its_gpus_and_rounds_see_it_as_infeasible() -> None:
-    told = [a_profile(1, 1.0), a_profile(2, 0.1)]
+    visible = [a_profile(1, 1.0), a_profile(2, 0.1)]
     true = a_scenario(an_arrival("a"), profiles=[a_profile(1, 1.0), a_profile(2, math.inf)])
-    world = a_world(true, COSTLY, visible=told)
+    world = a_world(true, COSTLY, visible=visible)
     give(world, "a", TWO)
     world.advance(100)
     world.check()
@@ -333,12 +333,12 @@ def test_only_the_shape_that_cannot_run_becomes_infeasible() -> None:
     assert end_s(world, "a") == 1001
 
 
-# events of one moment
+# simultaneous events
 
 
 def test_an_end_at_the_moment_of_a_round_is_handled_before_the_round() -> None:
     times_s = (0.1, 0.3, 0.7, 1.1, 1.3)
-    for time_s in times_s:  # 3000 x 0.1 is not 300 to the last bit, nor are the others
+    for time_s in times_s:  # not exact in binary, so the end may be a bit off
         world = a_world(
             a_scenario(an_arrival("a", iterations=3000), profiles=[a_profile(1, time_s)])
         )
@@ -369,9 +369,10 @@ def test_a_round_sees_a_failure_at_its_own_moment() -> None:
 
 
 def test_two_jobs_alternate_on_one_gpu_to_the_second() -> None:
-    """FCFS, rounds at 0, 300, ...: b, seen at 300 s, starts at the first round after a has ended.
+    """FCFS, rounds at 0, 300, ...: b is seen at 300 s and starts in the first round after a has ended.
 
-    a: arrives at 0, ready at 31, ends at 31 + 500 = 531. b: starts at 600, ready at 631, ends at 831.
+    a arrives at 0, is ready at 31 and ends at 31 + 500 = 531. b starts at 600, is ready at 631
+    and ends at 831.
     """
     scenario = a_scenario(
         an_arrival("a", 0.0, iterations=500),

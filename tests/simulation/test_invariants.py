@@ -1,4 +1,4 @@
-"""The invariants fire: each test corrupts a world in one way and sees it refused."""
+"""The invariants of a world: each test corrupts one thing and expects a refusal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_unearned_service(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("corrupt", "says"),
+    ("corrupt", "message"),
     [
         (train_waiting_job, "the progress of b"),
         (add_unpaid_work, "the progress of a"),
@@ -75,10 +75,10 @@ def add_unearned_service(world: World) -> None:
         (add_unearned_service, "were served"),
     ],
 )
-def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], says: str) -> None:
+def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], message: str) -> None:
     world = a_busy_world()
     corrupt(world)
-    with pytest.raises(InvariantBroken, match=says):
+    with pytest.raises(InvariantBroken, match=message):
         world.check()
 
 
@@ -91,7 +91,7 @@ def test_progress_of_a_waiting_job_is_refused_even_if_the_log_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "says"),
+    ("members", "message"),
     [
         ([("a100-0", [1])], "already held"),
         ([("a100-1", [2, 2])], "already held"),
@@ -100,13 +100,13 @@ def test_progress_of_a_waiting_job_is_refused_even_if_the_log_agrees() -> None:
         ([("a100-2", [0])], "away"),
     ],
 )
-def test_a_round_cannot_give_gpus_that_are_not_free(members: Members, says: str) -> None:
+def test_a_round_cannot_give_gpus_that_are_not_free(members: Members, message: str) -> None:
     scenario = a_scenario(an_arrival("a"), an_arrival("b"), nodes=some_specs(("a100", 3, 4)))
     gone = [Failure(node="a100-2", down_s=1.0, up_s=1e6)]
     world = a_world(scenario, failures=gone)
     give(world, "a", ("a100-0", [0, 1]))
     world.advance(100.0)
-    with pytest.raises(InvariantBroken, match=says):
+    with pytest.raises(InvariantBroken, match=message):
         give(world, "b", *members)
 
 
@@ -133,7 +133,7 @@ def test_jobs_may_swap_gpus_in_one_round() -> None:
 
 
 def test_gpu_seconds_add_up_for_many_gpus_at_irregular_times() -> None:
-    """Where a world counted from 1970 rounds 1,280 GPUs x 0.1 us, and the tolerance is smaller."""
+    """Counted from 1970, times round to 0.1 us; for 1,280 GPUs that exceeds the tolerance."""
     at_s = 0.123456789
     scenario = a_scenario(
         an_arrival("a", at_s, iterations=10**6),

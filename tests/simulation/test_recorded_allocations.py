@@ -1,4 +1,4 @@
-"""Replays of recorded allocations: by hand, and of what the simulator itself did."""
+"""Replays of recorded allocations: computed by hand, and of the simulator's own runs."""
 
 from __future__ import annotations
 
@@ -34,49 +34,49 @@ def a_hold(job: int = 0, start_s: float = 0.0, end_s: float = math.inf, **overri
 
 
 def replay_of(*holds: Hold, costs: Overheads = FREE, arrivals: int = 1) -> ReplayResult:
-    """Return the replay of jobs of 1,000 iterations, 1 s each on one GPU, which scale without loss."""
+    """Replay holds of jobs of 1,000 iterations, 1 s each on one GPU, that scale linearly."""
     jobs = [an_arrival(f"job-{i}") for i in range(arrivals)]
     nodes = nodes_for_holds(holds, {"a100": 4})
     return replay_holds(a_scenario(*jobs, nodes=nodes, types=["a100"]), holds, costs)
 
 
 def test_each_hold_pays_its_start_and_resumes_from_what_was_trained() -> None:
-    found = replay_of(a_hold(end_s=100.0), a_hold(start_s=300.0, gpus_per_node=2), costs=COSTLY)
+    replay = replay_of(a_hold(end_s=100.0), a_hold(start_s=300.0, gpus_per_node=2), costs=COSTLY)
 
     # 11 s to load, 20 to search: 69 iterations by 100 s; then 7 to save, 11 to load, 30 to search
-    assert found.end_s.tolist() == [348.0 + (1000 - 69) / 2]
-    assert [s.ready_s for s in found.segments] == [31.0, 348.0]
+    assert replay.end_s.tolist() == [348.0 + (1000 - 69) / 2]
+    assert [s.ready_s for s in replay.segments] == [31.0, 348.0]
 
 
 def test_an_immediate_change_of_gpus_is_a_move_and_not_a_pause() -> None:
-    found = replay_of(a_hold(end_s=100.0), a_hold(start_s=100.0, gpus_per_node=4))
+    replay = replay_of(a_hold(end_s=100.0), a_hold(start_s=100.0, gpus_per_node=4))
 
-    assert [(s.start_s, s.end_s, s.ended_by) for s in found.segments] == [
+    assert [(s.start_s, s.end_s, s.ended_by) for s in replay.segments] == [
         (0.0, 100.0, "move"),
         (100.0, 325.0, "finish"),
     ]
 
 
 def test_a_finished_job_ignores_its_later_holds() -> None:
-    found = replay_of(a_hold(end_s=1500.0), a_hold(start_s=2000.0))
+    replay = replay_of(a_hold(end_s=1500.0), a_hold(start_s=2000.0))
 
-    assert found.end_s.tolist() == [1000.0]
-    assert len(found.segments) == 1
+    assert replay.end_s.tolist() == [1000.0]
+    assert len(replay.segments) == 1
 
 
 def test_a_job_that_loses_its_last_hold_does_not_finish() -> None:
-    found = replay_of(a_hold(end_s=400.0))
+    replay = replay_of(a_hold(end_s=400.0))
 
-    assert found.end_s.tolist() == [math.inf]
-    assert [s.iterations for s in found.segments] == [400.0]
+    assert replay.end_s.tolist() == [math.inf]
+    assert [s.iterations for s in replay.segments] == [400.0]
 
 
 def test_a_job_that_outlasts_its_record_does_not_delay_others() -> None:
     whole = {"nodes": 2, "gpus_per_node": 4}
 
-    found = replay_of(a_hold(0, **whole), a_hold(1, start_s=10.0, **whole), arrivals=2)
+    replay = replay_of(a_hold(0, **whole), a_hold(1, start_s=10.0, **whole), arrivals=2)
 
-    assert found.end_s.tolist() == [125.0, 135.0]
+    assert replay.end_s.tolist() == [125.0, 135.0]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,12 @@ def test_too_few_nodes_are_named() -> None:
 
 
 def holds_of(result: Result) -> list[Hold]:
-    """Return what a run's jobs held; its gangs must be even."""
+    """Return the holds of a run's jobs, whose gangs must be even."""
     holds = []
     for s in result.segments:
-        assert len({len(gpus) for _, gpus in s.members}) == 1, "an uneven gang"
+        assert len({len(gpus) for _, gpus in s.members}) == 1, (
+            "the gang has unequal GPU counts on its nodes"
+        )
         holds.append(
             a_hold(
                 s.job,
@@ -128,14 +130,14 @@ def test_the_simulators_own_allocations_replay_to_its_own_times(policy: str, see
     run = simulate_scenario(scenario, POLICIES[policy], overheads=COSTLY)
     holds = holds_of(run)
     sizes = {node.gpu_type: node.gpus for node in scenario.nodes}
-    room = a_scenario(
+    replayed = a_scenario(
         *scenario.arrivals,
         nodes=nodes_for_holds(holds, sizes),
         profiles=scenario.profiles,
         types=[kind.name for kind in scenario.gpu_types],
     )
 
-    found = replay_holds(room, holds, COSTLY)
+    replay = replay_holds(replayed, holds, COSTLY)
 
-    assert len(found.segments) == len(run.segments) > 0
-    np.testing.assert_allclose(found.end_s, np.where(np.isfinite(run.end_s), run.end_s, np.inf))
+    assert len(replay.segments) == len(run.segments) > 0
+    np.testing.assert_allclose(replay.end_s, np.where(np.isfinite(run.end_s), run.end_s, np.inf))

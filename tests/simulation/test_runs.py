@@ -1,4 +1,4 @@
-"""When rounds come, and when a run ends."""
+"""The times of rounds, and the end of a run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def rounds_of(result: Result) -> list[float]:
 
 
 def recording_decider(
-    seen: list[Snapshot], options: RoundOptions = GREEDY
+    snapshots: list[Snapshot], options: RoundOptions = GREEDY
 ) -> Callable[[Snapshot], RoundOutcome]:
     decider = Decider(options)
 
     def decide(snapshot: Snapshot) -> RoundOutcome:
-        seen.append(snapshot)
+        snapshots.append(snapshot)
         return decider(snapshot)
 
     return decide
@@ -84,7 +84,7 @@ def test_rounds_on_events_happen_at_events_and_at_most_once_per_round_s() -> Non
 
 
 def test_events_that_no_round_sees_do_not_delay_rounds_on_events() -> None:
-    """A straggler comes at 990 s, which is nothing to decide on; the arrival at 1,000 s is."""
+    """A straggler at 990 s calls for no decision; the arrival at 1,000 s does."""
     scenario = a_scenario(
         an_arrival("a", 10.0, iterations=10_000),
         an_arrival("b", 1000.0, iterations=10_000),
@@ -96,7 +96,7 @@ def test_events_that_no_round_sees_do_not_delay_rounds_on_events() -> None:
 
 
 def test_jobs_running_at_the_horizon_are_logged_until_then() -> None:
-    """The horizon lies in the middle of a segment, and of a round."""
+    """The horizon is in the middle of a segment and between two rounds."""
     scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
     result = simulate_scenario(scenario, overheads=COSTLY, horizon_s=1000.0)
     last = result.segments[-1]
@@ -114,7 +114,7 @@ def test_jobs_that_arrive_after_the_horizon_are_not_part_of_the_run() -> None:
 
 
 def test_a_run_is_stuck_if_nothing_can_start_the_remaining_jobs() -> None:
-    """No node is ever back, so the job waits; a run without patience would go on for ever."""
+    """No node ever returns, so the job waits. Without a limit of patience the run would never end."""
     scenario = a_scenario(an_arrival("a", 100.0), nodes=ONE_GPU, profiles=[a_profile()])
     gone = [Failure(node="a100-0", down_s=1.0, up_s=math.inf)]
     for on_events in (False, True):
@@ -146,23 +146,23 @@ def test_a_job_with_an_impossible_deadline_is_rejected_and_a_possible_one_is_pro
         nodes=ONE_GPU,
         profiles=[a_profile()],
     )
-    seen: list[Snapshot] = []
-    result = simulate_scenario(scenario, decide=recording_decider(seen, DEADLINES))
+    snapshots: list[Snapshot] = []
+    result = simulate_scenario(scenario, decide=recording_decider(snapshots, DEADLINES))
     assert result.state == ("rejected", "succeeded")
     assert (result.rounds[0].suspended, result.rounds[0].waiting) == (0, 0)
     assert result.end_s[0] == 0.0
     assert result.end_s[1] <= 1200.0
     assert result.admitted[1] == 1.0
     assert result.admitted[0] == 0.0
-    legs = seen[1].legs
-    assert {seen[1].jobs.name[j] for j in legs.job.tolist()} == {"meets"}
+    legs = snapshots[1].legs
+    assert {snapshots[1].jobs.name[j] for j in legs.job.tolist()} == {"meets"}
 
 
 def test_a_round_that_breaks_a_rule_changes_nothing_but_is_counted_and_numbered() -> None:
-    decider, seen = Decider(GREEDY), []
+    decider, numbers = Decider(GREEDY), []
 
     def decide(snapshot: Snapshot) -> RoundOutcome:
-        seen.append(snapshot.round_number)
+        numbers.append(snapshot.round_number)
         outcome = decider(snapshot)
         if snapshot.round_number == 1:
             broken = Violation(rule="none", detail="made up")
@@ -172,11 +172,11 @@ def test_a_round_that_breaks_a_rule_changes_nothing_but_is_counted_and_numbered(
     result = simulate_scenario(a_scenario(an_arrival("a")), decide=decide)
     assert result.refused == 1
     assert result.first_start_s.tolist() == [300.0]
-    assert seen[:2] == [1, 2]
+    assert numbers[:2] == [1, 2]
 
 
 def test_progress_reports_how_many_jobs_have_ended() -> None:
-    heard: list[tuple[float, int]] = []
+    reports: list[tuple[float, int]] = []
     scenario = a_scenario(
         an_arrival("a", iterations=400),
         an_arrival("b", 900.0),
@@ -188,9 +188,9 @@ def test_progress_reports_how_many_jobs_have_ended() -> None:
         Decider(GREEDY),
         Conditions(overheads=FREE),
         StoppedClock(),
-        lambda now_s, over: heard.append((now_s, over)),
+        lambda now_s, over: reports.append((now_s, over)),
     )
-    assert heard[:4] == [(0.0, 0), (300.0, 0), (600.0, 1), (900.0, 1)]
+    assert reports[:4] == [(0.0, 0), (300.0, 0), (600.0, 1), (900.0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rounds that come only when something happens still come in time for promised schedules."""
+"""Rounds that are triggered only by events still keep promised deadline schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_on_events(scenario: Scenario) -> Result:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Draw jobs with deadlines on two nodes of two GPUs, more than fit at once."""
+    """Draw jobs with deadlines for two two-GPU nodes, more than fit at once."""
     at_s, jobs = 0.0, []
     for j in range(draw(st.integers(2, 7))):
         at_s += draw(st.sampled_from([0.0, 100.0, 900.0, 2500.0]))
@@ -59,21 +59,21 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 @examples(15)
 def test_promises_are_kept_by_rounds_on_events_alone(scenario: Scenario) -> None:
     result = run_on_events(scenario)
-    due = np.array([one.arrival_s + one.spec.deadline_s for one in scenario.arrivals])
+    due = np.array([arrival.arrival_s + arrival.spec.deadline_s for arrival in scenario.arrivals])
     late = (result.admitted > 0) & ~(result.end_s <= due * (1 + 1e-9))
     assert not late.any()
     assert result.refused == 0
 
 
 def test_a_round_without_promises_needs_no_follow_up() -> None:
-    found: list[tuple[float, float]] = []
+    follow_ups: list[tuple[float, float]] = []
     decide = Decider(LOOKS, work=0.01)
 
     def noted(snapshot: Snapshot) -> RoundOutcome:
         outcome = decide(snapshot)
-        found.append((snapshot.now_s, due_s(snapshot, outcome, ROUND_S)))
+        follow_ups.append((snapshot.now_s, due_s(snapshot, outcome, ROUND_S)))
         return outcome
 
     free = a_scenario(an_arrival("a", iterations=500))
     simulate(free, noted, Conditions(on_events=True), StoppedClock())
-    assert found == [(EPOCH_S, math.inf)]
+    assert follow_ups == [(EPOCH_S, math.inf)]

@@ -1,4 +1,4 @@
-"""Laws of every run, with the service's own round function deciding: a second executor agrees, and more."""
+"""Laws of every run of the service's own round function, e.g. that a second executor agrees."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_the_independent_executor_computes_the_same_completion_times(
 ) -> None:
     result = run_case(case)
     jct_s = replay_lines(lines_of(log_of(result)))
-    names = [one.spec.name for one in result.scenario.arrivals]
+    names = [arrival.spec.name for arrival in result.scenario.arrivals]
     finished = np.array([state == "succeeded" for state in result.state])
-    mine = np.where(finished, result.end_s - result.arrival_s, np.inf)
-    np.testing.assert_allclose([jct_s[name] for name in names], mine, rtol=1e-6)
+    expected_s = np.where(finished, result.end_s - result.arrival_s, np.inf)
+    np.testing.assert_allclose([jct_s[name] for name in names], expected_s, rtol=1e-6)
     assert result.refused == 0
 
 
@@ -92,11 +92,11 @@ def test_work_and_gpu_seconds_add_up_and_waiting_jobs_do_not_train(
             if f.node in {result.nodes[n] for n, _ in s.members}
         ]
         assert not any(s.start_s < f.up_s and f.down_s < s.end_s for f in away)
-    for job, one in enumerate(result.scenario.arrivals):
+    for job, arrival in enumerate(result.scenario.arrivals):
         if result.state[job] == "succeeded":
-            assert trained[job] == pytest.approx(one.spec.iterations, rel=1e-9)
+            assert trained[job] == pytest.approx(arrival.spec.iterations, rel=1e-9)
         else:
-            assert trained[job] < one.spec.iterations
+            assert trained[job] < arrival.spec.iterations
     ends = result.end_s[np.isfinite(result.end_s)]
     assert (ends <= result.ended_s).all()
 
@@ -105,29 +105,30 @@ def test_work_and_gpu_seconds_add_up_and_waiting_jobs_do_not_train(
 @pytest.mark.parametrize("on_events", [False, True])
 def test_the_same_run_repeats_bit_for_bit(policy: str, on_events: bool) -> None:
     case = 7, policy, on_events, 0.1, math.inf, COSTLY
-    one, other = run_case(case), run_case(case)
-    assert one.segments == other.segments
-    assert one.rounds == other.rounds
-    for f in fields(one):
-        if isinstance(getattr(one, f.name), np.ndarray):
-            assert np.array_equal(getattr(one, f.name), getattr(other, f.name)), f.name
+    first, second = run_case(case), run_case(case)
+    assert first.segments == second.segments
+    assert first.rounds == second.rounds
+    for f in fields(first):
+        if isinstance(getattr(first, f.name), np.ndarray):
+            assert np.array_equal(getattr(first, f.name), getattr(second, f.name)), f.name
 
 
 def test_another_seed_of_the_hazards_makes_another_run() -> None:
     scenario = a_random_scenario(3)
-    one, other = (
+    first, second = (
         simulate_scenario(scenario, POLICIES["greedy"], **conditions(scenario, seed, 0.0))
         for seed in (1, 2)
     )
-    assert one.segments != other.segments
+    assert first.segments != second.segments
 
 
 def test_wrong_estimates_change_decisions_but_not_true_speeds() -> None:
-    """Each segment trains at the true rate of its Cell, whatever the rounds were told."""
+    """Each segment trains at the true rate of its Cell, whatever estimates the rounds saw."""
     scenario = a_random_scenario(5, jobs=12)
-    told = perturb_estimates(scenario.profiles, 0.5, 1)
+    estimates = perturb_estimates(scenario.profiles, 0.5, 1)
     blind, seeing = (
-        simulate_scenario(scenario, POLICIES["ilp"], visible=visible) for visible in (told, None)
+        simulate_scenario(scenario, POLICIES["ilp"], visible=visible)
+        for visible in (estimates, None)
     )
     chosen = [
         [(s.job, s.start_s, s.cell.gpu_type, s.cell.gpus) for s in result.segments]
@@ -142,12 +143,12 @@ def test_wrong_estimates_change_decisions_but_not_true_speeds() -> None:
             if s.end_s - s.ready_s > 1.0:
                 rate = s.iterations / (s.end_s - s.ready_s)
                 rates.setdefault(cell, set()).add(round(rate, 6))
-    assert all(len(seen) == 1 for seen in rates.values())
+    assert all(len(distinct) == 1 for distinct in rates.values())
     assert len(rates) > 5
 
 
 def test_a_costlier_overhead_table_never_ends_the_same_allocations_sooner() -> None:
-    """A job alone on its GPUs from its arrival on: the table is all that differs."""
+    """A job is alone on its GPUs from its arrival on, and only the table differs."""
     scenario = a_random_scenario(11, jobs=1)
     ends = [
         simulate_scenario(

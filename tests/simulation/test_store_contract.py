@@ -1,4 +1,4 @@
-"""One suite for both stores: what rounds see of PostgreSQL's and of a world's after the same script."""
+"""One suite for two stores: after the same script, rounds see the same in PostgreSQL and a world."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from tests.support.worlds import (
 )
 
 OFTEN = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}, checkpoint_every_s=1.0)
-"""Checkpoints come each second: agents never report progress that a failure then takes back."""
+"""Checkpoints are taken every second, because agents never report progress that is lost later."""
 
 
 MYOPIC = replace(ILP, deadlines="myopic")
-"""Looking ahead would weigh the very moment, which two stores do not share to the second."""
+"""Looking ahead would depend on the exact time, which the stores do not share to the second."""
 
 
 def a_script() -> tuple[Scenario, list[Failure]]:
-    """Return jobs that arrive with every step, on a cluster too small for all, and nodes that go."""
+    """Return arrivals at every step, on a cluster too small for all of them, and node failures."""
     work = 40_000
     profiles = [
         a_profile(n, 1.0 / n**0.8, gpu_type=kind, pipeline_degree=degree)
@@ -148,12 +148,12 @@ def test_a_job_that_lost_its_node_waits_like_any_other(
     )
 
 
-# what each of them owes the round loop
+# the contract of both stores with the round loop
 
 
 @pytest.fixture(params=["memory", "postgres"])
 def rounds(request: pytest.FixtureRequest) -> Rounds:
-    """Return a store in which three jobs wait."""
+    """Return a store with three waiting jobs."""
     scenario = a_scenario(*(an_arrival(name, deadline_s=1e9) for name in "abc"))
     if request.param == "memory":
         return InMemory(World(scenario, overheads=OFTEN)).rounds
@@ -164,15 +164,15 @@ def rounds(request: pytest.FixtureRequest) -> Rounds:
 
 
 def an_empty_round(snapshot: Snapshot, **overrides: object) -> RoundCommit:
-    """Return a round that decided nothing."""
+    """Return a commit without decisions."""
     return a_round(snapshot, **overrides)
 
 
 def test_an_overtaken_round_changes_nothing(rounds: Rounds) -> None:
-    one = rounds.snapshot(C)
-    rounds.commit(an_empty_round(one))
+    snapshot = rounds.snapshot(C)
+    rounds.commit(an_empty_round(snapshot))
     with pytest.raises(RoundSuperseded, match="clusters/simulated/rounds/1"):
-        rounds.commit(an_empty_round(one))
+        rounds.commit(an_empty_round(snapshot))
     assert rounds.snapshot(C).round_number == 2
 
 
@@ -210,7 +210,7 @@ def test_a_refused_round_has_a_number_and_keeps_the_previous_prices(rounds: Roun
 def admit_decisions(
     snapshot: Snapshot, *jobs: str, kind: DecisionKind = DecisionKind.WAIT
 ) -> list[Decision]:
-    """Return that all jobs wait, and these are promised their deadlines."""
+    """Return waiting decisions for all jobs, with promised deadlines for the named ones."""
     return [
         wait(snapshot, name, kind)._replace(admitted=name in jobs) for name in snapshot.jobs.name
     ]
@@ -223,16 +223,16 @@ def test_certificates_belong_to_promised_jobs_and_are_ordered_by_job(rounds: Rou
     rounds.commit(
         an_empty_round(snapshot, decisions=tuple(admit_decisions(snapshot, "a", "b")), legs=legs)
     )
-    found = rounds.snapshot(C)
-    assert found.jobs.admitted.tolist() == [True, True, False]
-    assert found.legs.job.tolist() == [0, 1, 1]
-    assert found.legs.start_s.tolist() == [3e9, 1e9, 3e9]
-    assert found.legs.gpus.tolist() == [2, 1, 2]
+    after = rounds.snapshot(C)
+    assert after.jobs.admitted.tolist() == [True, True, False]
+    assert after.legs.job.tolist() == [0, 1, 1]
+    assert after.legs.start_s.tolist() == [3e9, 1e9, 3e9]
+    assert after.legs.gpus.tolist() == [2, 1, 2]
     rounds.commit(
-        an_empty_round(found, decisions=tuple(admit_decisions(found, "a")), legs=found.legs)
+        an_empty_round(after, decisions=tuple(admit_decisions(after, "a")), legs=after.legs)
     )
-    found = rounds.snapshot(C)
-    assert (found.jobs.admitted.tolist(), found.legs.job.tolist()) == ([True, False, False], [0])
+    after = rounds.snapshot(C)
+    assert (after.jobs.admitted.tolist(), after.legs.job.tolist()) == ([True, False, False], [0])
 
 
 def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> None:
@@ -241,9 +241,9 @@ def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> Non
     others = admit_decisions(snapshot, "b")[1:]
     legs = legs_of(snapshot, a=[a_leg()], b=[a_leg()])
     rounds.commit(an_empty_round(snapshot, decisions=(rejected, *others), legs=legs))
-    found = rounds.snapshot(C)
-    assert found.jobs.name == ("b", "c")
-    assert found.legs.job.tolist() == [0]
+    after = rounds.snapshot(C)
+    assert after.jobs.name == ("b", "c")
+    assert after.legs.job.tolist() == [0]
 
 
 def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds) -> None:

@@ -37,7 +37,7 @@ async def until(
     """Wait for ``condition`` and return its first true value."""
     end_s = time.monotonic() + within_s
     while not (value := condition()):
-        assert time.monotonic() < end_s, "the condition was never met"
+        assert time.monotonic() < end_s, "the condition was never true"
         await asyncio.sleep(every_s)
     return value
 

@@ -71,16 +71,16 @@ def _paths(
 ) -> tuple[Ints, Ints, dict[tuple[int, int], Ints]]:
     """Return all paths between two ToRs, of two links each, and those of each pair of ToRs."""
     links: list[int] = []
-    found: dict[tuple[int, int], Ints] = {}
+    paths: dict[tuple[int, int], Ints] = {}
     up, down = 2 * hosts, 2 * hosts + tors * aggregations
     for source in range(tors):
         for target in range(tors):
             if source != target:
                 first = len(links) // 2
-                found[source, target] = np.arange(first, first + aggregations)
+                paths[source, target] = np.arange(first, first + aggregations)
                 for agg in range(aggregations):
                     links += [up + source * aggregations + agg, down + target * aggregations + agg]
-    return np.arange(len(links) // 2 + 1) * 2, np.array(links, dtype=np.int64), found
+    return np.arange(len(links) // 2 + 1) * 2, np.array(links, dtype=np.int64), paths
 
 
 def _starts(counts: list[int]) -> Ints:

@@ -18,7 +18,7 @@ def a_demand(
 ) -> LinkDemand:
     """Return jobs that keep each of their links busy for 1 s, so that work equals intensity."""
     counts = [len(own) for own in links_of]
-    found = [link for own in links_of for link in sorted(own)]
+    loaded = [link for own in links_of for link in sorted(own)]
     ones = np.ones(len(links_of))
     return LinkDemand(
         work_flop=np.asarray(intensity, dtype=np.float64),
@@ -26,9 +26,9 @@ def a_demand(
         start_s=ones,
         delay_s=np.zeros(len(links_of)),
         link_start=np.cumsum([0, *counts]),
-        link=np.array(found, dtype=np.int64),
-        busy_s=np.ones(len(found)),
-        links=max(found, default=-1) + 1 if links is None else links,
+        link=np.array(loaded, dtype=np.int64),
+        busy_s=np.ones(len(loaded)),
+        links=max(loaded, default=-1) + 1 if links is None else links,
     )
 
 

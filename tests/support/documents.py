@@ -69,18 +69,18 @@ def steps(block: Block) -> list[Step]:
     if not any(text.startswith(PROMPT) for text in block.lines):
         whole = "\n".join(block.lines).replace("\\\n", " ")
         return [Step(text) for text in whole.splitlines() if without_comment(text)]
-    found: list[Step] = []
+    commands: list[Step] = []
     shown: list[str] = []
-    whole = "\n".join(block.lines).replace(" \\\n", " ")  # a command may go on in the next line
+    whole = "\n".join(block.lines).replace(" \\\n", " ")  # a command may continue on the next line
     for text in [*whole.splitlines(), PROMPT]:
         if text.startswith(PROMPT):
-            if found:
-                found[-1] = Step(found[-1].command, "\n".join(shown).strip("\n"))
-            found.append(Step(text.removeprefix(PROMPT)))
+            if commands:
+                commands[-1] = Step(commands[-1].command, "\n".join(shown).strip("\n"))
+            commands.append(Step(text.removeprefix(PROMPT)))
             shown = []
         else:
             shown.append(text)
-    return found[:-1]
+    return commands[:-1]
 
 
 def without_comment(command: str) -> str:

@@ -29,9 +29,9 @@ FOREVER = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 0.1, "lp": 9.0})
 
 def decide_round(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> RoundOutcome:
     """Decide a round and return its outcome, which must not break a rule."""
-    found = plan_round(snapshot, policy, make_solver(name), FOREVER)
-    assert found.violations == ()
-    return found
+    outcome = plan_round(snapshot, policy, make_solver(name), FOREVER)
+    assert outcome.violations == ()
+    return outcome
 
 
 def decision_kinds(snapshot: Snapshot, found: RoundOutcome) -> dict[str, DecisionKind]:

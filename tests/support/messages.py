@@ -204,12 +204,12 @@ def set_anything(message: Message, field: FieldDescriptor, rng: Rng, depth: int)
 
 def _parts(message: Message) -> list[Message]:
     """Return the messages inside a message."""
-    found: list[Message] = []
+    parts: list[Message] = []
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
-        found += list(value) if field.is_repeated else [value]
-    return found
+        parts += list(value) if field.is_repeated else [value]
+    return parts
 
 
 def _scalar(field: FieldDescriptor, rng: Rng) -> Any:

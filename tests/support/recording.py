@@ -167,13 +167,13 @@ def record_rounds() -> None:
 
 
 def _save(name: str, snapshot: Snapshot, options: RoundOptions, decided: Mapping[str, Any]) -> None:
-    held = {
+    fields = {
         "name": name,
         "options": asdict(options),
         "snapshot": encode(snapshot).decode(),
         "decided": decided,
     }
-    text = json.dumps(held, separators=(",", ":"), sort_keys=True)
+    text = json.dumps(fields, separators=(",", ":"), sort_keys=True)
     (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     print(name, len(snapshot.jobs), "jobs")
 
@@ -183,12 +183,12 @@ def _rounds() -> Iterator[tuple[str, Snapshot, RoundOptions]]:
     for seed in range(DRAWN):
         snapshot, policy = draw_round(np.random.default_rng([7, seed]))
         yield f"drawn-{seed:02d}", snapshot, RoundOptions(**asdict(policy), gap=1e-6)
-    asked = {
+    options_by_name = {
         **{f"scheduler-{name}": RoundOptions(scheduler=name) for name in scheduler_names()},
         **{f"solver-{name}": RoundOptions(objective="jct", solver=name) for name in solver_names()},
         **{f"objective-{name}": options for name, options in _OBJECTIVES.items()},
     }
-    for turn, (name, options) in enumerate(asked.items()):
+    for turn, (name, options) in enumerate(options_by_name.items()):
         for number, snapshot in _simulated(turn, options):
             yield f"{name}-{number}", snapshot, options
             if turn % 5 == 0:
@@ -212,16 +212,16 @@ _OBJECTIVES: Final[Mapping[str, RoundOptions]] = {
 
 def _simulated(seed: int, options: RoundOptions) -> list[tuple[int, Snapshot]]:
     """Return the rounds ``KEPT`` of a small world, decided greedily or by a scheduler."""
-    seen: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     decider = Decider(replace(options, solver="greedy"))
 
     def look(snapshot: Snapshot) -> RoundOutcome:
-        seen.append(snapshot)
+        snapshots.append(snapshot)
         return decider(snapshot)
 
     conditions = Conditions(overheads=COSTLY, horizon_s=300.0 * (max(KEPT) + 1))
     simulate(a_random_scenario(seed, jobs=14), look, conditions, StoppedClock())
-    return [(number, seen[number]) for number in KEPT if number < len(seen)]
+    return [(number, snapshots[number]) for number in KEPT if number < len(snapshots)]
 
 
 def _with_network(snapshot: Snapshot) -> Snapshot:
@@ -235,20 +235,20 @@ def _with_network(snapshot: Snapshot) -> Snapshot:
         "aggregations": 2,
         "tor_bytes_per_s": "25GB/s",
     }
-    known = snapshot.estimates
+    estimates = snapshot.estimates
     return replace(
         snapshot,
         topology=decode_topology(json.dumps(topology)),
         traffic=Traffics(
-            workload=known.workload,
-            gpu_type=known.gpu_type,
-            gpus=known.gpus,
-            pipeline_degree=known.pipeline_degree,
-            plan=known.plan,
-            nodes=known.nodes,
+            workload=estimates.workload,
+            gpu_type=estimates.gpu_type,
+            gpus=estimates.gpus,
+            pipeline_degree=estimates.pipeline_degree,
+            plan=estimates.plan,
+            nodes=estimates.nodes,
             document=tuple(
                 intern_traffic(family_traffic("bert", "a100", g).to_json())
-                for g in known.gpus.tolist()
+                for g in estimates.gpus.tolist()
             ),
         ),
     )

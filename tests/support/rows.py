@@ -10,10 +10,10 @@ from tessera.db.engine import Database
 
 def rows_left(database: Database) -> dict[str, int]:
     """Return the number of rows of each nonempty table, except request ids and the high water."""
-    found = {}
+    counts = {}
     with database.read() as connection:
         for table in tables.metadata.sorted_tables:
             if table.name not in ("request_ids", "high_water"):
                 count = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
-                found[table.name] = count or 0
-    return {name: count for name, count in found.items() if count}
+                counts[table.name] = count or 0
+    return {name: count for name, count in counts.items() if count}

@@ -11,9 +11,9 @@ from tessera.solvers.rounds.plan import RoundOptions
 
 def recorded_options(options: RoundOptions) -> dict[str, Any]:
     """Return options in the form that a round records."""
-    found = asdict(options)
-    del found["work"]
-    return found
+    fields = asdict(options)
+    del fields["work"]
+    return fields
 
 
 def a_summary(**changes: Any) -> RoundSummary:

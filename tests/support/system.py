@@ -73,7 +73,7 @@ def until(
     """Wait for ``condition`` and return its first true value. ``what`` describes it in errors."""
     end_s, pause = time.monotonic() + within_s, threading.Event()
     while not (value := condition()):
-        assert time.monotonic() < end_s, f"in vain: {what}"
+        assert time.monotonic() < end_s, f"timed out waiting for: {what}"
         pause.wait(every_s)
     return value
 
@@ -220,7 +220,7 @@ class Lab:
 
     def settle(self) -> None:
         """Wait until every gang has started or ended."""
-        until(lambda: not self.jobs(*UNSETTLED), "every gang has started or gone")
+        until(lambda: not self.jobs(*UNSETTLED), "every gang has started or ended")
 
 
 class Agent:
@@ -260,7 +260,7 @@ class Agent:
         """Start the agent, and wait until its nodes are ready."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(self._argv, stdout=out, stderr=out)
-        until(self._ready, f"agent {self.name} is heard: {self.log.read_text()[-500:]}")
+        until(self._ready, f"agent {self.name} is ready: {self.log.read_text()[-500:]}")
         return self
 
     def _ready(self) -> bool:
@@ -281,22 +281,22 @@ class Agent:
 
     def gangs(self) -> set[tuple[str, int]]:
         """Return (job, generation) of the gangs that the agent has on record."""
-        found = set()
+        keys = set()
         for folder in (self.folder / "gangs").glob("*/gang.json"):
             job, _, generation = folder.parent.name.rpartition("@")
-            found.add((job, int(generation)))
-        return found
+            keys.add((job, int(generation)))
+        return keys
 
     def wait_for_gangs(self, keys: Collection[tuple[str, int]]) -> None:
-        until(lambda: self.gangs() == set(keys), f"{self.name} keeps {keys} and no other")
+        until(lambda: self.gangs() == set(keys), f"{self.name} has exactly the gangs {keys}")
 
     def pid_of(self, job: str, generation: int = 1) -> int:
         return process_of(self.folder, job, generation)
 
     def children(self) -> set[int]:
         """Return the process ids of live jobs that this agent process itself started."""
-        found = psutil.Process(self.process.pid).children()
-        return {child.pid for child in found if is_running(child.pid)}
+        processes = psutil.Process(self.process.pid).children()
+        return {child.pid for child in processes if is_running(child.pid)}
 
     def file_of(self, job: str, generation: int, name: str) -> dict[str, Any]:
         path = self.folder / "gangs" / f"{job}@{generation}" / name

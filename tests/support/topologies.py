@@ -128,9 +128,9 @@ def shortest_paths(topology: Topology, source: int, target: int) -> set[tuple[in
             for link in out[at]
             if ends[link] not in seen
         ]
-        found = {path for path in longer if ends[path[-1]] == target}
-        if found:
-            return found
+        reached = {path for path in longer if ends[path[-1]] == target}
+        if reached:
+            return reached
         seen |= {ends[path[-1]] for path in longer}
         fronts = longer
     return set()

@@ -79,12 +79,12 @@ class WorldRounds:
         Raises:
             RequestIdReused: the id belongs to another request.
         """
-        for kept in self._kept:
-            if kept.request is not None and kept.request.id == request.id:
-                if kept.request != request:
+        for stored in self._kept:
+            if stored.request is not None and stored.request.id == request.id:
+                if stored.request != request:
                     problem = f"{request.id} was used for another request; use a new id for each"
                     raise RequestIdReused("request_id", problem)
-                return kept.record
+                return stored.record
         return None
 
     def get_round(self, cluster: str, number: int) -> RoundRecord:

@@ -236,15 +236,15 @@ def _shapes(
     time_s: float,
 ) -> list[EstimateRecord]:
     """Return a Cell's profiles for its best shape, a worse one or both. Times may be inf."""
-    best, found = -(-gpus // size), []
+    best, shapes = -(-gpus // size), []
     drawn = rng.random()
     if drawn > 0.15:
-        found.append((0 if drawn > 0.6 else best, math.inf if drawn > 0.93 else time_s))
+        shapes.append((0 if drawn > 0.6 else best, math.inf if drawn > 0.93 else time_s))
     if (drawn <= 0.15 or rng.random() < 0.4) and gpus > best:
         worse = int(min(gpus, 2 * best))
         slower_s = math.inf if drawn > 0.15 and rng.random() < 0.2 else time_s * rng.uniform(1, 2)
-        found.append((worse, slower_s))
+        shapes.append((worse, slower_s))
     return [
         a_profile(gpus, float(t), workload=workload, gpu_type=kind, nodes=n, pipeline_degree=degree)
-        for n, t in found
+        for n, t in shapes
     ]

@@ -268,7 +268,7 @@ def _round(
     new = set(arrived.tolist())
     waiting = [job for job in world.waiting(snapshot).tolist() if world.store.live[job] not in new]
     hidden = set(waiting) if oddities.retries_after_ends and not ended else set[int]()
-    # Decide again without the jobs that pass a blocked job, until there are none.
+    # Leave out the jobs that pass a blocked job, and decide again until no job does.
     while True:
         outcome = decide(_without(snapshot, hidden))
         behind = _behind(snapshot, outcome, waiting) - hidden if oddities.head_of_line else set()

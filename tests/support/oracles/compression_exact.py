@@ -44,5 +44,5 @@ def exact(dag: Dag, levels: int, budget: Budget) -> Exact:
         raise SolverFailed("cp-sat", "no levels of a contention graph")
     if status is SolveStatus.UNKNOWN:
         return Exact(status=status, level=None, lost=0)
-    found = np.array([solver.value(one) for one in level], dtype=np.int64)
-    return Exact(status=status, level=found, lost=int(dag.inside(found) @ dag.weight))
+    solution = np.array([solver.value(variable) for variable in level], dtype=np.int64)
+    return Exact(status=status, level=solution, lost=int(dag.inside(solution) @ dag.weight))

@@ -43,11 +43,11 @@ def most_weight(whole: IntegerAdmission, promised: Bools) -> int:
         lower[u[job, kind]] = float(ahead.held[job] == kind)
     rows: list[tuple[list[Entry], float, float]] = []
     for job in range(jobs):
-        mine = [key for key in keys if owner[key[0]] == job]
+        job_keys = [key for key in keys if owner[key[0]] == job]
         for slot in range(slots):
-            rows.append(([(x[key], 1.0) for key in mine if key[1] == slot], -np.inf, 1.0))
-        work = [(x[key], float(whole.gain[key]) / WORK_UNITS) for key in mine]
-        work += [(s[key], -float(whole.cost[key[0]]) / WORK_UNITS) for key in mine]
+            rows.append(([(x[key], 1.0) for key in job_keys if key[1] == slot], -np.inf, 1.0))
+        work = [(x[key], float(whole.gain[key]) / WORK_UNITS) for key in job_keys]
+        work += [(s[key], -float(whole.cost[key[0]]) / WORK_UNITS) for key in job_keys]
         rows.append(([*work, (job, -float(whole.need[job]) / WORK_UNITS)], 0.0, np.inf))
     for option, slot in keys:
         before = [(x[option, slot - 1], 1.0)] if (option, slot - 1) in x else []
@@ -56,8 +56,8 @@ def most_weight(whole: IntegerAdmission, promised: Bools) -> int:
         if ahead.stays[option] and slot:
             rows.append(([(x[option, slot], 1.0), *((v, -1.0) for v, _ in before)], -np.inf, 0.0))
         if (int(owner[option]), int(kinds[option])) in u:
-            kept = u[int(owner[option]), int(kinds[option])]
-            rows.append(([(x[option, slot], 1.0), (kept, -1.0)], -np.inf, 0.0))
+            on_type = u[int(owner[option]), int(kinds[option])]
+            rows.append(([(x[option, slot], 1.0), (on_type, -1.0)], -np.inf, 0.0))
     for resource, slot in np.ndindex(*ahead.capacity.shape):
         entries: list[Entry] = []
         for option, k in keys:

@@ -1,4 +1,4 @@
-"""The checkpoint store: what is written is whole, and an older generation cannot write."""
+"""The checkpoint store: files are written whole, and older generations cannot write."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ except checkpoint.StaleGeneration:
 
 
 def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_path: Path) -> None:
-    """Generation 1 writes as fast as it can in a process of its own while generation 2 opens."""
+    """Generation 1 writes as fast as it can in its own process while generation 2 opens."""
     root, store = str(Path(checkpoint.__file__).parents[3]), str(tmp_path / "job")
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-s", "-c", WRITER, root, store],
@@ -79,11 +79,11 @@ def test_a_process_of_an_older_generation_that_keeps_writing_is_shut_out(tmp_pat
     ) as old:
         assert old.stdout is not None
         assert [old.stdout.readline() for _ in range(2)] == ["open\n", "writing\n"]
-        seen = checkpoint.open_generation(store, 2)
+        resumed_at = checkpoint.open_generation(store, 2)
         checkpoint.save_checkpoint(store, 2, 1_000_000)
         last_written = int(old.stdout.readline())
     assert old.returncode == 0
-    assert seen == last_written >= 5
+    assert resumed_at == last_written >= 5
     stored = json.loads((tmp_path / "job" / "checkpoint.json").read_text())
     assert stored == {"generation": 2, "iterations": 1_000_000}
 
@@ -110,6 +110,6 @@ def test_a_checkpoint_of_a_release_without_job_numbers_belongs_to_the_job(tmp_pa
     with pytest.raises(checkpoint.StaleGeneration):
         checkpoint.open_generation(store, 2, job=7)
     assert checkpoint.open_generation(store, 4, job=7) == 40
-    checkpoint.save_checkpoint(store, 4, 50)  # the number is not known to an older server either
+    checkpoint.save_checkpoint(store, 4, 50)  # an older server does not send the number either
     assert checkpoint.open_generation(store, 5) == 50
     assert checkpoint.open_generation(store, 1, job=8) == 0

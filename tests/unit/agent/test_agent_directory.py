@@ -1,4 +1,4 @@
-"""What lies in an agent's directory, whoever put it there: the agent goes on, and writes nowhere else."""
+"""An agent's data directory: foreign or broken files stop no agent and redirect no writes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
     gangs = tmp_path / "d" / "gangs"
     (gangs / "x@1").symlink_to(elsewhere)
     (gangs / "file").write_text("what?")
-    (gangs / "y@7").mkdir()  # not the directory of the gang that it describes
+    (gangs / "y@7").mkdir()  # not the directory of the described gang
     write_json(str(gangs / "y@7" / "gang.json"), json.loads((elsewhere / "gang.json").read_text()))
     state.add(a_gang("a"))
     assert list(state.gangs()) == [a_gang("a")]
@@ -125,8 +125,8 @@ def test_a_broken_lease_counts_as_expired_until_a_server_answers(tmp_path: Path,
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     state = a_state(tmp_path / "d")
     (tmp_path / "d" / "lease.json").write_text(text.replace("%s", boot))
-    found = state.load_lease()
-    if found is None:  # of another boot
+    stored = state.load_lease()
+    if stored is None:  # it is of another boot
         assert text == '{"boot": 3}'
         return
     lease = AgentLease(state, lambda: 100.0)
@@ -146,9 +146,9 @@ def test_a_data_directory_that_vanishes_ends_no_process(
     for said_s in (101.0, 103.0, 105.0):
         lease.renew(said_s)
     assert lease.left_s() == 35.0
-    told = [record.message for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith("cannot write the lease to disk")
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 1
+    assert messages[0].startswith("cannot write the lease to disk")
     assert state.add(a_gang("a")).is_dir()
     lease.renew(107.0)
     assert state.load_lease() == (107.0, 30.0)

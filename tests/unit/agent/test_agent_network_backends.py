@@ -1,3 +1,5 @@
+"""Back ends that write the tag map of an interface: ``dcb``, ``mlnx_qos`` and ``tc``."""
+
 from __future__ import annotations
 
 import json
@@ -48,7 +50,7 @@ PCP = TRUSTED.replace("state: dscp", "state: pcp")
 
 @dataclass
 class FakeDcb:
-    """Answers as ``dcb`` does; ``obeys``: the driver takes what it is given."""
+    """Answers as ``dcb`` does. If it ``obeys``, the driver accepts what is written."""
 
     table: dict[int, int] = field(default_factory=dict)
     obeys: bool = True
@@ -96,9 +98,9 @@ def test_a_tag_with_two_priorities_counts_as_unmapped_and_is_replaced() -> None:
     assert parse_dcb('{"dscp_prio":[[0,0],[24,2],[24,3],[48,6]]}') == {0: 0, 48: 6}
 
 
-@pytest.mark.parametrize(("text", "found"), [("", {}), ("{}", {}), ('{"default_prio":[1]}', {})])
-def test_an_empty_table_maps_nothing(text: str, found: dict[int, int]) -> None:
-    assert parse_dcb(text) == found
+@pytest.mark.parametrize(("text", "expected"), [("", {}), ("{}", {}), ('{"default_prio":[1]}', {})])
+def test_an_empty_table_maps_nothing(text: str, expected: dict[int, int]) -> None:
+    assert parse_dcb(text) == expected
 
 
 @pytest.mark.parametrize("text", ["dscp-prio 0:0", "[]", '{"dscp_prio":[["x"]]}'])
@@ -134,13 +136,13 @@ def test_mlnx_qos_output_with_continued_rows_and_shared_classes_is_parsed() -> N
 def test_nonstrict_shared_or_lossy_priorities_are_reported_with_the_command_that_fixes_them() -> (
     None
 ):
-    said = MlnxQosBackend("eth1", run=lambda _: TRUSTED).findings()
-    assert said[:3] == (
+    findings = MlnxQosBackend("eth1", run=lambda _: TRUSTED).findings()
+    assert findings[:3] == (
         "eth1: priorities [0, 3, 6] are scheduled by ets, vendor, not strictly",
         "eth1: priorities 3 and 6 share traffic class 3",
         "eth1: priorities [0, 6] have no flow control: RoCE there must tolerate loss",
     )
-    assert "mlnx_qos -i eth1 -p 0,1,2,3,4,5,6,7 -s strict,strict" in said[3]
+    assert "mlnx_qos -i eth1 -p 0,1,2,3,4,5,6,7 -s strict,strict" in findings[3]
 
 
 def test_priorities_with_swapped_classes_are_reported() -> None:
@@ -158,9 +160,9 @@ def test_a_strict_ordered_lossless_nic_has_no_shortcomings() -> None:
     assert scheduling.lossless == {2, 3}
     assert find_shortcomings([2, 3], scheduling) == []
     answers = {"app": '{"dscp_prio": [[10, 2], [11, 5]]}', "ets": ets, "pfc": pfc}
-    said = DcbBackend("eth1", run=lambda argv: answers[argv[2]]).findings()
-    assert said[0] == "eth1: priorities [5] have no flow control: RoCE there must tolerate loss"
-    assert len(said) == 2
+    findings = DcbBackend("eth1", run=lambda argv: answers[argv[2]]).findings()
+    assert findings[0] == "eth1: priorities [5] have no flow control: RoCE there must tolerate loss"
+    assert len(findings) == 2
     with pytest.raises(Unavailable, match="dcb -j ets show"):
         parse_scheduling("[]", "")
 
@@ -207,13 +209,13 @@ def test_filters_count_only_if_both_ip_versions_agree() -> None:
 
 def test_tc_commands_create_the_discipline_and_filter_both_ip_versions() -> None:
     table = TcBackend("eth1", discipline="prio", unmarked=0, run=lambda _: "[]")
-    made, four, six = table.commands([a_change(26, None, 6)])
+    discipline, ipv4, ipv6 = table.commands([a_change(26, None, 6)])
     assert (
-        made
+        discipline
         == ("tc qdisc replace dev eth1 root handle 7e5: prio bands 8 priomap" + " 7" * 16).split()
     )
-    assert " ".join(four).endswith("u32 match ip dsfield 0x68 0xfc flowid 7e5:2")
-    assert " ".join(six).endswith("u32 match ip6 priority 0x68 0xfc flowid 7e5:2")
+    assert " ".join(ipv4).endswith("u32 match ip dsfield 0x68 0xfc flowid 7e5:2")
+    assert " ".join(ipv6).endswith("u32 match ip6 priority 0x68 0xfc flowid 7e5:2")
 
 
 def test_another_discipline_and_output_that_is_not_json_are_refused() -> None:

@@ -1,3 +1,5 @@
+"""A node's network: when tag maps are written, which remarks are made, and the command."""
+
 from __future__ import annotations
 
 import json
@@ -20,7 +22,7 @@ from tessera.service.agent.network.node import NodeNetwork
 
 
 class RecordingBackEnd:
-    """A back end that obeys; ``writes`` holds each map that it was given."""
+    """A back end that accepts every map and records it in ``writes``."""
 
     interface = "eth1"
     dry_run = False
@@ -174,8 +176,8 @@ def test_the_node_reports_jobs_whose_mark_a_forced_class_hides(tmp_path: Path) -
         [table], clock=ManualClock(), sys=make_rdma_device(tmp_path, tclass="Global tclass=106")
     )
     node.desired(TagSettings(tags={"a": 12}, priorities={12: 3}, remarks=("said",)))
-    said, hidden = node.findings()
-    assert said == "said"
+    remark, hidden = node.findings()
+    assert remark == "said"
     assert "mlx5_0 forces traffic class 106, so the traffic of job a" in hidden
     assert node.environment("a")["NCCL_IB_TC"] == "50"
     assert node.environment("b") == {}
@@ -195,12 +197,12 @@ def test_a_path_can_be_steered_only_if_nic_fabric_and_transport_allow_it(tmp_pat
         (True, True, "adaptive routing"),
         (False, False, "transport does not"),
     ):
-        found = find_steering(
+        steering = find_steering(
             "mlx5_0", adaptive_routing=adaptive, transport_moves_ports=moves, sys=sys
         )
-        assert not found.steerable
-        assert found.reason.startswith("not steerable: ")
-        assert why in found.reason
+        assert not steering.steerable
+        assert steering.reason.startswith("not steerable: ")
+        assert why in steering.reason
 
 
 @pytest.mark.parametrize(
@@ -211,9 +213,9 @@ def test_other_nics_and_infiniband_cannot_be_steered(
     tmp_path: Path, driver: str, layer: str, why: str
 ) -> None:
     sys = make_rdma_device(tmp_path, driver=driver, layer=layer)
-    found = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
-    assert not found.steerable
-    assert why in found.reason
+    steering = find_steering("mlx5_0", adaptive_routing=False, transport_moves_ports=True, sys=sys)
+    assert not steering.steerable
+    assert why in steering.reason
     gone = find_steering("mlx5_9", adaptive_routing=False, transport_moves_ports=True, sys=sys)
     assert "no such RDMA device" in gone.reason
 
@@ -221,12 +223,12 @@ def test_other_nics_and_infiniband_cannot_be_steered(
 def test_by_default_the_command_only_advises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "s.json"
-    told.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}}')
-    assert main(["network", "apply", "--settings", str(told)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert not said["interfaces"][""]["done"]
-    assert said["jobs"]["a"]["NCCL_IB_SL"] == "1"
+    settings = tmp_path / "s.json"
+    settings.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}}')
+    assert main(["network", "apply", "--settings", str(settings)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert not report["interfaces"][""]["done"]
+    assert report["jobs"]["a"]["NCCL_IB_SL"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_invalid_settings_of_the_command_are_refused(
     options: tuple[str, ...],
     why: str,
 ) -> None:
-    told = tmp_path / "s.json"
-    told.write_text(text)
-    assert main(["network", "plan", "--settings", str(told), *options]) == 2
+    settings = tmp_path / "s.json"
+    settings.write_text(text)
+    assert main(["network", "plan", "--settings", str(settings), *options]) == 2
     assert why in capsys.readouterr().err

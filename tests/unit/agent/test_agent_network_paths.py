@@ -1,3 +1,5 @@
+"""Source ports that select paths, turns on shared links, and the period of traffic."""
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -24,12 +26,12 @@ from tessera.service.agent.network.turns import LinkTurns, make_turn_directory
 
 
 def test_ports_follow_the_kernels_rule() -> None:
-    # By hand: 0x123 * 0x456 = 0x4EDC2, below 2^20, so folding changes nothing;
-    # low 14 bits 0x2DC2, high 6 bits 0x13, exclusive or 0x2DD1, with 0xC000 set 0xEDD1.
+    # By hand: 0x123 * 0x456 = 0x4EDC2 is below 2^20, so folding changes nothing. The
+    # low 14 bits 0x2DC2 xor the high 6 bits 0x13 are 0x2DD1; with 0xC000 set: 0xEDD1.
     assert flow_label_of(0x123, 0x456) == 0x4EDC2
     assert source_port(0, 0x123, 0x456) == 0xEDD1
-    # 0xFFFFFF squared is 0xFFFFFE000001; xor of its part above bit 20, 0xFFFFFE0: 0xFFFFF1FFFFE1;
-    # xor of that one's part above bit 40, 0xFF: 0xFFFFF1FFFF1E, of which 20 bits stay.
+    # 0xFFFFFF squared is 0xFFFFFE000001. Xor with its bits from 20 up, 0xFFFFFE0, is
+    # 0xFFFFF1FFFFE1. Xor with its bits from 40 up, 0xFF, is 0xFFFFF1FFFF1E; 20 bits remain.
     assert flow_label_of(0xFFFFFF, 0xFFFFFF) == 0xFFF1E
     assert source_port(5, 0x123, 0x456) == FIRST_PORT + 5
 
@@ -68,25 +70,25 @@ def test_a_port_is_found_that_hashes_onto_the_wanted_path() -> None:
         return None if port % 3 == 0 else f"spine{port % 5}"
 
     ports = candidate_ports(60)
-    found = ports_by_path(probe, ports)
-    assert sum(map(len, found.values())) == sum(port % 3 != 0 for port in ports)
-    for path, of_it in found.items():
+    port_of_path = ports_by_path(probe, ports)
+    assert sum(map(len, port_of_path.values())) == sum(port % 3 != 0 for port in ports)
+    for path, of_it in port_of_path.items():
         assert port_for(path, probe, ports) == of_it[0]
     assert port_for("spine9", probe, ports) is None
 
 
 def test_a_port_with_an_unstable_path_is_not_used() -> None:
-    asked: list[int] = []
+    probed: list[int] = []
 
     def probe(port: int) -> int:
-        asked.append(port)
-        return asked.count(port) % 2 if port == FIRST_PORT else 1
+        probed.append(port)
+        return probed.count(port) % 2 if port == FIRST_PORT else 1
 
     assert port_for(1, probe, [FIRST_PORT, FIRST_PORT + 1]) == FIRST_PORT + 1
 
 
 class SleepingClock:
-    """A clock that moves only by its own ``sleep``."""
+    """A clock that advances only when its ``sleep`` is called."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -129,13 +131,13 @@ def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path:
 def test_a_lower_level_continues_as_soon_as_the_higher_one_is_done(tmp_path: Path) -> None:
     time = SleepingClock()
     directory = make_turn_directory(tmp_path / "pcie")
-    held = ExitStack()
-    held.enter_context(make_turns(directory, 2, time).hold("x"))
+    higher = ExitStack()
+    higher.enter_context(make_turns(directory, 2, time).hold("x"))
 
     def sleep(seconds: float) -> None:
         time.sleep(seconds)
         if time.now_s > 0.003:
-            held.close()
+            higher.close()
 
     low = LinkTurns(
         directory=directory, level=0, levels=3, clock=time.clock, sleep=sleep, patience_s=1.0
@@ -159,7 +161,10 @@ def trace_of(
     seconds: float = 30.0,
     seed: int = 1,
 ) -> tuple[Floats, Floats]:
-    """Return times and a counter: 1e6 bytes an iteration in bursts at these shares, a fifth long."""
+    """Return times and a counter of 1e6 bytes an iteration.
+
+    Each of ``bursts`` starts at that share of an iteration and lasts a fifth of it.
+    """
     draw = np.random.default_rng(seed)
     count = round(seconds / step_s)
     times = np.cumsum(step_s * (1 + 0.2 * draw.uniform(-1, 1, count)))
@@ -168,8 +173,8 @@ def trace_of(
     sent = np.zeros(count)
     for share in bursts:
         begun = (starts + share * period_s)[:, None]
-        done = np.clip((times - begun[starts < times[-1]]) / (0.2 * period_s), 0, 1)
-        sent += 1e6 / len(bursts) * done.sum(axis=0)
+        sent_share = np.clip((times - begun[starts < times[-1]]) / (0.2 * period_s), 0, 1)
+        sent += 1e6 / len(bursts) * sent_share.sum(axis=0)
     background = np.cumsum(noise * 1e6 / period_s * step_s * draw.exponential(1.0, count))
     return times, np.floor(sent + background)
 
@@ -178,7 +183,7 @@ def trace_of(
     ("period_s", "bursts", "jitter", "noise"),
     [
         (0.5, (0.0,), 0.0, 0.0),
-        (0.5, (0.0, 0.5), 0.0, 0.1),  # forward and backward alike: half the period repeats, too
+        (0.5, (0.0, 0.5), 0.0, 0.1),  # equal bursts forward and backward: half the period repeats
         (1.37, (0.0, 0.3, 0.6), 0.0, 0.3),
         (0.237, (0.0, 0.31), 0.02, 0.2),
         (2.9, (0.1, 0.45), 0.01, 0.2),
@@ -187,20 +192,20 @@ def trace_of(
 def test_the_period_and_bytes_of_an_iteration_are_found(
     period_s: float, bursts: tuple[float, ...], jitter: float, noise: float
 ) -> None:
-    found = find_period(*trace_of(period_s, bursts=bursts, jitter=jitter, noise=noise))
-    assert found is not None
+    measurement = find_period(*trace_of(period_s, bursts=bursts, jitter=jitter, noise=noise))
+    assert measurement is not None
     whole = 0.25 if bursts == (0.0, 0.5) else period_s
-    assert found.period_s == pytest.approx(whole, rel=0.01)
-    assert found.bytes == pytest.approx(1e6 * (1 + noise) * whole / period_s, rel=0.03)
-    assert found.confidence > 0.5
+    assert measurement.period_s == pytest.approx(whole, rel=0.01)
+    assert measurement.bytes == pytest.approx(1e6 * (1 + noise) * whole / period_s, rel=0.03)
+    assert measurement.confidence > 0.5
 
 
 def test_unequal_halves_of_an_iteration_are_not_mistaken_for_the_period() -> None:
-    times, one = trace_of(0.5, bursts=(0.0,))
-    _, two = trace_of(0.5, bursts=(0.5,))
-    found = find_period(times, one + 0.4 * two)
-    assert found is not None
-    assert found.period_s == pytest.approx(0.5, rel=0.01)
+    times, forward = trace_of(0.5, bursts=(0.0,))
+    _, backward = trace_of(0.5, bursts=(0.5,))
+    measurement = find_period(times, forward + 0.4 * backward)
+    assert measurement is not None
+    assert measurement.period_s == pytest.approx(0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -219,9 +224,9 @@ def test_steady_or_absent_traffic_has_no_period() -> None:
 def test_a_counter_that_is_reset_does_not_hide_the_period() -> None:
     times, counts = trace_of(0.5)
     counts = np.where(times > 15, counts - counts[times > 15][0], counts)
-    found = find_period(times, counts)
-    assert found is not None
-    assert found.period_s == pytest.approx(0.5, rel=0.01)
+    measurement = find_period(times, counts)
+    assert measurement is not None
+    assert measurement.period_s == pytest.approx(0.5, rel=0.01)
 
 
 def test_too_few_samples_and_nonincreasing_times_are_refused() -> None:

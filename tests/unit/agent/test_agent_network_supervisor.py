@@ -1,4 +1,4 @@
-"""The network plan in the agent: before gangs start, beside those that run, and never in their way."""
+"""The network plan in the agent: set before gangs start, changed while they run, never in the way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATH = ("gpu-0", "gpu-1", ("tor-0", "agg-1", "tor-1"))
 
 
 class EndlessProcess:
-    """A process that goes on until it is asked to end."""
+    """A process that runs until it is asked to end."""
 
     def __init__(self) -> None:
         self.stopped = asyncio.Event()
@@ -64,7 +64,7 @@ class EndlessProcess:
 
 
 class RecordingRuntime:
-    """Remembers what was started, and in which environment."""
+    """Records which gangs were started and in which environment."""
 
     def __init__(self) -> None:
         self.started: dict[str, dict[str, str]] = {}
@@ -86,7 +86,7 @@ class RecordingRuntime:
 
 
 class FakeInterface:
-    """An interface that obeys once it is ``free``, or refuses."""
+    """An interface that accepts maps once it is ``free``, or refuses them."""
 
     dry_run = False
 
@@ -118,10 +118,10 @@ class FakeInterface:
 
 
 class NetworkSupervisor:
-    """A supervisor with a network, on a clock that stands still."""
+    """A supervisor with a network, on a stopped clock."""
 
     def __init__(self, folder: Path, *nics: Any, patience_s: float = 20.0) -> None:
-        self.now_s, self.told, self.prepared = 0.0, 0, 0
+        self.now_s, self.notifications, self.prepared = 0.0, 0, 0
         self.runtime, self.state = RecordingRuntime(), StateDir(folder, folder / "checkpoints")
         self.state.claim()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,22 +150,22 @@ class NetworkSupervisor:
         self.prepared += 1
 
     def _changed(self) -> None:
-        self.told += 1
+        self.notifications += 1
 
     def hears(self, *gangs: Gang, **priorities: int) -> None:
-        """Take in a desired state; ``t10=3``: tag 10 has priority 3."""
+        """Apply a desired state. ``t10=3`` gives tag 10 priority 3."""
         self._revision += 1
-        told = {int(tag[1:]): p for tag, p in priorities.items()}
+        priority_by_tag = {int(tag[1:]): p for tag, p in priorities.items()}
         tags = {g.job: g.network.dscp for g in gangs if g.network is not None}
-        settings = TagSettings(tags=tags, priorities=told | {CONTROL_TAG: 7})
+        settings = TagSettings(tags=tags, priorities=priority_by_tag | {CONTROL_TAG: 7})
         self.supervisor.apply(self._revision, gangs, settings if priorities else None)
 
     def part(self, job: str) -> dict[str, Any]:
-        """Return what a job's processes can read of their part."""
-        found: dict[str, Any] = json.loads(
+        """Return the part of the plan that a job's processes can read."""
+        document: dict[str, Any] = json.loads(
             Path(self.runtime.started[job][PART_VARIABLE]).read_text(encoding="utf-8")
         )
-        return found
+        return document
 
     def phases(self) -> dict[str, GangPhase]:
         return {report.job: report.phase for report in self.supervisor.reports()}
@@ -186,8 +186,8 @@ async def test_a_gang_starts_once_the_map_is_in_force_and_finds_its_mark(tmp_pat
     nic.free.set()
     await until(lambda: agent.runtime.started)
     assert nic.table == {10: 1, CONTROL_TAG: 7}
-    found = agent.runtime.started["a"]
-    assert (found["NCCL_IB_TC"], found["NCCL_IB_SL"]) == (str(10 * 4 + 2), "1")
+    environment = agent.runtime.started["a"]
+    assert (environment["NCCL_IB_TC"], environment["NCCL_IB_SL"]) == (str(10 * 4 + 2), "1")
     assert agent.part("a") == {
         "level": 1,
         "levels": 8,
@@ -219,7 +219,7 @@ async def test_a_refusing_interface_stops_no_job_and_no_other_interface(
     await until(lambda: agent.runtime.started)
     assert good.table == {10: 1, CONTROL_TAG: 7}
     assert agent.supervisor.network_remarks == ("the driver refused",)
-    assert agent.told
+    assert agent.notifications
     agent.hears(a_tagged_gang(level=2), t10=2)
     await until(lambda: good.table[10] == 2)
     await until(lambda: agent.carrying.settled)
@@ -276,7 +276,7 @@ async def test_an_unchanged_map_is_checked_again_only_after_a_while(tmp_path: Pa
     nic.table[10] = 5  # by another program
     agent.now_s = RECHECK_S
     agent.hears(a_tagged_gang(), t10=1)
-    assert agent.carrying.settled  # nothing waits for a second look
+    assert agent.carrying.settled  # nothing waits for a second check
     await until(lambda: nic.table[10] == 1)
     assert nic.reads > reads
 
@@ -311,10 +311,10 @@ def test_network_settings_are_read_from_messages_and_missing_ones_are_none() -> 
 
 @pytest.mark.parametrize("tag", [11, 64])
 def test_a_tag_without_a_priority_is_left_out_and_logged(tag: int) -> None:
-    found = settings_from_message(a_message(tag, t10=2, t64=3, t12=9))
-    assert found is not None
-    assert (dict(found.tags), dict(found.priorities)) == ({}, {10: 2})
-    assert found.remarks == (
+    settings = settings_from_message(a_message(tag, t10=2, t64=3, t12=9))
+    assert settings is not None
+    assert (dict(settings.tags), dict(settings.priorities)) == ({}, {10: 2})
+    assert settings.remarks == (
         f"job a has DSCP tag {tag}, but the servers sent no priority for this tag",
     )
 
@@ -332,8 +332,8 @@ def test_a_gangs_network_part_comes_from_its_message_and_is_not_stored_or_compar
 
 
 def test_a_back_end_without_an_interface_is_refused_at_startup(tmp_path: Path) -> None:
-    said = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
-    assert main([*said, "--node", "n:t:1", "--network-backend", "tc"]) == 2
+    options = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
+    assert main([*options, "--node", "n:t:1", "--network-backend", "tc"]) == 2
 
 
 def test_an_agent_imports_no_heavy_libraries() -> None:
@@ -341,5 +341,7 @@ def test_an_agent_imports_no_heavy_libraries() -> None:
     code = (
         f"import sys, tessera.service.agent.main; print([m for m in {heavy} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"

@@ -1,3 +1,5 @@
+"""DSCP tags of jobs: their assignment, their priorities and the environment that sets them."""
+
 from __future__ import annotations
 
 import pytest
@@ -23,16 +25,16 @@ def jobs_at_level(count: int, level: int = 0) -> dict[str, int]:
 
 
 def test_jobs_get_distinct_unreserved_tags_and_priorities_by_level() -> None:
-    found = assign_tags({"a": 2, "b": 0, "c": 1}, 3)
-    assert len(set(found.tags.values())) == 3
-    assert not set(found.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
-    assert {job: found.priorities[tag] for job, tag in found.tags.items()} == {
+    assignment = assign_tags({"a": 2, "b": 0, "c": 1}, 3)
+    assert len(set(assignment.tags.values())) == 3
+    assert not set(assignment.tags.values()) & {*RESERVED_TAGS, CONTROL_TAG}
+    assert {job: assignment.priorities[tag] for job, tag in assignment.tags.items()} == {
         "a": 2,
         "b": 0,
         "c": 1,
     }
-    assert found.priorities[CONTROL_TAG] == 7
-    assert found.remarks == ()
+    assert assignment.priorities[CONTROL_TAG] == 7
+    assert assignment.remarks == ()
 
 
 def test_new_levels_change_the_map_but_no_tag() -> None:
@@ -52,13 +54,13 @@ def test_a_tag_just_released_is_the_last_to_be_reused() -> None:
 def test_jobs_of_the_lowest_level_share_tags_if_tags_run_out_with_a_remark() -> None:
     free = len(FabricCapabilities().free_tags)
     jobs = jobs_at_level(100) | {f"u{n}": 1 for n in range(8)}
-    found = assign_tags(jobs, 2)
-    urgent = [found.tags[f"u{n}"] for n in range(8)]
+    assignment = assign_tags(jobs, 2)
+    urgent = [assignment.tags[f"u{n}"] for n in range(8)]
     assert len(set(urgent)) == 8
-    assert not set(urgent) & {found.tags[job] for job in jobs_at_level(100)}
-    assert len(set(found.tags.values())) == free - 8  # the spare ones
-    assert all(found.priorities[found.tags[job]] == jobs[job] for job in jobs)
-    assert any("share DSCP tag" in remark for remark in found.remarks)
+    assert not set(urgent) & {assignment.tags[job] for job in jobs_at_level(100)}
+    assert len(set(assignment.tags.values())) == free - 8  # all but the spare tags
+    assert all(assignment.priorities[assignment.tags[job]] == jobs[job] for job in jobs)
+    assert any("share DSCP tag" in remark for remark in assignment.remarks)
 
 
 def test_an_urgent_new_job_gets_a_spare_tag_of_its_own() -> None:
@@ -69,20 +71,26 @@ def test_an_urgent_new_job_gets_a_spare_tag_of_its_own() -> None:
 
 
 def test_a_job_raised_by_another_job_on_its_tag_is_named() -> None:
-    found = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
-    assert found.priorities[5] == 2
-    assert found.remarks == ("jobs a, b share DSCP tag 5 at level 2, which raises the level of a",)
+    assignment = assign_tags({"a": 0, "b": 2}, 3, {"a": 5, "b": 5})
+    assert assignment.priorities[5] == 2
+    assert assignment.remarks == (
+        "jobs a, b share DSCP tag 5 at level 2, which raises the level of a",
+    )
 
 
 def test_a_running_job_keeps_a_reserved_tag_with_a_remark() -> None:
-    found = assign_tags({"a": 0}, 1, {"a": 46})
-    assert found.tags == {"a": 46}
-    assert "reserved for expedited forwarding" in found.remarks[0]
+    assignment = assign_tags({"a": 0}, 1, {"a": 46})
+    assert assignment.tags == {"a": 46}
+    assert "reserved for expedited forwarding" in assignment.remarks[0]
 
 
 def test_fewer_levels_than_priorities_reserve_the_highest_for_control_messages() -> None:
-    found = assign_tags({"a": 1, "b": 0}, 2, fabric=FabricCapabilities(priorities=(1, 3, 6)))
-    assert found.priorities == {found.tags["a"]: 3, found.tags["b"]: 1, CONTROL_TAG: 6}
+    assignment = assign_tags({"a": 1, "b": 0}, 2, fabric=FabricCapabilities(priorities=(1, 3, 6)))
+    assert assignment.priorities == {
+        assignment.tags["a"]: 3,
+        assignment.tags["b"]: 1,
+        CONTROL_TAG: 6,
+    }
 
 
 @pytest.mark.parametrize("levels", [0, 9, -1])
@@ -119,11 +127,13 @@ def test_a_job_without_a_tag_has_no_environment() -> None:
 
 def test_other_libraries_get_variables_on_request_and_hccl_without_ecn_bits() -> None:
     settings = TagSettings(tags={"a": 10}, priorities={10: 2})
-    found = marking_environment("a", settings, LaunchSettings(queue_pairs=4, ucx=True, hccl=True))
-    assert found["NCCL_IB_QPS_PER_CONNECTION"] == "4"
-    assert found["UCX_IB_TRAFFIC_CLASS"] == found["NCCL_IB_TC"] == "42"
-    assert found["HCCL_RDMA_TC"] == "40"
-    assert found["UCX_IB_SL"] == found["HCCL_RDMA_SL"] == "2"
+    environment = marking_environment(
+        "a", settings, LaunchSettings(queue_pairs=4, ucx=True, hccl=True)
+    )
+    assert environment["NCCL_IB_QPS_PER_CONNECTION"] == "4"
+    assert environment["UCX_IB_TRAFFIC_CLASS"] == environment["NCCL_IB_TC"] == "42"
+    assert environment["HCCL_RDMA_TC"] == "40"
+    assert environment["UCX_IB_SL"] == environment["HCCL_RDMA_SL"] == "2"
 
 
 def test_impossible_launch_options_are_refused() -> None:
@@ -138,6 +148,6 @@ def test_impossible_launch_options_are_refused() -> None:
 def test_a_forced_traffic_class_is_reported_unless_it_matches_the_job() -> None:
     settings = TagSettings(tags={"a": 26}, priorities={26: 3})
     assert find_overridden_marks("a", settings, {"mlx5_0": 106}) == ()
-    (said,) = find_overridden_marks("a", settings, {"mlx5_0": 236})
-    assert "mlx5_0 forces traffic class 236" in said
+    (finding,) = find_overridden_marks("a", settings, {"mlx5_0": 236})
+    assert "mlx5_0 forces traffic class 236" in finding
     assert find_overridden_marks("b", settings, {"mlx5_0": 236}) == ()

@@ -1,4 +1,4 @@
-"""What the agent does next, given what should be and what is."""
+"""The agent's next actions, from the desired state and the actual one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.agents import a_gang
 
 
 class LiveProcess:
-    """A live process, for the plan to see."""
+    """A live process for the planner."""
 
     async def begun(self) -> None:
         raise AssertionError("a plan does not wait")

@@ -45,9 +45,9 @@ class ReplayBench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[ReplayBench]:
-    made = ReplayBench(tmp_path)
-    yield made
-    for pid in made.pids:
+    replay_bench = ReplayBench(tmp_path)
+    yield replay_bench
+    for pid in replay_bench.pids:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -166,11 +166,11 @@ async def test_an_adopted_process_is_watched_until_its_end(bench: ReplayBench) -
 async def test_a_process_that_reuses_a_dead_ones_id_is_not_adopted(bench: ReplayBench) -> None:
     gang = a_gang()
     bench.directory(gang).mkdir(parents=True)
-    mine = f'{{"pid": {os.getpid()}, "start_ticks": 1, "boot": "another"}}'
-    (bench.directory(gang) / "process.json").write_text(mine)
+    own_identity = f'{{"pid": {os.getpid()}, "start_ticks": 1, "boot": "another"}}'
+    (bench.directory(gang) / "process.json").write_text(own_identity)
     adopted = ReplayRuntime().adopt(bench.directory(gang))
     assert adopted is not None
-    adopted.kill()  # would end this very test
+    adopted.kill()  # would kill this test itself
     end = await end_of(adopted)
     assert end.error == "the process died while no agent watched it, and left no exit status"
 

@@ -1,4 +1,4 @@
-"""The agent measures what a gang sends: only while it alone does, by windows, and never at a job's cost."""
+"""Measured traffic of gangs: only if a single gang sends, in windows, without harm to jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PERIOD_S, BYTES = 0.52, 3e8
 
 
 class SimulatedWire:
-    """A node's counter by a clock that only sleeping moves: bursts of a job, and noise."""
+    """A node's byte counter: bursts of a job, and noise. Only sleeping advances its clock."""
 
     def __init__(self, period_s: float = PERIOD_S, noise: float = 0.02, seed: int = 1) -> None:
         self.now_s, self.period_s, self._noise = 0.0, period_s, noise
@@ -54,10 +54,10 @@ class SimulatedWire:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds * float(self._rng.uniform(1.0, 1.02))  # it is never early
+        self.now_s += seconds * float(self._rng.uniform(1.0, 1.02))  # it never wakes early
 
     def read(self) -> int:
-        """All of an iteration's bytes leave evenly in its last third."""
+        """Return the counter. An iteration's bytes are sent evenly in its last third."""
         if self.failing:
             raise Unavailable(self.failing)
         whole, part = divmod(self.now_s / self.period_s, 1.0)
@@ -66,13 +66,15 @@ class SimulatedWire:
 
 
 async def analyse_in_process(samples: CounterSamples) -> TrafficMeasurement | None:
-    """Analyse without a process, as ``period`` does."""
+    """Analyse samples in this process, as ``period`` does in its own."""
     times_s, counts = samples
-    found = find_period(np.array(times_s), np.array(counts, np.float64))
-    if found is None:
+    measurement = find_period(np.array(times_s), np.array(counts, np.float64))
+    if measurement is None:
         return None
     return TrafficMeasurement(
-        period_s=found.period_s, sent_bytes=found.bytes, confidence=found.confidence
+        period_s=measurement.period_s,
+        sent_bytes=measurement.bytes,
+        confidence=measurement.confidence,
     )
 
 
@@ -103,7 +105,7 @@ async def test_the_only_sending_gang_is_measured_within_two_percent() -> None:
     assert await sampling.step(lambda: [(a_wide_gang(), True), (a_gang("small"), True)])
     period_s, sent_bytes = reported_traffic(sampling, a_wide_gang())
     assert period_s == pytest.approx(PERIOD_S, rel=0.02)
-    assert sent_bytes == pytest.approx(1.02 * BYTES, rel=0.02)  # with the noise
+    assert sent_bytes == pytest.approx(1.02 * BYTES, rel=0.02)  # including the noise
     assert reported_traffic(sampling, a_gang("small")) == (0.0, 0.0)
 
 
@@ -179,7 +181,7 @@ async def test_a_gang_without_a_period_is_retried_and_then_given_up(
 
 async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
     wire = SimulatedWire()
-    wire.period_s = 1e9  # nothing but noise is sent
+    wire.period_s = 1e9  # only noise is sent
     sampling = a_sampling(wire)
     assert not await sampling.step(lambda: [(a_wide_gang(), True)])
     wire.period_s = PERIOD_S
@@ -224,8 +226,8 @@ async def test_a_failing_counter_is_logged_once_and_measuring_continues(
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert reported_traffic(sampling, a_wide_gang())[0] == pytest.approx(PERIOD_S, rel=0.05)
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert said == ["cannot measure traffic: the port is gone"]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warnings == ["cannot measure traffic: the port is gone"]
 
 
 async def test_an_error_ends_only_the_measuring(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,8 +248,8 @@ async def test_analysis_in_a_separate_process_gives_the_same_result() -> None:
         samples[0].append(wire.now_s)
         samples[1].append(wire.read())
         wire.sleep(0.01)
-    found, expected = await analysed_apart(samples), await analyse_in_process(samples)
-    assert found == expected is not None
+    result, expected = await analysed_apart(samples), await analyse_in_process(samples)
+    assert result == expected is not None
     assert await analysed_apart(([float(k) for k in range(40)], [0] * 40)) is None
     with pytest.raises(Unavailable, match="at least 32 samples"):
         await analysed_apart(([0.0, 1.0], [0, 1]))
@@ -327,8 +329,8 @@ def test_a_server_accepts_measured_numbers_and_treats_meaningless_ones_as_unknow
         )
         for p, b in ((0.5, 3e8), (math.nan, -1.0), (math.inf, math.nan))
     ]
-    found = to_observed("observed", observed_message(reports, 1).observed)
-    assert [(g.period_s, g.sent_bytes) for g in found] == [(0.5, 3e8), (0.0, 0.0), (0.0, 0.0)]
+    observed = to_observed("observed", observed_message(reports, 1).observed)
+    assert [(g.period_s, g.sent_bytes) for g in observed] == [(0.5, 3e8), (0.0, 0.0), (0.0, 0.0)]
 
 
 def write_sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
@@ -340,7 +342,7 @@ def write_sysfs(tmp_path: Path, files: Mapping[str, int | str]) -> Path:
 
 
 def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
-    """Return /sys of a node with a NIC that has an RDMA port, and a bridge."""
+    """Return the /sys of a node with a bridge and a NIC that has an RDMA port."""
     port = "class/infiniband/mlx5_0/ports/1"
     return write_sysfs(
         tmp_path,
@@ -406,5 +408,5 @@ def test_a_vanished_counter_is_reported_when_it_is_read(tmp_path: Path) -> None:
 def test_a_node_that_cannot_be_measured_is_refused_at_startup(
     tmp_path: Path, wrong: list[str]
 ) -> None:
-    asked = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
-    assert main([*asked, "--node", "n:t:1", *wrong]) == 2
+    options = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
+    assert main([*options, "--node", "n:t:1", *wrong]) == 2

@@ -76,7 +76,7 @@ def test_a_lease_runs_out_unless_it_is_renewed(tmp_path: Path) -> None:
     assert lease.left_s() == 4.0
     lease.renew(105.0)
     assert lease.left_s() == 9.0
-    lease.renew(103.0)  # an answer to an earlier word, which came later
+    lease.renew(103.0)  # a late answer to an earlier message
     assert lease.left_s() == 9.0
 
 

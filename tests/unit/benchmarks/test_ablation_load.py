@@ -1,4 +1,4 @@
-"""What ablations and sweeps say of their runs, by hand."""
+"""Figures and plots of ablations and sweeps, against hand-computed values."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> AblationPlan:
 def test_losses_are_relative_to_the_full_policy_which_has_none_itself() -> None:
     full = a_row("components", "arena", "full", "arena, full")
     rigid = a_row("components", "arena", "no elasticity", "arena, full")
-    ran = {full: [a_run([100, 300], 2.0)], rigid: [a_run([200, 300], 1.5)]}
-    assert relative_results(rigid, ran)[0].value == pytest.approx(250 / 200)
-    assert _figures(ran) == {
+    runs = {full: [a_run([100, 300], 2.0)], rigid: [a_run([200, 300], 1.5)]}
+    assert relative_results(rigid, runs)[0].value == pytest.approx(250 / 200)
+    assert _figures(runs) == {
         "jct_loss_arena_no_elasticity": pytest.approx(0.25),
         "throughput_loss_arena_no_elasticity": pytest.approx(0.25),
     }
@@ -81,12 +81,12 @@ def test_losses_are_relative_to_the_full_policy_which_has_none_itself() -> None:
 def test_jobs_unfinished_in_one_run_are_counted_instead_of_a_mean() -> None:
     full = a_row("components", "arena", "full", "arena, full")
     blind = a_row("components", "arena", "no planner", "arena, full")
-    ran = {
+    runs = {
         full: [a_run([100, 300, 50]), a_run([1, 1, NEVER])],
         blind: [a_run([10, NEVER, 50]), a_run([1, 1, NEVER])],
     }
-    assert unfinished_share(ran[blind], ran[full]) == pytest.approx(1 / 6)
-    assert _figures(ran) == {
+    assert unfinished_share(runs[blind], runs[full]) == pytest.approx(1 / 6)
+    assert _figures(runs) == {
         "unfinished_arena_no_planner": pytest.approx(1 / 6),
         "throughput_loss_arena_no_planner": 0.0,
     }
@@ -99,12 +99,12 @@ def test_depth_is_compared_with_its_first_point_and_types_with_arena() -> None:
         for policy in ("arena", "sia")
         for x in (1.0, 2.0)
     ]
-    ran = {row: [a_run([10.0 * (k + 1)])] for k, row in enumerate([*deep, *types])}
-    assert reference_runs(deep[0], ran) is ran[deep[1]]
-    assert reference_runs(types[2], ran) is ran[types[0]]
-    assert reference_runs(types[3], ran) is ran[types[1]]
-    assert reference_runs(a_row("alone", "sia", "all", "arena, all"), ran) is None
-    assert {name for name in _figures(ran) if "jct" in name} == {
+    runs = {row: [a_run([10.0 * (k + 1)])] for k, row in enumerate([*deep, *types])}
+    assert reference_runs(deep[0], runs) is runs[deep[1]]
+    assert reference_runs(types[2], runs) is runs[types[0]]
+    assert reference_runs(types[3], runs) is runs[types[1]]
+    assert reference_runs(a_row("alone", "sia", "all", "arena, all"), runs) is None
+    assert {name for name in _figures(runs) if "jct" in name} == {
         "jct_loss_arena_depth_3",
         "jct_loss_sia_types_1",
         "jct_loss_sia_types_2",
@@ -116,8 +116,8 @@ def test_every_row_has_a_reference_and_can_run() -> None:
     rows = plan.rows()
     assert len(set(rows)) == len(rows)
     assert plan.left_out(("components", "alone")) == 0
-    ran = {row: [a_run([1.0])] for row in rows}
-    assert all(reference_runs(row, ran) is not None for row in rows)
+    runs = {row: [a_run([1.0])] for row in rows}
+    assert all(reference_runs(row, runs) is not None for row in rows)
     check_variants([row.run for row in rows], seeds=1)
 
 
@@ -192,9 +192,9 @@ def test_sweeps_are_judged_at_their_last_point_and_at_their_worst_point() -> Non
 
 def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:
     by = {"a": [a_run([10, 30, 5]), a_run([NEVER])], "b": [a_run([20, NEVER, 5]), a_run([3])]}
-    found = common_jct_s(by, "a")
-    assert found[0] == pytest.approx(7.5)
-    assert math.isnan(found[1])
+    jct_s = common_jct_s(by, "a")
+    assert jct_s[0] == pytest.approx(7.5)
+    assert math.isnan(jct_s[1])
 
 
 def test_plots_have_no_jct_if_the_finished_jobs_differ() -> None:
@@ -202,15 +202,15 @@ def test_plots_have_no_jct_if_the_finished_jobs_differ() -> None:
     blind = a_row("components", "arena", "no planner", "arena, full")
     slow = a_row("components", "arena", "no pruning", "arena, full")
     deep = [a_row("depth", "arena", "all", "arena, all", x) for x in (1.0, 2.0)]
-    ran = {
+    runs = {
         full: [a_run([100, 300])],
         blind: [a_run([10, NEVER])],
         slow: [a_run([200, 300])],
         **{row: [a_run([100, 100 * row.x])] for row in deep},
     }
-    bars, jct, throughput = _plots(ran)
+    bars, jct, throughput = _plots(runs)
     assert "arena, no pruning: 1.25" in bars.alt
-    assert bars.alt.count("no planner") == 1  # its throughput
+    assert bars.alt.count("no planner") == 1  # only its throughput
     assert "arena, no planner 1" in bars.caption
     assert "arena 1 to 1.5" in jct.alt
     assert "arena 1 to 1" in throughput.alt

@@ -1,4 +1,4 @@
-"""The benchmark of collectives, on small tables made by links."""
+"""The benchmark of collectives, on small tables that are generated from links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = [2**k for k in range(4, 31, 2)]
 def a_table(
     kind: Hardware, primitive: Primitive, size: int, nodes: int, slower: float
 ) -> list[CommRecord]:
-    """Return rows of groups on two nodes of two GPUs, ``slower`` times what data sheets say."""
+    """Return records on two nodes of two GPUs, ``slower`` times as long as by the data sheets."""
     row = CommRecord(
         primitive=primitive,
         gpu_type=kind.name,
@@ -74,7 +74,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> EstimatorSection:
 
 def test_held_back_tables_generated_from_links_are_predicted(found: EstimatorSection) -> None:
     figures = found.figures
-    assert 1e-6 < figures["collectives_sizes_error"] < 0.1  # 0: what is predicted was known
+    # 0 would mean that the predicted tables were known
+    assert 1e-6 < figures["collectives_sizes_error"] < 0.1
     assert 1e-6 < figures["collectives_layouts_error"] < 0.2
     assert figures["collectives_layouts_error"] < figures["collectives_sheet_layouts_error"]
     assert figures["collectives_sheet_layouts_error"] == pytest.approx(0.63, abs=0.05)

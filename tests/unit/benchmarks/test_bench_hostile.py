@@ -147,7 +147,7 @@ def test_each_field_that_takes_a_document_gets_hostile_ones() -> None:
 
 
 def messages_in(message: Descriptor) -> list[Descriptor]:
-    """Return the messages of Tessera that are fields of a message."""
+    """Return Tessera's messages that are fields of a message."""
     return [
         field.message_type
         for field in message.fields
@@ -198,7 +198,7 @@ def test_an_attack_is_scaled_by_its_load_but_never_to_zero() -> None:
 
 
 def test_callers_stop_at_their_call_limit_and_count_their_answers() -> None:
-    attack = an_attack()  # nobody listens there
+    attack = an_attack()  # no server listens there
 
     def work(caller: Caller) -> None:
         caller.call("/tessera.v1.Jobs/GetJob", b"", timeout_s=5.0)

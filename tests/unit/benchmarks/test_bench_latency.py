@@ -14,7 +14,7 @@ NETWORK = FlatNetwork(across_bytes_per_s=1.0)
 
 
 def a_recorded_plan(data: list[int], tensor: list[int], **given: Floats) -> RecordedPlan:
-    """Return a plan whose stages hand on 8 bytes each."""
+    """Return a plan whose stages send 8 bytes each."""
     stages = len(data)
     nothing = np.zeros(stages)
     fields = {
@@ -38,22 +38,18 @@ def a_recorded_plan(data: list[int], tensor: list[int], **given: Floats) -> Reco
 @pytest.mark.parametrize(
     ("data", "tensor", "there", "back"),
     [
-        ([2, 2], [1, 1], 8, 8),  # halves, one after another
-        (
-            [2, 1],
-            [1, 2],
-            16,
-            8,
-        ),  # whole for each tensor part; halves of the samples on the way back
+        ([2, 2], [1, 1], 8, 8),  # halves in turn
+        # the whole for each tensor part; half of the samples each on the way back
+        ([2, 1], [1, 2], 16, 8),
         ([1, 2], [2, 1], 8, 16),
-        ([1, 1], [2, 2], 16, 8),  # partners hand back a part each
+        ([1, 1], [2, 2], 16, 8),  # each partner sends back a part
     ],
 )
 def test_transfers_between_stages_with_unlike_degrees_take_turns(
     data: list[int], tensor: list[int], there: float, back: float
 ) -> None:
-    found = a_recorded_plan(data, tensor).transfers_s(NETWORK)
-    assert [x.tolist() for x in found] == [[there, 0.0], [back, 0.0]]
+    transfers_s = a_recorded_plan(data, tensor).transfers_s(NETWORK)
+    assert [x.tolist() for x in transfers_s] == [[there, 0.0], [back, 0.0]]
 
 
 def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
@@ -73,10 +69,10 @@ def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
 
 @pytest.mark.slow
 def test_recorded_plans_are_rebuilt_within_five_percent() -> None:
-    found = run_latency_section(arena_folder(), range(1)).figures
-    assert found["latency_plans"] == 615
-    assert found["latency_median_error"] <= 0.05
-    assert found["latency_median_error_without_transfer"] > found["latency_median_error"]
+    figures = run_latency_section(arena_folder(), range(1)).figures
+    assert figures["latency_plans"] == 615
+    assert figures["latency_median_error"] <= 0.05
+    assert figures["latency_median_error_without_transfer"] > figures["latency_median_error"]
 
 
 def arena_folder() -> Path:

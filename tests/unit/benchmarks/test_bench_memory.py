@@ -24,7 +24,7 @@ SEARCH = (
 
 
 def a_run(parts: Floats | None = None, **given: object) -> TriedPlan:
-    """Return a run of one stage that needs 4 GiB and 2, 1 and 3 GiB for a copy of each."""
+    """Return a run of one stage that needs 4 GiB, and 2, 1 and 3 GiB for one copy of each kind."""
     of_stages = (
         np.array([[[4.0, 2.0, 1.0, 3.0]], [[1.0, 2.0, 1.0, 0.0]]]) if parts is None else parts
     )
@@ -62,7 +62,7 @@ def test_fitting_recovers_the_copies_that_made_the_measurements() -> None:
     truth = np.array([0.7, 0.0, 1.3])
     runs = [a_run(rng.uniform(1, 9, (2, 3, 4))) for _ in range(40)]
     runs = [replace(run, measured_gib=run.predicted_gib(truth)) for run in runs]
-    runs[0] = replace(runs[0], measured_gib=500.0)  # one row that is absurd moves nothing
+    runs[0] = replace(runs[0], measured_gib=500.0)  # one absurd row changes nothing
     assert fit_copies(runs, rounds=20) == pytest.approx(truth, abs=0.02)
 
 
@@ -96,17 +96,17 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_rows_without_memory_figures_are_skipped_and_counted(small: Path) -> None:
-    found = run_memory_section(small, [0]).figures
-    assert found["left_out_above_a_fit"] == 1
-    assert found["left_out_ran_elsewhere"] == 1
-    assert found["left_out_untried"] == 1
-    assert found["oom_rows"] == 10 - 3
-    assert found["memory_rows"] == 4
+    figures = run_memory_section(small, [0]).figures
+    assert figures["left_out_above_a_fit"] == 1
+    assert figures["left_out_ran_elsewhere"] == 1
+    assert figures["left_out_untried"] == 1
+    assert figures["oom_rows"] == 10 - 3
+    assert figures["memory_rows"] == 4
 
 
 def test_calibration_jobs_are_not_judged(small: Path) -> None:
-    found = run_memory_section(small, range(4))
-    judged = found.figures["oom_judged_rows"]
+    section = run_memory_section(small, range(4))
+    judged = section.figures["oom_judged_rows"]
     assert isinstance(judged, float)
     assert 0 < judged < 7
 
@@ -116,8 +116,8 @@ def test_measured_memory_is_predicted_within_fifteen_percent() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "history").is_dir():
         pytest.skip("the Arena data set is not there (TESSERA_DATA)")
-    found = run_memory_section(folder / "arena", range(1)).figures
-    assert found["memory_rows"] == 278
-    assert found["memory_mape"] <= 0.15
-    assert found["memory_mape"] < found["memory_mape_parameters"]
-    assert found["oom_accuracy"] >= 0.95
+    figures = run_memory_section(folder / "arena", range(1)).figures
+    assert figures["memory_rows"] == 278
+    assert figures["memory_mape"] <= 0.15
+    assert figures["memory_mape"] < figures["memory_mape_parameters"]
+    assert figures["oom_accuracy"] >= 0.95

@@ -1,4 +1,4 @@
-"""What the benchmark of Morphling's traces says of runs."""
+"""Figures of runs in the benchmark of Morphling's traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Stretch = tuple[str, float, float]
 def a_finished_run(
     *jct_s: float, alone_s: Sequence[float] = (), stretches: Sequence[Stretch] = ()
 ) -> FinishedRun:
-    """Return a run of jobs that arrived at 0; inf: it never ended."""
+    """Return a run of jobs that arrived at 0; a JCT of inf means that the job never ended."""
     return FinishedRun(
         figures={},
         said="",
@@ -44,11 +44,11 @@ def a_finished_run(
 
 
 def test_the_mean_jct_covers_the_selected_jobs_that_ended() -> None:
-    ran = a_finished_run(3600.0, 7200.0, math.inf)
+    run = a_finished_run(3600.0, 7200.0, math.inf)
 
-    assert mean_jct_h(ran) == 1.5
-    assert mean_jct_h(ran, np.array([False, True, True])) == 2.0
-    assert math.isnan(mean_jct_h(ran, np.array([False, False, True])))
+    assert mean_jct_h(run) == 1.5
+    assert mean_jct_h(run, np.array([False, True, True])) == 2.0
+    assert math.isnan(mean_jct_h(run, np.array([False, False, True])))
 
 
 def test_the_share_of_short_jobs_is_relative_to_the_total_gain() -> None:
@@ -60,7 +60,7 @@ def test_the_share_of_short_jobs_is_relative_to_the_total_gain() -> None:
 
 
 def test_suspended_guaranteed_jobs_are_counted_once_and_moves_are_not_counted() -> None:
-    ran = a_finished_run(
+    run = a_finished_run(
         30.0,
         30.0,
         30.0,
@@ -75,8 +75,8 @@ def test_suspended_guaranteed_jobs_are_counted_once_and_moves_are_not_counted() 
         ],
     )
 
-    assert taken_off(ran, np.array([True, True, False])) == 1
-    assert taken_off(ran, np.array([True, True, True])) == 2
+    assert taken_off(run, np.array([True, True, False])) == 1
+    assert taken_off(run, np.array([True, True, True])) == 2
 
 
 def test_published_results_belong_to_known_traces_and_policies() -> None:

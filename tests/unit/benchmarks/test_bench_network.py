@@ -26,7 +26,7 @@ from tessera.solvers.network.fluid import flop_under_levels
 
 
 def jobs_on_two_links(*jobs: tuple[float, float, float, float]) -> Contention:
-    """Jobs of (work, compute_s, start_s, comm_s), each of which takes one of two links of 1 byte a second."""
+    """Return jobs (work, compute_s, start_s, comm_s) that each use one of two links of 1 byte a second."""
     count = len(jobs)
     work, compute_s, start_s, comm_s = map(np.array, zip(*jobs, strict=True))
     zero = np.zeros(count + 1, np.int64)
@@ -60,7 +60,7 @@ def plan_of(chosen: Ints, level: Ints) -> NetworkPlan:
 
 
 EXAMPLE_1 = (10.0, 2.0, 2.0, 2.0), (5.0, 1.0, 1.0, 1.0)
-"""Crux, example 1: 37.5 % with the first job first, 41.7 % with the second (of 10 flop a second)."""
+"""Crux, example 1: 37.5 % of 10 flop a second if the first job is first, 41.7 % if the second is."""
 
 
 def test_two_jobs_on_two_links_are_best_apart_and_on_one_link_match_example_1() -> None:
@@ -81,7 +81,7 @@ def test_jobs_with_equal_traffic_but_different_work_are_distinguished() -> None:
 
 
 def test_of_three_jobs_on_two_links_the_one_that_gains_most_runs_alone() -> None:
-    # the third never has to share with the other two: it sends all the time
+    # the third job sends all the time, so it never shares its link with the other two
     c = jobs_on_two_links(*EXAMPLE_1, (100.0, 1.0, 0.5, 1.0))
     space = space_of(c)
     path, _ = space.best(space.within(3))
@@ -125,7 +125,8 @@ def test_the_judge_gives_a_planted_optimum_1_and_every_other_plan_less() -> None
     judge = micro.CaseJudge(space_of(c), 3)
     space = judge.space
     best = plan_of(space.chosen[judge.path], space.level[judge.assignment])
-    mirrored = plan_of(1 - best.chosen, 2 * best.level + 1)  # the switches change places
+    # the same plan with the switches exchanged
+    mirrored = plan_of(1 - best.chosen, 2 * best.level + 1)
     worst_path = int(space.work[:, judge.few].max(axis=1).argmin())
     bad = plan_of(space.chosen[worst_path], np.zeros(5, np.int64))
     shares = judge.whole({"best": best, "mirrored": mirrored, "bad": bad})
@@ -181,7 +182,7 @@ def test_the_best_order_is_chosen_for_the_available_levels_not_for_one_level_per
     c = jobs_on_two_links(*[EXAMPLE_1[0]] * 3)
     level = weak_orders(3)
     work = np.ones((1, len(level)))
-    work[0, (level == [1, 0, 0]).all(axis=1)] = 5.0  # with two levels
+    work[0, (level == [1, 0, 0]).all(axis=1)] = 5.0  # this order has only two levels
     work[0, (level == [0, 1, 2]).all(axis=1)] = 9.0
     work[0, (level == [2, 0, 1]).all(axis=1)] = 4.0
     space = PlanSpace(
@@ -254,9 +255,9 @@ def test_one_path_choice_loads_a_link_like_all_flows_over_one_switch() -> None:
 
 
 def test_the_smoke_run_keeps_its_bounds_and_reports_all_parts() -> None:
-    found = find_cases()["network"]
-    assert found.run is network.judge_network
-    result = run_case(found, found.smoke | {"cases": 1}, ["bench"])
+    case = find_cases()["network"]
+    assert case.run is network.judge_network
+    result = run_case(case, case.smoke | {"cases": 1}, ["bench"])
     assert result["ok"]
     assert {"violations", "above_optimum"} == result["bounds"].keys()
     figures = result["figures"]

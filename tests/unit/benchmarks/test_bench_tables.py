@@ -1,4 +1,4 @@
-"""How results of many columns are printed."""
+"""Printed tables of results with many columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def test_columns_that_do_not_fit_go_into_another_table_with_the_first_column() -
         {"policy": "fcfs", "a": 1.0, "b": "x" * 10},
         {"policy": "arena", "a": 12345.678, "c": 2},
     ]
-    # policy needs 8 characters, a 10 (1.23e+04), b 12, c 3
+    # column policy needs 8 characters, a 10 (1.23e+04), b 12, c 3
     assert table_blocks(rows, 100) == [["policy", "a", "b", "c"]]
     assert table_blocks(rows, 30) == [["policy", "a", "b"], ["policy", "c"]]
     assert table_blocks(rows, 29) == [["policy", "a"], ["policy", "b", "c"]]

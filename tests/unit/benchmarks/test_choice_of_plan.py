@@ -1,4 +1,4 @@
-"""The benchmark of proxy plans and search spaces sees what planners may see, and gives what it says."""
+"""The benchmark of proxy plans and search spaces: only what planners know is used, and reported correctly."""
 
 from __future__ import annotations
 

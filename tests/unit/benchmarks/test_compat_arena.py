@@ -1,4 +1,4 @@
-"""Arena's artifact reproduced: with every oddity off an honest world, and each oddity by itself."""
+"""The reproduction of Arena's artifact: each oddity alone, and a faithful world without any."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TWO = (("a100-0", (0, 1)),)
 
 
 def a_world(scenario: Scenario, launch: LaunchCost = FREE, **on: bool) -> ArenaWorld:
-    """Return a world at 0 with the jobs of its first round."""
+    """Return a world at time 0 with the jobs of its first round."""
     world = ArenaWorld(scenario, launch, Oddities(**on))
     world.arrive()
     return world
@@ -62,12 +62,12 @@ def take(world: ArenaWorld, job: str) -> None:
 
 
 def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
-    """Let rounds pass until the job has ended; return how many."""
+    """Play rounds until the job has ended; return their number."""
     for number in range(1, 1000):
         world.train()
         if np.isfinite(world.store.ended_s[job]):
             return number
-    raise AssertionError("it does not end")
+    raise AssertionError("the job does not end")
 
 
 def run_policy(
@@ -87,15 +87,15 @@ def test_without_oddities_the_world_matches_the_simulator(policy: str, seed: int
     honest = simulate_scenario(
         scenario, POLICIES[policy], overheads=overheads, horizon_s=200 * 300.0
     )
-    mine = run_artifact(
+    reproduced = run_artifact(
         scenario, Decider(POLICIES[policy]), rounds=200, launch=launch, oddities=Oddities()
     )
-    assert mine.ended_s == pytest.approx(honest.end_s, rel=1e-9)
-    assert np.isfinite(mine.ended_s).any()
+    assert reproduced.ended_s == pytest.approx(honest.end_s, rel=1e-9)
+    assert np.isfinite(reproduced.ended_s).any()
     trained = sum(
         s.iterations * scenario.arrivals[s.job].spec.workload.global_batch for s in honest.segments
     )
-    assert float(mine.samples_s.sum()) * 300 == pytest.approx(trained, rel=1e-9)
+    assert float(reproduced.samples_s.sum()) * 300 == pytest.approx(trained, rel=1e-9)
 
 
 def test_an_early_arrival_takes_part_in_the_round_before_it() -> None:
@@ -115,7 +115,7 @@ def test_a_job_that_arrives_at_time_zero_is_in_the_first_round() -> None:
 def test_idle_rounds_make_no_decisions() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1000), an_arrival("b", 700.0, iterations=10))
     assert run_policy(scenario, rounds=10, idle_rounds=True).decided == 2  # at 0 and 900 s
-    assert run_policy(scenario, rounds=10).decided == 4  # until nobody is left
+    assert run_policy(scenario, rounds=10).decided == 4  # until no job is left
 
 
 def test_with_whole_rounds_gpus_are_held_until_the_round_ends() -> None:
@@ -133,7 +133,7 @@ def test_an_end_in_the_last_whole_round_is_not_observed() -> None:
 
 def test_with_repriced_past_an_upgrade_speeds_up_past_progress() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1200))
-    for on, rounds in ((True, 1), (False, 2)):  # 300 s at 1/s, then at 2/s: 1200 or 900 by 600 s
+    for on, rounds in ((True, 1), (False, 2)):  # 300 s at 1/s, then 2/s: 1200 or 900 done by 600 s
         world = a_world(scenario, repriced_past=on)
         give(world, "a", ONE)
         world.train()
@@ -199,7 +199,7 @@ def test_releasing_gpus_is_free_if_that_oddity_is_on() -> None:
     scenario = a_scenario(an_arrival("a", iterations=2100))
     for on, end_s in ((True, 1800.0), (False, 1950.0)):
         world = a_world(scenario, OTHERS, free_release=on)
-        give(world, "a", TWO)  # it trains from 300 s on, and 600 s in all at 2/s
+        give(world, "a", TWO)  # it trains from 300 s on, for 600 s at 2/s
         for _ in range(3):
             world.train()
         give(world, "a", ONE, DecisionKind.RESIZE)
@@ -225,7 +225,7 @@ def test_a_job_that_ends_is_counted_for_its_whole_last_round_if_that_oddity_is_o
 
 
 def a_scenario_with_a_larger_size_measured() -> Scenario:
-    """Return a job of 1B that needs two GPUs, of which only 2B is measured on two."""
+    """Return a job of 1B on two GPUs, a count on which only 2B was measured."""
     large = Workload(model="bert", params="2B", global_batch=10)
     return a_scenario(
         an_arrival("a", requested_gpus=2, iterations=1000),
@@ -269,12 +269,12 @@ def test_scattered_starts_only_use_complete_shapes() -> None:
     ]
     profiles = [a_profile(g, 1.0 / g) for g in (1, 2, 3)]
     scenario = a_scenario(*jobs, profiles=profiles)
-    assert run_policy(scenario).queued_s[2] == 0.0  # on two nodes, one GPU each
+    assert run_policy(scenario).queued_s[2] == 0.0  # it runs on two nodes, one GPU each
     assert run_policy(scenario, scattered_starts=True).queued_s[2] == 300.0
 
 
 def blocked_scenario() -> Scenario:
-    """Return one GPU's first job, a job that can never run, and one behind it; then a new job."""
+    """Return one GPU with a job, one that can never run, one behind it, and later a new job."""
     never = Workload(model="bert", params="9B", global_batch=10)
     return a_scenario(
         an_arrival("runs", iterations=600, requested_type="a100"),

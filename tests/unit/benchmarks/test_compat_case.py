@@ -1,4 +1,4 @@
-"""The case that puts the artifact's stored results beside ours, small; and the rigid loops."""
+"""A small case that compares the artifact's stored results with ours, and the rigid schedulers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_contestant_is_listed_by_name_in_the_oddities() -> None:
 
 
 def chosen_cells(policy: RigidScheduler) -> list[tuple[int, int] | None]:
-    """Return (type, GPUs) for a job that runs on one GPU of type 0 and one that requested 2 of type 0."""
+    """Return (type, GPUs) for a job that runs on one GPU of type 0 and a job that requests 2 of type 0."""
     estimates = [
         an_estimate(0, kind, gpus, iter_time_s=(2.0 - kind) / gpus)
         for kind in (0, 1)
@@ -97,9 +97,9 @@ def chosen_cells(policy: RigidScheduler) -> list[tuple[int, int] | None]:
         ],
     )
     view = make_view(snapshot, Policy())
-    found = policy.choose(view).tolist()
+    choice = policy.choose(view).tolist()
     return [
-        None if c < 0 else (int(view.draft.gpu_type[c]), int(view.draft.gpus[c])) for c in found
+        None if c < 0 else (int(view.draft.gpu_type[c]), int(view.draft.gpus[c])) for c in choice
     ]
 
 

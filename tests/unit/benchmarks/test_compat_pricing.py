@@ -1,4 +1,4 @@
-"""Arena's pricing rules: what stands for iteration times that were not measured."""
+"""Arena's pricing rules: substitutes for iteration times that were not measured."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ def iter_time_s(profiles: list[EstimateRecord], params: str, gpus: int, batch: i
 
 
 def test_each_step_in_model_size_is_a_factor_of_1_8() -> None:
-    known = [
+    measured = [
         a_profile(1, 9.0, workload=of_size("2.6B")),
         a_profile(2, 1.0, workload=of_size("760M")),
         a_profile(2, 2.0, workload=of_size("1.3B")),
     ]
-    found = sizes_inferred(known, NODES, [])
-    assert iter_time_s(found, "1.3B", 1) == pytest.approx(9.0 / 1.8)
-    assert iter_time_s(found, "760M", 1) == pytest.approx(9.0 / 1.8**2)
-    assert iter_time_s(found, "2.6B", 1) == 9.0
-    assert math.isinf(iter_time_s(found, "2.6B", 2))
+    estimates = sizes_inferred(measured, NODES, [])
+    assert iter_time_s(estimates, "1.3B", 1) == pytest.approx(9.0 / 1.8)
+    assert iter_time_s(estimates, "760M", 1) == pytest.approx(9.0 / 1.8**2)
+    assert iter_time_s(estimates, "2.6B", 1) == 9.0
+    assert math.isinf(iter_time_s(estimates, "2.6B", 2))
 
 
 def test_the_next_larger_size_is_used_even_if_it_failed() -> None:
-    known = [
+    measured = [
         a_profile(1, math.inf, workload=of_size("1.3B")),
         a_profile(1, 9.0, workload=of_size("2.6B")),
     ]
-    assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("760M")]), "760M", 1))
+    assert math.isinf(iter_time_s(sizes_inferred(measured, NODES, [of_size("760M")]), "760M", 1))
 
 
 def test_other_batches_and_shapes_are_not_used_for_inference() -> None:
-    known = [
+    measured = [
         a_profile(1, 9.0, workload=of_size("2.6B", 20)),
         a_profile(4, 9.0, nodes=2, workload=of_size("2.6B")),
     ]
-    found = sizes_inferred(known, NODES, [of_size("1.3B")])
-    assert math.isinf(iter_time_s(found, "1.3B", 1))
-    assert math.isinf(iter_time_s(found, "1.3B", 4))
+    estimates = sizes_inferred(measured, NODES, [of_size("1.3B")])
+    assert math.isinf(iter_time_s(estimates, "1.3B", 1))
+    assert math.isinf(iter_time_s(estimates, "1.3B", 4))
 
 
 def test_a_cell_measured_only_at_a_worse_shape_does_not_run_at_the_best_one() -> None:
-    known = [a_profile(4, 9.0, nodes=2, workload=of_size("1.3B"))]
-    found = [e for e in sizes_inferred(known, NODES, []) if e.cell.gpus == 4]
-    assert sorted((e.cell.nodes, e.iter_time_s) for e in found) == [(1, math.inf), (2, 9.0)]
+    measured = [a_profile(4, 9.0, nodes=2, workload=of_size("1.3B"))]
+    estimates = [e for e in sizes_inferred(measured, NODES, []) if e.cell.gpus == 4]
+    assert sorted((e.cell.nodes, e.iter_time_s) for e in estimates) == [(1, math.inf), (2, 9.0)]
 
 
 def test_slow_iterations_are_dropped_and_not_used_for_inference() -> None:
-    known = slow_left_out([a_profile(1, 300.1, workload=of_size("2.6B"))])
-    assert math.isinf(iter_time_s(sizes_inferred(known, NODES, [of_size("1.3B")]), "1.3B", 1))
+    measured = slow_left_out([a_profile(1, 300.1, workload=of_size("2.6B"))])
+    assert math.isinf(iter_time_s(sizes_inferred(measured, NODES, [of_size("1.3B")]), "1.3B", 1))
     assert slow_left_out([a_profile(1, 300.0)]) == [a_profile(1, 300.0)]
 
 
@@ -92,9 +92,9 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
     measured = read_profiles(data_file("alpa_optimal.csv"))
     _, nodes = arena_table1()
     jobs = [a.spec.workload for a in read_trace(data_file("trace_philly.csv"))]
-    found = sizes_inferred(slow_left_out(measured), nodes, jobs)
+    estimates = sizes_inferred(slow_left_out(measured), nodes, jobs)
     size = {n.gpu_type: n.gpus for n in nodes}
-    best = [e for e in found if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])]
+    best = [e for e in estimates if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])]
     inferred = [e.provenance != "alpa_optimal.csv" for e in best]
     runs = [math.isfinite(e.iter_time_s) for e in best]
     assert len(best) == 900
@@ -113,9 +113,9 @@ def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() ->
         for e in scenario.profiles
         if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])
     }
-    asked = [
+    requested = [
         at[a.spec.workload, a.spec.requested_type, a.spec.requested_gpus] for a in scenario.arrivals
     ]
-    assert len(asked) == 986
-    assert sum(e.provenance != "alpa_optimal.csv" for e in asked) == 39
-    assert all(math.isfinite(e.iter_time_s) for e in asked)
+    assert len(requested) == 986
+    assert sum(e.provenance != "alpa_optimal.csv" for e in requested) == 39
+    assert all(math.isfinite(e.iter_time_s) for e in requested)

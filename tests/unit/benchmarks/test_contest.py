@@ -1,4 +1,4 @@
-"""How the reports of a solver's process are read."""
+"""Reading of the reports that a solver's process prints."""
 
 from __future__ import annotations
 

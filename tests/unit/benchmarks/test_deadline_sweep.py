@@ -1,4 +1,4 @@
-"""The sweep over tightness: what is asked of whom, and runs without the search for more promises."""
+"""The sweep over tightness: the requested runs, and runs without the search for more promises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.03, jobs=6, load=2.0)
 
 
 def cp_sat_was_asked(monkeypatch: pytest.MonkeyPatch, *, search: bool) -> bool:
-    """Return whether CP-SAT was asked when two jobs come of which one can be promised."""
+    """Return whether CP-SAT was called when two jobs arrived, only one of which could be promised."""
 
     def never(*_: object) -> NoReturn:
         raise LookupError
@@ -50,17 +50,17 @@ def test_without_search_only_the_first_fit_makes_promises(monkeypatch: pytest.Mo
 
 def test_elasticflow_as_published_takes_part_if_its_data_is_known() -> None:
     costs = RunRequest(work=SMALL, policy="")
-    asked = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
-    assert list(asked) == [PLANNED, ELASTICFLOW]
-    assert asked[PLANNED].policy == PLANNED
-    assert PAPER_ELASTICFLOW not in asked
+    requests = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
+    assert list(requests) == [PLANNED, ELASTICFLOW]
+    assert requests[PLANNED].policy == PLANNED
+    assert PAPER_ELASTICFLOW not in requests
 
 
 def test_the_margins_of_planned_and_of_look_ahead_are_separate_figures() -> None:
-    asked = asked_of(
+    requests = asked_of(
         RunRequest(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
     )
-    figures = figures_of(swept_of(asked, (1.5,), range(1), Sweep(workers=0)))
+    figures = figures_of(swept_of(requests, (1.5,), range(1), Sweep(workers=0)))
     assert figures["planned_worst_margin_tightness"] == 1.5
     assert float(figures["planned_worst_margin_vs_any"]) >= 0
     assert figures["admitted_missed"] == 0

@@ -40,7 +40,7 @@ def a_row(
 
 
 class CountingModel:
-    """Seconds = batch / GPUs; counts what it is asked."""
+    """A model with seconds = batch / GPUs that counts its calls."""
 
     parameters = (Parameter(name="rate", value=1.0, shared_sd=0.5, family_sd=0.1, gpu_sd=0.1),)
 

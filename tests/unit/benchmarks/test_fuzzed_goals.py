@@ -1,4 +1,4 @@
-"""The fuzzer sees what is wrong with an answer to goals in order, and draws what it should."""
+"""The fuzzer finds faults in solutions of lexicographic goals and draws the intended cases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAWN = [draw_statement(np.random.default_rng(seed)) for seed in range(200)]
 
 
 def a_statement_of_two_jobs() -> Statement:
-    """Return a round in which either of two jobs may run: fairly the first, the second for more."""
+    """Return a round in which one of two jobs may run: the first is fairer, the second worth more."""
     problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
     return support.a_statement(
         problem, support.some_levels([1.0, 1.0], [3.0, 2.0]), support.a_sum([5, 9])
@@ -65,49 +65,49 @@ def test_a_correct_answer_has_no_fault() -> None:
 
 
 def test_an_answer_below_a_reached_goal_breaks_that_goal() -> None:
-    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
-    second = replace(found.solution, choice=np.array([-1, 1]), objective=9, bound=9.0)
+    statement, result = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
+    second = replace(result.solution, choice=np.array([-1, 1]), objective=9, bound=9.0)
 
-    assert "violations" in faults_of(statement, replace(found, solution=second))
+    assert "violations" in faults_of(statement, replace(result, solution=second))
 
 
 def test_an_answer_beyond_capacity_breaks_a_rule() -> None:
-    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
-    both = replace(found.solution, choice=np.array([0, 1]), objective=14, bound=14.0)
+    statement, result = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
+    both = replace(result.solution, choice=np.array([0, 1]), objective=14, bound=14.0)
 
-    assert "violations" in faults_of(statement, replace(found, solution=both))
+    assert "violations" in faults_of(statement, replace(result, solution=both))
 
 
 @pytest.mark.parametrize(("goal", "bound"), [(0, 2.5), (1, 4.0)])
 def test_a_bound_that_an_answer_exceeds_is_detected(goal: int, bound: float) -> None:
-    statement, found = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
-    results = list(found.results)
+    statement, result = a_statement_of_two_jobs(), solve_statement(a_statement_of_two_jobs())
+    results = list(result.results)
     results[goal] = replace(results[goal], bound=bound)
 
-    assert faults_of(statement, replace(found, results=tuple(results))) == ["wrong_bounds"]
+    assert faults_of(statement, replace(result, results=tuple(results))) == ["wrong_bounds"]
 
 
 def test_a_false_proof_of_optimality_is_detected() -> None:
     problem = a_problem([[(5, {0: 3})], [(9, {0: 3})]], capacity=[3])
     statement = support.a_statement(problem, support.a_sum([5, 9]))
-    found = solve_statement(statement)
-    worse = replace(found.solution, choice=np.array([0, -1]), objective=5)
+    result = solve_statement(statement)
+    worse = replace(result.solution, choice=np.array([0, -1]), objective=5)
 
-    wrong = faults_of(statement, replace(found, solution=worse))
+    wrong = faults_of(statement, replace(result, solution=worse))
 
     assert {"wrong_proofs", "below_greedy"} <= set(wrong)
     nothing = replace(
-        found.solution, status=SolveStatus.INFEASIBLE, choice=np.full(2, -1), objective=0
+        result.solution, status=SolveStatus.INFEASIBLE, choice=np.full(2, -1), objective=0
     )
-    assert "wrong_proofs" in faults_of(statement, replace(found, solution=nothing))
+    assert "wrong_proofs" in faults_of(statement, replace(result, solution=nothing))
 
 
 def test_a_repetition_that_differs_is_seen() -> None:
-    found = solve_statement(a_statement_of_two_jobs())
+    result = solve_statement(a_statement_of_two_jobs())
 
-    assert same_answer(found, solve_statement(a_statement_of_two_jobs()))
-    other = replace(found.solution, work=(*found.solution.work, ("9:lp", 1.0)))
-    assert not same_answer(found, replace(found, solution=other))
+    assert same_answer(result, solve_statement(a_statement_of_two_jobs()))
+    other = replace(result.solution, work=(*result.solution.work, ("9:lp", 1.0)))
+    assert not same_answer(result, replace(result, solution=other))
 
 
 def test_gaps_and_records_of_work_of_every_kind_are_drawn() -> None:
@@ -149,12 +149,15 @@ def test_rounds_of_every_kind_are_drawn() -> None:
 
 
 def test_300_random_cases_have_no_fault() -> None:
-    """Gaps from 1e-9 to 1e-2, goals in order, and all mixes of recorded work; more: tessera bench fuzz."""
-    found = judge_cases(first=1_000_000, count=300, solver="portfolio", seed=0)
+    """Cases have gaps from 1e-9 to 1e-2, lexicographic goals and all mixes of recorded work.
 
-    assert found["faulty"] == []
-    assert not set(FAULTS) & set(found["tally"])
-    assert found["tally"]["optimal"] > 200
+    `tessera bench fuzz` draws more of them.
+    """
+    result = judge_cases(first=1_000_000, count=300, solver="portfolio", seed=0)
+
+    assert result["faulty"] == []
+    assert not set(FAULTS) & set(result["tally"])
+    assert result["tally"]["optimal"] > 200
 
 
 def test_a_case_that_raises_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +168,7 @@ def test_a_case_that_raises_is_counted_and_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tessera.benchmarks.rounds.bench_fuzz._judge_goals", fail)
     monkeypatch.setattr("tessera.benchmarks.rounds.bench_fuzz._judge_round", fail)
 
-    found = judge_cases(first=7, count=2, solver="portfolio", seed=0)
+    result = judge_cases(first=7, count=2, solver="portfolio", seed=0)
 
-    assert found["tally"]["crashes"] == 2
-    assert [fault["case"] for fault in found["faulty"]] == [7, 8]
+    assert result["tally"]["crashes"] == 2
+    assert [fault["case"] for fault in result["faulty"]] == [7, 8]

@@ -1,4 +1,4 @@
-"""What greedy and Arena's search reach of a round's optimum, as the benchmark measures it."""
+"""The share of a round's optimum that greedy and Arena's search reach, as benchmarked."""
 
 from __future__ import annotations
 

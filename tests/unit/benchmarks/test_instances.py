@@ -1,4 +1,4 @@
-"""Rounds to solve by seed: what their families promise, and how churn changes them."""
+"""Rounds drawn by seed: the properties of their families, and the effect of churn."""
 
 from __future__ import annotations
 

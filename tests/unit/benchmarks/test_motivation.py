@@ -1,4 +1,4 @@
-"""The papers' opening cases, by hand."""
+"""The papers' opening cases, against hand-computed values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def some_profiles(opening: OpeningCase, *rows: tuple[int, str, int, float]) -> l
 
 
 def a_swap_scene() -> OpeningScene:
-    """Return two jobs; the first, a BERT, has 30 samples/s on A100 and 10 on V100, the other 14 and 7."""
+    """Return a BERT job with 30 samples/s on A100 and 10 on V100, and another job with 14 and 7."""
     rows = ((0, "a100", 4, 30.0), (0, "v100", 4, 10.0), (1, "a100", 4, 14.0), (1, "v100", 4, 7.0))
     return OpeningScene.of(SWAPPED, some_profiles(SWAPPED, *rows))
 
@@ -62,7 +62,7 @@ def test_totals_are_sums_of_rates() -> None:
     assert scene.total(exchanged) == pytest.approx(37)
     assert scene.normalised(exchanged) == pytest.approx(30 / 7.5 + 7 / 3.5)  # effective GPUs
     assert scene.total((NO_CELL, NO_CELL)) == 0.0
-    assert len(list(scene.plans())) == 3 * 3 - 2  # all but both on the same type
+    assert len(list(scene.plans())) == 3 * 3 - 2  # all but those with both on one type
 
 
 def test_fcfs_runs_jobs_as_requested_and_tessera_exchanges_them() -> None:
@@ -104,7 +104,8 @@ def test_ranks_are_inverted_by_the_memory_gate(tmp_path: Path) -> None:
     scene = OpeningScene.of(opening, records)
     rows = judge_openings(scene, opening, ["estimates", "data-parallel"], memory, 0)
     assert plan_ratio(rows) == {
-        "inverted_seen_ratio": pytest.approx((0 + 100) / (24 + 65)),  # two and MoE-2.4B run out
+        # Wide-ResNet, and MoE-2.4B on two GPUs, run out of memory
+        "inverted_seen_ratio": pytest.approx((0 + 100) / (24 + 65)),
         "inverted_true_ratio": pytest.approx((12 + 100) / (53 + 24 + 65)),
     }
     seen = seen_rates(scene, opening, "data-parallel", memory)
@@ -126,11 +127,11 @@ def test_the_benchmark_runs_and_keeps_its_laws_without_data_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
-    found = decide_opening_cases(report=tmp_path / "report")
+    figures = decide_opening_cases(report=tmp_path / "report")
     bounds = find_cases()["motivation"].bounds
     assert set(bounds) == {"raw_share_of_best", "normalised_share_of_best"}
-    assert all(bound.holds(found.figures[name]) for name, bound in bounds.items())
-    assert {row["information"] for row in found.table} == {"estimates"}
+    assert all(bound.holds(figures.figures[name]) for name, bound in bounds.items())
+    assert {row["information"] for row in figures.table} == {"estimates"}
     assert "samples, not measurements" in (tmp_path / "report" / "report.html").read_text()
 
 

@@ -11,9 +11,9 @@ from tessera.solvers.network.compression.dag import dag_of
 
 
 def test_the_smoke_run_keeps_its_bounds_and_reports_the_density_of_each_graph() -> None:
-    found = find_cases()["network-scale"]
-    assert found.run is network_scale.network_scale
-    result = run_case(found, found.smoke | {"jobs": 60}, ["bench"])
+    case = find_cases()["network-scale"]
+    assert case.run is network_scale.network_scale
+    result = run_case(case, case.smoke | {"jobs": 60}, ["bench"])
     assert result["ok"]
     assert {"unproven", "differ", "violations"} <= result["bounds"].keys()
     rows = {row["graph"]: row for row in result["table"]}

@@ -1,4 +1,4 @@
-"""The trace's generator against what Crux publishes of its own, and the accounting of runs by hand."""
+"""The trace generator against figures of Crux's paper, and the accounting of runs against ones by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EIGHT = Gang(members=((0, tuple(range(8))),))
 def a_job(
     name: str, at_s: float = 0.0, iterations: float = 100.0, comm_s: float = 1.0, gpus: int = 8
 ) -> TraceJob:
-    """Return a job that computes 1 s, 10 flop, and then sends for ``comm_s`` over NVLink inside one host."""
+    """Return a job that computes 10 flop in 1 s, then sends for ``comm_s`` over NVLink inside one host."""
     ring = Exchange(
         pattern=Pattern.RING, members=np.arange(gpus)[None], sent_bytes=comm_s * NVLINK_BYTES_PER_S
     )
@@ -74,15 +74,15 @@ def test_two_weeks_have_the_papers_numbers_of_jobs_and_sizes() -> None:
     days = np.bincount((arrival_s / DAY_S).astype(int), minlength=14)
     assert days.min() > 280
     morning = (arrival_s % DAY_S) < DAY_S / 2
-    assert morning.mean() == pytest.approx(0.5 + 0.5 / np.pi, abs=0.02)  # the swing's sine
+    assert morning.mean() == pytest.approx(0.5 + 0.5 / np.pi, abs=0.02)  # the daily swing is a sine
 
 
 def test_jobs_request_the_given_share_of_gpus() -> None:
-    """Lengths are heavy-tailed: the mean of one draw of 5,000 lies within a tenth."""
+    """Lengths are heavy-tailed, so the mean of 5,000 draws is only within a tenth."""
     w = TraceWorkload(demand=0.4, seed=1)
     jobs = jobs_of(w)
-    wanted = sum(job.gpus * job.iterations * job.traffic.compute_s for job in jobs)
-    assert wanted / (w.gpus * w.days * DAY_S) == pytest.approx(0.4, rel=0.12)
+    requested_gpu_s = sum(job.gpus * job.iterations * job.traffic.compute_s for job in jobs)
+    assert requested_gpu_s / (w.gpus * w.days * DAY_S) == pytest.approx(0.4, rel=0.12)
 
 
 def test_equal_seeds_draw_equal_jobs_and_other_seeds_draw_others() -> None:
@@ -109,41 +109,44 @@ def test_networks_have_the_papers_switches() -> None:
 
 
 def test_a_single_job_is_accounted_as_computed_by_hand() -> None:
-    """100 iterations of 1 s of compute and 1 s of sending, on all 8 GPUs of a day's 86,400 s."""
-    asked, jobs = on_a_host(), [a_job("a", at_s=50.0)]
-    found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
-    assert found["flop"] == pytest.approx(1_000)
-    assert found["jct_s"] == [pytest.approx(200)]
-    assert found["of_held"] == pytest.approx(1_000 / (8 * 200 * PEAK_FLOP_PER_S))
-    assert found["of_all"] == pytest.approx(found["of_held"] * found["held_share"])
-    assert found["computing_of_held"] == pytest.approx(0.5)
-    assert (found["slowdown"], found["ended"], found["shared"]) == (pytest.approx(1), 1, 0)
-    assert found["held_share"] == pytest.approx(200 / DAY_S)
+    """The job has 100 iterations of 1 s of compute and 1 s of sending, on all 8 GPUs of a day of 86,400 s."""
+    request, jobs = on_a_host(), [a_job("a", at_s=50.0)]
+    figures = summarize_run(request.workload, jobs, *simulate_trace(request, jobs))
+    assert figures["flop"] == pytest.approx(1_000)
+    assert figures["jct_s"] == [pytest.approx(200)]
+    assert figures["of_held"] == pytest.approx(1_000 / (8 * 200 * PEAK_FLOP_PER_S))
+    assert figures["of_all"] == pytest.approx(figures["of_held"] * figures["held_share"])
+    assert figures["computing_of_held"] == pytest.approx(0.5)
+    assert (figures["slowdown"], figures["ended"], figures["shared"]) == (pytest.approx(1), 1, 0)
+    assert figures["held_share"] == pytest.approx(200 / DAY_S)
 
 
 def test_jobs_that_outlast_the_trace_have_no_jct() -> None:
-    asked, jobs = on_a_host(days=100 / DAY_S), [a_job("a")]
-    found = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
-    assert found["jct_s"] == [None]
-    assert found["flop"] == pytest.approx(500)
+    request, jobs = on_a_host(days=100 / DAY_S), [a_job("a")]
+    figures = summarize_run(request.workload, jobs, *simulate_trace(request, jobs))
+    assert figures["jct_s"] == [None]
+    assert figures["flop"] == pytest.approx(500)
 
 
 def test_under_muri_a_second_job_runs_in_the_gaps_of_the_first_and_gpus_count_once() -> None:
-    """Each computes while the other sends: two iterations in 2 s. In turn the second ends after 400 s."""
+    """Each job computes while the other sends: two iterations in 2 s. In turn, the second ends at 400 s."""
     jobs = [a_job("a"), a_job("b")]
     in_turn, _ = simulate_trace(on_a_host(), jobs)
     assert in_turn.jct_s == pytest.approx([200, 400])
-    asked = on_a_host("muri")
-    result, owner = simulate_trace(asked, jobs)
+    request = on_a_host("muri")
+    result, owner = simulate_trace(request, jobs)
     assert owner == {"a": "a", "b": "a"}
     assert result.jct_s == pytest.approx([200, 200], rel=0.05)
-    found = summarize_run(asked.workload, jobs, result, owner)
-    assert found["computing_of_held"] == pytest.approx(1.0, rel=0.05)
-    assert found["shared"] == 1
+    figures = summarize_run(request.workload, jobs, result, owner)
+    assert figures["computing_of_held"] == pytest.approx(1.0, rel=0.05)
+    assert figures["shared"] == 1
 
 
 def test_under_muri_the_remaining_job_continues_alone_and_keeps_the_gpus() -> None:
-    """A sends for 4 s, b for 0.2 s: max(1, 0.2) + max(4, 1) = 5 s an iteration together, b alone 1.2 s."""
+    """An iteration of both takes max(1, 0.2) + max(4, 1) = 5 s, and one of b alone 1.2 s.
+
+    Job a sends for 4 s and job b for 0.2 s.
+    """
     jobs = [a_job("a", iterations=20, comm_s=4.0), a_job("b", comm_s=0.2)]
     result, owner = simulate_trace(on_a_host("muri"), jobs)
     assert result.end_s[0] == pytest.approx(100, rel=0.05)
@@ -213,25 +216,26 @@ def test_figures_compare_with_ecmp_and_with_one_level_per_job() -> None:
     def a_run(flop: float, jct_s: list[float | None]) -> dict[str, object]:
         return played_like | {"flop": flop, "of_held": flop / 1e3, "jct_s": jct_s}
 
-    asked, jobs = on_a_host(), [a_job("a")]
-    played_like = summarize_run(asked.workload, jobs, *simulate_trace(asked, jobs))
+    request, jobs = on_a_host(), [a_job("a")]
+    played_like = summarize_run(request.workload, jobs, *simulate_trace(request, jobs))
     runs = {
-        replace(asked, mechanism="ecmp"): a_run(100.0, [5.0, 9.0, None]),
-        replace(asked, mechanism="taccl*"): a_run(110.0, [5.0, 6.0, 7.0]),
-        replace(asked, mechanism="crux-ps-pa"): a_run(121.0, [4.0, None, 7.0]),
-        replace(asked, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0])
+        replace(request, mechanism="ecmp"): a_run(100.0, [5.0, 9.0, None]),
+        replace(request, mechanism="taccl*"): a_run(110.0, [5.0, 6.0, 7.0]),
+        replace(request, mechanism="crux-ps-pa"): a_run(121.0, [4.0, None, 7.0]),
+        replace(request, mechanism="crux-paper"): a_run(120.0, [4.0, 6.0, 7.0])
         | {"beside_flop": {"ecmp": 96.0, "taccl*": 100.0, "crux-ps-pa": 125.0, "noise 0.1": 114.0}},
     }
-    found = trace_figures(runs)
-    assert found["clos_crux_gain"] == pytest.approx(0.2)
-    assert found["clos_crux_gain_over_best_other"] == pytest.approx(120 / 110 - 1)
-    assert found["clos_crux_points"] == pytest.approx(2.0)
-    assert found["compression_loss"] == pytest.approx(0.04)
-    assert found["clos_beside_ecmp_gain"] == pytest.approx(0.25)
-    assert found["clos_beside_taccl_gain"] == pytest.approx(0.2)
-    assert found["noise_0.1_loss"] == pytest.approx(0.05)
+    figures = trace_figures(runs)
+    assert figures["clos_crux_gain"] == pytest.approx(0.2)
+    assert figures["clos_crux_gain_over_best_other"] == pytest.approx(120 / 110 - 1)
+    assert figures["clos_crux_points"] == pytest.approx(2.0)
+    assert figures["compression_loss"] == pytest.approx(0.04)
+    assert figures["clos_beside_ecmp_gain"] == pytest.approx(0.25)
+    assert figures["clos_beside_taccl_gain"] == pytest.approx(0.2)
+    assert figures["noise_0.1_loss"] == pytest.approx(0.05)
     table = run_rows(runs)
-    assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0]  # of the first alone
+    # the means of the first run only
+    assert [row["jct_mean_s"] for row in table] == [5.0, 5.0, 4.0, 4.0]
     assert table[1]["gain"] == pytest.approx(0.1)
 
 

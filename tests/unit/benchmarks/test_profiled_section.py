@@ -40,12 +40,12 @@ def test_errors_cover_passes_and_whole_steps_and_savings_are_in_device_seconds()
 def test_a_model_is_profiled_and_measured_on_the_available_device(tmp_path: Path) -> None:
     kept = tmp_path / "records.jsonl"
     source = {"target": f"{STEPS}perceptron", "arguments": {"layers": 3}}
-    found = run_profiled_section(
+    section = run_profiled_section(
         tmp_path, (), models=[["tiny", source, [2]]], date="2026-11-21", records=kept
     )
-    (row,) = found.rows
+    (row,) = section.rows
     assert (row["model"], row["layers"], row["kinds"]) == ("tiny", 3, 3)
-    assert found.figures["profiled_saving"] > 0
+    assert section.figures["profiled_saving"] > 0
     assert {r.date for r in read_profile_records(kept)} == {"2026-11-21"}
 
 

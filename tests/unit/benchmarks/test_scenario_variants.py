@@ -1,4 +1,4 @@
-"""Workloads of another shape, and what runs in them."""
+"""Variants of workloads, and runs of them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ MOE = Workload(model="moe", params="7B", global_batch=10)
 
 
 def a_world(scenario: Scenario | None = None) -> PreparedScenario:
-    found = make_scenario(SMALL)
-    return found if scenario is None else replace(found, scenario=scenario)
+    world_scenario = make_scenario(SMALL)
+    return world_scenario if scenario is None else replace(world_scenario, scenario=scenario)
 
 
 def two_types() -> Scenario:
-    """Return two jobs of BERT and one of MoE, which runs on A100 alone; a V100 is half as fast."""
+    """Return two BERT jobs and a MoE job that runs only on A100; a V100 is half as fast."""
     profiles = [
         a_profile(n, factor / n, gpu_type=kind)
         for kind, factor in (("a100", 1.0), ("v100", 2.0))
@@ -77,8 +77,8 @@ def two_types() -> Scenario:
 
 def test_the_default_shape_changes_nothing_relevant() -> None:
     world = a_world()
-    found, told = shape_world(world, WorkloadChanges(), seed=3)
-    assert told is None
+    found, visible_estimates = shape_world(world, WorkloadChanges(), seed=3)
+    assert visible_estimates is None
     assert found == world
 
 
@@ -97,7 +97,7 @@ def test_large_models_arrive_with_equal_gpu_hours() -> None:
     before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
     large = [parameter_count(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
     assert sum(large) == round(0.5 * len(large))
-    assert after == pytest.approx(before, rel=0.05)  # iterations are whole
+    assert after == pytest.approx(before, rel=0.05)  # iterations are whole numbers
 
 
 def test_pinned_jobs_run_only_on_their_type() -> None:
@@ -115,9 +115,9 @@ def test_pinned_jobs_run_only_on_their_type() -> None:
 
 def test_only_estimates_of_the_requested_count_are_visible() -> None:
     scenario = two_types()
-    found, told = only_as_requested(scenario)
+    found, visible_estimates = only_as_requested(scenario)
     for before, after in zip(scenario.arrivals, found.arrivals, strict=True):
-        of_it = [e for e in told if e.workload == after.spec.workload]
+        of_it = [e for e in visible_estimates if e.workload == after.spec.workload]
         assert {e.cell.gpus for e in of_it} == {before.spec.requested_gpus}
         true = [e for e in found.profiles if e.workload == after.spec.workload]
         assert [replace(e, workload=before.spec.workload) for e in true] == [
@@ -135,16 +135,16 @@ def test_hiding_other_counts_leaves_the_reference_measures_unchanged() -> None:
 
 
 def test_no_job_is_resized_if_only_requested_counts_are_visible() -> None:
-    asked = RunRequest(work=SMALL, policy="greedy:throughput", mapped=True)
+    request = RunRequest(work=SMALL, policy="greedy:throughput", mapped=True)
     held = {}
     for fixed in (False, True):
-        ran = FinishedRun.read(
-            run_variant(Variant(asked=asked, shape=WorkloadChanges(at_requested=fixed)))
+        run = FinishedRun.read(
+            run_variant(Variant(asked=request, shape=WorkloadChanges(at_requested=fixed)))
         )
         gpus = {a.spec.name: a.spec.requested_gpus for a in make_scenario(SMALL).scenario.arrivals}
         names = list(gpus)
         held[fixed] = [
-            sum(n for _, n in on) == gpus[names[int(job)]] for job, _, _, on in ran.segments
+            sum(n for _, n in on) == gpus[names[int(job)]] for job, _, _, on in run.segments
         ]
     assert not all(held[False])
     assert held[True]
@@ -153,7 +153,7 @@ def test_no_job_is_resized_if_only_requested_counts_are_visible() -> None:
 
 def test_fewer_types_keep_the_gpu_total_and_the_jobs_that_the_first_type_can_run() -> None:
     scenario = two_types()
-    assert types_by_use(scenario) == ["a100", "v100"]  # three jobs against two
+    assert types_by_use(scenario) == ["a100", "v100"]  # three jobs can use it, two the other
     for count in (1, 2):
         found = on_fewer_types(scenario, count, seed=0)
         assert found.gpus == scenario.gpus == 16
@@ -178,7 +178,8 @@ def test_jobs_that_the_first_type_cannot_run_are_excluded_from_all_counts() -> N
     c = scenario.arrivals[2]
     on_v100 = c._replace(spec=replace(c.spec, requested_type="v100"))
     split = replace(scenario, profiles=profiles, arrivals=[*scenario.arrivals[:2], on_v100])
-    assert types_by_use(split) == ["a100", "v100"]  # a and b, a and c: by name
+    # two jobs each (a and b, a and c), so the name decides
+    assert types_by_use(split) == ["a100", "v100"]
     for count in (1, 2):
         found = on_fewer_types(split, count, seed=0)
         assert [a.spec.name for a in found.arrivals] == ["a", "b"]
@@ -220,7 +221,7 @@ def test_seeds_that_draw_nothing_are_refused(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     fixed = Variant(asked=RunRequest(work=WorkloadSpec(trace="arena-philly"), policy="fcfs"))
-    with pytest.raises(MissingData, match="trace_philly"):  # seeds are sound; the trace is absent
+    with pytest.raises(MissingData, match="trace_philly"):  # valid seeds, but no trace
         check_variants([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
         check_variants([fixed], seeds=2)
@@ -238,9 +239,9 @@ def test_a_variant_gives_the_same_result_as_a_task() -> None:
         4,
     )
     assert (variant.asked.work.seed, variant.asked.error_seed) == (4, 4)
-    here, there = run_variant(variant), json.loads(answer_call(variant.task("x").call))
-    assert here["end_s"] == there["end_s"]
-    assert here["figures"]["jct_mean_s"] == there["figures"]["jct_mean_s"]
+    local, from_task = run_variant(variant), json.loads(answer_call(variant.task("x").call))
+    assert local["end_s"] == from_task["end_s"]
+    assert local["figures"]["jct_mean_s"] == from_task["figures"]["jct_mean_s"]
 
 
 def test_lists_of_options_are_read_or_refused() -> None:

@@ -1,4 +1,4 @@
-"""How runs of benchmarks are stored, and how the page of results is rendered from them."""
+"""Stored runs of benchmarks, and the page of results that is rendered from them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_run(folder: Path, run: StoredRun) -> None:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Let every command print this object."""
+    """Make every command print this object, and return it."""
     output: dict[str, Any] = {**OUTPUT}
 
     def run(arguments: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -177,7 +177,7 @@ def test_the_readme_repeats_the_headlines_where_it_has_their_comments() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a template, one command with a stored run, and an empty README."""
+    """Return a folder with a template, one command with its stored run, and an empty README."""
     commands = tmp_path / "commands.toml"
     commands.write_text(f'[deciding]\nbuild = "{COMMAND}"\n', "utf-8")
     template = tmp_path / "results.md.jinja"

@@ -1,4 +1,4 @@
-"""What is read of the testbed's records, what is fitted on them, and what a replay says of them."""
+"""The testbed's records: reading them, fitting overheads to them, and comparing replays with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COSTS = Overheads(load_s=50.0, save_s=0.0, search_s={2: 100.0})
 
 
 def a_row(**overrides: Any) -> dict[str, Any]:
-    """Return the record of a job that trained 10 iterations of 10 s on two A40, to its end."""
+    """Return the record of a job that trained 10 iterations of 10 s on two A40 and ended."""
     fields: dict[str, Any] = {
         "campaign": "c",
         "policy": "fcfs",
@@ -69,7 +69,7 @@ def a_row(**overrides: Any) -> dict[str, Any]:
 def read_rows(
     folder: Path, *rows: dict[str, Any], submitted_s: float = 1200.0
 ) -> list[RecordedJob]:
-    """Return what is read of these rows."""
+    """Write these rows to a file and return the jobs read from it."""
     path = folder / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -79,7 +79,7 @@ def read_rows(
 
 
 def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> RunSegment:
-    """Return a run on two A40 that spent 50 s on its launch, 100 s on search and 10 s an iteration."""
+    """Return a run on two A40 with 50 s of launch, 100 s of search and 10 s for each iteration."""
     fields: dict[str, Any] = {
         "start_s": start_s,
         "end_s": start_s + 150.0 + 10.0 * iterations,
@@ -95,7 +95,7 @@ def a_run(start_s: float = 300.0, iterations: int = 10, **overrides: Any) -> Run
 
 
 def a_recorded_job(*runs: RunSegment, left: int = 0, **overrides: Any) -> RecordedJob:
-    """Return a job of these runs, by default one that ended."""
+    """Return a job with these runs, which ended by default."""
     fields: dict[str, Any] = {
         "campaign": "c",
         "policy": "fcfs",
@@ -120,7 +120,7 @@ def a_time(iter_time_s: float, gpus: int = 2, nodes: int = 1) -> EstimateRecord:
 def a_campaign(
     jobs: Sequence[RecordedJob], profiles: Sequence[EstimateRecord] = (a_time(10.0),)
 ) -> Campaign:
-    """Return the jobs, all of which came at 100 s."""
+    """Return a campaign of the jobs, all of which arrived at 100 s."""
     return campaign_of(jobs, {job.name: (100.0, _request(job)) for job in jobs}, profiles)
 
 
@@ -152,7 +152,7 @@ def test_runs_are_aligned_with_the_rounds_of_their_campaign(tmp_path: Path) -> N
         submitted_s=1000.0,
     )
 
-    # rounds lie at 20 s past whole multiples of 300 s, as the preemption does
+    # rounds are 20 s after multiples of 300 s, as the preemption is
     assert (job.origin_s - 1520.0) % 300.0 == 0.0
     assert [run.start_s + job.origin_s for run in job.runs] == [1220.0, 1820.0]
     assert [run.launch_s for run in job.runs] == [170.0, 30.0]
@@ -181,10 +181,10 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end_s", "busy_s", "free_s", "start_s"),
     [
-        (1000.0, 350.0, 0.0, 600.0),  # 50 s for the launch
-        (1000.0, 430.0, 0.0, 600.0),  # 30 s too little, as means of iteration times have it
-        (1000.0, 300.0, 650.0, 900.0),  # not before it was free
-        (900.0, 0.0, 0.0, 600.0),  # nothing is known of it: the shortest that there can be
+        (1000.0, 350.0, 0.0, 600.0),  # 50 s remain for the launch
+        (1000.0, 430.0, 0.0, 600.0),  # 30 s too few, by mean iteration times
+        (1000.0, 300.0, 650.0, 900.0),  # not before the GPUs were free
+        (900.0, 0.0, 0.0, 600.0),  # unknown work: the shortest possible run
     ],
 )
 def test_a_run_starts_at_the_last_round_that_leaves_time_for_its_work(
@@ -201,11 +201,11 @@ def test_overheads_are_medians_of_the_same_kind_of_search() -> None:
     again = a_recorded_job(a_run(last=False), a_run(900.0, end_s=900.0 + 200.0 + 75.0))
     pruned = a_recorded_job(a_run(search_s=1.0), policy="crius")
 
-    found = fit_overheads([*jobs, again, pruned], pruned=False)
+    overheads = fit_overheads([*jobs, again, pruned], pruned=False)
 
-    assert found.load_s == 50.0  # of 40, 50, 70 and 50
-    assert found.save_s == 25.0  # the later start took 75
-    assert found.search_s == {2: 100.0}
+    assert overheads.load_s == 50.0  # the median of 40, 50, 70 and 50
+    assert overheads.save_s == 25.0  # the later start took 75
+    assert overheads.search_s == {2: 100.0}
     with pytest.raises(InvalidInput, match="too few"):
         fit_overheads(jobs, pruned=True)
 
@@ -228,7 +228,7 @@ def test_profiles_that_are_too_fast_shorten_the_replay_accordingly() -> None:
     assert errors.jct_error == pytest.approx(-20.0 / 450.0)
     assert errors.active_error == pytest.approx(-20.0 / 250.0)
     assert errors.speed_bias == pytest.approx(-0.2)
-    # 8 s an iteration while it held its GPUs, over 230 s and not over 250 s
+    # 8 s an iteration while the job held its GPUs, which was for 230 s instead of 250 s
     assert errors.throughput_error == pytest.approx((230.0 / 8.0) / (250.0 / 10.0) - 1.0)
     assert compare_replay(as_recorded(base), COSTS)[0].jct_error == 0.0
 
@@ -283,10 +283,10 @@ def test_scored_runs_are_not_used_for_fitting() -> None:
 
     inputs = FidelityInputs(recorded=[mine, other], requests=requests, profiles=[a_time(10.0)])
 
-    found = compare_campaign(inputs, "c", "fcfs", decide=False)
+    figures = compare_campaign(inputs, "c", "fcfs", decide=False)
 
-    assert found.overheads.search_s == {2: 100.0}
-    assert found.errors["profiles"].jct_error == pytest.approx(-190.0 / 640.0)
+    assert figures.overheads.search_s == {2: 100.0}
+    assert figures.errors["profiles"].jct_error == pytest.approx(-190.0 / 640.0)
 
 
 def test_the_case_names_a_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,9 +302,9 @@ def test_job_k_is_row_k_of_the_trace(tmp_path: Path) -> None:
     rows = ["z,1000,moe,1.3B,100,7,2,a40", "a,900,moe,1.3B,100,8,4,a10"]
     path.write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
 
-    found = read_requests(path)
+    requests = read_requests(path)
 
-    assert [(name, at_s, spec.iterations) for name, (at_s, spec) in found.items()] == [
+    assert [(name, at_s, spec.iterations) for name, (at_s, spec) in requests.items()] == [
         ("job_001", 1000.0, 7),
         ("job_002", 900.0, 8),
     ]

@@ -1,4 +1,4 @@
-"""How commands fail: one line on stderr, an exit code that says what kind of failure, and safe retries."""
+"""Failing commands: one line on stderr, an exit code for the kind of failure, and safe retries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUBMIT = ["submit", "j", "--model", "m", "--batch", "8", "--iterations", "1", "-
 
 
 class ScriptedServer(grpc.GenericRpcHandler):
-    """Gives the answers in turn, the last one for ever, and keeps the requests."""
+    """Gives its answers in turn, repeats the last one, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -54,12 +54,12 @@ class ScriptedServer(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    found, pool = ScriptedServer(), ThreadPoolExecutor(2)
+    script, pool = ScriptedServer(), ThreadPoolExecutor(2)
     process = grpc.server(pool)
-    process.add_generic_rpc_handlers((found,))
-    found.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
+    process.add_generic_rpc_handlers((script,))
+    script.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
     process.start()
-    yield found
+    yield script
     process.stop(None).wait()
     pool.shutdown()
 
@@ -77,30 +77,30 @@ def test_a_call_without_a_server_is_retried_with_the_same_request_id(
     server: ScriptedServer,
 ) -> None:
     gone = Unavailable("the database is restarting")
-    done = run_command(server, [*SUBMIT, "-o", "name"], gone, gone, a_submitted_job())
-    assert (done.exit_code, done.stdout) == (0, "clusters/default/jobs/j\n")
+    result = run_command(server, [*SUBMIT, "-o", "name"], gone, gone, a_submitted_job())
+    assert (result.exit_code, result.stdout) == (0, "clusters/default/jobs/j\n")
     assert len(server.requests) == 3
     assert len(set(server.requests)) == 1
     assert jobs_pb2.SubmitJobRequest.FromString(server.requests[0]).request_id
 
 
 def test_after_three_retries_the_command_gives_up_with_code_3(server: ScriptedServer) -> None:
-    done = run_command(server, SUBMIT, Unavailable("the database is down"))
-    assert done.exit_code == 3
-    assert done.stderr == "error: the database is down [UNAVAILABLE]\n"
+    result = run_command(server, SUBMIT, Unavailable("the database is down"))
+    assert result.exit_code == 3
+    assert result.stderr == "error: the database is down [UNAVAILABLE]\n"
     assert len(server.requests) == 4
 
 
 def test_without_a_server_the_error_says_what_to_do() -> None:
-    done = CliRunner().invoke(main.app, ["jobs", "--server", "127.0.0.1:1"])
-    assert done.exit_code == 3
-    assert "no server answers at 127.0.0.1:1 (Connection refused)" in done.stderr
-    assert "tessera up" in done.stderr
-    assert done.stdout == ""
+    result = CliRunner().invoke(main.app, ["jobs", "--server", "127.0.0.1:1"])
+    assert result.exit_code == 3
+    assert "no server answers at 127.0.0.1:1 (Connection refused)" in result.stderr
+    assert "tessera up" in result.stderr
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("answer", "exit_code", "says"),
+    ("answer", "exit_code", "message"),
     [
         (NotFound("clusters/c/jobs/j"), 4, "clusters/c/jobs/j does not exist [NOT_FOUND]"),
         (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
@@ -124,18 +124,18 @@ def test_without_a_server_the_error_says_what_to_do() -> None:
     ],
 )
 def test_a_server_error_is_printed_on_one_line_with_an_exit_code(
-    server: ScriptedServer, answer: Answer, exit_code: int, says: str
+    server: ScriptedServer, answer: Answer, exit_code: int, message: str
 ) -> None:
-    done = run_command(server, ["job", "j"], answer)
-    assert done.exit_code == exit_code
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    result = run_command(server, ["job", "j"], answer)
+    assert result.exit_code == exit_code
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["frob"], "No such command 'frob'"),
         (["jobs", "--frob"], "No such option"),
@@ -165,11 +165,11 @@ def test_a_server_error_is_printed_on_one_line_with_an_exit_code(
     ],
 )
 def test_wrong_usage_exits_with_code_2_and_calls_no_server(
-    server: ScriptedServer, arguments: list[str], says: str
+    server: ScriptedServer, arguments: list[str], message: str
 ) -> None:
-    done = run_command(server, arguments, grpc.StatusCode.INTERNAL)
-    assert done.exit_code == 2
-    assert says in " ".join(done.stderr.replace("│", " ").split())
+    result = run_command(server, arguments, grpc.StatusCode.INTERNAL)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
     assert server.requests == []
 
 
@@ -179,36 +179,36 @@ def test_each_failed_job_is_named_and_the_others_are_changed(server: ScriptedSer
         a_submitted_job(),
         AlreadyExists("it"),
     ]
-    done = run_command(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
-    assert done.exit_code == 4  # the highest of 4, 0 and 1
-    assert done.stdout == "clusters/default/jobs/j\n"
-    assert [said.split(":")[1].strip() for said in done.stderr.splitlines()] == ["a", "c"]
+    result = run_command(server, ["cancel", "a", "j", "c", "-o", "name"], *answers)
+    assert result.exit_code == 4  # the highest of 4, 0 and 1
+    assert result.stdout == "clusters/default/jobs/j\n"
+    assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == ["a", "c"]
     assert len(server.requests) == 3
 
 
 def test_jobs_not_tried_because_the_server_is_gone_are_named(server: ScriptedServer) -> None:
-    done = run_command(
+    result = run_command(
         server, ["hold", "j", "b", "c"], a_submitted_job(), Unavailable("the database is down")
     )
-    assert done.exit_code == 3
-    assert done.stderr.splitlines() == [
+    assert result.exit_code == 3
+    assert result.stderr.splitlines() == [
         "error: b: the database is down [UNAVAILABLE]",
         "error: not tried: c",
     ]
-    assert "QUEUED" in done.stdout
+    assert "QUEUED" in result.stdout
 
 
 def test_cancelling_a_cancelled_job_is_not_a_failure(server: ScriptedServer) -> None:
     cancelled = jobs_pb2.Job(name="clusters/default/jobs/j", state=jobs_pb2.CANCELLED)
     refused = NotAllowed("job j was cancelled, so it cannot be cancelled")
-    done = run_command(
+    result = run_command(
         server, ["cancel", "j", "-o", "name"], refused, cancelled.SerializeToString()
     )
-    assert (done.exit_code, done.stderr) == (0, "j is already cancelled\n")
-    assert done.stdout == "clusters/default/jobs/j\n"
-    done = run_command(server, ["hold", "j"], refused, cancelled.SerializeToString())
-    assert done.exit_code == 1
-    assert "error: j: job j was cancelled" in done.stderr
+    assert (result.exit_code, result.stderr) == (0, "j is already cancelled\n")
+    assert result.stdout == "clusters/default/jobs/j\n"
+    result = run_command(server, ["hold", "j"], refused, cancelled.SerializeToString())
+    assert result.exit_code == 1
+    assert "error: j: job j was cancelled" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,12 @@ def test_cancelling_a_cancelled_job_is_not_a_failure(server: ScriptedServer) -> 
 def test_an_exceeded_time_limit_is_reported_as_too_short(
     server: ScriptedServer, more: list[str], known: str
 ) -> None:
-    done = run_command(
+    result = run_command(
         server, ["round", "--deadline", "1ms", *more], grpc.StatusCode.DEADLINE_EXCEEDED
     )
-    assert done.exit_code == 1
-    assert "time limit too short: the round was not decided within 0.001 s" in done.stderr
-    assert known in done.stderr
+    assert result.exit_code == 1
+    assert "time limit too short: the round was not decided within 0.001 s" in result.stderr
+    assert known in result.stderr
 
 
 def test_an_interrupt_exits_with_code_130(
@@ -237,8 +237,8 @@ def test_an_interrupt_exits_with_code_130(
 
     monkeypatch.setattr("tessera.service.cli.watch.time.sleep", interrupted)
     page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
-    done = run_command(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
-    assert (done.exit_code, done.stdout) == (130, "clusters/c/jobs/j\n")
+    result = run_command(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
+    assert (result.exit_code, result.stdout) == (130, "clusters/c/jobs/j\n")
 
 
 def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
@@ -249,9 +249,9 @@ def test_a_plugin_that_cannot_be_imported_says_so_and_breaks_only_itself(
     helped = CliRunner().invoke(main.app, ["--help"])
     assert helped.exit_code == 0
     assert "no module named tests.unit.no_such_module" in helped.stdout
-    done = CliRunner().invoke(main.app, ["broken"])
-    assert done.exit_code == 1
-    assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in done.stderr
+    result = CliRunner().invoke(main.app, ["broken"])
+    assert result.exit_code == 1
+    assert "'broken' cannot be loaded from tests.unit.no_such_module:add" in result.stderr
     assert run_command(server, [*SUBMIT, "-o", "name"], a_submitted_job()).exit_code == 0
 
 
@@ -278,15 +278,15 @@ def test_a_plugin_adds_its_command_when_it_is_called(monkeypatch: pytest.MonkeyP
 
 
 def add_wave(app: Any) -> None:
-    command: Callable[[], None] = lambda: print("wave")  # noqa: E731 - a plugin in a line
+    command: Callable[[], None] = lambda: print("wave")  # noqa: E731 - a plugin in one line
     app.command("wave")(command)
 
 
 def test_help_lists_every_command_and_the_exit_codes() -> None:
-    done = CliRunner().invoke(main.app, ["--help"])
+    result = CliRunner().invoke(main.app, ["--help"])
     for command in (*SUBMIT[:1], "jobs", "round", "cluster", "import", "up", "serve", "migrate"):
-        assert f" {command} " in done.stdout
-    assert "3 no server" in done.stdout
+        assert f" {command} " in result.stdout
+    assert "3 no server" in result.stdout
 
 
 def test_help_needs_none_of_the_heavy_libraries() -> None:
@@ -295,14 +295,14 @@ def test_help_needs_none_of_the_heavy_libraries() -> None:
         "import sys, tessera.service.cli.main as m; m.deferred_commands();"
         f" print({heavy} & sys.modules.keys())"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=None
     )
-    assert done.stdout == "set()\n"
+    assert result.stdout == "set()\n"
 
 
 def test_a_flag_allows_connections_from_other_machines() -> None:
     listen = ["--listen", "0.0.0.0:7070", "--insecure-any-interface"]
-    done = CliRunner().invoke(main.app, ["serve", *listen, "--print-config"])
-    assert done.exit_code == 0, done.stderr
-    assert "insecure_any_interface = true" in done.stdout
+    result = CliRunner().invoke(main.app, ["serve", *listen, "--print-config"])
+    assert result.exit_code == 0, result.stderr
+    assert "insecure_any_interface = true" in result.stdout

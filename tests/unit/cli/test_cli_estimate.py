@@ -1,4 +1,4 @@
-"""``tessera estimate`` and ``tessera profile``: what they print, what they write, how they refuse."""
+"""The output, files and error messages of ``tessera estimate`` and ``tessera profile``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEP = ["--step", "tessera.estimator.tracing.models.steps:decoder", *TINY]
 
 @pytest.fixture(autouse=True)
 def _no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody's server at the usual address say what its nodes are."""
+    """Keep a server that runs at the default address from answering with its node shapes."""
     monkeypatch.setattr("tessera.service.cli.nodeshapes.DEFAULT_SERVER", "127.0.0.1:1")
 
 
@@ -38,17 +38,17 @@ def run_estimate(*arguments: str) -> Result:
 
 
 def estimate_json(*arguments: str) -> dict[str, Any]:
-    found = run_estimate(*arguments, "--json")
-    assert found.exit_code == 0, found.stderr
-    document: dict[str, Any] = json.loads(found.stdout)
+    result = run_estimate(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
 def refusal_message(*arguments: str) -> str:
-    found = run_estimate(*arguments)
-    assert found.exit_code == 2, found.output
-    assert found.stdout == ""
-    return found.stderr
+    result = run_estimate(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return result.stderr
 
 
 def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> None:
@@ -62,23 +62,23 @@ def test_there_is_a_row_for_each_pipeline_degree_and_the_fastest_is_marked() -> 
 
 
 def test_json_contains_all_of_a_plan() -> None:
-    found = estimate_json(*BERT, *ON_8)
-    assert (found["model"], found["params"], found["global_batch"]) == ("bert", "1.3B", 256)
-    assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4, 8]
-    assert [cell["best"] for cell in found["cells"]].count(True) == 1
-    for cell in found["cells"]:
+    output = estimate_json(*BERT, *ON_8)
+    assert (output["model"], output["params"], output["global_batch"]) == ("bert", "1.3B", 256)
+    assert [cell["pipeline_degree"] for cell in output["cells"]] == [1, 2, 4, 8]
+    assert [cell["best"] for cell in output["cells"]].count(True) == 1
+    for cell in output["cells"]:
         assert sum(stage["dp"] * stage["tp"] for stage in cell["stages"]) == 8
         assert cell["samples_per_s"] == pytest.approx(256 / cell["iter_time_s"])
-        held = [stage["memory_bytes"] for stage in cell["stages"]]
-        assert 0 < max(held) <= cell["memory_limit_bytes"]
+        stage_bytes = [stage["memory_bytes"] for stage in cell["stages"]]
+        assert 0 < max(stage_bytes) <= cell["memory_limit_bytes"]
 
 
 def test_a_degree_that_does_not_fit_is_reported_with_the_memory_that_it_needs() -> None:
-    found = run_estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
-    assert found.exit_code == 0
-    assert found.stdout == ""
-    assert "4 x a10, 1 stage: does not fit: stage 0 needs" in found.stderr
-    assert "has 21.6 GiB" in found.stderr
+    result = run_estimate("--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "4 x a10, 1 stage: does not fit: stage 0 needs" in result.stderr
+    assert "has 21.6 GiB" in result.stderr
     dropped = estimate_json(
         "--model", "bert/6.7B", "--batch", "256", "--gpu", "a10", "--count", "4"
     )
@@ -87,8 +87,8 @@ def test_a_degree_that_does_not_fit_is_reported_with_the_memory_that_it_needs() 
 
 
 def test_all_shows_the_best_of_each_type_at_half_the_full_and_twice_the_gpus() -> None:
-    found = run_estimate(*BERT, "--count", "2", "--all")
-    rows = [text.removeprefix("*").split() for text in found.stdout.splitlines()[1:]]
+    result = run_estimate(*BERT, "--count", "2", "--all")
+    rows = [text.removeprefix("*").split() for text in result.stdout.splitlines()[1:]]
     assert {row[0] for row in rows} >= {"a100", "v100", "h100", "b200", "mi300x"}
     assert [row[1] for row in rows if row[0] == "a100"] == ["1", "2", "4"]
 
@@ -96,8 +96,8 @@ def test_all_shows_the_best_of_each_type_at_half_the_full_and_twice_the_gpus() -
 def test_all_with_a_hardware_file_covers_the_types_of_the_file(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("hardware: [{name: lab, like: h100, memory_gib: 40}]\n")
-    found = estimate_json(*BERT, "--count", "2", "--all", "--hardware", str(own))
-    assert {cell["gpu_type"] for cell in found["cells"]} == {"lab"}
+    output = estimate_json(*BERT, "--count", "2", "--all", "--hardware", str(own))
+    assert {cell["gpu_type"] for cell in output["cells"]} == {"lab"}
     assert estimate_json(*BERT, "--count", "2", "--gpu", "lab", "--hardware", str(own))["cells"]
 
 
@@ -125,9 +125,9 @@ def test_a_users_architecture_is_named_by_its_file_or_by_the_option_model(tmp_pa
     file.write_text(
         "architecture: transformer\nlayers: 4\nhidden: 256\nheads: 4\nsequence: 128\nvocabulary: 1000\n"
     )
-    found = estimate_json("--architecture", str(file), "--batch", "32", *ON_8)
-    assert (found["model"], found["dtype"]) == ("my-net", "bf16")
-    assert found["params"].endswith("M")
+    output = estimate_json("--architecture", str(file), "--batch", "32", *ON_8)
+    assert (output["model"], output["dtype"]) == ("my-net", "bf16")
+    assert output["params"].endswith("M")
     named = estimate_json("--architecture", str(file), "--batch", "32", *ON_8, "--model", "net/4M")
     assert (named["model"], named["params"]) == ("net", "4M")
 
@@ -157,25 +157,25 @@ def test_a_hugging_face_configuration_is_estimated(tmp_path: Path) -> None:
     ("rule", "counts"), [("stages", [1, 2, 4, 8]), ("4-stages", [4, 8, 16, 32]), ("8", [8] * 4)]
 )
 def test_micro_batches_are_as_requested(rule: str, counts: list[int]) -> None:
-    found = estimate_json(*BERT, *ON_8, "--micro-batches", rule)
-    assert [cell["micro_batches"] for cell in found["cells"]] == counts
+    output = estimate_json(*BERT, *ON_8, "--micro-batches", rule)
+    assert [cell["micro_batches"] for cell in output["cells"]] == counts
 
 
 def test_gpus_are_placed_on_the_fewest_nodes_with_equal_shares() -> None:
-    found = estimate_json(*BERT, "--gpu", "a100", "--count", "6")
-    assert {cell["nodes"] for cell in found["cells"]} == {2}
+    output = estimate_json(*BERT, "--gpu", "a100", "--count", "6")
+    assert {cell["nodes"] for cell in output["cells"]} == {2}
     spread = estimate_json(*BERT, "--gpu", "a100", "--count", "6", "--nodes", "6")
     assert {cell["nodes"] for cell in spread["cells"]} == {6}
 
 
 def test_only_the_named_degrees_are_searched() -> None:
-    found = estimate_json(*BERT, *ON_8, "--stages", "2,3")
-    assert [cell["pipeline_degree"] for cell in found["cells"]] == [2, 3]
+    output = estimate_json(*BERT, *ON_8, "--stages", "2,3")
+    assert [cell["pipeline_degree"] for cell in output["cells"]] == [2, 3]
 
 
-@pytest.mark.parametrize(("gpus", "most"), [(1, 1), (12, 8), (16, 16), (512, 16)])
-def test_very_deep_pipelines_are_not_searched_on_many_gpus(gpus: int, most: int) -> None:
-    assert degrees_of(gpus)[-1] == most
+@pytest.mark.parametrize(("gpus", "deepest"), [(1, 1), (12, 8), (16, 16), (512, 16)])
+def test_very_deep_pipelines_are_not_searched_on_many_gpus(gpus: int, deepest: int) -> None:
+    assert degrees_of(gpus)[-1] == deepest
 
 
 def test_searched_micro_batches_are_never_worse() -> None:
@@ -187,16 +187,16 @@ def test_searched_micro_batches_are_never_worse() -> None:
 
 
 def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> None:
-    found = estimate_json(
+    output = estimate_json(
         "--model", "bert/1.3B", "--batch", "100", *ON_8, "--micro-batches", "stages"
     )
-    assert [cell["pipeline_degree"] for cell in found["cells"]] == [1, 2, 4]
-    reasons = {d["pipeline_degree"]: d["reason"] for d in found["dropped"]}
+    assert [cell["pipeline_degree"] for cell in output["cells"]] == [1, 2, 4]
+    reasons = {d["pipeline_degree"]: d["reason"] for d in output["dropped"]}
     assert reasons == {8: "8 micro-batches do not divide a batch of 100"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--batch", "8", *ON_8], "--model: is required"),
         (
@@ -243,11 +243,11 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
         ([*BERT, *ON_8, "--write", "/none/out.csv"], "/none/out.csv: cannot be written"),
     ],
 )
-def test_bad_input_is_refused_with_a_hint(arguments: list[str], said: str) -> None:
-    found = run_estimate(*arguments)
-    assert found.exit_code == 2
-    assert said in found.stderr
-    assert found.stderr.splitlines()[-1].startswith("error: ")
+def test_bad_input_is_refused_with_a_hint(arguments: list[str], message: str) -> None:
+    result = run_estimate(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
 
 
 def test_plans_are_abbreviated() -> None:
@@ -263,10 +263,10 @@ def test_plans_are_abbreviated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"), [(1.4247e9, "1.42B"), (7.6e8, "760M"), (9.999e8, "1B"), (12, "12")]
+    ("parameters", "text"), [(1.4247e9, "1.42B"), (7.6e8, "760M"), (9.999e8, "1B"), (12, "12")]
 )
-def test_sizes_are_formatted_as_in_model_names(parameters: float, said: str) -> None:
-    assert modelling.size_of(parameters) == said
+def test_sizes_are_formatted_as_in_model_names(parameters: float, text: str) -> None:
+    assert modelling.size_of(parameters) == text
 
 
 def test_estimates_need_no_jax() -> None:
@@ -287,11 +287,11 @@ def test_without_jax_the_error_says_what_to_install(
 ) -> None:
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "jax" else there(n))
-    found = CliRunner().invoke(main.app, arguments)
-    assert found.exit_code == 1
+    result = CliRunner().invoke(main.app, arguments)
+    assert result.exit_code == 1
     assert (
         "this needs jax; install it with: pip install 'tessera-scheduler[estimator]'"
-        in found.stderr
+        in result.stderr
     )
 
 
@@ -304,23 +304,23 @@ def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -
     measured = json.loads(first.stdout)
     assert len(to.read_text().splitlines()) == len(measured) > 2
     again = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
-    assert json.loads(again.stdout) == []  # all of it is there
+    assert json.loads(again.stdout) == []  # everything has been measured already
     there = [*STEP, "--batch", "32", "--gpu", "a100", "--count", "1"]
     plain = estimate_json(*there)["cells"][0]["iter_time_s"]
     with_profile = run_estimate(*there, "--profile", str(to), "--json")
     assert "100 % of the work was measured" in with_profile.stderr
     seconds = sum(r["forward_s"] + r["backward_s"] for r in measured)
-    found = json.loads(with_profile.stdout)["cells"][0]["iter_time_s"]
-    assert found != plain
-    assert found > 16 * seconds  # micro-batches of two samples, kinds that occur more than once
+    profiled = json.loads(with_profile.stdout)["cells"][0]["iter_time_s"]
+    assert profiled != plain
+    assert profiled > 16 * seconds  # 16 micro-batches of two samples; some kinds of layer repeat
     other = refusal_message(*BERT, *ON_8, "--profile", str(to))
     assert "the graph has f16" in other or "contains no layer of bert" in other
 
 
 def test_one_device_has_no_collectives() -> None:
-    found = CliRunner().invoke(main.app, ["profile", "collectives"])
-    assert found.exit_code == 2
-    assert "collectives need two or more" in found.stderr
+    result = CliRunner().invoke(main.app, ["profile", "collectives"])
+    assert result.exit_code == 2
+    assert "collectives need two or more" in result.stderr
 
 
 def test_measured_collectives_are_used_by_estimate(tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ def test_measured_collectives_are_used_by_estimate(tmp_path: Path) -> None:
         "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'; "
         f"from tessera.service.cli.main import app; app({arguments.split()!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert {r["primitive"] for r in json.loads(done.stdout)} >= {"all-reduce", "send"}
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert {r["primitive"] for r in json.loads(result.stdout)} >= {"all-reduce", "send"}
     own = estimate_json(*BERT, "--gpu", "a100", "--count", "2", "--collectives", str(to))
     plain = estimate_json(*BERT, "--gpu", "a100", "--count", "2")
     assert own["cells"][1]["iter_time_s"] != plain["cells"][1]["iter_time_s"]
@@ -350,7 +350,7 @@ def test_offline_the_assumed_nodes_are_reported_and_can_be_changed() -> None:
 
 
 def test_a_named_server_must_answer() -> None:
-    found = run_estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
-    assert found.exit_code == 3
-    assert "no server answers at 127.0.0.1:1" in found.stderr
-    assert "--offline estimates from data sheets alone" in found.stderr
+    result = run_estimate(*BERT, *ON_8, "--server", "127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "no server answers at 127.0.0.1:1" in result.stderr
+    assert "--offline estimates from data sheets alone" in result.stderr

@@ -1,4 +1,4 @@
-"""Files that people write for the command line: what they mean, and how mistakes are reported."""
+"""Job and cluster files for the command line: their meaning, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
         "defaults: {model: b, global_batch: 2, iterations: 3, gpus: 4, tenant: t}\n"
         "jobs: [{name: x}, {name: y, gpus: 8}]\n"
     )
-    found = read_jobs(text, "many.yaml", NOW)
-    assert [r.job.workload.model for r in found] == ["bert", "a", "b", "b"]
-    assert [r.job_id for r in found] == ["", "", "x", "y"]
-    assert [r.job.requested_gpus for r in found] == [8, 1, 4, 8]
-    assert found[3].job.tenant == "t"
+    jobs = read_jobs(text, "many.yaml", NOW)
+    assert [r.job.workload.model for r in jobs] == ["bert", "a", "b", "b"]
+    assert [r.job_id for r in jobs] == ["", "", "x", "y"]
+    assert [r.job.requested_gpus for r in jobs] == [8, 1, 4, 8]
+    assert jobs[3].job.tenant == "t"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (MINIMAL + "gpu: 8\n", "j.yaml: unknown key 'gpu'; did you mean 'gpus'? (allowed: name,"),
         ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
@@ -91,10 +91,10 @@ def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
         ("", "j.yaml: contains no jobs"),
     ],
 )
-def test_a_mistake_in_a_job_file_is_reported_with_its_location(text: str, says: str) -> None:
+def test_a_mistake_in_a_job_file_is_reported_with_its_location(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_jobs(text, "j.yaml", NOW)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_documented_job_files_are_valid() -> None:
@@ -111,21 +111,21 @@ def test_a_cluster_file_expands_counts_and_racks() -> None:
         "- {name: 'n{}', count: 5, gpu_type: a100, gpus: 4, rack: 'r{}', nodes_per_rack: 2}\n"
         "- {name: big, gpu_type: a100, gpus: 8}\n"
     )
-    found = clusterfile.read_cluster(text, "c.yaml")
-    assert found.name == "c"
-    assert [(t.name, t.memory_bytes) for t in found.gpu_types] == [("a100", 40 * 2**30)]
-    assert [n.name for n in found.nodes] == ["n0", "n1", "n2", "n3", "n4", "big"]
-    assert [n.rack for n in found.nodes] == ["r0", "r0", "r1", "r1", "r2", ""]
-    assert [n.gpus for n in found.nodes] == [4] * 5 + [8]
+    cluster = clusterfile.read_cluster(text, "c.yaml")
+    assert cluster.name == "c"
+    assert [(t.name, t.memory_bytes) for t in cluster.gpu_types] == [("a100", 40 * 2**30)]
+    assert [n.name for n in cluster.nodes] == ["n0", "n1", "n2", "n3", "n4", "big"]
+    assert [n.rack for n in cluster.nodes] == ["r0", "r0", "r1", "r1", "r2", ""]
+    assert [n.gpus for n in cluster.nodes] == [4] * 5 + [8]
 
 
 def test_the_default_cluster_is_a_valid_cluster_file() -> None:
-    found = clusterfile.read_cluster(clusterfile.EXAMPLE_CLUSTER, "default")
-    assert sum(node.gpus for node in found.nodes) == 32
+    cluster = clusterfile.read_cluster(clusterfile.EXAMPLE_CLUSTER, "default")
+    assert sum(node.gpus for node in cluster.nodes) == 32
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("gpu_types: {}\n", "gpu_types: must name at least one type"),
         ("gpu_types: [a100]\n", "gpu_types: must map GPU types to their memory"),
@@ -147,10 +147,10 @@ def test_the_default_cluster_is_a_valid_cluster_file() -> None:
         ("a: 1\n---\nb: 1\n", "must contain one cluster, not 2"),
     ],
 )
-def test_a_mistake_in_a_cluster_file_is_reported_with_its_location(text: str, says: str) -> None:
+def test_a_mistake_in_a_cluster_file_is_reported_with_its_location(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_file_is_named_once_in_the_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each part of Tessera needs installed, and what a command says where something is missing."""
+"""The libraries that each part of Tessera needs, and the hints shown when one is missing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ HEAVY = (
     "tessera.db",
     "tessera.simulator",
 )
-"""What a client's machine does not have, and our own rooms that need it."""
+"""Libraries that a client's machine lacks, and the packages of Tessera that need them."""
 
 READS_TRACES = (
     *(name for name in HEAVY if name != "tessera.simulator"),
     "tessera.simulator.world",
     "tessera.simulator.run",
 )
-"""The same for what reads files of traces, which is the lightest part of the simulator."""
+"""The same for the readers of trace files, which are the lightest part of the simulator."""
 
 CLIENT = (
     "clusters",
@@ -52,7 +52,7 @@ CLIENT = (
 """Command modules that a client needs."""
 
 ESTIMATES = ("importing", "topology", "estimate", "traces")
-"""Command modules that compute here, with NumPy."""
+"""Command modules that compute on the client, with NumPy."""
 
 
 def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -101,8 +101,10 @@ def test_clients_and_agents_import_no_library_of_the_server(
     names: list[str], heavy: tuple[str, ...]
 ) -> None:
     code = f"import sys, {', '.join(names)}; print(sorted(set({heavy!r}) & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
 
 
 def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Path) -> None:
@@ -122,10 +124,12 @@ def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Pat
         "import sys; sys.modules['numpy'] = None;"
         f" from tessera.service.agent.main import main; sys.exit(main({arguments!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "pip install 'tessera-scheduler[traffic]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "pip install 'tessera-scheduler[traffic]'" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -143,16 +147,16 @@ def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Pat
 def test_a_command_with_missing_libraries_says_what_to_install(
     missing: str, command: str, extra: str
 ) -> None:
-    done = run_without(missing, command)
-    assert done.returncode == 1
-    assert done.stderr == (
+    result = run_without(missing, command)
+    assert result.returncode == 1
+    assert result.stderr == (
         f"error: `tessera {command}` needs {missing}; install it with:"
         f" pip install 'tessera-scheduler[{extra}]'\n"
     )
 
 
 def test_without_the_command_lines_libraries_it_says_what_to_install() -> None:
-    done = run_without("typer", "jobs")
-    assert done.returncode == 1
-    assert done.stderr.endswith("install them with: pip install 'tessera-scheduler[client]'\n")
-    assert done.stderr.count("\n") == 1
+    result = run_without("typer", "jobs")
+    assert result.returncode == 1
+    assert result.stderr.endswith("install them with: pip install 'tessera-scheduler[client]'\n")
+    assert result.stderr.count("\n") == 1

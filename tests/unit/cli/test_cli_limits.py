@@ -1,4 +1,4 @@
-"""Numbers beyond what the API takes: refused by the name of the option or key, with what is allowed."""
+"""Numbers beyond the limits of the API: refused with the option or key and its allowed range."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ HUGE = "9" * 20
 def test_an_option_out_of_range_is_named_with_its_range(
     arguments: list[str], option: str, allowed: str
 ) -> None:
-    done = CliRunner().invoke(main.app, ["submit", "j", "--server", "127.0.0.1:1", *arguments])
-    assert done.exit_code == 2
-    said = " ".join(done.stderr.replace("│", " ").split())
-    assert option in said
-    assert allowed in said
+    result = CliRunner().invoke(main.app, ["submit", "j", "--server", "127.0.0.1:1", *arguments])
+    assert result.exit_code == 2
+    error = " ".join(result.stderr.replace("│", " ").split())
+    assert option in error
+    assert allowed in error
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_an_option_out_of_range_is_named_with_its_range(
 def test_an_option_out_of_range_of_any_other_command_is_named(
     arguments: list[str], option: str
 ) -> None:
-    done = CliRunner().invoke(main.app, arguments)
-    assert done.exit_code == 2
-    assert option in done.stderr
+    result = CliRunner().invoke(main.app, arguments)
+    assert result.exit_code == 2
+    assert option in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (
             "gpus: 99999999999999",
@@ -90,16 +90,18 @@ def test_an_option_out_of_range_of_any_other_command_is_named(
         (f"tenant: {'9' * 5000}", "line 5: tenant: the number 99999999999999999999..."),
     ],
 )
-def test_a_key_out_of_range_in_a_job_file_is_named(line: str, says: str) -> None:
+def test_a_key_out_of_range_in_a_job_file_is_named(line: str, message: str) -> None:
     key = line.partition(":")[0]
-    kept = "".join(f"{other}\n" for other in JOB.splitlines() if not other.startswith(f"{key}:"))
+    other_lines = "".join(
+        f"{text}\n" for text in JOB.splitlines() if not text.startswith(f"{key}:")
+    )
     with pytest.raises(InvalidInput) as caught:
-        read_jobs(f"{kept}{line}\n", "j.yaml", NOW)
-    assert str(caught.value).startswith(f"j.yaml: {says}")
+        read_jobs(f"{other_lines}{line}\n", "j.yaml", NOW)
+    assert str(caught.value).startswith(f"j.yaml: {message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("gpu_types: {a: 99999999 TB}\n", "a: must be at most 1,024 TiB"),
         (
@@ -112,16 +114,16 @@ def test_a_key_out_of_range_in_a_job_file_is_named(line: str, says: str) -> None
         ),
     ],
 )
-def test_a_key_out_of_range_in_a_cluster_file_is_named(text: str, says: str) -> None:
+def test_a_key_out_of_range_in_a_cluster_file_is_named(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         clusterfile.read_cluster(text, "c.yaml")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_submit_needs_the_required_options_or_a_file() -> None:
-    done = CliRunner().invoke(main.app, ["submit", "--gpus", "8"])
-    assert done.exit_code == 2
-    assert done.stderr == (
+    result = CliRunner().invoke(main.app, ["submit", "--gpus", "8"])
+    assert result.exit_code == 2
+    assert result.stderr == (
         "error: submit: needs --model, --batch, --iterations, or -f FILE with one or more jobs in YAML\n"
     )
 

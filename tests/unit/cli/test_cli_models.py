@@ -1,4 +1,4 @@
-"""``tessera models``: what is sent and shown, against a server that holds models in memory."""
+"""``tessera models``: its requests and output, against a server that holds models in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PUBLISHED = pb.Model(model="bert", params="1.3B", parameters=1.4e9, dtype="f16",
 
 
 class RecordingModelServer(estimates_pb2_grpc.EstimatesServicer):
-    """Keeps what it is sent; a page holds one model."""
+    """Records the models that it receives. Each page of its lists holds one model."""
 
     def __init__(self) -> None:
         self.kept: list[pb.Model] = []
@@ -34,13 +34,13 @@ class RecordingModelServer(estimates_pb2_grpc.EstimatesServicer):
     def UpsertModels(
         self, request: pb.UpsertModelsRequest, context: Any
     ) -> pb.UpsertModelsResponse:
-        """Keep the models of the request."""
+        """Record the models of the request."""
         self.sent.append(request)
         self.kept.extend(() if request.validate_only else request.models)
         return pb.UpsertModelsResponse(models=request.models)
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        """Return the model at the number that the token is."""
+        """Return the model whose index is the page token."""
         every = [*self.kept, *([PUBLISHED] if request.with_published else [])]
         at = int(request.page_token or 0)
         more = str(at + 1) if at + 1 < len(every) else ""
@@ -55,7 +55,7 @@ class RecordingModelServer(estimates_pb2_grpc.EstimatesServicer):
 
 @pytest.fixture
 def models() -> RecordingModelServer:
-    """Return what the server serves."""
+    """Return the servicer behind the server."""
     return RecordingModelServer()
 
 
@@ -69,9 +69,9 @@ def tessera(models: RecordingModelServer) -> Iterator[Callable[..., Result]]:
 
     def run(*arguments: str, code: int = 0, stdin: str | None = None) -> Result:
         env = {"TESSERA_SERVER": f"127.0.0.1:{port}", "TESSERA_CLUSTER": "c"}
-        done = CliRunner().invoke(app, ["models", *arguments], env=env, input=stdin)
-        assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
-        return done
+        result = CliRunner().invoke(app, ["models", *arguments], env=env, input=stdin)
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
 
     yield run
     server.stop(None).wait()
@@ -82,7 +82,7 @@ def test_a_model_is_sent_as_its_file_and_options_describe_it(
 ) -> None:
     file = tmp_path / "owl.yaml"
     file.write_text(ARCHITECTURE)
-    done = tessera(
+    result = tessera(
         "add",
         "owl/3B",
         "--architecture",
@@ -117,7 +117,7 @@ def test_a_model_is_sent_as_its_file_and_options_describe_it(
             zero=1,
         )
     ]
-    assert done.stderr == "owl/3B added\n"
+    assert result.stderr == "owl/3B added\n"
 
 
 def test_options_not_given_have_the_defaults_of_the_api(
@@ -134,8 +134,8 @@ def test_options_not_given_have_the_defaults_of_the_api(
 def test_a_validated_model_is_not_stored(
     tessera: Callable[..., Result], models: RecordingModelServer
 ) -> None:
-    done = tessera("add", "owl", "--architecture", "-", "--validate-only", stdin=ARCHITECTURE)
-    assert done.stderr == "owl is valid; nothing changed\n"
+    result = tessera("add", "owl", "--architecture", "-", "--validate-only", stdin=ARCHITECTURE)
+    assert result.stderr == "owl is valid; nothing changed\n"
     assert models.sent[0].models[0].architecture == ARCHITECTURE
     assert models.kept == []
 
@@ -158,13 +158,13 @@ def test_a_list_has_every_page_and_published_models_only_on_request(
 def test_a_cluster_without_user_models_says_how_to_add_one(
     tessera: Callable[..., Result],
 ) -> None:
-    done = tessera()
-    assert done.stdout == ""
-    assert "`tessera models add` describes one" in done.stderr
+    result = tessera()
+    assert result.stdout == ""
+    assert "`tessera models add` describes one" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["owl"], "--architecture, --hf: give one of them"),
         (["owl", "--architecture", "a", "--hf", "b"], "--architecture, --hf: exclude each other"),
@@ -177,17 +177,17 @@ def test_a_cluster_without_user_models_says_how_to_add_one(
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_sent(
-    tessera: Callable[..., Result], models: RecordingModelServer, arguments: list[str], says: str
+    tessera: Callable[..., Result], models: RecordingModelServer, arguments: list[str], message: str
 ) -> None:
-    assert f"error: {says}" in tessera("add", *arguments, code=2, stdin="").stderr
+    assert f"error: {message}" in tessera("add", *arguments, code=2, stdin="").stderr
     assert models.sent == []
 
 
 def test_an_option_before_add_is_refused_because_it_would_be_ignored(
     tessera: Callable[..., Result], models: RecordingModelServer
 ) -> None:
-    done = tessera("--cluster", "d", "add", "owl", "--hf", "-", code=2, stdin=ARCHITECTURE)
-    assert done.stderr == "error: --cluster: must follow `add`, if that accepts it\n"
+    result = tessera("--cluster", "d", "add", "owl", "--hf", "-", code=2, stdin=ARCHITECTURE)
+    assert result.stderr == "error: --cluster: must follow `add`, if that accepts it\n"
     assert models.sent == []
 
 

@@ -1,4 +1,4 @@
-"""What the command line prints."""
+"""The output of the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_job(name: str = "j", **fields: object) -> jobs_pb2.Job:
         priority=1,
         max_retries=3,
     )
-    job.MergeFrom(jobs_pb2.Job(**fields))  # type: ignore[arg-type] # a test names any field
+    job.MergeFrom(jobs_pb2.Job(**fields))  # type: ignore[arg-type] # a test may set any field
     return job
 
 
@@ -113,14 +113,14 @@ def test_a_wide_table_adds_tenant_priority_weight_deadline_and_next_step(
 def test_json_is_proto_json_with_proto_field_names_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = json.loads(show_jobs(Output.JSON, capsys, a_running_job()))
-    assert list(found) == ["jobs", "next_page_token"]
-    (job,) = found["jobs"]
+    output = json.loads(show_jobs(Output.JSON, capsys, a_running_job()))
+    assert list(output) == ["jobs", "next_page_token"]
+    (job,) = output["jobs"]
     assert job["state"] == "RUNNING"
     assert job["requested_gpus"] == 8
     assert job["iterations_done"] == 372.6
     assert job["allocation"]["shares"][1]["gpu_indices"] == [0, 1, 2, 6]
-    assert job["retries"] == 0  # also what is zero
+    assert job["retries"] == 0  # zeros are included
 
 
 def test_an_empty_list_is_still_valid_json_but_no_table(
@@ -176,13 +176,13 @@ def test_a_rejected_job_is_shown_with_its_reason_once(capsys: pytest.CaptureFixt
     assert "last error" not in printed
 
 
-@pytest.mark.parametrize(("most", "said"), [(0, True), (3, True), (-1, False)])
+@pytest.mark.parametrize(("most", "shown"), [(0, True), (3, True), (-1, False)])
 def test_a_round_says_how_many_changes_were_allowed(
-    most: int, said: bool, capsys: pytest.CaptureFixture[str]
+    most: int, shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = scheduler_pb2.RoundOptions(objective="throughput", max_changes=most)
     show_round(scheduler_pb2.Round(name="r", options=options), everything=False, wide=False)
-    assert (f"throughput; maximum changes {most}" in capsys.readouterr().out) == said
+    assert (f"throughput; maximum changes {most}" in capsys.readouterr().out) == shown
 
 
 def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
@@ -198,7 +198,7 @@ def test_a_running_job_is_shown_with_its_gpus_and_no_reason(
 def test_a_round_hides_decisions_that_change_nothing_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = scheduler_pb2.Round(
+    record = scheduler_pb2.Round(
         name="clusters/c/rounds/3",
         status="optimal",
         outcome="committed",
@@ -209,12 +209,12 @@ def test_a_round_hides_decisions_that_change_nothing_by_default(
             scheduler_pb2.Decision(job="clusters/c/jobs/old", kind="keep"),
         ],
     )
-    show_round(found, everything=False, wide=False)
+    show_round(record, everything=False, wide=False)
     shown = capsys.readouterr()
     assert "new" in shown.out
     assert "old" not in shown.out
     assert "1 keep" in shown.err
-    show_round(found, everything=True, wide=False)
+    show_round(record, everything=True, wide=False)
     assert "old" in capsys.readouterr().out
 
 
@@ -251,7 +251,7 @@ def test_a_job_is_shown_as_100_percent_done_only_when_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retries", "max_retries", "says"),
+    ("retries", "max_retries", "message"),
     [
         (1, 0, "1; the job is not tried again (max_retries is 0)"),
         (1, 1, "1; the job is tried again after the first failure"),
@@ -259,11 +259,11 @@ def test_a_job_is_shown_as_100_percent_done_only_when_it_has_ended() -> None:
     ],
 )
 def test_a_failed_job_shows_its_retries_and_whether_it_is_retried_again(
-    capsys: pytest.CaptureFixture[str], retries: int, max_retries: int, says: str
+    capsys: pytest.CaptureFixture[str], retries: int, max_retries: int, message: str
 ) -> None:
     show_job(a_job(retries=retries, max_retries=max_retries), NOW)
     shown = capsys.readouterr().out
-    assert says in shown
+    assert message in shown
     assert " of " not in shown.partition("failures")[2]
 
 
@@ -282,11 +282,11 @@ def test_a_job_in_back_off_shows_when_it_is_retried(
 
 
 def test_each_warning_is_printed_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = (
+    first, second = (
         a_job("a", warnings=["mind the deadline"]),
         a_job("b", warnings=["mind the deadline"]),
     )
-    print_warnings([one])
+    print_warnings([first])
     assert capsys.readouterr() == ("", "warning: mind the deadline\n")
-    print_warnings([one, other, a_job("c")])
+    print_warnings([first, second, a_job("c")])
     assert capsys.readouterr() == ("", "warning: 2 jobs: mind the deadline\n")

@@ -1,4 +1,4 @@
-"""Options of a round on the command line: what is named reaches the call, and nothing else does."""
+"""Options of a round on the command line: only the options that are given reach the call."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ EVERYTHING = {
 
 
 def test_every_option_reaches_the_call() -> None:
-    found = rounds.to_options("options", round_options(**EVERYTHING))
-    assert found == RoundOptions(
+    options = rounds.to_options("options", round_options(**EVERYTHING))
+    assert options == RoundOptions(
         objective="deadline then jct",
         scheduler="fcfs",
         raw_throughput=True,
@@ -116,7 +116,7 @@ def test_given_options_replace_recorded_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (
             ["--objective", "speed"],
@@ -137,25 +137,25 @@ def test_given_options_replace_recorded_ones() -> None:
     ],
 )
 def test_an_invalid_option_is_refused_by_name_without_a_call(
-    arguments: list[str], says: str
+    arguments: list[str], message: str
 ) -> None:
-    done = CliRunner().invoke(main.app, ["round", "--server", "127.0.0.1:1", *arguments])
-    assert done.exit_code == 2
-    assert says in done.stderr
+    result = CliRunner().invoke(main.app, ["round", "--server", "127.0.0.1:1", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_the_help_of_a_round_names_every_objective() -> None:
-    done = CliRunner().invoke(main.app, ["round", "--help"], env={"COLUMNS": "120"})
-    assert all(name in done.stdout for name in OBJECTIVES)
+    result = CliRunner().invoke(main.app, ["round", "--help"], env={"COLUMNS": "120"})
+    assert all(name in result.stdout for name in OBJECTIVES)
 
 
 def test_a_snapshot_is_solved_by_the_given_policy(tmp_path: Path) -> None:
     file = tmp_path / "round.json"
     file.write_bytes(encode(a_random_snapshot(1, jobs=3)))
     named = ["--objective", "0.5*throughput + 0.5*jct", "--solver", "greedy"]
-    done = CliRunner().invoke(main.app, ["solve", str(file), *named])
-    assert done.exit_code == 0, done.stderr
-    assert "0.5*throughput + 0.5*jct" in done.stdout
+    result = CliRunner().invoke(main.app, ["solve", str(file), *named])
+    assert result.exit_code == 0, result.stderr
+    assert "0.5*throughput + 0.5*jct" in result.stdout
     wrong = CliRunner().invoke(main.app, ["solve", str(file), "--opportunistic"])
     assert wrong.exit_code == 2
     assert "options.opportunistic: needs queue_order; set that, too" in wrong.stderr
@@ -189,7 +189,7 @@ def a_dated_job(**changes: object) -> jobs_pb2.Job:
         workload=estimates_pb2.Workload(model="bert", params="1B", global_batch=8),
         state=jobs_pb2.QUEUED,
     )
-    job.MergeFrom(jobs_pb2.Job(**changes))  # type: ignore[arg-type] # a test names any field
+    job.MergeFrom(jobs_pb2.Job(**changes))  # type: ignore[arg-type] # a test may set any field
     return job
 
 
@@ -255,16 +255,16 @@ def test_only_new_or_changed_jobs_are_shown_again() -> None:
     runs, ends = a_dated_job(state=jobs_pb2.RUNNING), a_dated_job(state=jobs_pb2.SUCCEEDED)
     runs_on = a_dated_job(state=jobs_pb2.RUNNING, service_gpu_seconds=7.0)
     lists = iter([[runs], [runs_on], [ends]])
-    found = changed_jobs(lambda: next(lists), lambda: None)
-    assert [next(found), next(found)] == [[runs], [ends]]
+    changes = changed_jobs(lambda: next(lists), lambda: None)
+    assert [next(changes), next(changes)] == [[runs], [ends]]
 
 
 def a_round(**changes: object) -> scheduler_pb2.Round:
-    found = scheduler_pb2.Round(
+    record = scheduler_pb2.Round(
         name="clusters/c/rounds/3", status="optimal", outcome="committed", objective=2.5, bound=2.5
     )
-    found.MergeFrom(scheduler_pb2.Round(**changes))  # type: ignore[arg-type] # likewise
-    return found
+    record.MergeFrom(scheduler_pb2.Round(**changes))  # type: ignore[arg-type] # likewise
+    return record
 
 
 def test_a_round_shows_its_goals_in_order_and_the_number_of_promised_deadlines(
@@ -316,11 +316,11 @@ def test_a_round_of_a_published_scheduler_has_no_bound_and_shows_its_name(
 
 
 @pytest.mark.parametrize(
-    ("greedy", "said"),
+    ("greedy", "text"),
     [(8.0, "8 (2 less)"), (11.0, "11 (1 more, but worse in an earlier goal)")],
 )
 def test_greedy_is_compared_by_the_last_goal(
-    greedy: float, said: str, capsys: pytest.CaptureFixture[str]
+    greedy: float, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_round(a_round(objective=10.0, greedy_objective=greedy), everything=False, wide=False)
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tenants, what GPUs cost and what jobs pin, in files: what they mean, and how mistakes are reported."""
+"""Tenants, GPU costs and pinned jobs in files: their meaning, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_documented_tenants_are_a_valid_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("tenants: [nlp]\n", "t.yaml: tenants: must map tenants to their settings"),
         ("tenants: {}\n", "t.yaml: contains no tenants"),
@@ -58,10 +58,10 @@ def test_the_documented_tenants_are_a_valid_file() -> None:
         ("tenants: {nlp: {}, nlp: {}}\n", "the key 'nlp' occurs twice"),
     ],
 )
-def test_a_mistake_in_a_tenants_file_is_reported_with_its_location(text: str, says: str) -> None:
+def test_a_mistake_in_a_tenants_file_is_reported_with_its_location(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_tenants(text, "t.yaml")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_cluster_file_may_set_gpu_costs_and_tenants() -> None:
@@ -69,16 +69,16 @@ def test_a_cluster_file_may_set_gpu_costs_and_tenants() -> None:
         "gpu_types:\n  a100: {memory: 40GiB, dollars_per_hour: 2.5, watts: 400}\n  v100: 32GiB\n"
         "tenants: {nlp: {quotas: {a100: 8}}}\n"
     )
-    found = read_cluster(text, "c.yaml")
-    assert [(t.name, t.memory_bytes, t.dollars_per_hour, t.watts) for t in found.gpu_types] == [
+    cluster = read_cluster(text, "c.yaml")
+    assert [(t.name, t.memory_bytes, t.dollars_per_hour, t.watts) for t in cluster.gpu_types] == [
         ("a100", 40 * 2**30, 2.5, 400.0),
         ("v100", 32 * 2**30, 0.0, 0.0),
     ]
-    assert found.tenants == (Tenant(name="nlp", quotas={"a100": 8}),)
+    assert cluster.tenants == (Tenant(name="nlp", quotas={"a100": 8}),)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("gpu_types: {a: {watts: 1}}\n", "gpu_types: a: needs 'memory'"),
         ("gpu_types: {a: {memory: 1GiB, watts: -1}}\n", "a: watts: must be a number from 0"),
@@ -90,11 +90,11 @@ def test_a_cluster_file_may_set_gpu_costs_and_tenants() -> None:
     ],
 )
 def test_a_mistake_in_the_tenants_of_a_cluster_file_is_named_with_its_place(
-    text: str, says: str
+    text: str, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_cluster(text, "c.yaml")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_job_file_can_pin_a_type_and_avoid_nodes() -> None:
@@ -109,9 +109,9 @@ def test_a_pin_without_a_type_is_refused_in_a_file_and_from_options() -> None:
         read_jobs(JOB + "pin_type: true\n", "j.yaml", NOW)
     with pytest.raises(InvalidInput, match="avoid_nodes: may name at most 256 nodes"):
         read_jobs(JOB + f"avoid_nodes: [{', '.join(f'n{i}' for i in range(257))}]\n", "j.yaml", NOW)
-    said = ["submit", "--model", "m", "--batch", "1", "--iterations", "1", "--gpus", "1"]
-    done = CliRunner().invoke(main.app, [*said, "--pin-type", "--server", "127.0.0.1:1"])
-    assert (done.exit_code, done.stderr) == (
+    submit = ["submit", "--model", "m", "--batch", "1", "--iterations", "1", "--gpus", "1"]
+    result = CliRunner().invoke(main.app, [*submit, "--pin-type", "--server", "127.0.0.1:1"])
+    assert (result.exit_code, result.stderr) == (
         2,
         "error: --pin-type: pins the type that --gpu-type names, so give both\n",
     )

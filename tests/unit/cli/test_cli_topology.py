@@ -1,4 +1,4 @@
-"""``tessera topology show``: what it prints of a file, and how it refuses one."""
+"""``tessera topology show``: its output for a file, and how it refuses an invalid one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run_show(path: Path, *arguments: str) -> Result:
 
 
 def show_json(path: Path, *arguments: str) -> dict[str, Any]:
-    found = run_show(path, *arguments, "--json")
-    assert found.exit_code == 0, found.stderr
-    document: dict[str, Any] = json.loads(found.stdout)
+    result = run_show(path, *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
@@ -52,19 +52,19 @@ def clos(tmp_path: Path) -> Path:
 
 
 def test_a_topology_is_shown_by_tiers_and_links(clos: Path) -> None:
-    found = run_show(clos)
-    assert found.exit_code == 0, found.stderr
-    rows = [row.split() for row in found.stdout.splitlines()]
+    result = run_show(clos)
+    assert result.exit_code == 0, result.stderr
+    rows = [row.split() for row in result.stdout.splitlines()]
     assert ["hosts", "4"] in rows
     assert ["ToR", "2"] in rows
     assert ["GPU", "32"] in rows
     assert ["ToR", "aggregation", "6", "12.5", "1"] in rows
-    assert "37.5 GB/s between halves of the ToRs" in found.stdout
+    assert "37.5 GB/s between halves of the ToRs" in result.stdout
 
 
 def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
-    found = run_show(clos, "--paths", "a100-0", "a100-3")
-    lines = [text for text in found.stdout.splitlines() if " > " in text]
+    result = run_show(clos, "--paths", "a100-0", "a100-3")
+    lines = [text for text in result.stdout.splitlines() if " > " in text]
     assert len(lines) == 3
     assert lines[1] == (
         "a100-0/gpu-0 > a100-0/pcie-0 > a100-0/nic-0 > tor-0 > agg-1 > tor-1 > a100-3/nic-0 > a100-3/pcie-0"
@@ -75,18 +75,18 @@ def test_paths_between_two_hosts_are_listed(clos: Path) -> None:
 
 
 def test_json_contains_the_whole_topology(clos: Path) -> None:
-    found = show_json(clos, "--paths", "a100-0", "a100-1")
-    assert found["vertices"]["aggregation"] == 3
-    assert found["bisection_bytes_per_s"] == pytest.approx(37.5e9)
+    output = show_json(clos, "--paths", "a100-0", "a100-1")
+    assert output["vertices"]["aggregation"] == 3
+    assert output["bisection_bytes_per_s"] == pytest.approx(37.5e9)
     assert {
         "from": "tor",
         "to": "aggregation",
         "links": 6,
         "bytes_per_s": 12.5e9,
         "delay_s": 1e-6,
-    } in (found["links"])
-    assert len(found["paths"]) == found["equal_cost_paths"] == 1
-    assert found["paths"][0][3] == "tor-0"
+    } in (output["links"])
+    assert len(output["paths"]) == output["equal_cost_paths"] == 1
+    assert output["paths"][0][3] == "tor-0"
     assert "paths" not in show_json(clos)
 
 
@@ -96,17 +96,17 @@ def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed
     path = tmp_path / "net.yaml"
     path.write_text(LINGJUN, encoding="utf-8")
     (tmp_path / "hosts.csv").write_text(ROWS, encoding="utf-8")
-    found = show_json(path, "--paths", "h1", "h2")
-    assert found["hosts"] == 3
-    assert found["vertices"]["tor"] == 2
-    assert "assumed" in found["assumed"][0]
+    output = show_json(path, "--paths", "h1", "h2")
+    assert output["hosts"] == 3
+    assert output["vertices"]["tor"] == 2
+    assert "assumed" in output["assumed"][0]
     shown = run_show(path, "--paths", "h1", "h2")
     assert "(4 parallel cables)" in shown.stdout
     assert "speeds of cables" in shown.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "says"),
+    ("text", "arguments", "message"),
     [
         (CLOS.replace("clos", "closs"), [], "kind: unknown kind 'closs'; did you mean 'clos'?"),
         (CLOS + "tors: 3\n", [], "the key 'tors' occurs twice"),
@@ -125,11 +125,11 @@ def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed
     ],
 )
 def test_a_mistake_is_refused_by_name(
-    tmp_path: Path, text: str, arguments: list[str], says: str
+    tmp_path: Path, text: str, arguments: list[str], message: str
 ) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(text, encoding="utf-8")
-    found = run_show(path, *arguments)
-    assert found.exit_code == 2
-    assert says in found.stderr
-    assert found.stdout == ""
+    result = run_show(path, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""Views that are shown again whenever something changes, on a terminal and elsewhere."""
+"""Views that are redrawn whenever something changes, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ START_S = 1_800_000_000
 
 
 class UserInterrupt(Exception):
-    """The user's Ctrl-C, in a test."""
+    """A simulated Ctrl-C of the user."""
 
 
 class MinuteClock:
-    """A clock for ages that goes on by a minute whenever it is read."""
+    """A clock for ages that advances by a minute whenever it is read."""
 
     def __init__(self) -> None:
         self.seconds = START_S
@@ -50,7 +50,7 @@ def a_job(name: str = "j", **fields: object) -> jobs_pb2.Job:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Return what a terminal of 80 columns is sent by the views."""
+    """Return the text that the views write to a terminal of 80 columns."""
     sent = io.StringIO()
     console = Console(file=sent, force_terminal=True, width=80, height=30, color_system=None)
     monkeypatch.setattr(watch, "console_for", lambda fold: console)
@@ -61,7 +61,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def readings(
     *frames: list[jobs_pb2.Job], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[jobs_pb2.Job]]:
-    """Return readings of the list of jobs; after the last one the user stops the command."""
+    """Yield readings of the list of jobs. After the last one the user stops the command."""
     monkeypatch.setattr("tessera.service.cli.watch.time.sleep", lambda seconds: None)
     yield from frames
     raise UserInterrupt
@@ -83,7 +83,7 @@ def test_without_a_terminal_each_change_prints_one_whole_table(
     ended = a_job("b", state=jobs_pb2.SUCCEEDED)
     watch_frames([[waits, runs], [waits, later], [waits, ended]], monkeypatch)
     tables = [text.splitlines() for text in capsys.readouterr().out.split("\n\n")]
-    assert len(tables) == 2  # progress alone prints nothing
+    assert len(tables) == 2  # progress alone prints no table
     for lines in tables:
         assert len(lines) == 3
         state = lines[0].index("STATE")
@@ -112,8 +112,8 @@ def test_the_longest_texts_are_cut_to_fit_and_numbers_never(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = [a_job("x" * 90, iterations_done=372.6), a_job("y")]
-    found = fit_rows(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
-    Console(width=80).print(found)
+    table = fit_rows(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
+    Console(width=80).print(table)
     header, first, second = capsys.readouterr().out.splitlines()
     assert max(map(len, (header, first, second))) <= 80
     assert "…" in first
@@ -153,16 +153,16 @@ def test_a_watched_job_is_shown_in_full_at_each_change(
     running = a_job(state=jobs_pb2.RUNNING)
     further = a_job(state=jobs_pb2.RUNNING, iterations_done=10.0)
     ended = a_job(state=jobs_pb2.SUCCEEDED, iterations_done=1000.0)
-    seen: list[str] = []
+    states: list[str] = []
 
     def details(job: jobs_pb2.Job) -> JobDetails:
-        seen.append(jobs_pb2.JobState.Name(job.state))
+        states.append(jobs_pb2.JobState.Name(job.state))
         return JobDetails(network="rank 1")
 
     watch.watch_job([running, further, ended], details, Output.TABLE)
     views = capsys.readouterr().out.split("\n\n")
     assert len(views) == 2
-    assert seen == ["RUNNING", "SUCCEEDED"]
+    assert states == ["RUNNING", "SUCCEEDED"]
     for view in views:
         assert "requested" in view
         assert "rank 1" in view

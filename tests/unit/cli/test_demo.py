@@ -1,4 +1,4 @@
-"""The demo's picture and words: drawn from the round's decisions, wrapped at words."""
+"""The demo's picture of the round's decisions, and its text, which is wrapped between words."""
 
 from __future__ import annotations
 

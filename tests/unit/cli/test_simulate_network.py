@@ -1,4 +1,4 @@
-"""Simulated jobs that share a network: what they send, what meeting costs them, and what is said of it."""
+"""Simulated jobs that share a network: their traffic, their contention and the reported figures."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ links:
   - {{from: a100-3, to: right, bytes_per_s: 1e11}}
   - {{from: left, to: right, bytes_per_s: 1e9}}
 """.format(hosts=", ".join(f"a100-{i}" for i in range(4)))
-"""Two ToRs and one cable: a job on nodes 0 and 1 meets one on nodes 2 and 3 there, and nowhere else."""
+"""Two ToRs and one cable: the only link that jobs on nodes 0-1 and on nodes 2-3 share."""
 CLOS = "{kind: clos, host: a100, hosts_per_tor: 1, aggregations: 1, tor_bytes_per_s: 8e8}\n"
 
 
 def ring_traffic(gpus: int, ring_bytes: float, compute_s: float = 1.0) -> CellTraffic:
-    """Return replicas that send ``ring_bytes`` to the next one once they have computed."""
+    """Return the traffic of replicas that send ``ring_bytes`` around a ring after computing."""
     stage = StageTraffic(dp=gpus, tp=1, data=(ring_bytes, 1))
     return CellTraffic(work_flop=1e12, compute_s=compute_s, start_s=compute_s, stages=(stage,))
 
 
 TWO_SECONDS = ring_traffic(8, 2e9)
-"""On the cable."""
+"""An iteration sends for 2 s on the cable."""
 
 
 def two_jobs(traffic: CellTraffic | None = TWO_SECONDS, iter_time_s: float = 3.0) -> Scenario:
-    """Return two jobs of 1,000 iterations, each alone on two nodes: 1 s of computing, 2 s on the cable."""
+    """Return two jobs of 1,000 iterations on two nodes each: 1 s of computing, 2 s on the cable."""
     profile = a_profile(8, iter_time_s, traffic=traffic)
     jobs = [an_arrival(name, requested_gpus=8) for name in "ab"]
     return a_scenario(*jobs, nodes=FOUR, profiles=[profile])
@@ -112,7 +112,7 @@ def contended_network(network: SharedNetwork, name: str = "crux-full") -> Conten
 
 
 def replays_identically(result: Result) -> bool:
-    """Return whether the executor comes to the same completion times."""
+    """Return whether the executor computes the same completion times."""
     jct_s = (result.end_s - result.arrival_s).tolist()
     return list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(jct_s, rel=1e-9)
 
@@ -130,24 +130,25 @@ def a_gang_across(first: int, second: int, gpus: int = 4) -> Gang:
     return Gang(members=((first, tuple(range(gpus))), (second, tuple(range(gpus)))))
 
 
-# what meeting costs
+# the cost of contention
 
 
 def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_other_ends(
     tmp_path: Path,
 ) -> None:
-    """Alone 3 s. The urgent one leaves the cable free for 1 s in 3, so the other needs 6 s."""
+    """Alone: 3 s an iteration. The urgent job frees the cable for 1 s in 3, so the other takes 6 s."""
     scenario = two_jobs()
     slowdowns = contended_network(a_network(tmp_path, scenario))
     result = simulate_scenario(scenario, FCFS, slowdowns=slowdowns)
     assert sorted(result.end_s.tolist()) == pytest.approx([3000, 4500], rel=0.01)
     assert replays_identically(result)
-    found = contention_figures(result, slowdowns.seen)
-    assert found["contention_loss"] == pytest.approx(0.2, abs=0.01)  # 1,500 of 7,500 s, 8 GPUs each
-    assert found["slowdown_mean"] == pytest.approx((1 + 1.5) / 2, rel=0.01)
-    assert found["slowdown_worst"] == pytest.approx(1.5, rel=0.01)
-    assert (found["jobs_met"], found["jobs_trained"]) == (2, 2)
-    assert found["network_plans"] == 2  # both start; one ends; of none there is no plan
+    figures = contention_figures(result, slowdowns.seen)
+    # 1,500 of 7,500 s are lost, on 8 GPUs each
+    assert figures["contention_loss"] == pytest.approx(0.2, abs=0.01)
+    assert figures["slowdown_mean"] == pytest.approx((1 + 1.5) / 2, rel=0.01)
+    assert figures["slowdown_worst"] == pytest.approx(1.5, rel=0.01)
+    assert (figures["jobs_met"], figures["jobs_trained"]) == (2, 2)
+    assert figures["network_plans"] == 2  # when both start and when one ends; no plan without jobs
 
 
 @pytest.mark.parametrize("name", ["ecmp", "crux-ps-pa"])
@@ -156,33 +157,35 @@ def test_completion_times_match_the_engines_prediction(tmp_path: Path, name: str
     network = a_network(tmp_path, scenario)
     gangs = [a_gang_across(0, 1), a_gang_across(2, 3)]
     slowdowns = contended_network(network, name)
-    found = slowdowns({job: replace(a_start(gang), job=job) for job, gang in enumerate(gangs)})
+    factors = slowdowns({job: replace(a_start(gang), job=job) for job, gang in enumerate(gangs)})
     result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network, name))
-    first, last = sorted(found.values())
+    first, last = sorted(factors.values())
     both_s = 1000 * 3.0 * first
-    left = 1000 - both_s / (3.0 * last)
-    assert sorted(result.end_s.tolist()) == pytest.approx([both_s, both_s + 3.0 * left], rel=1e-6)
+    iterations_left = 1000 - both_s / (3.0 * last)
+    assert sorted(result.end_s.tolist()) == pytest.approx(
+        [both_s, both_s + 3.0 * iterations_left], rel=1e-6
+    )
 
 
 def test_slowdowns_match_the_engines_rates(tmp_path: Path) -> None:
     scenario = two_jobs()
-    network, seen = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
+    network, calls = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
 
     def plan(contention: Contention) -> NetworkPlan:
-        found = make_mechanism("ecmp").plan(contention, levels=8)
-        seen.append((contention, found))
-        return found
+        network_plan = make_mechanism("ecmp").plan(contention, levels=8)
+        calls.append((contention, network_plan))
+        return network_plan
 
     runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
-    found = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs)
-    contention, made = seen[0]
-    demand = demand_of(contention, made.chosen)
-    apart_s = np.array([0.0, 1.3])  # in step they would take longer still
-    run = played(demand, made.level, horizon_s=10_000.0, warm_s=100.0, offset_s=apart_s)
+    factors = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs)
+    contention, network_plan = calls[0]
+    demand = demand_of(contention, network_plan.chosen)
+    apart_s = np.array([0.0, 1.3])  # in step they would take even longer
+    run = played(demand, network_plan.level, horizon_s=10_000.0, warm_s=100.0, offset_s=apart_s)
     expected = 1 / (run.iterations * demand.alone_s)
     assert demand.alone_s == pytest.approx([3.0, 3.0])
     assert expected == pytest.approx([4 / 3, 4 / 3], rel=1e-3)  # the cable is never free
-    assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-3)
+    assert list(factors.values()) == pytest.approx(expected.tolist(), rel=1e-3)
 
 
 def test_a_stragglers_delay_does_not_count_as_contention(tmp_path: Path) -> None:
@@ -200,8 +203,8 @@ def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) ->
     scenario = two_jobs()
     slowdowns = contended_network(a_network(tmp_path, scenario))
     runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
-    found = slowdowns(runs)
-    assert slowdowns(dict(runs)) == found
+    factors = slowdowns(runs)
+    assert slowdowns(dict(runs)) == factors
     assert slowdowns.seen.plans == 1
     slowdowns({0: runs[0], 1: replace(runs[1])})  # a new start
     assert slowdowns.seen.plans == 2
@@ -247,7 +250,7 @@ def clos_of(scenario: Scenario) -> Topology:
     )
 
 
-# what is not known
+# unknown traffic
 
 
 def test_jobs_of_unknown_traffic_run_bit_for_bit_as_without_a_network(tmp_path: Path) -> None:
@@ -257,9 +260,9 @@ def test_jobs_of_unknown_traffic_run_bit_for_bit_as_without_a_network(tmp_path: 
     without = simulate_scenario(scenario, FCFS)
     assert with_it.segments == without.segments
     assert with_it.end_s.tolist() == without.end_s.tolist()
-    (said,) = network.warnings()
-    assert said.startswith("the traffic of 2 jobs is not known, so it caused no contention")
-    assert "the model bert 1B is unknown" in said
+    (warning,) = network.warnings()
+    assert warning.startswith("the traffic of 2 jobs is not known, so it caused no contention")
+    assert "the model bert 1B is unknown" in warning
 
 
 def test_a_published_models_traffic_is_derived_and_its_iterations_last_as_profiled() -> None:
@@ -283,17 +286,17 @@ def derived_contention(profile: EstimateRecord, pipeline_degree: int) -> Content
     job = an_arrival("a", workload=KNOWN, requested_gpus=8)
     scenario = a_scenario(job, nodes=FOUR, profiles=[profile])
     sending = TrafficSource(scenario, clos_of(scenario))
-    found = sending(a_start(a_gang_across(0, 1), degree=pipeline_degree), a_gang_across(0, 1))
-    assert found is not None
+    contention = sending(a_start(a_gang_across(0, 1), degree=pipeline_degree), a_gang_across(0, 1))
+    assert contention is not None
     assert not sending.unknown
-    return found
+    return contention
 
 
 def test_traffic_that_does_not_fit_the_profiles_iterations_is_reported(tmp_path: Path) -> None:
-    scenario = two_jobs(iter_time_s=0.5)  # of which 2 s on the cable
+    scenario = two_jobs(iter_time_s=0.5)  # less than the 2 s on the cable
     network = a_network(tmp_path, scenario)
     simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
-    assert any("the traffic of 2 jobs does not fit" in said for said in network.warnings())
+    assert any("the traffic of 2 jobs does not fit" in warning for warning in network.warnings())
 
 
 def test_nodes_missing_from_the_topology_are_reported_and_have_no_contention(
@@ -330,7 +333,7 @@ def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> 
     assert "no path from" in network.warnings()[0]
 
 
-# what is refused
+# refused input
 
 
 def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -> None:
@@ -340,9 +343,9 @@ def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -
             read_network_options(None, mechanisms, levels)
     with pytest.raises(InvalidInput, match="unknown mechanism 'best'; choose from ecmp"):
         read_network_options("net.yaml", ["best"], None)
-    found = read_network_options("net.yaml", ["ecmp", "ecmp", NO_MECHANISM], None)
-    assert found is not None
-    assert found.mechanisms == ("ecmp", NO_MECHANISM)
+    options = read_network_options("net.yaml", ["ecmp", "ecmp", NO_MECHANISM], None)
+    assert options is not None
+    assert options.mechanisms == ("ecmp", NO_MECHANISM)
 
 
 def test_a_topology_of_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -373,8 +376,12 @@ def test_a_run_without_training_still_has_figures() -> None:
     scenario = two_jobs()
     result = simulate_scenario(scenario, FCFS, horizon_s=1.0)
     empty = replace(result, segments=())
-    found = contention_figures(empty, ContentionRecord())
-    assert (found["contention_loss"], found["slowdown_mean"], found["jobs_trained"]) == (0, 1, 0)
+    figures = contention_figures(empty, ContentionRecord())
+    assert (figures["contention_loss"], figures["slowdown_mean"], figures["jobs_trained"]) == (
+        0,
+        1,
+        0,
+    )
 
 
 # from the command line
@@ -393,7 +400,7 @@ bert,1.3B,256,a100,2,4,1,6.0,ok
 def run_simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app,
         [
             "simulate",
@@ -409,37 +416,37 @@ def run_simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
             *options,
         ],
     )
-    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
-    return json.loads(done.stdout) if "--json" in options else done.output
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return json.loads(result.stdout) if "--json" in options else result.output
 
 
 def test_without_a_topology_no_network_is_reported(tmp_path: Path) -> None:
-    found = run_simulate(tmp_path, "--json")
-    assert "topology" not in found
-    assert not {"network", "contention_loss", "jobs_met"} & set(found["policies"][0])
+    output = run_simulate(tmp_path, "--json")
+    assert "topology" not in output
+    assert not {"network", "contention_loss", "jobs_met"} & set(output["policies"][0])
     assert "LOST" not in run_simulate(tmp_path)
 
 
 def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: Path) -> None:
     file, options = a_topology(tmp_path, CLOS), ("--network", NO_MECHANISM, "--network", "ecmp")
-    found = run_simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
-    alone, met = found["policies"]
-    assert (alone["policy"], met["policy"]) == ("fcfs, none", "fcfs, ecmp")
-    assert (found["hosts"], found["networks"]) == (4, ["none", "ecmp"])
-    assert (alone["jobs_met"], met["jobs_trained"]) == (0, 2)
+    output = run_simulate(tmp_path, "--topology", file, *options, "--replay", "--json")
+    alone, shared = output["policies"]
+    assert (alone["policy"], shared["policy"]) == ("fcfs, none", "fcfs, ecmp")
+    assert (output["hosts"], output["networks"]) == (4, ["none", "ecmp"])
+    assert (alone["jobs_met"], shared["jobs_trained"]) == (0, 2)
     assert alone["contention_loss"] == 0
     assert alone["slowdown_mean"] == 1
     assert alone["jct_mean_s"] == run_simulate(tmp_path, "--json")["policies"][0]["jct_mean_s"]
-    assert all(one["replay"] == {"jobs": 2, "off": 0.0, "wrong": ""} for one in (alone, met))
+    assert all(row["replay"] == {"jobs": 2, "off": 0.0, "wrong": ""} for row in (alone, shared))
     shown = run_simulate(tmp_path, "--topology", file, *options)
     assert "LOST %" in shown
     assert "4 hosts" in shown
 
 
 def test_a_single_mechanism_does_not_change_policy_names(tmp_path: Path) -> None:
-    found = run_simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
-    (one,) = found["policies"]
-    assert (one["policy"], one["network"]) == ("fcfs", "crux-full")
+    output = run_simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
+    (row,) = output["policies"]
+    assert (row["policy"], row["network"]) == ("fcfs", "crux-full")
 
 
 def test_the_command_refuses_unusable_network_options(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parameter counts against published ones; FLOPs and activations against the papers' formulas."""
+"""Parameter counts against published ones, and FLOPs and activations against formulas of papers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def a_mixture(**changes: Any) -> MixtureOfExperts:
     return replace(usual, **changes)
 
 
-COUNTS = {  # as the models' authors and libraries give them
+COUNTS = {  # as published by the models' authors and libraries
     "GPT-2 XL": (
         transformer_graph(
             a_decoder(layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50_257)
@@ -175,7 +175,7 @@ def test_a_known_model_has_exactly_its_published_number_of_parameters(name: str)
 
 
 def a_table(folder: str, name: str) -> Path:
-    """Return a file of the data sets; without them the test is skipped."""
+    """Return the path of a data set's file, or skip the test if the file does not exist."""
     root = data_dir()
     if root is None or not (root / folder / name).exists():
         pytest.skip(f"{folder}/{name} is not here; set TESSERA_DATA")
@@ -189,7 +189,7 @@ ARENA = [key for key, model in published_models().items() if model.training.micr
 def test_a_model_of_arena_has_about_as_many_parameters_as_its_name_says(
     model: str, params: str
 ) -> None:
-    """Alpa's names count a tied embedding; the models have two, which is most in the smallest."""
+    """Alpa's names count one tied embedding; the models have two, which matters most in the smallest."""
     size = float(params[:-1]) * {"M": 1e6, "B": 1e9}[params[-1]]
     assert find_published(model, params).graph.parameters == pytest.approx(size, rel=0.11)
 
@@ -229,7 +229,7 @@ def test_every_batch_of_the_measured_optima_is_published() -> None:
 def test_a_block_keeps_the_activations_of_korthikanti_et_al(
     heads: int, hidden: int, sequence: int
 ) -> None:
-    """Equations (1) and (2): 34 s h + 5 a s^2 bytes, of which 10 s h are not divided."""
+    """Equations (1) and (2) give 34 s h + 5 a s^2 bytes, of which 10 s h are not divided."""
     graph = transformer_graph(
         a_decoder(hidden=hidden, heads=heads, sequence=sequence, dropout=True, dtype="f16")
     )
@@ -249,7 +249,7 @@ def test_without_dropout_and_with_a_fused_kernel_fewer_activations_are_kept() ->
 
 
 def test_the_flops_of_a_block_match_alpas_formula() -> None:
-    """24 s h^2 (1 + s / 6 h) forward, scores in full, and 2 s h V for the output."""
+    """A forward pass takes 24 s h^2 (1 + s / 6 h) with full scores, and 2 s h V for the output."""
     graph = transformer_graph(a_decoder(hidden=256, sequence=128))
     assert graph.flops[1] == 24 * 128 * 256**2 * (1 + 128 / (6 * 256))
     assert graph.flops[-1] == 2 * 128 * 256 * 1000
@@ -264,13 +264,13 @@ def test_only_a_fused_causal_kernel_skips_half_of_the_scores() -> None:
 
 
 def test_known_networks_compute_their_published_multiply_adds() -> None:
-    """4.09 G for ResNet-50 with strided 3x3 convolutions, 17.6 G for ViT-B/16."""
+    """ResNet-50 with strided 3x3 convolutions has 4.09 G multiply-adds, ViT-B/16 has 17.6 G."""
     assert COUNTS["ResNet-50"][0].flops.sum() / 2 == pytest.approx(4.09e9, rel=0.005)
     assert COUNTS["ViT-B/16"][0].flops.sum() / 2 == pytest.approx(17.6e9, rel=0.005)
 
 
 def test_the_flops_of_a_gshard_block_match_alpas_formula() -> None:
-    """Attention, experts of two slots a token, gate, dispatch and combination in groups of 2,048."""
+    """A block has attention, a gate, two expert slots a token, and dispatch and combination by 2,048."""
     h, s, group, experts = 64, 1024, 2048, 8
     graph = mixture_graph(
         a_mixture(
@@ -278,7 +278,7 @@ def test_the_flops_of_a_gshard_block_match_alpas_formula() -> None:
         )
     )
     attention = s * h**2 * 8 + 4 * s**2 * h
-    masks = 2 * s * h * 2 * group * 2 + 2 * 2 * s * 2 * group  # products with and building of masks
+    masks = 2 * s * h * 2 * group * 2 + 2 * 2 * s * 2 * group  # multiply by masks, build masks
     expected = attention + 8 * s * h**2 * 8 + 2 * s * h * experts + masks
     assert graph.flops[1] == expected
     assert graph.flops[2] == attention + s * h**2 * 4 * 8
@@ -299,7 +299,7 @@ def test_more_slots_make_everything_that_experts_do_more_expensive() -> None:
 
 
 def test_a_tensor_group_reduces_twice_a_block_and_once_between_both_ends() -> None:
-    """The embedding's all-reduce has none in the backward pass, the output's none in the forward pass."""
+    """The embedding is reduced only in the forward pass, the output only in the backward pass."""
     size = 32 * 64
     assert transformer_graph(a_decoder(layers=2)).reduced.tolist() == [
         size / 2,
@@ -329,8 +329,10 @@ def test_a_tensor_group_is_no_larger_than_the_key_heads_or_channels() -> None:
 
 
 def test_activation_functions_keep_what_their_gradients_need() -> None:
-    """Of width 4 h: input and result of GELU, the result alone of ReLU; both inputs, result and product
-    where it is gated."""
+    """At width 4 h, GELU keeps its input and result, and ReLU keeps only its result.
+
+    A gated function keeps both inputs, the result and the product.
+    """
     inner = 32 * 4 * 64
 
     def kept(**changes: Any) -> float:
@@ -343,7 +345,7 @@ def test_activation_functions_keep_what_their_gradients_need() -> None:
 def test_a_bottleneck_keeps_convolution_and_activation_outputs_and_reduces_the_cheaper_pair() -> (
     None
 ):
-    """64 channels at 56 x 56: a, 2a or 16a inside, 4a at the end, with a = 64 x 56^2."""
+    """Outputs have sizes a and 2a or 16a inside, and 4a at the end, where a = 64 x 56^2 (64 channels)."""
     a = 64 * 56**2
     for width, reduced in ((2, 2 + 4 / 2), (16, 4 + 1 / 2)):
         block = layer_of(wide_resnet(WideResNet(name="w", channels=64, width=width)), 2)
@@ -396,7 +398,7 @@ def test_a_decoder_after_an_encoder_passes_both_outputs_on() -> None:
 
 
 def test_the_decoder_attends_to_the_encoder() -> None:
-    """4 s k (heads x width) FLOPs of scores and the projections of keys and values, beside its own."""
+    """Cross-attention adds 4 s k (heads x width) FLOPs of scores, and the projections of keys and values."""
     graph = transformer_graph(a_t5(layers=1, decoder_layers=1, heads=16))
     encoder, decoder = graph.flops[1], graph.flops[3]
     assert decoder - encoder == 2 * 512 * 4 * 1024**2 + 4 * 512**2 * 1024
@@ -447,7 +449,7 @@ def test_arenas_models_are_trained_as_by_its_trainers() -> None:
 
 
 def test_state_bytes_match_alpas_measured_memory_without_activations() -> None:
-    """Peak memory of runs on one GPU is linear in the micro-batch; its value at 0 is the states."""
+    """On one GPU, peak memory is linear in the micro-batch; its intercept is the state bytes."""
     runs: dict[tuple[str, str], dict[int, float]] = {}
     with a_table("arena/history", "alpa_search.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Hugging Face configurations and architecture files of our own."""
+"""Models read from Hugging Face configurations and from our own architecture files."""
 
 from __future__ import annotations
 
@@ -323,17 +323,17 @@ def test_an_architecture_file_may_be_json_without_a_sequence() -> None:
         "vocabulary": 100,
         "experts": 4,
     }
-    found = architecture_graph(parse_architecture(values, name="small", sequence=16, flash=True))
-    assert found.boundary[0] == 16 * 64
-    assert found.experts.max() == 4
-    assert "flash" in found.kind[1]
+    graph = architecture_graph(parse_architecture(values, name="small", sequence=16, flash=True))
+    assert graph.boundary[0] == 16 * 64
+    assert graph.experts.max() == 4
+    assert "flash" in graph.kind[1]
 
 
 def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
     text = "architecture: wide_resnet\nname: wide\nchannels: 224\nwidth: 2\nclasses: 1024\n"
-    found = load_graph(a_file(tmp_path, text, "any.yaml"), sequence=128)
-    assert found.name == "wide"
-    assert found.parameters == pytest.approx(500e6, rel=0.02)
+    graph = load_graph(a_file(tmp_path, text, "any.yaml"), sequence=128)
+    assert graph.name == "wide"
+    assert graph.parameters == pytest.approx(500e6, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Learning from measured iteration times: what a few of them teach, and how sure the estimates are."""
+"""Calibration by a few measured iteration times, and the uncertainty of the resulting estimates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tessera.formulation.tables import Floats
 
 
 class TwoParameterModel:
-    """Seconds = work / rate / GPUs + latency * nodes; none above 64 GPUs."""
+    """A model with seconds = work / rate / GPUs + latency * nodes; it has no estimates above 64 GPUs."""
 
     parameters = (
         Parameter(name="rate", value=1.0, shared_sd=0.5, family_sd=0.3, gpu_sd=0.3),
@@ -73,8 +73,8 @@ def measurements_of(
 
 
 def relative_errors(calibration: Calibration, rate: float, latency_s: float) -> Floats:
-    found = calibration.estimates(GRID)
-    times = [e.iter_time_s for e in found if e is not None]
+    estimates = calibration.estimates(GRID)
+    times = [e.iter_time_s for e in estimates if e is not None]
     assert len(times) == len(GRID)
     off: Floats = np.abs(np.array(times) / np.array(true_times(GRID, rate, latency_s)) - 1)
     return off
@@ -126,8 +126,12 @@ def test_shape_deviations_begin_at_two_gpus_per_node_and_are_complete_at_four() 
     known = [replace(p, shared_sd=0.0, family_sd=0.0, gpu_sd=0.0) for p in model.parameters]
     model.parameters = (known[0], known[1])
     alone = Residual(gpu_sd=0.0, family_sd=0.0, pair_sd=0.0, shape_sd=0.2, noise_sd=1e-6)
-    found = Calibration(model, (), alone).estimates([a_subject(per_node=n) for n in (1, 2, 4, 8)])
-    assert [e.sd for e in found if e is not None] == pytest.approx([0.0, 0.1, 0.2, 0.2], abs=1e-5)
+    estimates = Calibration(model, (), alone).estimates(
+        [a_subject(per_node=n) for n in (1, 2, 4, 8)]
+    )
+    assert [e.sd for e in estimates if e is not None] == pytest.approx(
+        [0.0, 0.1, 0.2, 0.2], abs=1e-5
+    )
 
 
 def test_stated_uncertainty_covers_worlds_drawn_from_the_prior() -> None:
@@ -138,8 +142,8 @@ def test_stated_uncertainty_covers_worlds_drawn_from_the_prior() -> None:
         rate, latency_s = np.exp(rng.normal(0.0, 0.5, 2))
         noise = np.exp(rng.normal(0.0, 0.05, len(GRID)))
         times = np.array(true_times(GRID, rate, latency_s)) * noise
-        known = rng.choice(len(GRID), 4, replace=False)
-        taught = [Measurement(subject=GRID[i], iter_time_s=times[i]) for i in known]
+        measured = rng.choice(len(GRID), 4, replace=False)
+        taught = [Measurement(subject=GRID[i], iter_time_s=times[i]) for i in measured]
         for i, estimate in enumerate(
             Calibration(TwoParameterModel(), taught, residual).estimates(GRID)
         ):

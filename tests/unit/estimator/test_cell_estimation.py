@@ -1,4 +1,4 @@
-"""From models, GPU types and measurements to estimates of Cells."""
+"""Estimates of Cells, derived from models, GPU types and measurements."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def a_measurement(iter_time_s: float, **changes: Any) -> MeasurementRecord:
 
 
 def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() -> None:
-    found = an_estimator().cells(BERT, "a100", 4)
-    assert [c.record.cell.pipeline_degree for c in found] == [1, 2, 4]
-    for cell in found:
+    cells = an_estimator().cells(BERT, "a100", 4)
+    assert [c.record.cell.pipeline_degree for c in cells] == [1, 2, 4]
+    for cell in cells:
         assert cell.plan is not None
         assert len(cell.plan.stages) == cell.record.cell.pipeline_degree
         assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
@@ -75,8 +75,8 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
 
 
 def test_degrees_above_the_gpu_count_are_left_out() -> None:
-    found = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
-    assert [c.record.cell.pipeline_degree for c in found] == [1, 2]
+    cells = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
+    assert [c.record.cell.pipeline_degree for c in cells] == [1, 2]
 
 
 def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
@@ -181,8 +181,8 @@ def test_an_unknown_gpu_type_is_an_error_that_lists_the_known_ones() -> None:
 
 
 def test_the_clusters_own_memory_and_node_size_are_used() -> None:
-    found = hardware_of("t", replace(A100, node_gpus=2), catalogue_of())
-    assert (found.memory_bytes, found.gpus_per_node) == (40 * GIB, 2)
+    hardware = hardware_of("t", replace(A100, node_gpus=2), catalogue_of())
+    assert (hardware.memory_bytes, hardware.gpus_per_node) == (40 * GIB, 2)
     assert hardware_of("t", replace(A100, node_gpus=0), catalogue_of()).gpus_per_node == 4
 
 

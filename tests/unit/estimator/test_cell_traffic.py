@@ -1,4 +1,4 @@
-"""What plans send: bytes by hand for small plans, and who sends to whom."""
+"""The traffic of execution plans: bytes of small plans computed by hand, and senders and receivers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_setting(zero: int = 0) -> Setting:
 
 
 def one_stage(setting: Setting, *, dp: int, tp: int) -> Plan:
-    """Return a plan of one stage over all layers."""
+    """Return an execution plan with one stage of all layers."""
     stage = Stage(start=0, end=16, dp=dp, tp=tp)
     return Plan(
         stages=(stage,),
@@ -90,7 +90,7 @@ def test_only_gradients_wait_for_the_last_backward_pass() -> None:
 def test_plans_made_together_with_deeper_ones_have_the_same_work() -> None:
     setting = a_setting()
     (usual,), (finer, *_) = (plan_cells(setting, asked).values() for asked in ([1], [1, 20]))
-    assert finer.stages[-1].end == 20  # coarse layers, where 16 are usual
+    assert finer.stages[-1].end == 20  # coarse layers; the usual number is 16
     work = [traffic_of(setting, plan).work_flop for plan in (usual, finer)]
     assert work[0] == pytest.approx(work[1])
 
@@ -120,8 +120,8 @@ def test_ranks_are_ordered_by_stage_replica_and_tensor_part() -> None:
 def test_written_traffic_reads_back() -> None:
     setting = a_setting()
     for plan in plan_cells(setting, [1, 2, 4]).values():
-        found = traffic_of(setting, plan)
-        assert parse_cell_traffic(found.to_json()) == found
+        traffic = traffic_of(setting, plan)
+        assert parse_cell_traffic(traffic.to_json()) == traffic
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Collectives from links and from measured tables."""
+"""Times of collectives, computed from links and from measured tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIZES = (1024, 65536, 2**22, 2**26)
 
 
 def groups_of_layouts(*layouts: tuple[int, int, int]) -> Groups:
-    """Return groups of (size, nodes, node_groups)."""
+    """Return one group for each (size, nodes, node_groups)."""
     columns = np.array(layouts, dtype=np.int64).T
     return Groups(size=columns[0], nodes=columns[1], node_groups=columns[2])
 
@@ -56,7 +56,7 @@ def payloads_of(*values: float) -> Floats:
 
 
 def a_record(**fields: object) -> CommRecord:
-    """Return a row of a pair of GPUs in an a10 node."""
+    """Return the record of a pair of GPUs in an a10 node."""
     base = CommRecord(
         primitive="all-reduce",
         gpu_type="a10",
@@ -85,7 +85,7 @@ def a_curve(
     times: float = 1.0,
     sizes: tuple[int, ...] = SIZES,
 ) -> Curve:
-    """Return a table that is exactly ``times`` what links of these rates do."""
+    """Return a table whose times are exactly ``times`` those of links with these rates."""
     layout = Layout(
         primitive=primitive,
         gpu_type=gpu_type,
@@ -101,7 +101,7 @@ def a_curve(
 
 
 def some_curves(times: float = 1.0) -> list[Curve]:
-    """Return tables of all primitives in a node and across two."""
+    """Return tables of all primitives, within one node and across two."""
     found = []
     for primitive in Primitive:
         found += [
@@ -122,8 +122,8 @@ def a_network(curves: list[Curve] | None = None, **fields: object) -> TableNetwo
 
 def test_a_ring_all_reduce_in_a_node_matches_the_textbook() -> None:
     network = LinkNetwork(hardware=A10, shape=Shape(nodes=1, gpus_per_node=4), rates=RATES)
-    found = network.seconds(Primitive.ALL_REDUCE, payloads_of(1e8), groups_of_layouts((4, 1, 1)))
-    assert found[0] == pytest.approx(1e-5 + 6 * 2e-6 + 1.5 * 1e8 / 1e10)
+    seconds = network.seconds(Primitive.ALL_REDUCE, payloads_of(1e8), groups_of_layouts((4, 1, 1)))
+    assert seconds[0] == pytest.approx(1e-5 + 6 * 2e-6 + 1.5 * 1e8 / 1e10)
 
 
 def test_concurrent_groups_across_nodes_share_the_port() -> None:
@@ -138,24 +138,24 @@ def test_concurrent_groups_across_nodes_share_the_port() -> None:
 def test_small_all_reduces_over_many_nodes_take_the_tree() -> None:
     shape = Shape(nodes=64, gpus_per_node=1)
     network = LinkNetwork(hardware=A10, shape=shape, rates=RATES)
-    found = network.seconds(Primitive.ALL_REDUCE, payloads_of(8), groups_of_layouts((64, 64, 1)))
-    assert found[0] == pytest.approx(1e-5 + 2 * 6 * 1e-5, rel=1e-3)
+    seconds = network.seconds(Primitive.ALL_REDUCE, payloads_of(8), groups_of_layouts((64, 64, 1)))
+    assert seconds[0] == pytest.approx(1e-5 + 2 * 6 * 1e-5, rel=1e-3)
 
 
 def test_all_to_all_sends_through_the_port_only_what_leaves_the_node() -> None:
     network = LinkNetwork(hardware=A10, shape=TWO_BY_TWO, rates=RATES)
-    found = network.seconds(Primitive.ALL_TO_ALL, payloads_of(4e8), groups_of_layouts((4, 2, 1)))
-    assert found[0] == pytest.approx(1e-5 + 2e-6 + 2 * 1e-5 + 1e8 / 1e10 + 4e8 / 2e9)
+    seconds = network.seconds(Primitive.ALL_TO_ALL, payloads_of(4e8), groups_of_layouts((4, 2, 1)))
+    assert seconds[0] == pytest.approx(1e-5 + 2e-6 + 2 * 1e-5 + 1e8 / 1e10 + 4e8 / 2e9)
 
 
 @pytest.mark.parametrize("primitive", list(Primitive))
 def test_groups_of_one_and_empty_payloads_take_no_time(primitive: Primitive) -> None:
     for network in (LinkNetwork(hardware=A10, shape=TWO_BY_TWO), a_network()):
-        found = network.seconds(
+        seconds = network.seconds(
             primitive, payloads_of(1e6, 0, 1e6), groups_of_layouts((1, 1, 1), (2, 1, 1), (2, 1, 1))
         )
-        assert found[:2].tolist() == [0, 0]
-        assert found[2] > 0
+        assert seconds[:2].tolist() == [0, 0]
+        assert seconds[2] > 0
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_fitting_recovers_the_rates_behind_the_tables() -> None:
         for p in (Primitive.ALL_REDUCE, Primitive.ALL_TO_ALL)
         for s, n in ((2, 1), (8, 1), (2, 2), (16, 2), (32, 4))
     ]
-    found = fit_links(curves, LinkRates.of(A10))
-    assert found.costs == pytest.approx(RATES.costs, rel=0.1)
+    fits = fit_links(curves, LinkRates.of(A10))
+    assert fits.costs == pytest.approx(RATES.costs, rel=0.1)
     blind = fit_links([a_curve()], LinkRates.of(A10))
     assert blind.network_bytes_per_s == pytest.approx(A10.network_bytes_per_s)
 
@@ -217,10 +217,10 @@ def test_a_type_without_measured_ports_uses_the_ports_of_others() -> None:
 def test_a_measured_table_is_matched_at_its_sizes_and_interpolated_logarithmically() -> None:
     curve = a_curve(nodes=2, node_groups=2)
     network = a_network()
-    found = network.seconds(
+    seconds = network.seconds(
         Primitive.ALL_REDUCE, curve.payload_bytes, groups_of_layouts(*[(2, 2, 2)] * 4)
     )
-    assert found == pytest.approx(curve.seconds)
+    assert seconds == pytest.approx(curve.seconds)
     middle = math.sqrt(SIZES[2] * SIZES[3])
     between = network.seconds(
         Primitive.ALL_REDUCE, payloads_of(middle), groups_of_layouts((2, 2, 2))
@@ -230,12 +230,12 @@ def test_a_measured_table_is_matched_at_its_sizes_and_interpolated_logarithmical
 
 def test_below_the_smallest_size_the_time_is_kept_and_above_the_largest_the_bandwidth() -> None:
     curve = a_curve()
-    found = a_network().seconds(
+    seconds = a_network().seconds(
         Primitive.ALL_REDUCE,
         payloads_of(1, 10 * SIZES[-1]),
         groups_of_layouts((2, 1, 1), (2, 1, 1)),
     )
-    assert found == pytest.approx([curve.seconds[0], 10 * curve.seconds[-1]])
+    assert seconds == pytest.approx([curve.seconds[0], 10 * curve.seconds[-1]])
 
 
 def test_an_unmeasured_layout_deviates_from_the_links_as_measured_ones_do() -> None:
@@ -251,10 +251,10 @@ def test_an_unmeasured_layout_deviates_from_the_links_as_measured_ones_do() -> N
     for times in (1.0, 3.0):
         truth = a_curve(size=4, nodes=2, times=times)
         network = a_network([c for c in some_curves(times) if c.layout != held])
-        found = network.seconds(
+        seconds = network.seconds(
             Primitive.ALL_REDUCE, payloads_of(*SIZES), groups_of_layouts(*[(4, 2, 1)] * 4)
         )
-        assert found == pytest.approx(truth.seconds, rel=0.15)
+        assert seconds == pytest.approx(truth.seconds, rel=0.15)
         assert not network.measured(Primitive.ALL_REDUCE, groups_of_layouts((4, 2, 1)))[0]
 
 
@@ -349,8 +349,8 @@ def test_tuning_finds_which_differences_matter() -> None:
     ]
     by_size = np.array([[math.log2(x.size)] for x in layouts])
     start = replace(SimilarityWeights(), primitive=1.0, size=1.0)
-    found = tune_weights(layouts, by_size, start)
-    assert found.primitive < start.primitive
+    result = tune_weights(layouts, by_size, start)
+    assert result.primitive < start.primitive
 
 
 def test_written_rows_read_back_unchanged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Steps compiled for devices that do not exist: collectives, loops, types, cache."""
+"""Steps compiled for devices that do not exist: their collectives, loops, types and cache."""
 
 import subprocess
 import sys
@@ -61,12 +61,13 @@ def test_two_layers_on_2x2_devices_have_exactly_megatrons_collectives(folder: Pa
     step = compile_target(folder, MODELS + "perceptron", samples=16)
     activation = 8 * 64 * F32  # half the samples
     gradients = 4 * (64 * 128) * F32  # half of each weight
+    # two forward; one backward, between the layers
     assert count_collectives(step) == {
-        (Primitive.ALL_REDUCE, activation, TP_PAIRS): 3,  # forward twice; backward only within
-        (Primitive.ALL_REDUCE, gradients + F32, DP_PAIRS): 1,  # with the loss
+        (Primitive.ALL_REDUCE, activation, TP_PAIRS): 3,
+        (Primitive.ALL_REDUCE, gradients + F32, DP_PAIRS): 1,  # gradients and the loss
     }
-    products = 4 + 4 + 3  # forward, of weights, of activations
-    arithmetic = products * 2 * 8 * 64 * 128 + 4 * 64 * 128 * 10  # about 10 of Adam a weight
+    products = 4 + 4 + 3  # forward, weight gradients, activation gradients
+    arithmetic = products * 2 * 8 * 64 * 128 + 4 * 64 * 128 * 10  # Adam takes about 10 a weight
     assert step.flops == pytest.approx(arithmetic, rel=0.1)
     assert step.memory.arguments == 12 * 4 * 64 * 128 + activation
 
@@ -111,17 +112,19 @@ def test_the_communication_of_a_transformer_on_2x2_devices_matches_its_graph(fol
     }
     activation = 2 * 32 * 64 * F32
     inside = sum(c.payload_bytes * c.times for c in step.collectives if c.groups == TP_PAIRS)
-    inputs = 1 + 2 * (1 + 3)  # of the head, the feed-forward nets; of query, key and value each
+    inputs = 1 + 2 * (1 + 3)  # head; in each block, feed-forward, query, key and value
     backward = inputs * activation
     graph = graph_of_step(steps.decoder(**arguments))
     forward = graph.reduced.sum() * 2 * F32
     assert inside == pytest.approx(forward + backward, rel=0.01)
     assert step.flops == pytest.approx(3 * graph.flops.sum() * 4 / 4, rel=0.15)
-    mine = (graph.weights.sum() / 2 + graph.shared_weights.sum()) * F32
+    parameter_bytes = (graph.weights.sum() / 2 + graph.shared_weights.sum()) * F32
     synchronised = [c for c in step.collectives if c.groups == DP_PAIRS]
-    table = 512 * 64 / 2 * F32  # used twice; XLA reduces its two gradients apart
-    assert sum(c.payload_bytes for c in synchronised) == pytest.approx(mine + table, rel=0.01)
-    assert step.memory.arguments == pytest.approx(3 * mine, rel=0.01)
+    table = 512 * 64 / 2 * F32  # used twice; XLA reduces its two gradients separately
+    assert sum(c.payload_bytes for c in synchronised) == pytest.approx(
+        parameter_bytes + table, rel=0.01
+    )
+    assert step.memory.arguments == pytest.approx(3 * parameter_bytes, rel=0.01)
 
 
 @pytest.mark.full
@@ -129,9 +132,8 @@ def test_a_loop_is_counted_once_per_iteration(folder: Path) -> None:
     looped = compile_target(folder, f"{__name__}:scanned")
     written = compile_target(folder, MODELS + "perceptron", samples=16)
     assert max(c.times for c in looped.collectives) == 2
-    assert looped.flops == pytest.approx(
-        written.flops, rel=0.12
-    )  # the first layer's input is carried
+    # the loop carries the first layer's input
+    assert looped.flops == pytest.approx(written.flops, rel=0.12)
     assert looped.total(Primitive.ALL_REDUCE, 2) == pytest.approx(
         written.total(Primitive.ALL_REDUCE, 2) + 8 * 64 * F32
     )
@@ -250,9 +252,9 @@ def test_a_truncated_cache_file_is_ignored(tmp_path: Path) -> None:
         versions={"jax": "1"},
     )
     cache.store_step(tmp_path, "k", step)
-    found = cache.look_up_step(tmp_path, "k")
-    assert found is not None
-    assert found.memory == memory
+    stored_step = cache.look_up_step(tmp_path, "k")
+    assert stored_step is not None
+    assert stored_step.memory == memory
     (tmp_path / "k.json").write_text((tmp_path / "k.json").read_text()[:40])
     assert cache.look_up_step(tmp_path, "k") is None
     (tmp_path / "k.json").write_text('{"name": 1}')

@@ -1,4 +1,4 @@
-"""Documents of users: what is refused before anything is built, wherever a document is taken."""
+"""Invalid documents of users, which every reader refuses before it builds anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tessera.simulator.logfile import read_log
 SMALL = DocumentLimits(size_bytes=1000, depth=3, nodes=10, text=20)
 
 LEVELS = 9
-"""Of lists of nine in the bomb: 9^9 values from 500 bytes."""
+"""Levels of nine-element lists in the bomb: 500 bytes expand to 9^9 values."""
 
 
 def a_bomb() -> str:
@@ -218,7 +218,7 @@ def test_the_documented_model_is_an_architecture_file(tmp_path: Path) -> None:
 
 
 def leave_after(most: int) -> Callable[[], bool]:
-    """Return what says from the ``most``-th time on that the caller has left."""
+    """Return a function that returns whether the caller has left: False ``most`` times, then True."""
     asked = iter(range(most))
     return lambda: next(asked, None) is None
 

@@ -1,4 +1,4 @@
-"""Iteration times of a runtime that cuts models into stages of equal GPUs."""
+"""Iteration times of a runtime that cuts models into stages with equal numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def plans_and_parts(
 
 
 def test_stages_cover_all_layers_in_order_on_equal_gpus() -> None:
-    found = plans_and_parts(EqualStages(softness=100.0))
-    assert sorted(len(rows) for _, rows, _ in found) == DEGREES
-    assert sum(share for share, _, _ in found) == pytest.approx(1.0)
-    for _, rows, parts in found:
+    plans = plans_and_parts(EqualStages(softness=100.0))
+    assert sorted(len(rows) for _, rows, _ in plans) == DEGREES
+    assert sum(share for share, _, _ in plans) == pytest.approx(1.0)
+    for _, rows, parts in plans:
         stages = parts.candidates
         assert [int(stages.start[r]) for r in rows] == [0, *(int(stages.end[r]) for r in rows[:-1])]
         assert int(stages.end[rows[-1]]) == len(GRAPH)
@@ -132,7 +132,7 @@ def test_by_default_the_time_is_that_of_the_best_plan() -> None:
 def test_gradients_match_finite_differences_of_the_times(planner: PlanChooser) -> None:
     model, at = cell_times(planner), np.zeros((1, len(PARAMETERS)))
     (value,), (gradient,) = model.log_times([a_subject()], at)
-    assert 0.9 < gradient.sum() < 1.01  # the optimizer's update has no factor
+    assert 0.9 < gradient.sum() < 1.01  # below 1: no parameter scales the optimizer's update
     for i in range(len(PARAMETERS)):
         moved = at.copy()
         moved[0, i] = 1e-3

@@ -1,4 +1,4 @@
-"""Traffic of the model families: against published counts, and by hand."""
+"""Traffic of the model families, against published counts and hand-computed values."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def test_graphs_have_the_published_numbers_of_parameters(graph: Graph, millions:
 
 
 def test_every_family_runs_on_one_host_and_on_two_and_names_its_source_and_overlap() -> None:
-    assert len(known_families()) >= 11  # Crux: eleven models
+    assert len(known_families()) >= 11  # Crux has eleven models
     for name, family in known_families().items():
         assert family.source
         assert family.overlap
         for gpus in (8, 16):
-            found = family_traffic(name, GPU, gpus)
-            assert found.gpus == gpus
-            assert 0 <= found.start_s <= found.compute_s
-            assert found.traffic().exchanges
+            traffic = family_traffic(name, GPU, gpus)
+            assert traffic.gpus == gpus
+            assert 0 <= traffic.start_s <= traffic.compute_s
+            assert traffic.traffic().exchanges
 
 
 def test_work_grows_with_the_gpus_while_the_iteration_time_stays() -> None:
@@ -53,22 +53,22 @@ def test_work_grows_with_the_gpus_while_the_iteration_time_stays() -> None:
 
 
 def test_bert_sends_twice_its_gradients_and_begins_with_the_backward_pass() -> None:
-    found = family_traffic("bert", GPU, 16)
+    traffic = family_traffic("bert", GPU, 16)
     gradient_bytes = 2 * 336_297_858  # 16 bits
-    assert found.stages[0].data[0] == pytest.approx(2 * gradient_bytes * 15 / 16, rel=1e-6)
-    assert 0.25 < found.start_s / found.compute_s < 0.4  # forward is a third of it, less the update
+    assert traffic.stages[0].data[0] == pytest.approx(2 * gradient_bytes * 15 / 16, rel=1e-6)
+    assert 0.25 < traffic.start_s / traffic.compute_s < 0.4  # forward: a third, less the update
 
 
 def test_gpt_uses_the_published_size_and_plan_for_its_gpu_count() -> None:
     for size in GPT_SIZES:
-        found = family_traffic("gpt", GPU, size.gpus)
-        assert len(found.stages) == size.stages
-        assert {stage.tp for stage in found.stages} == {size.tp}
-        assert not any(stage.tensor[0] for stage in found.stages)  # counted in compute
+        traffic = family_traffic("gpt", GPU, size.gpus)
+        assert len(traffic.stages) == size.stages
+        assert {stage.tp for stage in traffic.stages} == {size.tp}
+        assert not any(stage.tensor[0] for stage in traffic.stages)  # it is counted as compute
         block = 96 * size.batch * 2048 * size.layers * size.hidden**2
         others = 2048 / (6 * size.hidden) + 51_200 / (16 * size.layers * size.hidden)
         # Narayanan et al., SC 2021, section 5.1
-        assert found.work_flop == pytest.approx(block * (1 + others), rel=0.05)
+        assert traffic.work_flop == pytest.approx(block * (1 + others), rel=0.05)
     assert family_traffic("gpt", GPU, 48).stages[0].tp == 1
 
 
@@ -81,7 +81,10 @@ def test_gpts_gradients_wait_for_compute_and_fewer_sequences_take_less_time() ->
 
 
 def test_compute_waits_for_tensor_group_reductions_at_nvlink_bandwidth() -> None:
-    """7.5 B on 128: 16 samples a replica of 4; two sums a layer in each of three passes, 3 / 2 of it sent."""
+    """Each replica of 4 GPUs has 16 samples; each layer reduces twice in each of three passes.
+
+    An all-reduce sends 3 / 2 of its payload. The model has 7.5 B parameters on 128 GPUs.
+    """
     hardware = next(h for h in CATALOGUE if h.name == GPU)
     twice = replace(hardware, link_bytes_per_s=2 * hardware.link_bytes_per_s)
     saved_s = gpt_traffic(hardware, 128).compute_s - gpt_traffic(twice, 128).compute_s
@@ -90,10 +93,10 @@ def test_compute_waits_for_tensor_group_reductions_at_nvlink_bandwidth() -> None
 
 
 def test_recommenders_send_rows_to_all_gpus_and_hide_no_communication() -> None:
-    found = family_traffic("multi-interests", GPU, 16)
-    assert found.start_s == found.compute_s
-    assert found.compute_s == pytest.approx((105.8e9 / 156e12 + 100.4e9 / 2039e9) / 0.7)
-    assert found.stages[0].expert[0] * 16 == pytest.approx(122e6)
+    traffic = family_traffic("multi-interests", GPU, 16)
+    assert traffic.start_s == traffic.compute_s
+    assert traffic.compute_s == pytest.approx((105.8e9 / 156e12 + 100.4e9 / 2039e9) / 0.7)
+    assert traffic.stages[0].expert[0] * 16 == pytest.approx(122e6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Exported PyTorch programs as graphs, from nodes written down here: no PyTorch is needed."""
+"""Graphs of exported PyTorch programs. The nodes are listed here, so PyTorch is not needed."""
 
 import importlib.util
 import math
@@ -22,7 +22,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
 
 @dataclass
 class Sketch:
-    """A module written down call by call."""
+    """An exported module, listed call by call."""
 
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Sketch:
 
 
 def a_perceptron(samples: int, layers: int = 2, constant: int = 0) -> ExportedProgram:
-    """Linear layers; ``constant`` elements are computed from the batch whatever its size."""
+    """Return a program of linear layers; ``constant`` elements do not depend on the batch size."""
     sketch = Sketch()
     x = sketch.input(samples, 8)
     for n in range(layers):
@@ -94,9 +94,9 @@ def a_perceptron(samples: int, layers: int = 2, constant: int = 0) -> ExportedPr
 
 
 def a_block(samples: int, heads: int, *, packed: bool) -> ExportedProgram:
-    """Attention between two products, around it a residual.
+    """Return a program with attention between two products, and a residual around it.
 
-    Heads are cut as by hand, or (``packed``) as ``nn.MultiheadAttention`` does it.
+    Heads are split as by hand-written code or, if ``packed``, as by ``nn.MultiheadAttention``.
     """
     length, hidden = 16, 32
     width, s = hidden // heads, Sketch()
@@ -220,7 +220,7 @@ def test_causal_attention_is_computed_by_half_and_stores_no_scores() -> None:
 def test_heads_are_followed_however_they_are_laid_out(*, packed: bool) -> None:
     graph = graph_of(a_block(2, 4, packed=packed))
     assert len(graph) == 3
-    assert graph.reduced[1] == 16 * 32  # once, after the product that joins the heads
+    assert graph.reduced[1] == 16 * 32  # one reduction, after the product that joins the heads
     assert graph.tensor_limit[1] == 4
 
 
@@ -380,14 +380,14 @@ def test_an_input_that_does_not_grow_is_not_a_batch() -> None:
         return s.exported(s.call("mean", self=x))
 
     fixed = graph_of_difference("m", a_masked(2, 1), a_masked(4, 1), (2, 4))
-    assert len(fixed) == 3  # the mask, which all three use, is alive but no activation
+    assert len(fixed) == 3  # all three use the mask: it is live but not an activation
     assert len(graph_of_difference("m", a_masked(2, 2), a_masked(4, 4), (2, 4))) == 1
 
 
 def test_an_activation_belongs_to_the_layer_it_ends() -> None:
     graph = graph_of(a_perceptron(4, layers=3))
     assert list(graph.flops[:2]) == [2 * 64 + 8] * 2
-    assert (graph.kept[:2] == 0).all()  # of a relu only the result is kept, and that is handed on
+    assert (graph.kept[:2] == 0).all()  # a relu keeps only its result, the boundary
 
 
 def test_a_gather_reads_only_the_selected_elements() -> None:
@@ -430,13 +430,15 @@ def test_inputs_without_a_leading_sample_axis_are_refused(leading: set[int | Non
 def test_the_command_refuses_what_it_cannot_export(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "torch" else there(n))
-    where = ["--batch", "8", "--gpu", "a100", "--count", "1"]
-    found = CliRunner().invoke(main.app, ["estimate", *arguments, *where])
-    assert found.exit_code != 0
-    assert says in found.stderr
-    assert "Traceback" not in found.stderr
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "torch" else find_spec(n)
+    )
+    options = ["--batch", "8", "--gpu", "a100", "--count", "1"]
+    result = CliRunner().invoke(main.app, ["estimate", *arguments, *options])
+    assert result.exit_code != 0
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_without_pytorch_exporting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

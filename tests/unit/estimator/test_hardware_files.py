@@ -1,4 +1,4 @@
-"""The catalogue of GPU types, and the user's own from a file."""
+"""The catalogue of GPU types, and types defined in a user's file."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ FIELDS = {
 
 
 def a_file(folder: Path, **fields: str | None) -> Path:
-    """Write a file with one GPU type: all fields but those given as None."""
+    """Write a file with one GPU type, without the fields that are given as None."""
     kept = {k: v for k, v in {**FIELDS, **fields}.items() if v is not None}
     lines = [f"{'- ' if i == 0 else '  '}{k}: {v}" for i, (k, v) in enumerate(kept.items())]
     return a_text(folder, "\n  ".join(["hardware:", *lines]))
 
 
 def a_text(folder: Path, text: str) -> Path:
-    """Write a file with this text."""
+    """Write a file with the given text."""
     path = folder / "hardware.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def test_a_user_defined_type_is_added_to_the_catalogue(tmp_path: Path) -> None:
-    found = read_hardware(a_file(tmp_path))
-    assert found[:-1] == CATALOGUE
-    own = found[-1]
+    hardware = read_hardware(a_file(tmp_path))
+    assert hardware[:-1] == CATALOGUE
+    own = hardware[-1]
     assert (own.name, own.memory_bytes, own.link) == ("lab", 48 * GIB, Link.PCIE)
     assert (own.flops("f32"), own.flops("f16"), own.gpus_per_node) == (60e12, 120e12, 4)
 
@@ -53,11 +53,11 @@ def test_a_type_derived_from_another_differs_only_in_the_given_fields(tmp_path: 
 
 
 def test_a_catalogue_name_in_a_file_replaces_the_entry(tmp_path: Path) -> None:
-    found = read_hardware(
+    hardware = read_hardware(
         a_text(tmp_path, "hardware: [{name: h100, like: h100, gpus_per_node: 4}]")
     )
-    assert len(found) == len(CATALOGUE)
-    assert [k.gpus_per_node for k in found if k.name == "h100"] == [4]
+    assert len(hardware) == len(CATALOGUE)
+    assert [k.gpus_per_node for k in hardware if k.name == "h100"] == [4]
 
 
 @pytest.mark.parametrize("field", [f for f in FIELDS if f != "name"])

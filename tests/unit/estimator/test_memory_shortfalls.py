@@ -1,4 +1,4 @@
-"""By how much a pipeline degree does not fit: the very number of bytes at which it would."""
+"""The memory that a pipeline degree lacks: the exact number of bytes with which it would fit."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_degree_fits_with_the_reported_memory_but_not_with_a_thousandth_less(
     training = replace(setting.training, checkpointing=checkpointing, schedule=schedule)
     setting = with_memory(replace(setting, training=training), 10 * 2**30)
     degrees = degrees_of(2 * nodes)
-    found = explain_missing_degrees(setting, degrees, plan_cells(setting, degrees))
-    assert found
-    for degree, miss in found.items():
+    shortfalls = explain_missing_degrees(setting, degrees, plan_cells(setting, degrees))
+    assert shortfalls
+    for degree, miss in shortfalls.items():
         assert miss is not None
         assert miss.needed_bytes > miss.limit_bytes
         assert degree in plan_cells(with_memory(setting, 1.0001 * miss.needed_bytes), degrees)
@@ -67,12 +67,10 @@ def test_with_searched_micro_batches_the_count_with_least_memory_is_reported() -
         network=LinkNetwork(hardware=A10, shape=shape),
     )
     tight = with_memory(setting, 2**30)
-    found = explain_missing_degrees(tight, [1, 2, 4], plan_cells(tight, [1, 2, 4], rule), rule)
-    assert list(found) == [1, 2, 4]
-    for (
-        degree,
-        miss,
-    ) in found.items():  # of one stage eight micro-batches leave replicas without samples
+    shortfalls = explain_missing_degrees(tight, [1, 2, 4], plan_cells(tight, [1, 2, 4], rule), rule)
+    assert list(shortfalls) == [1, 2, 4]
+    # with one stage, eight micro-batches leave replicas without samples
+    for degree, miss in shortfalls.items():
         assert miss is not None
         enough = with_memory(setting, 1.0001 * miss.needed_bytes)
         assert degree in plan_cells(enough, [degree], rule)

@@ -59,10 +59,10 @@ def test_transfers_are_awaited_or_hidden(transfers: Transfers, expected: float) 
 def test_gradients_are_exchanged_after_or_behind_the_last_backward_pass(
     sync: Sync, expected: float
 ) -> None:
-    found = iteration_seconds(
+    seconds = iteration_seconds(
         Overlap(sync=sync), sync_s=[[5.0, 1.0, 0.0]], backward_s=[[1.5, 4.0, 3.0]]
     )
-    assert found - iteration_seconds(Overlap()) == pytest.approx(expected)
+    assert seconds - iteration_seconds(Overlap()) == pytest.approx(expected)
 
 
 def test_a_completely_hidden_exchange_takes_no_time() -> None:
@@ -79,8 +79,8 @@ def test_stages_update_their_weights_at_once() -> None:
 
 
 def test_shorter_and_longer_plans_can_share_one_array() -> None:
-    found = iteration_s(some_plans(busy_s=[[3.0, 6.0, 4.5], [8.0, 5.0, 0.0]]), 5)
-    assert found.tolist() == [13.5 + 24, 13 + 32]
+    seconds = iteration_s(some_plans(busy_s=[[3.0, 6.0, 4.5], [8.0, 5.0, 0.0]]), 5)
+    assert seconds.tolist() == [13.5 + 24, 13 + 32]
 
 
 def test_plans_refer_to_rows_of_candidates() -> None:
@@ -104,13 +104,13 @@ def test_plans_refer_to_rows_of_candidates() -> None:
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_even_stages_take_exactly_the_time_of_the_formula(schedule: Schedule) -> None:
-    found = simulated_s(schedule, [1.0] * 4, [2.0] * 4, 8)
-    assert found == (4 + 7) * 3.0
+    seconds = simulated_s(schedule, [1.0] * 4, [2.0] * 4, 8)
+    assert seconds == (4 + 7) * 3.0
 
 
 def test_1f1b_may_exceed_the_formula_if_passes_are_disproportional() -> None:
-    """Two stages are busy 2 s a micro-batch, one backward and one forward only: the formula says 8 s."""
+    """A micro-batch takes 2 s forward in one stage, 2 s backward in another: 8 s by the formula."""
     forward, backward = [2.0, 0.0, 0.0], [0.0, 2.0, 0.0]
-    found = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, 3)
-    assert found == 10.0
-    assert found <= simulated_s(Schedule.GPIPE, forward, backward, 3)
+    seconds = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, 3)
+    assert seconds == 10.0
+    assert seconds <= simulated_s(Schedule.GPIPE, forward, backward, 3)

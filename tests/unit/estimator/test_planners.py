@@ -1,4 +1,4 @@
-"""Ways to plan a Cell: whole plans that fit, each by its paper's rule, none faster than the exact one."""
+"""Planners of Cells: complete plans that fit, follow the papers' rules and never beat the exact planner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def published_setting(model: str, params: str, batch: int, kind: str, gpus: int)
 
 
 def a_setting_on_8_gpus(*boundaries: float, flops: tuple[float, ...] = (1e12,) * 8) -> Setting:
-    """Return layers that hand on so much, on 8 GPUs of a node."""
+    """Return a setting of layers with these boundary bytes, on 8 GPUs of one node."""
     layers = [a_layer(boundary=b, flops=f) for b, f in zip(boundaries, flops, strict=True)]
     hardware: Hardware = A40
     shape = Shape(nodes=1, gpus_per_node=8)
@@ -81,11 +81,11 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
     gpus: int,
 ) -> None:
     setting = published_setting(model, params, batch, kind, gpus)
-    exact, found = plan_cells(setting, None, rule), plan_cells(setting, None, rule, planner)
+    exact, plans = plan_cells(setting, None, rule), plan_cells(setting, None, rule, planner)
     layers = len(coarsen_graph(setting.graph, COARSE_LAYERS))
-    assert found
-    assert found.keys() <= exact.keys()
-    for degree, plan in found.items():
+    assert plans
+    assert plans.keys() <= exact.keys()
+    for degree, plan in plans.items():
         assert len(plan.stages) == degree
         assert [s.start for s in plan.stages] == [0, *stage_ends(plan)[:-1]]
         assert stage_ends(plan)[-1] == layers
@@ -123,8 +123,8 @@ def test_crius_cuts_at_the_least_traffic() -> None:
 
 
 def test_crius_stages_use_only_data_or_only_tensor_parallelism() -> None:
-    found = plan_cells(published_setting("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
-    every = [stage for plan in found.values() for stage in plan.stages]
+    plans = plan_cells(published_setting("bert", "6.7B", 256, "a10", 16), planner=Planner.CRIUS)
+    every = [stage for plan in plans.values() for stage in plan.stages]
     assert all(1 in (stage.dp, stage.tp) for stage in every)
     assert any(stage.dp > 1 for stage in every)
     assert any(stage.tp > 1 for stage in every)
@@ -132,7 +132,7 @@ def test_crius_stages_use_only_data_or_only_tensor_parallelism() -> None:
 
 def test_arena_balances_load_whatever_the_traffic() -> None:
     much = 1e7
-    flops = (5e12, *[1e12] * 3, *[2e12] * 4)  # 16e12: half of it up to the fourth layer
+    flops = (5e12, *[1e12] * 3, *[2e12] * 4)  # 16e12 in all, half of it up to the fourth layer
     setting = a_setting_on_8_gpus(much, 1e4, much, much, much, much, much, 0.0, flops=flops)
     plan = plan_cells(setting, [2], planner=Planner.ARENA)[2]
     assert stage_ends(plan) == [4, 8]
@@ -150,8 +150,8 @@ def test_crius_cuts_without_regard_to_memory_and_arena_within_it() -> None:
 
 @pytest.mark.parametrize("planner", PAPERS)
 def test_experts_are_divided_if_they_would_not_fit_otherwise(planner: Planner) -> None:
-    found = plan_cells(published_setting("moe", "27B", 512, "a40", 16), planner=planner)
-    assert any(stage.ep > 1 for plan in found.values() for stage in plan.stages)
+    plans = plan_cells(published_setting("moe", "27B", 512, "a40", 16), planner=planner)
+    assert any(stage.ep > 1 for plan in plans.values() for stage in plan.stages)
 
 
 def test_the_cheapest_expert_degree_is_chosen() -> None:
@@ -177,8 +177,8 @@ def test_a_planners_share_is_the_exact_time_divided_by_the_planners_time() -> No
         return Plan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
 
     exact = {1: plan(3.0), 2: plan(2.0), 4: plan(5.0)}
-    found = planners.judge_planner(exact, {1: plan(4.0), 4: plan(5.0)})
-    assert (found.shares, found.missed, found.best) == ((0.75, 1.0), 1, 0.5)
+    verdict = planners.judge_planner(exact, {1: plan(4.0), 4: plan(5.0)})
+    assert (verdict.shares, verdict.missed, verdict.best) == ((0.75, 1.0), 1, 0.5)
     assert planners.judge_planner(exact, {}).best is None
 
 
@@ -192,12 +192,12 @@ def test_settings_are_drawn_by_the_seeds_without_duplicates() -> None:
 
 
 def test_the_benchmark_judges_the_planners_of_both_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = [d for d in planners.draw_settings([0]) if d[3] <= 8][:4]
-    monkeypatch.setattr(planners, "draw_settings", lambda seeds: drawn)
-    found = planners.run_planner_section(None, range(1))
-    assert found.figures["planner_settings"] == len(found.rows) == 4
+    settings = [d for d in planners.draw_settings([0]) if d[3] <= 8][:4]
+    monkeypatch.setattr(planners, "draw_settings", lambda seeds: settings)
+    section = planners.run_planner_section(None, range(1))
+    assert section.figures["planner_settings"] == len(section.rows) == 4
     for name in ("arena", "crius"):
-        worst, mean = (found.figures[f"planner_share_{name}{x}"] for x in ("_worst", ""))
+        worst, mean = (section.figures[f"planner_share_{name}{x}"] for x in ("_worst", ""))
         assert 0 < worst <= mean <= 1 + 1e-9
 
 
@@ -212,21 +212,21 @@ def test_the_command_uses_the_given_planner_and_records_it_in_the_provenance(
     tmp_path: Path,
 ) -> None:
     to = tmp_path / "profiles.csv"
-    found = run_estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
-    assert found.exit_code == 0, found.stderr
-    document = json.loads(found.stdout)
+    result = run_estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
     assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
     assert [r.cell.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
     assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
 
 
 def test_a_degree_that_only_another_planner_supports_is_reported_as_such() -> None:
-    told = run_estimate(*MOE, "--planner", "crius").stderr
-    assert "1 stage: the crius planner finds no plan, but --planner exact does" in told
+    stderr = run_estimate(*MOE, "--planner", "crius").stderr
+    assert "1 stage: the crius planner finds no plan, but --planner exact does" in stderr
     assert "finds no plan" not in run_estimate(*MOE).stderr
 
 
 def test_an_unknown_planner_is_refused() -> None:
-    found = run_estimate(*MOE, "--planner", "alpa")
-    assert found.exit_code == 2
-    assert "exact" in found.stderr
+    result = run_estimate(*MOE, "--planner", "alpa")
+    assert result.exit_code == 2
+    assert "exact" in result.stderr

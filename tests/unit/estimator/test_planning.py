@@ -1,4 +1,4 @@
-"""Planning: worked examples of the papers' rules."""
+"""Worked examples of the papers' planning rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.estimates import FlatNetwork
 from tests.support.planning import every_candidate, random_costs
 
 FIGURE_7 = np.array([1.0, 3.0, 4.0, 2.0, 2.0, 4.0])
-"""FLOPs in sixteenths: on 8 GPUs the first operator gets 0.5 of one, the second 1.5 (Crius, section 4.2)."""
+"""FLOPs in sixteenths: of 8 GPUs the first operator gets 0.5, the second 1.5 (Crius, section 4.2)."""
 
 
 def row_of(space: SearchSpace, start: int, end: int, dp: int, tp: int) -> int:
@@ -75,28 +75,29 @@ def test_layers_get_gpus_in_proportion_to_their_load() -> None:
 
 def test_a_model_is_cut_at_the_least_traffic() -> None:
     boundary = np.array([9.0, 2.0, 1.0, 8.0, 3.0, 0.0])
-    found = least_cut(FIGURE_7, boundary, gpus=8, stages=4)
-    assert found.ends == (2, 3, 5, 6)
-    assert found.gpus == (2, 2, 2, 2)
-    assert found.bias == 0.0
+    cut = least_cut(FIGURE_7, boundary, gpus=8, stages=4)
+    assert cut.ends == (2, 3, 5, 6)
+    assert cut.gpus == (2, 2, 2, 2)
+    assert cut.bias == 0.0
 
 
 def test_a_cheap_cut_far_from_powers_of_two_is_not_made() -> None:
-    boundary = np.array([9.0, 9.0, 9.0, 1.0, 9.0, 0.0])  # after layer 4: sums of 5 and 3 of 8
-    assert least_cut(FIGURE_7, boundary, gpus=8, stages=2).ends == (4, 6)  # near 4 and 4
+    # a cut after layer 4 gives 5 and 3 of 8 GPUs
+    boundary = np.array([9.0, 9.0, 9.0, 1.0, 9.0, 0.0])
+    assert least_cut(FIGURE_7, boundary, gpus=8, stages=2).ends == (4, 6)  # nearly 4 and 4
     uneven = np.array([1.0, 1.0, 1.0, 5.0])
     assert least_cut(uneven, np.array([1.0, 9.0, 9.0, 0.0]), gpus=8, stages=2).ends == (3, 4)
 
 
 def test_sums_never_near_powers_of_two_are_taken_as_near_as_possible() -> None:
-    flops = np.array([7.0, 1.0])  # 5.25 and 0.75 of 6 GPUs; 4 and 2, or 2 and 4
-    found = least_cut(flops, np.ones(2), gpus=6, stages=2)
-    assert found.gpus == (4, 2)
+    flops = np.array([7.0, 1.0])  # 5.25 and 0.75 of 6 GPUs; possible: 4 and 2, 2 and 4
+    cut = least_cut(flops, np.ones(2), gpus=6, stages=2)
+    assert cut.gpus == (4, 2)
 
 
 def test_equally_cheap_cuts_are_decided_by_the_least_bias() -> None:
-    found = least_cut(np.ones(8), np.ones(8), gpus=4, stages=2)
-    assert found.ends == (4, 8)
+    cut = least_cut(np.ones(8), np.ones(8), gpus=4, stages=2)
+    assert cut.ends == (4, 8)
 
 
 def test_gpus_of_stages_are_the_nearest_powers_of_two() -> None:
@@ -104,9 +105,9 @@ def test_gpus_of_stages_are_the_nearest_powers_of_two() -> None:
 
 
 def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
-    found = balance_stages(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
-    assert (found.ends, found.gpus, found.bias) == ((4, 6), (2, 2), 0.0)
-    assert found.starts == (0, 4)
+    partition = balance_stages(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
+    assert (partition.ends, partition.gpus, partition.bias) == ((4, 6), (2, 2), 0.0)
+    assert partition.starts == (0, 4)
 
 
 @pytest.mark.parametrize(("gpus", "stages"), [(2, 3), (8, 5)])
@@ -148,7 +149,7 @@ def test_a_long_frontier_is_cut_to_the_limit_and_keeps_its_proxy() -> None:
 
 
 def test_a_shape_with_more_communication_is_used_only_if_the_cheapest_does_not_fit() -> None:
-    candidates = every_candidate(1, 2)  # 1x1, then 1x2 and 2x1
+    candidates = every_candidate(1, 2)  # 1x1, 1x2 and 2x1
     comm = np.where(candidates.dp == 2, 5.0, 1.0)
     fits = np.full(len(candidates), 9, dtype=np.int64)
     free = find_frontier(options_of(candidates, fits), np.ones(1), comm, 2, 1, 16)
@@ -165,9 +166,9 @@ def test_a_shape_with_more_communication_is_used_only_if_the_cheapest_does_not_f
 def test_the_best_plans_of_several_degrees_are_the_best_of_each_and_omit_impossible_ones() -> None:
     costs = random_costs(every_candidate(4, 8), np.random.default_rng(3))
     option, latency = options_of(costs.candidates), latency_of(costs, 16)
-    found = best_plans(option, latency, 8, [1, 2, 3, 4, 5, 8])
-    assert sorted(found) == [1, 2, 3, 4]
-    for stages, plan in found.items():
+    plans = best_plans(option, latency, 8, [1, 2, 3, 4, 5, 8])
+    assert sorted(plans) == [1, 2, 3, 4]
+    for stages, plan in plans.items():
         assert plan == best_plan(option, latency, 8, stages)
 
 
@@ -198,7 +199,7 @@ def join_seconds(first: Sequence[int], second: Sequence[int]) -> float:
 
 
 def test_data_parallel_stages_are_joined_by_sends_and_tensor_parallel_ones_gather_too() -> None:
-    assert join_seconds((4, 1), (4, 1)) == pytest.approx(2 * 2.0)  # a quarter there, a quarter back
+    assert join_seconds((4, 1), (4, 1)) == pytest.approx(2 * 2.0)  # a quarter each way
     gather = 8.0 * 3 / 4
     assert join_seconds((1, 4), (1, 4)) == pytest.approx(2 * (2.0 + gather))
     assert join_seconds((4, 1), (1, 4)) == pytest.approx(2 * 2.0 + gather)
@@ -210,9 +211,9 @@ def test_assembly_rejects_a_faster_stage_if_joining_it_costs_more() -> None:
     join[0, DATA, TENSOR] = join[0, TENSOR, DATA] = 10.0
     busy = np.array([[1.0, 5.0], [2.0, 1.9]])
     profiled = ProfiledStages(busy_s=busy, join_s=join, once_s=np.zeros((2, 2)))
-    found = assemble_plan(profiled, micro_batches=4)
-    assert found.ways == (DATA, DATA)
-    assert found.latency_s == pytest.approx(3.0 + 3 * 2.0)
+    plan = assemble_plan(profiled, micro_batches=4)
+    assert plan.ways == (DATA, DATA)
+    assert plan.latency_s == pytest.approx(3.0 + 3 * 2.0)
     free = ProfiledStages(busy_s=busy, join_s=np.zeros((1, 2, 2)), once_s=np.zeros((2, 2)))
     assert assemble_plan(free, micro_batches=4).ways == (DATA, TENSOR)
 
@@ -231,7 +232,7 @@ def test_crius_estimate_mixes_data_and_tensor_parallel_stages_that_fit() -> None
     free = estimated(fits)
     assert [r in rows[s] for s, r in enumerate(free.rows)] == [True, True]
     tight = fits.copy()
-    tight[free.rows[0]] = 1  # fits as a last stage alone, and it is the first of two
+    tight[free.rows[0]] = 1  # fits only as a last stage, but is the first of two
     other = estimated(tight)
     assert other.rows[0] == rows[0].sum() - free.rows[0]
     assert other.latency_s >= free.latency_s

@@ -1,4 +1,4 @@
-"""Profiles: records and their errors, seconds from records, kernels in traces, layers measured on the CPU."""
+"""Profiles: records and their errors, times from records, kernels in traces, layers measured on the CPU."""
 
 import math
 import subprocess
@@ -72,7 +72,7 @@ def a_graph(*kinds: str) -> Graph:
 
 @dataclass(frozen=True)
 class LinearCompute:
-    """Takes 1 ns a FLOP of a sample forward and twice that backward."""
+    """A device that takes 1 ns for each FLOP of a forward pass and twice that backward."""
 
     def layer_s(
         self, graph: Graph, training: Training, samples: Floats, tp: Ints
@@ -166,11 +166,11 @@ def test_a_missing_kind_is_scaled_from_the_fallback_by_similar_kinds() -> None:
     ]
     compute = ProfiledCompute(records=records, fallback=LinearCompute())
     graph = a_graph("dot-a", "dot-b", "conv-c")
-    forward, backward = layer_seconds(compute, graph, 2)  # the fallback says 2 s and 4 s
-    assert forward[1] == pytest.approx(2 * 2.0)  # dot-a took 8 s where the fallback says 4
+    forward, backward = layer_seconds(compute, graph, 2)  # fallback: 2 s and 4 s
+    assert forward[1] == pytest.approx(2 * 2.0)  # dot-a took 8 s; fallback: 4 s
     assert backward[1] == pytest.approx(4 * 0.5)
     divided, _ = layer_seconds(compute, graph, 4, tp=2)
-    assert divided[0] == pytest.approx(2 * 2.0)  # its own ratio at the other degree
+    assert divided[0] == pytest.approx(2 * 2.0)  # its own ratio, measured at the other degree
     assert divided[2] == pytest.approx(2 * 5.0)
     cover = compute.coverage(graph, 1)
     assert (cover.measured, cover.scaled, cover.unscaled) == pytest.approx((2 / 3, 1 / 3, 0))
@@ -203,7 +203,7 @@ def test_a_profile_of_another_type_or_an_empty_one_is_refused() -> None:
 
 
 def a_trace(*planes: tuple[str, str, int]) -> ProfileData:
-    """Return a trace of planes, each with a line that holds one event of so many microseconds."""
+    """Return a trace of planes (plane, line, microseconds), each with one line of one event."""
     text = "".join(
         f'planes {{ name: "{plane}" lines {{ name: "{line}" events {{ metadata_id: 1 '
         f"duration_ps: {microseconds * 10**6} }} }} "

@@ -1,4 +1,4 @@
-"""Collectives timed on JAX devices, here CPU devices of a process of their own."""
+"""Collectives timed on JAX devices, which are CPU devices of a separate process here."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ for sizes, group in (
 
 
 def run_on_four_devices(script: str, *arguments: str) -> str:
-    """Return what a script prints that sees four CPU devices."""
+    """Run a script in a process with four CPU devices; return its output."""
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -97,7 +97,7 @@ def run_on_four_devices(script: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Measure all primitives on groups of two and of four."""
+    """Measure all primitives on groups of two and of four GPUs."""
     path = tmp_path_factory.mktemp("measured") / "own.csv"
     run_on_four_devices(MEASURE, str(path))
     return path
@@ -131,7 +131,7 @@ def test_rows_record_their_origin(measured: Path) -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[list[float], str]]:
-    """Return what each program makes of 0 to 7 on four devices in pairs, and its compiled text."""
+    """Return each program's result for 0 to 7 on four devices in pairs, and its compiled text."""
     found: dict[str, tuple[list[float], str]] = json.loads(run_on_four_devices(RESULTS))
     return found
 

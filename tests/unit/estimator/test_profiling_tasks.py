@@ -1,4 +1,4 @@
-"""What is profiled, by which tasks, where they stand, and what estimates are made of what they found."""
+"""Profiling tasks: their choice, their states, and the estimates made from their measurements."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") 
 
 
 def test_a_task_uses_one_gpu_of_one_type_and_has_almost_no_value() -> None:
-    found = missing_tasks(a_cluster(a_wanted_workload(BERT)), HARDWARE, ProfilingOptions())
-    assert {spec.requested_type for spec in found.values()} == {"a100", "v100"}
-    for name, spec in found.items():
+    tasks = missing_tasks(a_cluster(a_wanted_workload(BERT)), HARDWARE, ProfilingOptions())
+    assert {spec.requested_type for spec in tasks.values()} == {"a100", "v100"}
+    for name, spec in tasks.items():
         assert (spec.name, spec.requested_gpus, spec.pinned_type) == (name, 1, True)
         assert (spec.workload.model, spec.runtime) == (PROFILING, "profile")
         assert (spec.weight, spec.queue, spec.guaranteed) == (1e-6, 100, False)
@@ -124,15 +124,15 @@ def test_a_task_uses_one_gpu_of_one_type_and_has_almost_no_value() -> None:
 
 
 def test_nothing_is_profiled_unless_a_job_or_the_server_requests_it() -> None:
-    known = a_cluster(a_wanted_workload(BERT, profile=False))
-    assert not missing_tasks(known, HARDWARE, ProfilingOptions())
-    assert len(missing_tasks(known, HARDWARE, ProfilingOptions(always=True))) == 2
-    assert not profiling_status(known, HARDWARE, ProfilingOptions(), BERT).asked
+    cluster = a_cluster(a_wanted_workload(BERT, profile=False))
+    assert not missing_tasks(cluster, HARDWARE, ProfilingOptions())
+    assert len(missing_tasks(cluster, HARDWARE, ProfilingOptions(always=True))) == 2
+    assert not profiling_status(cluster, HARDWARE, ProfilingOptions(), BERT).asked
 
 
 def test_types_without_nodes_or_outside_the_catalogue_get_no_task() -> None:
-    known = a_cluster(a_wanted_workload(BERT), types=("a100", "mystery"))
-    gone = replace(known, kinds=(*known.kinds, replace(known.kinds[0], gpus=0)))
+    cluster = a_cluster(a_wanted_workload(BERT), types=("a100", "mystery"))
+    gone = replace(cluster, kinds=(*cluster.kinds, replace(cluster.kinds[0], gpus=0)))
     assert [
         s.requested_type for s in missing_tasks(gone, HARDWARE, ProfilingOptions()).values()
     ] == ["a100"]
@@ -140,22 +140,22 @@ def test_types_without_nodes_or_outside_the_catalogue_get_no_task() -> None:
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_task_is_made_once_whatever_its_end(state: JobState) -> None:
-    there = (a_task(BERT, "a100", state),)
-    found = missing_tasks(
-        a_cluster(a_wanted_workload(BERT), profiling=there), HARDWARE, ProfilingOptions()
+    existing = (a_task(BERT, "a100", state),)
+    tasks = missing_tasks(
+        a_cluster(a_wanted_workload(BERT), profiling=existing), HARDWARE, ProfilingOptions()
     )
-    assert [spec.requested_type for spec in found.values()] == ["v100"]
+    assert [spec.requested_type for spec in tasks.values()] == ["v100"]
 
 
 def test_batches_of_a_model_share_a_task_and_its_records() -> None:
     other = replace(BERT, global_batch=512)
-    known = a_cluster(a_wanted_workload(BERT), a_wanted_workload(other))
-    assert len(missing_tasks(known, HARDWARE, ProfilingOptions())) == 2
-    known = replace(known, profiles=(a_row(),))
+    cluster = a_cluster(a_wanted_workload(BERT), a_wanted_workload(other))
+    assert len(missing_tasks(cluster, HARDWARE, ProfilingOptions())) == 2
+    cluster = replace(cluster, profiles=(a_row(),))
     assert [
-        s.requested_type for s in missing_tasks(known, HARDWARE, ProfilingOptions()).values()
+        s.requested_type for s in missing_tasks(cluster, HARDWARE, ProfilingOptions()).values()
     ] == ["v100"]
-    assert profiles_of(known.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
+    assert profiles_of(cluster.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
 
 
 def test_a_user_defined_step_is_measured_with_its_arguments_up_to_its_sample_limit() -> None:
@@ -169,12 +169,12 @@ def test_a_user_defined_step_is_measured_with_its_arguments_up_to_its_sample_lim
 
 def test_workloads_that_cannot_be_profiled_say_why_and_stay_analytic() -> None:
     bare = replace(SPEC, step="")
-    known = replace(a_cluster(a_wanted_workload(OWL)), models=(bare,))
-    assert not missing_tasks(known, HARDWARE, ProfilingOptions())
-    found = profiling_status(known, HARDWARE, ProfilingOptions(), OWL)
-    assert found.asked
-    assert "owl 3B has no step in JAX" in found.problem
-    assert "--step" in found.problem
+    cluster = replace(a_cluster(a_wanted_workload(OWL)), models=(bare,))
+    assert not missing_tasks(cluster, HARDWARE, ProfilingOptions())
+    status = profiling_status(cluster, HARDWARE, ProfilingOptions(), OWL)
+    assert status.asked
+    assert "owl 3B has no step in JAX" in status.problem
+    assert "--step" in status.problem
 
 
 def test_the_status_is_given_for_each_type() -> None:
@@ -183,22 +183,22 @@ def test_the_status_is_given_for_each_type() -> None:
         a_task(BERT, "v100", JobState.RUNNING),
         a_task(BERT, "a40", JobState.FAILED, "JAX is not there"),
     )
-    known = a_cluster(
+    cluster = a_cluster(
         a_wanted_workload(BERT),
         types=("a100", "v100", "a40", "a10"),
         profiling=there,
         profiles=(a_row(),),
     )
-    found = profiling_status(known, HARDWARE, ProfilingOptions(), BERT)
-    assert [t.state for t in found.tasks] == [
+    status = profiling_status(cluster, HARDWARE, ProfilingOptions(), BERT)
+    assert [t.state for t in status.tasks] == [
         TaskState.DONE,
         TaskState.RUNS,
         TaskState.FAILED,
         TaskState.PLANNED,
     ]
-    assert found.tasks[2].problem == "JAX is not there"
-    assert (found.tasks[0].device_s, found.tasks[0].service_gpu_s) == (3.0, 40.0)
-    (head, *rest) = profiling_facts(jobs_pb2.Job(profile=True), of_status(found))
+    assert status.tasks[2].problem == "JAX is not there"
+    assert (status.tasks[0].device_s, status.tasks[0].service_gpu_s) == (3.0, 40.0)
+    (head, *rest) = profiling_facts(jobs_pb2.Job(profile=True), of_status(status))
     assert head == (
         "profiling",
         "done on 1 of 4 GPU types; its other estimates are analytic; 120 GPU-seconds used",
@@ -208,8 +208,8 @@ def test_the_status_is_given_for_each_type() -> None:
 
 
 def test_a_job_with_user_estimates_says_that_nothing_is_measured() -> None:
-    ((_, said),) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling())
-    assert "given by a user" in said
+    ((_, text),) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling())
+    assert "given by a user" in text
     assert profiling_facts(jobs_pb2.Job(), pb.Profiling()) == []
 
 
@@ -228,8 +228,8 @@ def test_only_the_latest_of_several_tasks_on_a_type_counts() -> None:
 
 
 def test_arguments_are_converted_to_numbers_if_possible() -> None:
-    found = arguments_of("f", ["b=x", "a=3", "c=0.5"])
-    assert found == (("a", 3), ("b", "x"), ("c", 0.5))
+    arguments = arguments_of("f", ["b=x", "a=3", "c=0.5"])
+    assert arguments == (("a", 3), ("b", "x"), ("c", 0.5))
     for wrong in (["a"], ["a=1", "a=2"], ["=1"], ["a b=1"]):
         with pytest.raises(InvalidInput, match="NAME=VALUE"):
             arguments_of("f", wrong)
@@ -237,10 +237,10 @@ def test_arguments_are_converted_to_numbers_if_possible() -> None:
 
 @pytest.mark.parametrize("key", [k for k in published_models() if jax_step(*k) is not None])
 def test_steps_of_published_models_accept_their_arguments(key: tuple[str, str]) -> None:
-    found = jax_step(*key)
-    assert found is not None
-    assert found[0].startswith("tessera.estimator.tracing.models.steps:")
-    assert all(isinstance(value, int | str) for value in found[1].values())
+    step = jax_step(*key)
+    assert step is not None
+    assert step[0].startswith("tessera.estimator.tracing.models.steps:")
+    assert all(isinstance(value, int | str) for value in step[1].values())
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_totals_add_up_to_the_measurement_and_grow_like_data_sheets_beyond_it() 
     assert backward.sum(axis=1)[0] == pytest.approx(0.3)
     grown = plain_f.sum(axis=1)[2] / plain_f.sum(axis=1)[1]
     assert forward.sum(axis=1)[2] == pytest.approx(0.3 * grown)
-    # too short to be told apart: as far off as the forward pass
+    # too short to separate: the same ratio as the forward pass
     ratio = forward.sum(axis=1)[1] / plain_f.sum(axis=1)[1]
     assert backward.sum(axis=1)[1] == pytest.approx(ratio * plain_b.sum(axis=1)[1])
     with pytest.raises(InvalidInput, match="nothing was measured"):
@@ -305,7 +305,7 @@ def test_totals_add_up_to_the_measurement_and_grow_like_data_sheets_beyond_it() 
 
 
 def a_slow_device(times: float) -> list[ProfileRow]:
-    """Return rows by which the whole model takes so many times what the data sheet says."""
+    """Return rows in which the whole model takes ``times`` as long as by the data sheet."""
     model = find_published("bert", "1.3B")
     sheet = RooflineCompute(hardware=HARDWARE["a100"])
     at = np.array([1.0, 2.0, 4.0, 8.0])

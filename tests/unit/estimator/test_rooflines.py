@@ -46,7 +46,7 @@ def test_products_and_memory_traffic_do_not_overlap() -> None:
 
 
 def test_a_product_over_half_saturating_rows_reaches_half_the_rate() -> None:
-    rows = 8.0 * 10  # a weight is used in ten positions of each of 8 samples
+    rows = 8.0 * 10  # each weight is used at ten positions of each of 8 samples
     product = a_graph(a_layer(flops=2e9 * 10, touched=0.0, weights=1e9))
     weights_s = 2e9 / (0.8 * A40.memory_bytes_per_s)
     whole = forward_s(product) - weights_s

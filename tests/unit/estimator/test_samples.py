@@ -1,4 +1,4 @@
-"""Sample profiles, and the even plans that they are made of."""
+"""Sample profiles, and the even plans on which they are based."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def estimates() -> list[EstimateRecord]:
 
 
 def best_rates(estimates: list[EstimateRecord]) -> dict[tuple[str, str, int], float]:
-    """Return samples/s by (workload, type, GPUs) of the best degree and shape; 0: none runs."""
+    """Return samples/s by (workload, type, GPUs) of the best degree and shape, or 0 if none runs."""
     found: dict[tuple[str, str, int], float] = defaultdict(float)
     for e in estimates:
         key = (e.workload.key, e.cell.gpu_type, e.cell.gpus)
@@ -155,7 +155,7 @@ def test_a_stage_with_more_micro_batches_in_flight_needs_more_memory() -> None:
     everything = float((flat + 4 * costs.flight_bytes)[first].min())
     assert runs(2 * everything)
     assert not runs(float((flat + costs.flight_bytes).max()) * 0.5)
-    assert not runs(everything)  # 0.9 of it is usable, and there is a context
+    assert not runs(everything)  # only 0.9 of it is usable, less a context
     assert not any(runs(m) for m in np.linspace(0.1, 1.0, 10) * everything)
 
 
@@ -171,7 +171,7 @@ def test_no_plan_beats_the_peak_of_its_gpus(estimates: list[EstimateRecord]) -> 
     for e in estimates:
         graph = find_published(e.workload.model, e.workload.params).graph
         peak = NAMES[e.cell.gpu_type].flops(graph.dtype)
-        work = 4 * e.workload.global_batch * float(graph.flops.sum())  # forward twice
+        work = 4 * e.workload.global_batch * float(graph.flops.sum())  # the forward pass runs twice
         assert e.iter_time_s > work / (e.cell.gpus * peak)
 
 
@@ -207,7 +207,7 @@ def test_the_gain_of_an_a100_depends_on_the_family(estimates: list[EstimateRecor
 
 def test_large_models_run_only_on_types_with_enough_memory(estimates: list[EstimateRecord]) -> None:
     rates = best_rates(estimates)
-    assert rates["bert/2.6B/128", "a40", 1] == 0  # 16 bytes a parameter are 45 GB
+    assert rates["bert/2.6B/128", "a40", 1] == 0  # 16 bytes a parameter: 45 GB
     assert rates["bert/1.3B/128", "a40", 1] > 0
     assert rates["bert/1.3B/128", "a10", 1] == 0
     assert rates["bert/15B/128", "v100", 4] == 0

@@ -30,7 +30,7 @@ TRAINING = Training(global_batch=256, micro_batches=16)
 
 @dataclass
 class RecordingNetwork:
-    """A network in which everything is free, and which remembers what was asked."""
+    """A network on which every collective is free and recorded."""
 
     asked: list[tuple[Primitive, Floats, Groups]] = field(default_factory=list)
 
@@ -78,33 +78,35 @@ def recorded_collectives(
 
 
 def test_candidates_are_all_segments_on_all_powers_of_two_of_gpus() -> None:
-    found = candidates_of(a_graph(), Shape(nodes=1, gpus_per_node=4), sequence_parallel=False)
+    candidates = candidates_of(a_graph(), Shape(nodes=1, gpus_per_node=4), sequence_parallel=False)
     rows = {
         (int(a), int(b), int(d), int(t))
-        for a, b, d, t in zip(found.start, found.end, found.dp, found.tp, strict=True)
+        for a, b, d, t in zip(
+            candidates.start, candidates.end, candidates.dp, candidates.tp, strict=True
+        )
     }
     shapes = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
     segments = [(a, b) for a in range(4) for b in range(a + 1, 5)]
     assert rows == {(*segment, *shape) for segment in segments for shape in shapes}
-    assert len(found) == len(rows)
+    assert len(candidates) == len(rows)
 
 
 def test_a_job_without_a_pipeline_may_have_any_number_of_gpus() -> None:
-    found = candidates_of(a_graph(), Shape(nodes=3, gpus_per_node=8))
-    assert {24, 16, 8} <= set(found.gpus.tolist())
-    assert set(found.tp[found.gpus == 24].tolist()) == {1, 2, 4, 8}
+    candidates = candidates_of(a_graph(), Shape(nodes=3, gpus_per_node=8))
+    assert {24, 16, 8} <= set(candidates.gpus.tolist())
+    assert set(candidates.tp[candidates.gpus == 24].tolist()) == {1, 2, 4, 8}
 
 
 def test_candidates_keep_to_the_limits_of_their_layers() -> None:
     graph = a_graph(a_layer(tensor_limit=2.0), a_layer(experts=4.0, expert_weights=1e8))
-    found = candidates_of(graph, SIXTEEN)
-    assert found.tp[found.start == 0].max() == 2
-    assert found.tp[found.start == 1].max() == 8
-    assert found.ep[found.end == 1].max() == 1
-    assert found.ep[found.end == 2].max() == 4
-    assert np.all(found.gpus % found.ep == 0)
-    assert not found.sp[found.tp == 1].any()
-    assert np.isfinite(stage_costs_of(found, graph).forward_s).all()
+    candidates = candidates_of(graph, SIXTEEN)
+    assert candidates.tp[candidates.start == 0].max() == 2
+    assert candidates.tp[candidates.start == 1].max() == 8
+    assert candidates.ep[candidates.end == 1].max() == 1
+    assert candidates.ep[candidates.end == 2].max() == 4
+    assert np.all(candidates.gpus % candidates.ep == 0)
+    assert not candidates.sp[candidates.tp == 1].any()
+    assert np.isfinite(stage_costs_of(candidates, graph).forward_s).all()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,11 @@ def test_candidates_keep_to_the_limits_of_their_layers() -> None:
         one_candidate(dp=32),
         one_candidate(dp=2, ep=2),
     ],
-    ids=["tensor degree above the heads", "more replicas than samples", "experts without any"],
+    ids=[
+        "tensor degree above the heads",
+        "more replicas than samples",
+        "expert degree without experts",
+    ],
 )
 def test_impossible_candidates_take_infinite_time(candidate: Candidates) -> None:
     assert np.isinf(stage_costs_of(candidate).forward_s).all()
@@ -130,10 +136,10 @@ def test_a_segment_costs_the_sum_of_its_layers() -> None:
 
 def test_rows_do_not_depend_on_other_rows() -> None:
     graph = a_graph(a_layer(experts=8.0, expert_weights=1e9, exchanged=4e6), a_layer(reduced=1e6))
-    found = candidates_of(graph, SIXTEEN)
-    together = stage_costs_of(found, graph)
-    for k in range(0, len(found), 17):
-        alone = stage_costs_of(one_row(found, k), graph)
+    candidates = candidates_of(graph, SIXTEEN)
+    together = stage_costs_of(candidates, graph)
+    for k in range(0, len(candidates), 17):
+        alone = stage_costs_of(one_row(candidates, k), graph)
         for name in StageCosts.__dataclass_fields__:
             if name != "candidates":
                 assert getattr(alone, name)[0] == pytest.approx(getattr(together, name)[k]), name
@@ -147,7 +153,7 @@ def test_the_replica_with_most_samples_determines_the_time() -> None:
     four, three = (
         stage_costs_of(one_candidate(dp=dp), network=RecordingNetwork()) for dp in (4, 3)
     )
-    training = replace(TRAINING, global_batch=16 * 6 * 3)  # replicas of three get 6 samples
+    training = replace(TRAINING, global_batch=16 * 6 * 3)  # each of three replicas gets 6 samples
     assert three.forward_s == pytest.approx(
         stage_costs_of(one_candidate(dp=3), training=training).forward_s
     )
@@ -158,11 +164,11 @@ def test_a_tensor_group_reduces_once_per_pass_and_boundary() -> None:
     graph = a_graph(a_layer(reduced=4e6, boundary=2e6))
     for checkpointing, passes in ((False, 2), (True, 3)):
         training = replace(TRAINING, checkpointing=checkpointing)
-        found = stage_costs_of(
+        costs = stage_costs_of(
             one_candidate(dp=4, tp=2), graph, training=training, network=FlatNetwork(latency_s=1.0)
         )
-        payload = 2 * 4e6 * 4  # bytes of 4 samples
-        assert found.comm_s == pytest.approx(passes * (2 * 1.0 + 2 * 0.5 * payload / 100e9))
+        payload = 2 * 4e6 * 4  # 4 samples
+        assert costs.comm_s == pytest.approx(passes * (2 * 1.0 + 2 * 0.5 * payload / 100e9))
 
 
 def test_a_divided_sequence_moves_the_same_number_of_bytes() -> None:
@@ -248,16 +254,16 @@ def test_zero_divides_states_among_replicas() -> None:
     parameters, width, whole = 1e8, 2, 16.0
     expected = [whole, 4 + 12 / 4, 2 + 14 / 4, 16 / 4]
     for stage, bytes_ in enumerate(expected):
-        found = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
-        assert found.state_bytes == pytest.approx(parameters * bytes_), stage
+        costs = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
+        assert costs.state_bytes == pytest.approx(parameters * bytes_), stage
     offloaded = stage_costs_of(one_candidate(dp=4), states=States(zero=2, offload=True))
     assert offloaded.state_bytes == pytest.approx(parameters * (width + width / 4))
 
 
 def test_zero_exchanges_in_two_halves_and_in_stage_3_in_every_micro_batch() -> None:
     def exchanged(stage: int) -> tuple[float, float]:
-        found = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
-        return float(found.sync_s[0]), float(found.comm_s[0])
+        costs = stage_costs_of(one_candidate(dp=4), states=States(zero=stage))
+        return float(costs.sync_s[0]), float(costs.comm_s[0])
 
     whole = 2 * 0.75 * 2e8 / 100e9  # a ring's all-reduce of 200 MB among four
     assert exchanged(0) == pytest.approx((whole, 0.0))
@@ -305,7 +311,7 @@ def test_copies_of_layers_stages_and_gradients_add_to_the_working_memory() -> No
         )
 
     none = working()
-    assert none == pytest.approx(2 * 16 * 2e6)  # handed on; nothing to exchange
+    assert none == pytest.approx(2 * 16 * 2e6)  # only the boundaries, nothing to exchange
     assert working(layer=2.0) - none == pytest.approx(2 * 2 * 16 * (2 * 4e7 + 3e7))
     assert working(stage=2.0) - none == pytest.approx(2 * 2 * 16 * 9e7)
     assert working(gradients=0.0) == none
@@ -334,7 +340,7 @@ def test_reductions_are_split_into_messages_of_the_size_of_a_boundary() -> None:
 
 def test_a_faster_gpu_is_faster() -> None:
     def forward_s(hardware: Any) -> Ints | Floats:
-        found = stage_costs(
+        costs = stage_costs(
             a_graph(),
             TRAINING,
             hardware,
@@ -343,6 +349,6 @@ def test_a_faster_gpu_is_faster() -> None:
             RooflineCompute(hardware=hardware),
             FlatNetwork(),
         )
-        return found.forward_s
+        return costs.forward_s
 
     assert forward_s(A100) < forward_s(A40)

@@ -25,7 +25,7 @@ TRAINING = Training(global_batch=64)
 
 
 def two_halves(training: Training = TRAINING) -> StageCosts:
-    """Return the costs of two stages of two layers, and of all four layers, a GPU each."""
+    """Return the costs of two stages of two layers, and of one of all four layers, each on one GPU."""
     rows = {"start": [0, 2, 0], "end": [2, 4, 4], "dp": [1] * 3, "tp": [1] * 3, "ep": [1] * 3}
     candidates = Candidates(
         **{f: np.array(v, dtype=np.int64) for f, v in rows.items()}, sp=np.zeros(3, dtype=bool)
@@ -49,9 +49,9 @@ def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:
 
 def test_memory_is_the_sum_of_states_activations_in_flight_working_memory_and_context() -> None:
     costs, room = two_halves(), UsableMemory(context_bytes=7.0)
-    found = memory_bytes(costs, 3, room)
+    memory = memory_bytes(costs, 3, room)
     parts = costs.state_bytes + 3 * costs.flight_bytes + costs.working_bytes
-    assert found == pytest.approx(parts + 7.0)
+    assert memory == pytest.approx(parts + 7.0)
     assert costs.state_bytes.tolist() == [16e9, 16e9, 32e9]
 
 
@@ -64,23 +64,23 @@ def test_a_plan_that_fits_has_no_overflow() -> None:
 
 def test_an_overflowing_plan_names_its_stage_and_the_memory_parts() -> None:
     flights = in_flight(Schedule.ONE_F_ONE_B, 2, 16)
-    found = find_overflow(two_halves(), [0, 1], flights, 16 * GIB)
-    assert found is not None
-    assert found.stage == 0
-    assert found.limit_bytes == pytest.approx(limit_bytes(16 * GIB))
-    assert found.needed_bytes == pytest.approx(memory_bytes(two_halves(), 2)[0])
-    assert found.largest == "states"
-    assert str(found).startswith("stage 0 needs")
-    assert "states alone need 14.9 GiB" in str(found)
+    overflow = find_overflow(two_halves(), [0, 1], flights, 16 * GIB)
+    assert overflow is not None
+    assert overflow.stage == 0
+    assert overflow.limit_bytes == pytest.approx(limit_bytes(16 * GIB))
+    assert overflow.needed_bytes == pytest.approx(memory_bytes(two_halves(), 2)[0])
+    assert overflow.largest == "states"
+    assert str(overflow).startswith("stage 0 needs")
+    assert "states alone need 14.9 GiB" in str(overflow)
 
 
 def test_gpipe_overflows_where_1f1b_fits() -> None:
     costs = two_halves(replace(TRAINING, global_batch=512))
     flights = {s: in_flight(s, 2, 16) for s in Schedule}
     assert find_overflow(costs, [0, 1], flights[Schedule.ONE_F_ONE_B], 40 * GIB) is None
-    found = find_overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
-    assert found is not None
-    assert found.largest == "activations in flight"
+    overflow = find_overflow(costs, [0, 1], flights[Schedule.GPIPE], 40 * GIB)
+    assert overflow is not None
+    assert overflow.largest == "activations in flight"
 
 
 def test_states_too_small_for_a_weight_and_its_gradient_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""PyTorch modules exported for real; only where PyTorch is installed."""
+"""Real exports of PyTorch modules; skipped if PyTorch is not installed."""
 
 import json
 from typing import Any
@@ -31,12 +31,12 @@ def configured_graph(*, flash: bool, **sizes: Any) -> Graph:
 @pytest.mark.slow
 def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
     sizes = {"hidden": 768, "layers": 12, "heads": 12, "vocabulary": 50257, "sequence": 1024}
-    graph, known = export_module("decoder", **sizes), configured_graph(flash=True, **sizes)
-    assert graph.parameters == known.parameters == 124_439_808  # Radford et al. 2019: GPT-2
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.001)
-    assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
-    assert graph.reduced.sum() == pytest.approx(known.reduced.sum(), rel=0.001)
-    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, known))
+    graph, expected = export_module("decoder", **sizes), configured_graph(flash=True, **sizes)
+    assert graph.parameters == expected.parameters == 124_439_808  # Radford et al. 2019: GPT-2
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.001)
+    assert graph.touched.sum() == pytest.approx(expected.touched.sum(), rel=0.02)
+    assert graph.reduced.sum() == pytest.approx(expected.reduced.sum(), rel=0.001)
+    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, expected))
     assert kept == pytest.approx(same, rel=0.1)
 
 
@@ -44,11 +44,11 @@ def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_
 def test_handwritten_attention_is_counted_in_full_and_fused_attention_in_part(
     *, fused: bool
 ) -> None:
-    graph, known = (
+    graph, expected = (
         export_module("decoder", fused=int(fused), **SMALL),
         configured_graph(flash=fused, **SMALL),
     )
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.015)
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.015)
     assert graph.tensor_limit[1] == 4
     assert (graph.reduced[1:-1] == 64 * 128).all()
 
@@ -64,12 +64,12 @@ def test_blocks_consist_of_two_layers_of_one_kind_each_that_pass_one_tensor_on()
 
 @pytest.mark.slow
 def test_resnet_50_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
-    graph, known = export_module("resnet"), wide_resnet(WideResNet(name="resnet"))
-    assert graph.parameters == known.parameters == 25_557_032  # He et al. 2016
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.01)
-    assert graph.touched.sum() == pytest.approx(known.touched.sum(), rel=0.02)
+    graph, expected = export_module("resnet"), wide_resnet(WideResNet(name="resnet"))
+    assert graph.parameters == expected.parameters == 25_557_032  # He et al. 2016
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.01)
+    assert graph.touched.sum() == pytest.approx(expected.touched.sum(), rel=0.02)
     assert len(graph) == 18  # stem, 16 blocks, classifier
-    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, known))
+    kept, same = (g.kept.sum() + g.boundary.sum() for g in (graph, expected))
     assert kept == pytest.approx(same, rel=0.1)
 
 
@@ -148,14 +148,14 @@ def test_unknown_arguments_of_the_function_are_refused() -> None:
 def test_estimates_of_a_module_are_near_those_of_its_configuration(tmp_path: Any) -> None:
     sizes = {"hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "sequence": 512}
     arguments = [f"--argument={k}={v}" for k, v in sizes.items()]
-    where = ["--batch", "64", "--gpu", "a100", "--count", "4", "--dtype", "bf16", "--json"]
+    options = ["--batch", "64", "--gpu", "a100", "--count", "4", "--dtype", "bf16", "--json"]
     file = tmp_path / "gpt.json"
     file.write_text(json.dumps({"architecture": "transformer", "flash": True, **sizes}))
     times = []
     for model in (["--torch", f"{MODULES}decoder", *arguments], ["--architecture", str(file)]):
-        found = CliRunner().invoke(main.app, ["estimate", *model, *where])
-        assert found.exit_code == 0, found.output
-        cells = json.loads(found.stdout)["cells"]
+        result = CliRunner().invoke(main.app, ["estimate", *model, *options])
+        assert result.exit_code == 0, result.output
+        cells = json.loads(result.stdout)["cells"]
         times.append({c["pipeline_degree"]: c["iter_time_s"] for c in cells})
     for degree in (1, 2):
         assert times[0][degree] == pytest.approx(times[1][degree], rel=0.05)

@@ -1,4 +1,4 @@
-"""Steps traced by JAX: FLOPs, parameters, layers, what is kept, and what is refused."""
+"""Steps traced by JAX: their FLOPs, parameters, layers and kept activations, and refused programs."""
 
 import importlib
 import importlib.util
@@ -75,10 +75,10 @@ def test_traced_gpt_agrees_with_the_analytic_count() -> None:
         "vocabulary": 51_200,
         "sequence": 1024,
     }
-    known = transformer_graph(Transformer(name="gpt", **sizes))
+    expected = transformer_graph(Transformer(name="gpt", **sizes))
     graph = graph_of_step(steps.decoder(**sizes))
-    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.02)
+    assert graph.parameters == pytest.approx(expected.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.02)
 
 
 @pytest.mark.full
@@ -90,23 +90,23 @@ def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
         "vocabulary": 32_000,
         "sequence": 1024,
     }
-    known = mixture_graph(
+    expected = mixture_graph(
         MixtureOfExperts(
             name="moe", intermediate=8 * 768, experts=16, every=2, capacity_factor=1.0, **sizes
         )
     )
     graph = graph_of_step(steps.decoder(inner=8 * 768, experts=16, samples=2, **sizes))
-    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
-    assert graph.exchanged.sum() == pytest.approx(known.exchanged.sum(), rel=0.01)
+    assert graph.parameters == pytest.approx(expected.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.03)
+    assert graph.exchanged.sum() == pytest.approx(expected.exchanged.sum(), rel=0.01)
     assert graph.experts.max() == 16
 
 
 def test_traced_wide_resnet_agrees_with_the_architecture() -> None:
-    known = find_published("wide_resnet", "500M").graph
+    expected = find_published("wide_resnet", "500M").graph
     graph = graph_of_step(steps.wide_resnet(base=224, width=2, classes=1024))
-    assert graph.parameters == pytest.approx(known.parameters, rel=0.01)
-    assert graph.flops.sum() == pytest.approx(known.flops.sum(), rel=0.03)
+    assert graph.parameters == pytest.approx(expected.parameters, rel=0.01)
+    assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.03)
     assert len(graph) == 18  # stem, 16 blocks, classifier
 
 
@@ -133,10 +133,8 @@ def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
 
 def test_repeated_blocks_have_one_kind_and_pass_one_tensor_on() -> None:
     graph = graph_of_step(a_decoder(layers=4))
-    assert sorted(repeated_kinds(graph, most=3).values()) == [
-        3,
-        4,
-    ]  # the first attention adds positions
+    # the first attention layer adds positions
+    assert sorted(repeated_kinds(graph, most=3).values()) == [3, 4]
     assert (graph.boundary[:-1] == 32 * 64).all()
     assert graph.boundary[-1] == 0
 
@@ -145,14 +143,14 @@ def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_n
     step = a_decoder()
     graph, axes = graph_of_step(step), parameter_axes(trace_program(step))
     assert (graph.reduced[1:-1] == 32 * 64).all()
-    assert graph.tensor_limit[1] == 4  # heads
+    assert graph.tensor_limit[1] == 4  # number of heads
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(step.params)]
     found = {names[leaf].rpartition(".")[2]: axis for leaf, (_, axis) in axes.items()}
     assert found == {"table": 0, "query": 1, "key": 1, "value": 1, "out": 0, "into": 1}
 
 
 def test_attention_keeps_what_korthikanti_counts_without_dropout() -> None:
-    """Korthikanti et al. 2022, eq. (1), without masks: 32 s h + 2 a s^2 bytes a block."""
+    """Without masks, a block keeps 32 s h + 2 a s^2 bytes (Korthikanti et al. 2022, eq. (1))."""
     graph = graph_of_step(a_decoder(hidden=128, sequence=64))
     s, h, a = 64, 128, 4
     kept = graph.kept[3:5].sum() + graph.boundary[3:5].sum()

@@ -1,4 +1,4 @@
-"""A job that failed has no column until its back-off is over, and keeps what it was promised."""
+"""Failed jobs: no columns until the back-off is over, and their promises are kept."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import FOREVER, decide_round, decision_kinds
 
-NOW_S = 1_000.0  # of the builders' snapshots
+NOW_S = 1_000.0  # the time of the builders' snapshots
 
 
 def a_pair(**first: Any) -> Snapshot:
-    """Return two queued jobs for one node, the first of which pays more."""
+    """Return two queued jobs for one node. The first has the higher value."""
     return a_snapshot(
         nodes=[a_node("n", gpus=4)],
         jobs=[
@@ -44,9 +44,9 @@ def test_back_offs_double_up_to_half_an_hour() -> None:
 
 def test_gpus_of_a_failed_job_go_to_another_job() -> None:
     snapshot = a_pair(failures=2, retry_s=NOW_S + 60.0, generation=2)
-    found = decide_round(snapshot, Policy())
-    assert decision_kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
-    reason = found.decisions[0].reason
+    outcome = decide_round(snapshot, Policy())
+    assert decision_kinds(snapshot, outcome) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+    reason = outcome.decisions[0].reason
     assert reason is not None
     assert reason.code is ReasonCode.BACK_OFF
     assert reason.message == (
@@ -81,14 +81,14 @@ def test_no_job_waits_for_a_job_in_back_off(policy: Policy) -> None:
 
 def test_published_schedulers_skip_a_job_in_back_off_too() -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0)
-    found = plan_round(
+    outcome = plan_round(
         snapshot, Policy(), make_solver("greedy"), FOREVER, scheduler=scheduler_of("fcfs")
     )
-    assert decision_kinds(snapshot, found) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
+    assert decision_kinds(snapshot, outcome) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
 
 
 def a_promised_pair(legs: Legs = NO_LEGS, **more: Any) -> Snapshot:
-    """Return the pair, in which the first is promised a deadline that leaves it an hour too much."""
+    """Return the pair. The first job is promised a deadline with an hour to spare."""
     work = {"iterations": 3600.0, "iterations_left": 3600.0, "deadline_s": NOW_S + 7200.0}
     return replace(a_pair(admitted=True, generation=1, **work, **more), legs=legs)
 
@@ -101,13 +101,13 @@ def test_the_promise_of_a_failed_job_is_kept_while_it_can_be_met_after_the_back_
     first = a_promised_pair()
     legs = decide_round(first, policy).legs_after(first)
     failed = a_promised_pair(legs, failures=1, retry_s=NOW_S + 30.0)
-    found = decide_round(failed, policy)
-    assert found.given_up == frozenset()
-    assert found.decisions[0].kind is DecisionKind.WAIT
-    assert found.decisions[0].admitted
-    again = replace(failed, now_s=NOW_S + 31.0, legs=found.legs_after(failed), round_number=2)
-    found = decide_round(again, policy)
-    assert (found.decisions[0].kind, found.decisions[0].admitted) == (DecisionKind.START, True)
+    outcome = decide_round(failed, policy)
+    assert outcome.given_up == frozenset()
+    assert outcome.decisions[0].kind is DecisionKind.WAIT
+    assert outcome.decisions[0].admitted
+    again = replace(failed, now_s=NOW_S + 31.0, legs=outcome.legs_after(failed), round_number=2)
+    outcome = decide_round(again, policy)
+    assert (outcome.decisions[0].kind, outcome.decisions[0].admitted) == (DecisionKind.START, True)
 
 
 def test_a_back_off_that_leaves_too_little_time_waives_the_promise_with_a_reason() -> None:
@@ -120,15 +120,15 @@ def test_a_back_off_that_leaves_too_little_time_waives_the_promise_with_a_reason
         now_s=NOW_S + 3700.0,
         jobs=replace(failed.jobs, retry_s=failed.jobs.retry_s + 3700.0),
     )
-    found = plan_round(
+    outcome = plan_round(
         late,
         Policy(deadlines="look-ahead"),
         make_solver("greedy"),
         Budget(remaining_s=lambda: math.inf),
     )
-    assert found.violations == ()
-    assert found.given_up == {0}
-    reason = found.decisions[0].reason
+    assert outcome.violations == ()
+    assert outcome.given_up == {0}
+    reason = outcome.decisions[0].reason
     assert reason is not None
     assert reason.code is ReasonCode.BACK_OFF
 

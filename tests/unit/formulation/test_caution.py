@@ -1,4 +1,4 @@
-"""Uncertainty of estimates: in snapshots, in what is stored of them, and as a price of a round."""
+"""Uncertainty of estimates: in snapshots, in stored documents, and as the caution of a round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_esti
 
 
 def a_choice(sd_of_faster: float) -> Snapshot:
-    """Return a job with two Cells of a GPU each: one known to take 2 s, one taken to need 1 s."""
+    """Return a job with two Cells of one GPU: one takes exactly 2 s, the other is estimated at 1 s."""
     slow = an_estimate(0, 0, 1, 1, iter_time_s=2.0) | {"sd": 0.0}
     fast = an_estimate(0, 1, 1, 1, iter_time_s=1.0) | {"sd": sd_of_faster}
     nodes = some_nodes((0, 1, 1), (1, 1, 1))

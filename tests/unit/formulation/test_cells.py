@@ -1,4 +1,4 @@
-"""Cells: best shapes, other shapes, dominance."""
+"""Cells: best shapes, other shapes and dominance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_shape_that_was_tried_and_failed_does_not_run() -> None:
 
 
 def test_a_shape_that_this_cluster_cannot_have_is_scaled_to_a_possible_one() -> None:
-    """Measured on one 8-GPU node, run on nodes of 4."""
+    """Measured on one 8-GPU node, run on 4-GPU nodes."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 4, 4)), jobs=[], estimates=[an_estimate(gpus=8, nodes=1)]
     )

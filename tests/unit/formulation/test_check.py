@@ -1,4 +1,4 @@
-"""The checker finds each broken rule, and only that."""
+"""The checker finds each broken rule, and only that rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]
 
 
 def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
-    """Return two jobs of 2 and 4 GPUs on two 4-GPU nodes; the first runs and must run."""
+    """Return two jobs of 2 and 4 GPUs on two 4-GPU nodes. The first job runs and must run."""
     gangs = {0: Gang(members=((0, (0, 1)),))}
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
@@ -62,8 +62,8 @@ def test_a_valid_round_has_no_violation() -> None:
 )
 def test_an_invalid_solution_is_detected(rule: str, change: dict[str, object]) -> None:
     _, problem, solution, _ = a_round()
-    found = find_violations(problem, replace(solution, **change))  # type: ignore[arg-type]
-    assert rule in {v.rule for v in found}
+    violations = find_violations(problem, replace(solution, **change))  # type: ignore[arg-type]
+    assert rule in {v.rule for v in violations}
 
 
 def test_an_overdrawn_row_is_detected() -> None:
@@ -90,8 +90,8 @@ def gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
 )
 def test_an_invalid_placement_is_detected(rule: str, gangs: dict[int, Gang]) -> None:
     snapshot, problem, solution, _ = a_round()
-    found = find_placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
-    assert rule in {v.rule for v in found}
+    violations = find_placement_violations(snapshot, problem, solution, Placement(gangs=gangs))
+    assert rule in {v.rule for v in violations}
 
 
 def _draining_one_node(s: Snapshot) -> Snapshot:
@@ -115,8 +115,8 @@ def test_a_placement_that_contradicts_the_snapshot_is_detected(
     rule: str, change: Callable[[Snapshot], Snapshot]
 ) -> None:
     snapshot, problem, solution, placement = a_round()
-    found = find_placement_violations(change(snapshot), problem, solution, placement)
-    assert rule in {v.rule for v in found}
+    violations = find_placement_violations(change(snapshot), problem, solution, placement)
+    assert rule in {v.rule for v in violations}
 
 
 def test_a_worse_shape_has_the_value_of_its_own_rate() -> None:
@@ -135,7 +135,7 @@ def test_a_migration_is_charged_its_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "host_bytes", "found"),
+    ("cpus", "host_bytes", "expected"),
     [
         ([5, -1], [-1, -1], []),
         ([4, -1], [-1, -1], ["a100-0 has 4 CPU cores, but its jobs need 5"]),
@@ -152,9 +152,9 @@ def test_a_migration_is_charged_its_restart() -> None:
     ],
 )
 def test_a_node_whose_jobs_need_more_than_it_has_is_detected(
-    cpus: list[int], host_bytes: list[int], found: list[str]
+    cpus: list[int], host_bytes: list[int], expected: list[str]
 ) -> None:
-    """The jobs need 2 and 9 cores, of the latter a third on the first node: 2 + 3."""
+    """The jobs need 2 and 9 cores. The first node has all of the 2 and a third of the 9: 5."""
     snapshot, problem, solution, _ = a_round()
     cells = replace(
         problem.cells, gpus=np.array([2, 3]), cpus=np.array([2, 9]), host_bytes=np.array([10, 60])
@@ -164,4 +164,4 @@ def test_a_node_whose_jobs_need_more_than_it_has_is_detected(
     wrong = find_placement_violations(
         replace(snapshot, nodes=nodes), replace(problem, cells=cells), solution, placement
     )
-    assert [v.detail for v in wrong if v.rule == "node capacity"] == found
+    assert [v.detail for v in wrong if v.rule == "node capacity"] == expected

@@ -1,4 +1,4 @@
-"""JSON of rounds: what is written reads back equal, and what is broken is refused."""
+"""The JSON of rounds: values read back equal, and malformed text is refused."""
 
 from __future__ import annotations
 

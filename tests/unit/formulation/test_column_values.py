@@ -1,4 +1,4 @@
-"""A job is worth the same on the same GPUs whatever it asks for; its bounds limit its GPUs and no more."""
+"""Column values do not depend on the requested GPUs, and a job's bounds limit only its GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def a_round_of(*jobs: dict[str, Any]) -> Snapshot:
-    """Return 32 free GPUs on 8-GPU nodes, and Cells that speed up as the 0.8th power of their GPUs."""
+    """Return jobs on 32 free GPUs of 8-GPU nodes. Rates of Cells grow as GPUs to the power 0.8."""
     cells = [an_estimate(gpus=n, nodes=math.ceil(n / 8), iter_time_s=10 / n**0.8) for n in COUNTS]
     return a_snapshot(nodes=some_nodes((0, 4, 8)), jobs=jobs, estimates=cells)
 
@@ -66,10 +66,10 @@ def test_the_requested_count_does_not_change_a_jobs_values(
     before, after = (state_round(s, Policy(objective=objective)) for s in (free, changed))
     assert np.array_equal(before.problem.value, after.problem.value)
     assert np.array_equal(before.problem.restart_price, after.problem.restart_price)
-    for one, two in zip(before.goals, after.goals, strict=True):
-        if isinstance(one, Levels) and isinstance(two, Levels):
-            assert np.array_equal(one.level, two.level)
-            assert np.array_equal(one.waiting, two.waiting)
+    for first, second in zip(before.goals, after.goals, strict=True):
+        if isinstance(first, Levels) and isinstance(second, Levels):
+            assert np.array_equal(first.level, second.level)
+            assert np.array_equal(first.waiting, second.waiting)
 
 
 @pytest.mark.parametrize("objective", SUMS)

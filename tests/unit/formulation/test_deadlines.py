@@ -1,4 +1,4 @@
-"""Deadlines in one round: which columns keep them, who is promised, and who is dropped early."""
+"""Deadlines in one round: columns that meet them, promised jobs and rejected jobs."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ RUNS: dict[str, Any] = {"state": JobState.RUNNING, "generation": 1}
 
 
 def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` after now; a GPU trains one sample/s."""
+    """Return a job of ``work_s`` GPU-seconds, due in ``due_s``. A GPU trains one sample/s."""
     length = work_s / 256
-    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(given | more))
+    fields = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
+    return a_job(name, **(fields | more))
 
 
 def a_cluster(*jobs: dict[str, Any], away: int = 0, **more: Any) -> Snapshot:
-    """Return a node of four GPUs, on which 1, 2 or 4 train as many samples/s, and one that is ``away``."""
+    """Return a four-GPU node, where n GPUs train n samples/s, and a lost node of ``away`` GPUs."""
     nodes = [a_node("n0", gpus=4)] + [a_node("n1", gpus=away, schedulable=False)] * (away > 0)
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
     return replace(a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, **more), now_s=NOW_S)
 
 
 def consecutive_gangs(*counts: int) -> dict[int, Gang]:
-    """Return GPUs of node 0 for as many jobs, one after the other."""
+    """Return a gang for each count, on consecutive GPUs of node 0."""
     starts = np.cumsum([0, *counts])
     return {
         j: Gang(members=((0, tuple(range(starts[j], starts[j] + n))),))
@@ -67,10 +67,11 @@ def decide_round(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision,
 
 
 @pytest.mark.parametrize(
-    ("due_s", "left"), [(1199, []), (1200, [4]), (2399, [4]), (2400, [2, 4]), (4800, [1, 2, 4])]
+    ("due_s", "gpus_left"),
+    [(1199, []), (1200, [4]), (2399, [4]), (2400, [2, 4]), (4800, [1, 2, 4])],
 )
-def test_only_columns_that_finish_in_time_are_left(due_s: float, left: list[int]) -> None:
-    assert column_gpus(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == left
+def test_only_columns_that_finish_in_time_are_left(due_s: float, gpus_left: list[int]) -> None:
+    assert column_gpus(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == gpus_left
 
 
 def test_a_start_pays_its_restart_first() -> None:
@@ -190,11 +191,11 @@ def test_a_job_on_a_bad_shape_is_judged_by_its_actual_rate() -> None:
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
     )
     statement = state_round(replace(snapshot, now_s=NOW_S), MYOPIC)
-    assert statement.lapsed == frozenset({0})  # one sample/s is too slow, and it is not to stay
+    assert statement.lapsed == frozenset({0})  # at one sample/s the job would be late
 
 
 def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
-    """Return the admission of job 0 with legs of (start and end from now, GPUs) and its least work."""
+    """Return the admission of job 0 with legs (start and end from now, GPUs) and a least ``work``."""
     rows = [
         {
             "job": 0,
@@ -219,7 +220,7 @@ def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admissi
 def keep_certificate(
     snapshot: Snapshot, admission: Admission
 ) -> tuple[list[int], bool, float, bool]:
-    """Return the GPUs of the columns left to job 0, whether it must run, its least rate, may it move."""
+    """Return job 0's remaining GPU counts, whether it must run, its least rate, whether it may move."""
     _, draft = drafts_before_deadlines(snapshot, AHEAD)
     draft = certificates_are_kept(draft, admission)
     gpus = draft.gpus[draft.job == 0].tolist()
@@ -228,9 +229,9 @@ def keep_certificate(
 
 def test_any_column_that_trains_as_much_by_the_next_slot_is_allowed() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000))
-    gpus, must, least, _ = keep_certificate(snapshot, a_certificate((0, 300, 2), work=600))
+    gpus, must, least_rate, _ = keep_certificate(snapshot, a_certificate((0, 300, 2), work=600))
     assert (gpus, must) == ([2, 4], True)
-    assert least == pytest.approx(2.0)
+    assert least_rate == pytest.approx(2.0)
 
 
 def test_a_job_that_need_not_run_yet_may_wait_or_run_on_any_column() -> None:
@@ -240,9 +241,9 @@ def test_a_job_that_need_not_run_yet_may_wait_or_run_on_any_column() -> None:
 
 def test_the_certificates_own_cell_is_always_allowed() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000, restart_s=150))
-    gpus, must, least, _ = keep_certificate(snapshot, a_certificate((0, 900, 2), work=600))
+    gpus, must, least_rate, _ = keep_certificate(snapshot, a_certificate((0, 900, 2), work=600))
     assert (gpus, must) == ([2], True)
-    assert least == pytest.approx(2.0)
+    assert least_rate == pytest.approx(2.0)
 
 
 def test_a_deadline_before_the_next_slot_leaves_less_time() -> None:
@@ -265,5 +266,5 @@ def test_times_are_rounded_up_so_that_a_reported_deadline_is_late_enough() -> No
 
 def test_a_reason_shows_the_deadline_to_the_second_like_the_job() -> None:
     late = a_dated_job("late", 4800, 60.75)
-    told = state_round(a_cluster(late), MYOPIC).absent[0]
-    assert dict(told.evidence)["deadline"] == "1970-01-01T00:21:00Z"
+    reason = state_round(a_cluster(late), MYOPIC).absent[0]
+    assert dict(reason.evidence)["deadline"] == "1970-01-01T00:21:00Z"

@@ -1,4 +1,4 @@
-"""What jobs need beside GPUs: on a node, in the rows of pools, in dominance, and in what is stored."""
+"""Demands for resources other than GPUs: on nodes, in pool rows, in dominance and in documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 1 << 30
 
 
 def with_demands(cells: Cells, cpus: Sequence[int], host_bytes: Sequence[int] = ()) -> Cells:
-    """Return Cells that need so many CPU cores and so much host memory in all."""
+    """Return Cells with the given total demands for CPU cores and host memory."""
     return replace(cells, cpus=np.array(cpus), host_bytes=np.array(host_bytes, np.int64))
 
 
@@ -66,7 +66,7 @@ def test_a_round_that_needs_only_gpus_has_only_gpu_rows() -> None:
 def a_problem_with_demands(
     snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()
 ) -> Problem:
-    """Return the problem of the round whose Cells need so much beside GPUs."""
+    """Return the problem of the round whose Cells have the given demands."""
     draft = draft_columns(snapshot, Policy())
     draft = replace(draft, cells=with_demands(draft.cells, cpus, host_bytes))
     return state_draft(pools_have_enough(draft)).problem
@@ -114,8 +114,9 @@ def test_solver_placement_and_checker_agree_on_a_cpu_bound_round() -> None:
     assert find_violations(problem, placed.solution) == []
     assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
     shares = [dict(gang.members) for gang in placed.placement.gangs.values()]
-    held = [sorted((node, len(gpus)) for node, gpus in share.items()) for share in shares]
-    assert sorted(held) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]  # 5 cores and 3 on each
+    gpus_by_node = [sorted((node, len(gpus)) for node, gpus in share.items()) for share in shares]
+    # 5 + 3 cores on each node
+    assert sorted(gpus_by_node) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]
 
 
 def test_a_cell_is_dominated_only_by_one_that_needs_no_more_of_any_resource() -> None:
@@ -141,22 +142,22 @@ def test_a_cell_is_dominated_only_by_one_that_needs_no_more_of_any_resource() ->
 def test_dominance_in_all_resources_matches_pairwise_comparison(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cells = build_cells(a_random_snapshot(seed, jobs=0))
-    cells = replace(cells, rate=np.round(cells.rate, -1))  # some are equal
+    cells = replace(cells, rate=np.round(cells.rate, -1))  # so that some rates are equal
     cpus, host_bytes = rng.integers(0, 3, (2, len(cells))).tolist()
     cells = with_demands(cells, cpus, host_bytes)
     columns = (cells.gpus, cells.cpus, cells.host_bytes, -cells.rate)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     groups = list(zip(cells.workload.tolist(), cells.gpu_type.tolist(), strict=True))
-    beaten = [
+    dominated = [
         any(
             groups[i] == groups[j]
-            and all(theirs <= mine for theirs, mine in zip(rows[j], rows[i], strict=True))
+            and all(other <= own for other, own in zip(rows[j], rows[i], strict=True))
             and (rows[j] != rows[i] or j < i)
             for j in range(len(rows))
         )
         for i in range(len(rows))
     ]
-    assert find_undominated(cells).tolist() == [not one for one in beaten]
+    assert find_undominated(cells).tolist() == [not is_dominated for is_dominated in dominated]
 
 
 def test_unstated_capacities_are_not_encoded() -> None:

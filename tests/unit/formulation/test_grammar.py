@@ -1,4 +1,4 @@
-"""How an objective is written: what is read, what it means, and what is refused."""
+"""The syntax of objectives: how texts are parsed, their meaning, and refused texts."""
 
 from __future__ import annotations
 

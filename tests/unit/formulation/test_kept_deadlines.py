@@ -22,21 +22,21 @@ IGNORING = Policy(deadlines="ignore")
 
 
 def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` after now; a GPU trains one sample/s."""
+    """Return a job of ``work_s`` GPU-seconds, due in ``due_s``. A GPU trains one sample/s."""
     length = work_s / 256
-    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(given | more))
+    fields = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
+    return a_job(name, **(fields | more))
 
 
 def a_cluster(*jobs: dict[str, Any]) -> Snapshot:
-    """Return a node of four GPUs, on which 1, 2 or 4 train as many samples/s."""
+    """Return a node of four GPUs, on which 1, 2 or 4 GPUs train 1, 2 or 4 samples/s."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    found = a_snapshot(nodes=[a_node("n0", gpus=4)], jobs=jobs, estimates=estimates)
-    return replace(found, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=[a_node("n0", gpus=4)], jobs=jobs, estimates=estimates)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def a_promised_round(due_s: float = 1300.0) -> tuple[Snapshot, RoundOutcome]:
-    """Return a round that promised a job of 20 minutes its deadline, and what it decided."""
+    """Return the snapshot and outcome of a round that promised a 20-minute job its deadline."""
     first = a_cluster(a_dated_job("old", 4800, due_s))
     outcome = decide_round(first, AHEAD)
     assert outcome.decisions[0].admitted
@@ -47,7 +47,7 @@ HEAVY = a_job("new", weight=99.0, generation=0)
 
 
 def snapshot_after(first: Snapshot, outcome: RoundOutcome, *arrivals: dict[str, Any]) -> Snapshot:
-    """Return what the round of 30 s later sees, with the promise and its certificate."""
+    """Return the snapshot of the round 30 s later, with the promise and its certificate."""
     second = the_next_round(first, outcome, 30.0, arrivals)
     jobs = replace(second.jobs, admitted=np.array([name == "old" for name in second.jobs.name]))
     return replace(second, jobs=jobs, legs=outcome.legs_after(first))
@@ -55,10 +55,10 @@ def snapshot_after(first: Snapshot, outcome: RoundOutcome, *arrivals: dict[str, 
 
 def test_a_promised_deadline_is_kept_by_a_round_that_follows_the_default_policy() -> None:
     second = snapshot_after(*a_promised_round(), HEAVY)
-    found = decide_round(second, DEFAULT)
-    assert decision_kinds(second, found)["old"] is DecisionKind.KEEP
-    assert found.decisions[0].admitted
-    assert found.given_up == frozenset()
+    outcome = decide_round(second, DEFAULT)
+    assert decision_kinds(second, outcome)["old"] is DecisionKind.KEEP
+    assert outcome.decisions[0].admitted
+    assert outcome.given_up == frozenset()
     assert decision_kinds(second, decide_round(second, IGNORING))["old"] is not DecisionKind.KEEP
 
 
@@ -85,16 +85,16 @@ def test_a_promise_that_was_made_round_by_round_is_kept_too() -> None:
 def test_a_deadline_that_was_never_promised_changes_nothing(due_s: float) -> None:
     jobs = [a_dated_job("a", 4800, due_s), a_job("b", weight=0.5)]
     dated, plain = a_cluster(*jobs), a_cluster(jobs[0] | {"deadline_s": np.inf}, jobs[1])
-    found, expected = decide_round(dated, DEFAULT), decide_round(plain, IGNORING)
-    assert [d.kind for d in found.decisions] == [d.kind for d in expected.decisions]
-    assert not any(d.admitted for d in found.decisions)
+    outcome, expected = decide_round(dated, DEFAULT), decide_round(plain, IGNORING)
+    assert [d.kind for d in outcome.decisions] == [d.kind for d in expected.decisions]
+    assert not any(d.admitted for d in outcome.decisions)
 
 
 def test_a_new_deadline_is_neither_promised_nor_refused_next_to_a_promised_one() -> None:
     hopeless = a_dated_job("new", 4800, 60.0)
     second = snapshot_after(*a_promised_round(), hopeless | {"deadline_s": NOW_S + 60.0})
-    found = decide_round(second, DEFAULT)
-    new = found.decisions[second.jobs.name.index("new")]
+    outcome = decide_round(second, DEFAULT)
+    new = outcome.decisions[second.jobs.name.index("new")]
     assert (new.kind, new.admitted) == (DecisionKind.WAIT, False)  # not rejected
     assert new.reason is not None
     assert not new.reason.code.startswith("DEADLINE")
@@ -104,5 +104,5 @@ def test_a_promise_that_lost_nodes_prevent_is_waived_with_a_reason() -> None:
     first, outcome = a_promised_round()
     second = snapshot_after(first, outcome, HEAVY)
     late = replace(second, now_s=NOW_S + 5000.0)
-    found = decide_round(late, DEFAULT)
-    assert found.given_up == {second.jobs.name.index("old")}
+    late_outcome = decide_round(late, DEFAULT)
+    assert late_outcome.given_up == {second.jobs.name.index("old")}

@@ -1,4 +1,4 @@
-"""The table of job states."""
+"""The table of job states and their transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies as plain dictionaries: what they mean, and how mistakes are reported."""
+"""Topologies as plain dictionaries: their meaning, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ OWN = {
 
 
 def change_document(document: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return the document with fields changed; None: left out."""
+    """Return the document with changed fields. A field that is None is left out."""
     return {key: value for key, value in (document | fields).items() if value is not None}
 
 
 def test_a_document_gives_the_same_topology_as_its_builder() -> None:
-    built, found = crux_testbed(), build_topology(TESTBED)
-    assert found.hosts == built.hosts
-    assert found.links.equals(built.links)
-    assert found.vertices.equals(built.vertices)
+    built, described = crux_testbed(), build_topology(TESTBED)
+    assert described.hosts == built.hosts
+    assert described.links.equals(built.links)
+    assert described.vertices.equals(built.vertices)
 
 
 @pytest.mark.parametrize("document", [TESTBED, SIDES, TORUS, LINGJUN, OWN])
@@ -91,8 +91,8 @@ def test_hosts_are_named_like_the_clusters_nodes() -> None:
         "b",
         "a",
     )
-    many = [{"name": "a100-{}", "count": 3}, "fat"]
-    assert build_topology(change_document(TESTBED, hosts=None, nodes=many)).hosts == (
+    hosts = [{"name": "a100-{}", "count": 3}, "fat"]
+    assert build_topology(change_document(TESTBED, hosts=None, nodes=hosts)).hosts == (
         "a100-0",
         "a100-1",
         "a100-2",
@@ -115,9 +115,9 @@ def test_adaptive_networks_are_marked() -> None:
 
 def test_a_host_may_be_derived_from_a_named_one_with_some_changed_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
-    found = count_tiers(build_topology(change_document(TESTBED, host=shape)))
-    assert (found[Tier.NIC], found[Tier.GPU]) == (12 * 8, 12 * 8)
-    assert Tier.NVSWITCH not in found
+    tiers = count_tiers(build_topology(change_document(TESTBED, host=shape)))
+    assert (tiers[Tier.NIC], tiers[Tier.GPU]) == (12 * 8, 12 * 8)
+    assert Tier.NVSWITCH not in tiers
 
 
 def test_a_host_may_be_described_in_full() -> None:
@@ -159,7 +159,7 @@ def test_assumptions_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "says"),
+    ("document", "message"),
     [
         (5, "topology: must be a mapping of keys to values, not 5"),
         (
@@ -288,15 +288,15 @@ def test_assumptions_are_reported() -> None:
     ],
 )
 def test_a_mistake_is_reported_with_its_location_and_the_allowed_values(
-    document: object, says: str
+    document: object, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
         build_topology(document)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "says"),
+    ("column", "value", "message"),
     [
         ("bytes_per_s", 1.0, "links.bytes_per_s[0]: must be from 1e6 to 1e14"),
         ("bytes_per_s", "x", "links.bytes_per_s[0]: must be a number, not 'x'"),
@@ -310,13 +310,13 @@ def test_a_mistake_is_reported_with_its_location_and_the_allowed_values(
     ],
 )
 def test_a_wrong_number_in_a_written_topology_is_reported(
-    column: str, value: Any, says: str
+    column: str, value: Any, message: str
 ) -> None:
     document = write_columns(a_clos(2))
     document["links"][column][0] = value
     with pytest.raises(InvalidInput) as caught:
         build_topology(document)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_columns_of_unequal_length_are_refused() -> None:

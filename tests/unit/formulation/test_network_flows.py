@@ -1,4 +1,4 @@
-"""What jobs load: exchanges as flows, bundles, links that are loaded in any case, and what is said."""
+"""Flows of jobs: exchanges, bundles, fixed links and the notes on unusual jobs."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def single_job_flows(
     pattern: Pattern = Pattern.RING,
     sent_bytes: float = 12.0,
 ) -> dict[tuple[str, str], float]:
-    """Return what GPUs, as (host, index) by rank, send to each other."""
+    """Return the flows between the GPUs, given as (host, index) in order of rank."""
     exchange = an_exchange(members, sent_bytes, pattern)
     vertex = np.array([gpu(topology, host, index) for host, index in gpus])
     placed = PlacedExchange(job=0, exchange=exchange, vertex=vertex[exchange.members])
     return bytes_by_link(flows_of([placed], topology.vertices.host), topology)
 
 
-def bytes_on_link(topology: Topology, found: Contention, name: str) -> float:
-    """Return the bytes on a link where all bundles take their first path."""
-    demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
+def bytes_on_link(topology: Topology, contention: Contention, name: str) -> float:
+    """Return the bytes on a link if all bundles take their first path."""
+    demand = demand_of(contention, np.zeros(len(contention.bundle_bytes), dtype=np.int64))
     busy = np.bincount(demand.link, demand.busy_s, minlength=demand.links)
     return float(
         sum(
@@ -75,14 +75,14 @@ def test_a_ring_with_one_gpu_per_host_passes_all_hosts_and_returns() -> None:
 
 def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=4))
-    found = single_job_flows(
+    flows = single_job_flows(
         topology, [(h, i) for h in range(2) for i in range(4)], [list(range(8))]
     )
-    across = {ends: size for ends, size in found.items() if ends[0][:6] != ends[1][:6]}
+    across = {ends: size for ends, size in flows.items() if ends[0][:6] != ends[1][:6]}
     assert across == {
         (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 3.0 for a in range(2) for i in range(4)
     }
-    inside = {ends: size for ends, size in found.items() if ends not in across}
+    inside = {ends: size for ends, size in flows.items() if ends not in across}
     assert inside == {
         (f"host-{a}/gpu-{i}", f"host-{a}/gpu-{(i + 1) % 4}"): 12.0 * 3 / 4
         for a in range(2)
@@ -92,8 +92,8 @@ def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> No
 
 def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=3))
-    found = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
-    there = {ends: size for ends, size in found.items() if ends[0][5] == "0" and ends[1][5] == "1"}
+    flows = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[0, 1, 2, 3, 4]])
+    there = {ends: size for ends, size in flows.items() if ends[0][5] == "0" and ends[1][5] == "1"}
     assert there == pytest.approx(
         {
             ("host-0/gpu-0", "host-1/gpu-0"): 4.0,
@@ -114,15 +114,15 @@ def test_a_ring_on_one_host_stays_there() -> None:
 def test_a_ring_meets_each_host_once_in_the_order_of_its_members() -> None:
     topology = a_clos(3)
     ranks = [(0, 0), (2, 0), (0, 1), (1, 0)]
-    found = single_job_flows(topology, ranks, [[0, 1, 2, 3]])
-    across = {(a[:6], b[:6]) for a, b in found if a[:6] != b[:6]}
+    flows = single_job_flows(topology, ranks, [[0, 1, 2, 3]])
+    across = {(a[:6], b[:6]) for a, b in flows if a[:6] != b[:6]}
     assert across == {("host-0", "host-2"), ("host-2", "host-1"), ("host-1", "host-0")}
 
 
 def test_a_chain_runs_back_and_forth_between_neighbours() -> None:
     topology = a_clos(3)
-    found = single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
-    assert found == {
+    flows = single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
+    assert flows == {
         (f"host-{a}/gpu-0", f"host-{b}/gpu-0"): 12.0 for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
     }
 
@@ -130,9 +130,9 @@ def test_a_chain_runs_back_and_forth_between_neighbours() -> None:
 def test_all_to_all_goes_between_all_pairs() -> None:
     topology = a_clos(2)
     ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    found = single_job_flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
-    assert len(found) == 12
-    assert set(found.values()) == {12.0}
+    flows = single_job_flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
+    assert len(flows) == 12
+    assert set(flows.values()) == {12.0}
 
 
 @pytest.mark.parametrize("pattern", list(Pattern))
@@ -142,8 +142,8 @@ def test_a_group_of_one_sends_nothing(pattern: Pattern) -> None:
 
 def test_groups_of_one_exchange_form_separate_rings() -> None:
     topology = a_clos(2)
-    found = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
-    assert found == {
+    flows = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
+    assert flows == {
         (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 12.0 for a in range(2) for i in range(2)
     }
 
@@ -155,34 +155,44 @@ def test_flows_with_the_same_ends_form_one_bundle_and_are_sent_in_sequence() -> 
         an_exchange([[0, 1]], 5.0, messages=2),
         an_exchange([[0, 1]], 7.0, Pattern.CHAIN, messages=3),
     )
-    found, notes = build_contention(topology, [job])
+    contention, notes = build_contention(topology, [job])
     assert notes == []
-    assert found.bundle_bytes.tolist() == [12.0, 12.0]
-    assert found.bundle_messages.tolist() == [5, 5]
+    assert contention.bundle_bytes.tolist() == [12.0, 12.0]
+    assert contention.bundle_messages.tolist() == [5, 5]
 
 
 def test_two_gpus_share_one_nic_on_the_testbeds_hosts() -> None:
     topology = a_clos(4, A100_HOST, aggregations=8)
     job = a_job([("host-0", EIGHT), ("host-3", EIGHT)], an_exchange([range(16)], 80.0))
-    found, _ = build_contention(topology, [job])
+    contention, _ = build_contention(topology, [job])
     for nic in range(4):
-        assert bytes_on_link(topology, found, f"host-0/nic-{nic} > tor-0") == pytest.approx(20.0)
-        assert bytes_on_link(topology, found, f"tor-1 > host-3/nic-{nic}") == pytest.approx(20.0)
-    assert bytes_on_link(topology, found, "host-0/gpu-0 > host-0/nvswitch") == pytest.approx(70.0)
-    assert bytes_on_link(topology, found, "host-0/gpu-0 > host-0/pcie-0") == pytest.approx(10.0)
-    assert bytes_on_link(topology, found, "host-0/pcie-0 > host-0/nic-0") == pytest.approx(20.0)
-    assert found.gpus.tolist() == [16]
+        assert bytes_on_link(topology, contention, f"host-0/nic-{nic} > tor-0") == pytest.approx(
+            20.0
+        )
+        assert bytes_on_link(topology, contention, f"tor-1 > host-3/nic-{nic}") == pytest.approx(
+            20.0
+        )
+    assert bytes_on_link(topology, contention, "host-0/gpu-0 > host-0/nvswitch") == pytest.approx(
+        70.0
+    )
+    assert bytes_on_link(topology, contention, "host-0/gpu-0 > host-0/pcie-0") == pytest.approx(
+        10.0
+    )
+    assert bytes_on_link(topology, contention, "host-0/pcie-0 > host-0/nic-0") == pytest.approx(
+        20.0
+    )
+    assert contention.gpus.tolist() == [16]
 
 
 def test_links_common_to_all_candidate_paths_are_fixed() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
-    found, _ = build_contention(topology, [job])
-    named = {topology.link_name(link) for link in found.fixed_link}
+    contention, _ = build_contention(topology, [job])
+    named = {topology.link_name(link) for link in contention.fixed_link}
     assert {"host-0/nic-0 > tor-0", "tor-1 > host-3/nic-0"} <= named
     assert not any("agg" in name for name in named)
-    assert np.diff(found.candidate_start).tolist() == [2, 2]
-    assert {topology.link_name(link) for link in found.path_link} == {
+    assert np.diff(contention.candidate_start).tolist() == [2, 2]
+    assert {topology.link_name(link) for link in contention.path_link} == {
         f"{a} > {b}"
         for agg in ("agg-0", "agg-1")
         for a, b in (("tor-0", agg), (agg, "tor-0"), ("tor-1", agg), (agg, "tor-1"))
@@ -191,11 +201,11 @@ def test_links_common_to_all_candidate_paths_are_fixed() -> None:
 
 def test_a_flow_with_a_single_path_is_no_bundle() -> None:
     topology = a_clos(4)
-    found, _ = build_contention(
+    contention, _ = build_contention(
         topology, [a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]]))]
     )
-    assert len(found.bundle_bytes) == 0
-    assert bytes_on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
+    assert len(contention.bundle_bytes) == 0
+    assert bytes_on_link(topology, contention, "host-0/nic-0 > tor-0") == 12.0
 
 
 def test_a_connection_of_several_queue_pairs_forms_as_many_equal_bundles() -> None:
@@ -206,11 +216,11 @@ def test_a_connection_of_several_queue_pairs_forms_as_many_equal_bundles() -> No
         )
         for i in range(2)
     ]
-    found, _ = build_contention(topology, jobs, qps_per_connection=3)
-    assert found.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
-    assert found.bundle_start.tolist() == [0, 6, 12]
+    contention, _ = build_contention(topology, jobs, qps_per_connection=3)
+    assert contention.bundle_bytes.tolist() == [4.0] * 6 + [8.0] * 6
+    assert contention.bundle_start.tolist() == [0, 6, 12]
     plain, _ = build_contention(topology, jobs)
-    assert bytes_on_link(topology, found, "tor-0 > agg-0") == bytes_on_link(
+    assert bytes_on_link(topology, contention, "tor-0 > agg-0") == bytes_on_link(
         topology, plain, "tor-0 > agg-0"
     )
 
@@ -220,38 +230,38 @@ def test_delays_add_up_along_a_path_and_count_for_each_message() -> None:
         4, a_shape(nic_delay_s=1e-3, pcie_delay_s=1e-4, nvlink_delay_s=1e-5), tor_delay_s=1e-2
     )
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=3))
-    found, _ = build_contention(topology, [job])
-    assert found.fixed_delay_s.tolist() == pytest.approx([3 * (2 * 1e-3 + 4 * 1e-4)])
-    assert found.path_delay_s.tolist() == pytest.approx([2e-2] * 4)
-    demand = demand_of(found, np.zeros(2, dtype=np.int64))
+    contention, _ = build_contention(topology, [job])
+    assert contention.fixed_delay_s.tolist() == pytest.approx([3 * (2 * 1e-3 + 4 * 1e-4)])
+    assert contention.path_delay_s.tolist() == pytest.approx([2e-2] * 4)
+    demand = demand_of(contention, np.zeros(2, dtype=np.int64))
     assert demand.delay_s.tolist() == pytest.approx([3 * (2e-2 + 2e-3 + 4e-4)])
 
 
 def test_an_adaptive_network_spreads_traffic_evenly_and_offers_no_choice() -> None:
     topology = replace(a_clos(4, aggregations=3, tor_delay_s=1e-2), adaptive=True)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]], messages=2))
-    found, notes = build_contention(topology, [job])
-    assert len(found.bundle_bytes) == 0
+    contention, notes = build_contention(topology, [job])
+    assert len(contention.bundle_bytes) == 0
     for agg in range(3):
-        assert bytes_on_link(topology, found, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
-    assert bytes_on_link(topology, found, "host-0/nic-0 > tor-0") == 12.0
-    assert found.fixed_delay_s.tolist() == pytest.approx([2 * 2e-2])
+        assert bytes_on_link(topology, contention, f"tor-0 > agg-{agg}") == pytest.approx(4.0)
+    assert bytes_on_link(topology, contention, "host-0/nic-0 > tor-0") == 12.0
+    assert contention.fixed_delay_s.tolist() == pytest.approx([2 * 2e-2])
     assert [(job, "adaptive" in sentence) for job, sentence in notes] == [("", True)]
 
 
 def test_a_job_on_unconnected_gpus_contends_with_none_and_others_keep_their_part() -> None:
     topology = without_links(a_clos(4), ("host-1/nic-0", "tor-0"))
     ring = an_exchange([[0, 1]])
-    seen = a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen")
+    connected = a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen")
     cut = a_job([("host-3", [0]), ("host-1", [0])], ring, name="cut off")
-    found, notes = build_contention(topology, [cut, seen, replace(cut, name="too")])
-    plain, _ = build_contention(topology, [seen])
+    contention, notes = build_contention(topology, [cut, connected, replace(cut, name="too")])
+    plain, _ = build_contention(topology, [connected])
     gap = "no path from host-1/gpu-0 to host-3/gpu-0: traffic cannot leave host-1/gpu-0"
     assert [name for name, _ in notes] == ["cut off", "too"]
     assert all(note.startswith(gap) and "share no link" in note for _, note in notes)
-    assert np.diff(found.bundle_start).tolist() == [0, *np.diff(plain.bundle_start), 0]
-    assert found.fixed_link.tolist() == plain.fixed_link.tolist()
-    assert found.work_flop.tolist() == [job.traffic.work_flop for job in (cut, seen, cut)]
+    assert np.diff(contention.bundle_start).tolist() == [0, *np.diff(plain.bundle_start), 0]
+    assert contention.fixed_link.tolist() == plain.fixed_link.tolist()
+    assert contention.work_flop.tolist() == [job.traffic.work_flop for job in (cut, connected, cut)]
 
 
 def test_jobs_with_parts_outside_the_network_are_reported() -> None:
@@ -267,33 +277,37 @@ def test_jobs_with_parts_outside_the_network_are_reported() -> None:
         a_job([("host-0", [0, 1]), ("host-3", [0])], ring, name="inside"),
         a_job([("host-0", [0]), ("host-3", [0])], ring, name="seen"),
     ]
-    found, notes = build_contention(topology, jobs)
-    assert found.jobs == tuple(job.name for job in jobs)
-    said = dict(notes)
+    contention, notes = build_contention(topology, jobs)
+    assert contention.jobs == tuple(job.name for job in jobs)
+    note_of = dict(notes)
     assert (
-        said["elsewhere"]
+        note_of["elsewhere"]
         == "its host host-9 is not in the topology; it is assumed to share no link with another job"
     )
-    assert said["beyond"].startswith(
+    assert note_of["beyond"].startswith(
         "it has GPU 2 of host-1, but the topology has only 2 GPUs there, counted from 0;"
     )
-    assert said["below"].startswith("it has GPU -1 of host-1")
-    assert said["alone"] == "it runs on host-2 alone, so it loads no link between hosts"
+    assert note_of["below"].startswith("it has GPU -1 of host-1")
+    assert note_of["alone"] == "it runs on host-2 alone, so it loads no link between hosts"
     assert (
-        said["silent"] == said["empty"] == "it sends nothing, so it shares no link with another job"
+        note_of["silent"]
+        == note_of["empty"]
+        == "it sends nothing, so it shares no link with another job"
     )
-    assert said["inside"] == "it sends nothing from host to host, so it loads no link between them"
+    assert (
+        note_of["inside"] == "it sends nothing from host to host, so it loads no link between them"
+    )
     assert len(notes) == 7
-    loads = np.diff(found.fixed_start).tolist()
+    loads = np.diff(contention.fixed_start).tolist()
     assert [loads[i] > 0 for i in range(8)] == [False] * 3 + [True, False, False, True, True]
-    assert np.diff(found.bundle_start).tolist() == [0] * 7 + [2]
+    assert np.diff(contention.bundle_start).tolist() == [0] * 7 + [2]
 
 
 def test_omitted_paths_are_reported() -> None:
     topology = a_clos(4, aggregations=5)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 1]]))
-    found, notes = build_contention(topology, [job], most=4)
-    assert np.diff(found.candidate_start).tolist() == [4, 4]
+    contention, notes = build_contention(topology, [job], most=4)
+    assert np.diff(contention.candidate_start).tolist() == [4, 4]
     assert notes == [("", "2 flows have up to 5 equal-cost paths, but they choose from 4 only")]
 
 
@@ -310,13 +324,13 @@ def test_routes_are_kept_for_later_calls() -> None:
 
 
 def test_an_empty_job_list_has_no_contention() -> None:
-    found, notes = build_contention(a_clos(2), [])
-    assert (found.jobs, len(found.bundle_bytes), notes) == ((), 0, [])
+    contention, notes = build_contention(a_clos(2), [])
+    assert (contention.jobs, len(contention.bundle_bytes), notes) == ((), 0, [])
 
 
 def test_a_topology_without_hosts_still_reports_missing_nodes() -> None:
-    found, notes = build_contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
-    assert found.jobs == ("job",)
+    contention, notes = build_contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
+    assert contention.jobs == ("job",)
     assert [job for job, _ in notes] == ["job"]
 
 

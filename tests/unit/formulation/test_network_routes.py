@@ -1,4 +1,4 @@
-"""Paths between GPUs: inside hosts, through fabrics, and where there are none or too many."""
+"""Paths between GPUs: inside hosts, through fabrics, and if there are none or too many."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_hosts_on_one_tor_have_one_path_and_others_one_per_aggregation_switch() 
     topology = a_clos(4, aggregations=3)
     routes = Routes(topology)
     assert len(routes.between(gpu(topology, 0), gpu(topology, 1))) == 1
-    found = [
+    paths = [
         vertex_names(topology, path) for path in routes.between(gpu(topology, 0), gpu(topology, 3))
     ]
-    assert [path[3] for path in found] == ["agg-0", "agg-1", "agg-2"]
-    assert all(path[2] == "tor-0" and path[4] == "tor-1" for path in found)
+    assert [path[3] for path in paths] == ["agg-0", "agg-1", "agg-2"]
+    assert all(path[2] == "tor-0" and path[4] == "tor-1" for path in paths)
 
 
 def test_flows_share_candidate_paths_if_only_switches_are_chosen() -> None:
@@ -89,7 +89,7 @@ def test_with_more_paths_than_the_limit_the_listed_ones_are_spread_over_all() ->
     assert Routes(topology, most=32).count(source, target) == len(every)
     assert len(set(some)) == 32
     assert set(some) < set(every)
-    for place in (2, 3, -4, -3):  # each port and each link of a ToR that a path may take is on some
+    for place in (2, 3, -4, -3):  # each port and ToR link of all paths is on a listed one
         assert {p[place] for p in some} == {p[place] for p in every}
     ends = [vertex_names(topology, p)[-4] for p in some]
     assert min(ends.count("tor-2"), ends.count("tor-3")) >= 12
@@ -99,19 +99,18 @@ def test_distant_torus_routers_have_more_paths_than_can_be_listed() -> None:
     topology = a_torus(8, 8, 8)
     routes = Routes(topology)
     far = 4 * 64 + 4 * 8 + 4
-    assert (
-        routes.count(gpu(topology, 0), gpu(topology, far)) == 34_650 * 8
-    )  # 12! / 4!^3, either way round
-    found = routes.between(gpu(topology, 0), gpu(topology, far))
-    assert len(set(found)) == 64
-    assert {len(path) for path in found} == {2 * 3 + 12}
+    # 12! / 4!^3 orders of the steps, times 2^3 for either way round each ring
+    assert routes.count(gpu(topology, 0), gpu(topology, far)) == 34_650 * 8
+    paths = routes.between(gpu(topology, 0), gpu(topology, far))
+    assert len(set(paths)) == 64
+    assert {len(path) for path in paths} == {2 * 3 + 12}
 
 
 def test_the_same_topology_gives_the_same_paths_in_the_same_order() -> None:
-    one, other = a_torus(4, 4), a_torus(4, 4)
+    first, second = a_torus(4, 4), a_torus(4, 4)
     for there in range(1, 16):
-        ends = gpu(one, 0), gpu(one, there)
-        assert Routes(one).between(*ends) == Routes(other).between(*ends)
+        ends = gpu(first, 0), gpu(first, there)
+        assert Routes(first).between(*ends) == Routes(second).between(*ends)
 
 
 def test_two_gpus_without_a_path_are_named() -> None:
@@ -119,7 +118,8 @@ def test_two_gpus_without_a_path_are_named() -> None:
     routes = Routes(topology)
     with pytest.raises(InvalidInput, match="no path from host-0/gpu-0 to host-2/gpu-1"):
         routes.between(gpu(topology, 0), gpu(topology, 2, 1))
-    assert len(routes.between(gpu(topology, 2), gpu(topology, 0))) == 2  # that way it works
+    # the opposite direction works
+    assert len(routes.between(gpu(topology, 2), gpu(topology, 0))) == 2
 
 
 def test_a_host_without_a_cable_is_named() -> None:

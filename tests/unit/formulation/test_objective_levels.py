@@ -1,4 +1,4 @@
-"""Makespan, finish-time fairness, attained service: levels of columns, by small cases worked out by hand."""
+"""Makespan, finish-time fairness and attained service: levels of columns, computed by hand."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rounded_levels(draft: Draft, objective: str) -> tuple[list[float], list[floa
 
 
 def test_makespan_is_the_time_to_the_end() -> None:
-    """1600 iterations at 160 take 2560 s. To wait is to lose the round, and so is to be slower in it."""
+    """1600 iterations at 160 take 2560 s. Waiting loses the round, and a slower Cell part of it."""
     draft = a_draft(a_job("j", requested_gpus=4, iterations_left=1600.0))
-    left = [409_600 - r * 300 for r in RATES]
-    expected = [300 + w / 160 for w in left]
+    samples_left = [409_600 - r * 300 for r in RATES]
+    expected = [300 + w / 160 for w in samples_left]
     expected[2] = 2560.0
     level, waiting = rounded_levels(draft, "makespan")
     assert level == pytest.approx(expected)
@@ -51,7 +51,7 @@ def test_a_restart_longer_than_the_round_trains_nothing_in_the_round() -> None:
 
 
 def test_equal_jobs_have_equal_fair_shares_of_every_type() -> None:
-    """Sixteen equal jobs: half a GPU of either type, that is half of the time at 64 and a quarter at 51.2."""
+    """Each of 16 jobs has half a GPU of each type: half of the time at 64, a quarter at 51.2."""
     draft = a_draft(*[a_job(f"j{i}") for i in range(16)])
     assert fair_rate(draft) == pytest.approx(np.full(16, 32 + 12.8))
 
@@ -61,9 +61,9 @@ def test_equal_jobs_have_equal_fair_shares_of_every_type() -> None:
     [
         ((1.0,), [160.0]),
         ((1.0, 1.0), [160.0, 160.0]),
-        # 3 of either type: 4 a100 for 3/4 of the time, 2 v100 for the rest
+        # 3 of each type: 4 a100 for 3/4 of the time, 2 v100 for the rest
         ((3.0, 5.0), [0.75 * 160 + 0.25 * 51.2, 160.0]),
-        # 1 of either type: half of the time 2 a100, half 2 v100
+        # 1 of each type: 2 a100 for half of the time, 2 v100 for the other half
         ((1.0, 7.0), [0.5 * 102.4 + 0.5 * 51.2, 160.0]),
         ((0.0, 1.0), [0.0, 160.0]),
     ],
@@ -86,7 +86,7 @@ def test_a_pinned_job_has_its_fair_share_only_of_its_type() -> None:
 
 
 def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> None:
-    """Alone at 160: 5000 iterations take 8000 s. It came 600 s ago and has 4000, that is 6400 s, to go."""
+    """Alone at 160, 5000 iterations take 8000 s. The job came 600 s ago; 4000 (6400 s) are left."""
     job = a_job("j", requested_gpus=4, iterations=5000.0, iterations_left=4000.0, submit_s=400.0)
     level, waiting = rounded_levels(a_draft(job | {"restart_s": 60.0}), "finish-time-fairness")
     assert waiting == pytest.approx([(600 + 300 + 60 + 6400) / 8000])
@@ -122,7 +122,7 @@ def test_a_job_from_the_future_has_not_waited() -> None:
 
 
 def test_max_min_counts_past_service_and_that_of_the_round() -> None:
-    """200 of the 300 s are trained, each worth as many GPU-seconds as the Cell has effective GPUs."""
+    """The job trains for 200 of the 300 s, each worth the Cell's effective GPUs in GPU-seconds."""
     job = a_job("j", requested_gpus=4, service_gpu_s=500.0, weight=2.0, restart_s=100.0)
     level, waiting = rounded_levels(a_draft(job), "max-min")
     assert waiting == [-250.0]
@@ -135,8 +135,8 @@ def test_max_min_subtracts_restarts_only_from_other_cells_and_at_most_the_round(
 
 
 def test_levels_have_the_right_name_unit_and_sign() -> None:
-    found = {name: make(a_draft(a_job("j"))) for name, make in LEVELS_OF.items()}
-    assert {name: (g.name, g.unit, g.sign) for name, g in found.items()} == {
+    goals = {name: make(a_draft(a_job("j"))) for name, make in LEVELS_OF.items()}
+    assert {name: (g.name, g.unit, g.sign) for name, g in goals.items()} == {
         "finish-time-fairness": ("finish-time-fairness", "rho", 1),
         "max-min": ("max-min", "GPU-seconds", -1),
         "makespan": ("makespan", "s", 1),

@@ -1,4 +1,4 @@
-"""Completion time, cost: values of columns, by small cases worked out by hand."""
+"""Completion time and cost: values of columns, in small cases computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.objectives import GANG, RATES, a_draft, a_round, a_running_jo
 
 
 def test_the_jct_value_is_how_often_the_horizon_would_finish_the_job() -> None:
-    """1000 iterations at 102.4 samples/s take 2500 s, of which an hour is 1.44."""
+    """1000 iterations at 102.4 samples/s take 2500 s. An hour is 1.44 times that."""
     draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0))
     assert values_of(draft, "jct") == [round(3600 * r / 256_000, 6) for r in RATES]
     assert values_of(draft, "jct")[1] == 1.44
@@ -34,7 +34,7 @@ def test_jct_weighs_jobs() -> None:
 
 
 def test_jct_prefers_weight_over_remaining_time() -> None:
-    """Smith's rule: 3/300 comes before 5/600, and that before 1/150."""
+    """Smith's rule: 3/300 comes before 5/600, which comes before 1/150."""
     work = ((3.0, 120.0), (5.0, 240.0), (1.0, 60.0))
     jobs = [a_job(f"j{i}", weight=w, iterations_left=n * 2) for i, (w, n) in enumerate(work)]
     draft = a_draft(*[j | {"requested_gpus": 2} for j in jobs], policy=Policy(round_s=1.0))
@@ -51,12 +51,12 @@ def test_balanced_is_the_geometric_mean_of_throughput_and_jct() -> None:
     assert both == pytest.approx(means, rel=1e-5)
 
 
-@pytest.mark.parametrize("left", [0.0, 10.0, 75.0])
+@pytest.mark.parametrize("iterations_left", [0.0, 10.0, 75.0])
 def test_the_jct_value_stops_growing_once_one_gpu_would_finish_the_job_in_the_round(
-    left: float,
+    iterations_left: float,
 ) -> None:
-    """At 64 samples/s on one GPU, 75 iterations of 256 samples last a round of 300 s."""
-    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=left))
+    """At 64 samples/s on one GPU, 75 iterations of 256 samples take a round of 300 s."""
+    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=iterations_left))
     assert values_of(draft, "jct")[1] == pytest.approx(12.0 * 1.6)  # an hour has 12 rounds of 300 s
 
 
@@ -127,8 +127,8 @@ def test_cost_gets_its_own_goals_only_if_no_sum_determines_which_jobs_run(
 
 
 def remaining_rates(draft: Draft, job: int = 0) -> list[float]:
-    found: list[float] = draft.rate[draft.job == job].round(6).tolist()
-    return found
+    rates: list[float] = draft.rate[draft.job == job].round(6).tolist()
+    return rates
 
 
 COST = Policy(objective="cost")
@@ -137,7 +137,7 @@ COST = Policy(objective="cost")
 def test_cost_runs_nothing_below_the_rate_floor() -> None:
     """The reference rate is 160; half of it is 80."""
     assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=COST)) == [102.4, 160.0]
-    exact = replace(COST, rate_floor=102.4 / 160 + 1e-12)  # rounding is forgiven
+    exact = replace(COST, rate_floor=102.4 / 160 + 1e-12)  # rounding errors are tolerated
     assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=exact)) == [102.4, 160.0]
     anything = replace(COST, rate_floor=0.0)
     assert remaining_rates(a_draft(a_job("j", requested_gpus=4), policy=anything)) == RATES
@@ -208,7 +208,7 @@ def test_the_reason_names_the_rate_floor_if_it_excluded_the_other_types() -> Non
 
 
 def test_the_rate_floor_of_a_job_kept_from_its_best_type_is_relative_to_what_it_can_reach() -> None:
-    """Without a100 columns a job with the reference rate 160 still runs at 51.2."""
+    """Without a100 columns, a job with the reference rate 160 still runs at 51.2."""
     draft = first_draft(a_round(a_job("j", requested_gpus=4)), COST)
     assert remaining_rates(with_needs(draft.only(draft.gpu_type == 1))) == [51.2]
 

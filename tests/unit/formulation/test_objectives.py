@@ -1,4 +1,4 @@
-"""All objectives: sums, weights of zero, reasons, numbers at their limits, and laws on random rounds."""
+"""All objectives: sums, zero weights, reasons, extreme numbers, and laws on random rounds."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ def test_sums_combine_values_and_restart_costs_by_weight() -> None:
 
 def test_a_weight_on_a_single_objective_changes_nothing() -> None:
     snapshot = a_round(a_job("j"))
-    one, other = (state_round(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct"))
-    assert one.unit == other.unit
-    assert one.value.tolist() == other.value.tolist()
+    plain, weighted = (
+        state_round(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct")
+    )
+    assert plain.unit == weighted.unit
+    assert plain.value.tolist() == weighted.value.tolist()
 
 
 def test_the_problem_has_the_values_of_the_last_goal() -> None:
@@ -63,7 +65,7 @@ def test_the_problem_has_the_values_of_the_last_goal() -> None:
     assert (statement.problem.unit, statement.problem.scale) == (last.unit, last.scale)
 
 
-# --- weight zero
+# --- zero weights
 
 
 NO_WEIGHT = [
@@ -96,13 +98,13 @@ def test_a_guaranteed_job_of_weight_zero_continues_and_has_no_influence(objectiv
     snapshot = a_round(a_running_job(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
     statement = state_round(snapshot, Policy(objective=objective))
     assert statement.problem.must_run.tolist() == [True, False]
-    mine = slice(*statement.problem.job_start[:2].tolist())
+    own_columns = slice(*statement.problem.job_start[:2].tolist())
     for goal in statement.goals:
         if isinstance(goal, Levels):
-            assert set(goal.level[mine].tolist()) | {goal.waiting[0]} == {-math.inf}
-            assert np.isfinite(goal.level[mine.stop :]).all()
+            assert set(goal.level[own_columns].tolist()) | {goal.waiting[0]} == {-math.inf}
+            assert np.isfinite(goal.level[own_columns.stop :]).all()
         elif goal.name != "cost":
-            assert not goal.value[mine].any()
+            assert not goal.value[own_columns].any()
 
 
 def test_with_all_weights_zero_the_round_continues_with_a_note() -> None:
@@ -113,7 +115,7 @@ def test_with_all_weights_zero_the_round_continues_with_a_note() -> None:
     assert [r.code for r in reasons if r is not None] == [ReasonCode.NO_WEIGHT] * 2
 
 
-# --- what is said of a job that only costs
+# --- reasons of a job that only costs
 
 
 def reason_of(snapshot: Snapshot, objective: str, job: int) -> Reason:
@@ -142,7 +144,7 @@ def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
     assert dict(reason.evidence)["unit"] == "weighted sum"
 
 
-# --- numbers at their limits
+# --- extreme numbers
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -181,7 +183,7 @@ def test_weights_of_any_size_give_comparable_levels(objective: str) -> None:
 
 @st.composite
 def priced_rounds(draw: st.DrawFn) -> Snapshot:
-    """Draw a random round with prices, unequal weights, jobs that have run and jobs about to end."""
+    """Draw a round with GPU costs, unequal weights, and jobs that have run or are about to end."""
     seed = draw(st.integers(0, 10_000))
     restart = draw(st.sampled_from([0.0, 60.0, 900.0]))
     snapshot = a_random_snapshot(
@@ -241,8 +243,8 @@ def test_running_is_never_worse_than_waiting_and_faster_is_never_worse_than_slow
     goal = LEVELS_OF[objective](draft)
     assert (goal.level <= goal.waiting[draft.job] + 1e-9).all()
     for j in range(len(draft.current)):
-        mine = slice(int(draft.job_start[j]), int(draft.job_start[j + 1]))
-        by_rate = goal.level[mine][np.argsort(draft.rate[mine], kind="stable")]
+        own_columns = slice(int(draft.job_start[j]), int(draft.job_start[j + 1]))
+        by_rate = goal.level[own_columns][np.argsort(draft.rate[own_columns], kind="stable")]
         assert (np.diff(by_rate) <= 1e-9).all()
 
 
@@ -254,8 +256,8 @@ def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective
     worth = valued.gross - valued.price
     assert (worth > 0).all()
     for j in range(len(draft.current)):
-        mine = slice(int(draft.job_start[j]), int(draft.job_start[j + 1]))
-        by_rate = worth[mine][np.argsort(draft.rate[mine], kind="stable")]
+        own_columns = slice(int(draft.job_start[j]), int(draft.job_start[j + 1]))
+        by_rate = worth[own_columns][np.argsort(draft.rate[own_columns], kind="stable")]
         assert (np.diff(by_rate) >= 0).all()
 
 
@@ -264,17 +266,18 @@ def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective
 def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) -> None:
     draft = first_draft(snapshot, Policy())
     cells, capacity = draft.cells, snapshot.schedulable_gpus()
-    share, found = snapshot.jobs.weight / snapshot.jobs.weight.sum(), fair_rate(draft)
+    share, rate = snapshot.jobs.weight / snapshot.jobs.weight.sum(), fair_rate(draft)
     for j in range(len(snapshot.jobs)):
-        mine = cells.workload == snapshot.jobs.workload[j]
+        own_cells = cells.workload == snapshot.jobs.workload[j]
         if snapshot.jobs.pinned_type[j]:
-            mine &= cells.gpu_type == snapshot.jobs.requested_type[j]
-        limits = [np.ones(mine.sum())]
+            own_cells &= cells.gpu_type == snapshot.jobs.requested_type[j]
+        limits = [np.ones(own_cells.sum())]
         limits += [
-            np.where(cells.gpu_type[mine] == t, cells.gpus[mine], 0.0) for t in range(len(capacity))
+            np.where(cells.gpu_type[own_cells] == t, cells.gpus[own_cells], 0.0)
+            for t in range(len(capacity))
         ]
-        answer = linprog(-cells.rate[mine], np.array(limits), [1.0, *(share[j] * capacity)])
-        assert -found[j] == pytest.approx(answer.fun, rel=1e-7)
+        answer = linprog(-cells.rate[own_cells], np.array(limits), [1.0, *(share[j] * capacity)])
+        assert -rate[j] == pytest.approx(answer.fun, rel=1e-7)
 
 
 @examples(15)

@@ -1,4 +1,4 @@
-"""Deadlines that are planned for and not promised: ``deadlines = planned``."""
+"""Deadlines that are planned for but not promised: ``deadlines = planned``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ AHEAD = Policy(deadlines="look-ahead")
 
 
 def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
+    """Return a job of ``work_s`` GPU-seconds, due in ``due_s``. A GPU trains one sample/s."""
     length = work_s / 256
-    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(given | more))
+    fields = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
+    return a_job(name, **(fields | more))
 
 
 def a_job_running_on_all_gpus(
@@ -38,12 +38,12 @@ def a_job_running_on_all_gpus(
 
 
 def cluster(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snapshot:
-    """Return 4 GPUs on one node, on which 1, 2 or 4 GPUs train as many samples/s."""
+    """Return one node, on which 1, 2 or 4 GPUs train 1, 2 or 4 samples/s."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    found = a_snapshot(
+    snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=estimates, gangs=gangs or {}
     )
-    return replace(found, now_s=NOW_S)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def decide_round(snapshot: Snapshot, policy: Policy = PLANNED) -> RoundOutcome:
@@ -74,7 +74,7 @@ def test_the_schedule_still_has_legs_for_jobs_without_a_promise() -> None:
 
 
 def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
-    def beside_two(*, admitted: bool) -> Snapshot:
+    def with_two_short_jobs(*, admitted: bool) -> Snapshot:
         long = a_job_running_on_all_gpus("long", 3600, 950, admitted=admitted)
         jobs = cluster(
             long,
@@ -93,10 +93,10 @@ def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised()
         }
         return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
 
-    assert gpus_of(decide_round(beside_two(admitted=False)))[0] == 0
-    kept = decide_round(beside_two(admitted=True))
-    assert gpus_of(kept) == [4, 0, 0]
-    assert [d.admitted for d in kept.decisions] == [True, False, False]
+    assert gpus_of(decide_round(with_two_short_jobs(admitted=False)))[0] == 0
+    outcome = decide_round(with_two_short_jobs(admitted=True))
+    assert gpus_of(outcome) == [4, 0, 0]
+    assert [d.admitted for d in outcome.decisions] == [True, False, False]
 
 
 def test_a_job_outside_the_schedule_waits_and_runs_on_leftover_gpus() -> None:
@@ -175,7 +175,7 @@ def test_only_a_promise_reserves_time_for_a_restart() -> None:
 
 
 def gpus_of_schedule(policy: Policy, job: dict[str, Any]) -> list[int]:
-    """Return the GPUs of the legs of a job that is alone on 4; n of them train as sqrt(n)."""
+    """Return the GPUs of the legs of a job that is alone on 4 GPUs. The rate of n is sqrt(n)."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=estimates)
     admission = decide_round(replace(snapshot, now_s=NOW_S), policy).admission
@@ -192,7 +192,7 @@ def test_unpromised_jobs_start_as_requested_or_fastest_and_promised_ones_on_the_
 
 
 def test_a_round_runs_the_scheduled_cells_and_enlarges_only_promised_jobs() -> None:
-    def beside(*, admitted: bool) -> Snapshot:
+    def a_running_round(*, admitted: bool) -> Snapshot:
         runs = a_dated_job(
             "a",
             600,
@@ -205,5 +205,5 @@ def test_a_round_runs_the_scheduled_cells_and_enlarges_only_promised_jobs() -> N
         )
         return cluster(runs, gangs={0: Gang(members=((0, (0,)),))})
 
-    assert gpus_of(decide_round(beside(admitted=False))) == [1]
-    assert gpus_of(decide_round(beside(admitted=True))) == [4]
+    assert gpus_of(decide_round(a_running_round(admitted=False))) == [1]
+    assert gpus_of(decide_round(a_running_round(admitted=True))) == [4]

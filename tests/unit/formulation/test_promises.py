@@ -1,4 +1,4 @@
-"""Each promise and each limit, on the smallest round that shows it."""
+"""Each promise and each limit, in the smallest round that shows it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def gang_on(node: int, *gpus: int) -> Gang:
 
 
 def a_running_job(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
-    """Return a job that has run on ``gpus`` GPUs of type 0 since second 500."""
+    """Return a job that has run since second 500 on ``gpus`` GPUs of type 0."""
     settings = {"state": JobState.RUNNING, "cell": (0, gpus, 1), "since_s": 500.0}
     return a_job(name, workload, **(settings | overrides))
 
 
-def reason_of(found: RoundOutcome, job: int) -> Reason:
-    told = found.decisions[job].reason
-    assert told is not None
-    return told
+def reason_of(outcome: RoundOutcome, job: int) -> Reason:
+    reason = outcome.decisions[job].reason
+    assert reason is not None
+    return reason
 
 
 def columns_of_job(statement: Statement, job: int) -> set[tuple[int, int]]:
@@ -92,9 +92,9 @@ def test_a_job_pinned_to_a_type_without_cells_gets_the_contradiction_as_its_reas
         estimates=LINEAR,
         jobs=[a_job("j", requested_type=1, pinned_type=True)],
     )
-    told = reason_of(decide_round(snapshot, Policy()), 0)
-    assert told.code is ReasonCode.PINS_CONTRADICT
-    assert "pinned to v100" in told.message
+    reason = reason_of(decide_round(snapshot, Policy()), 0)
+    assert reason.code is ReasonCode.PINS_CONTRADICT
+    assert "pinned to v100" in reason.message
 
 
 def test_a_job_whose_pinned_nodes_are_silent_says_so() -> None:
@@ -120,10 +120,10 @@ def test_pins_that_leave_no_gpu_are_reported_and_the_round_continues() -> None:
         (0, 0),
         (0, 1),
     )
-    found = decide_round(snapshot, Policy())
-    assert reason_of(found, 0).code is ReasonCode.PINS_CONTRADICT
-    assert "is pinned to a100 and avoids a100-0, a100-1, which" in reason_of(found, 0).message
-    assert found.decisions[1].kind is START
+    outcome = decide_round(snapshot, Policy())
+    assert reason_of(outcome, 0).code is ReasonCode.PINS_CONTRADICT
+    assert "is pinned to a100 and avoids a100-0, a100-1, which" in reason_of(outcome, 0).message
+    assert outcome.decisions[1].kind is START
 
 
 def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
@@ -134,14 +134,14 @@ def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
         snapshot,
         jobs=replace(snapshot.jobs, requested_type=np.array([0]), pinned_type=np.array([True])),
     )
-    found = decide_round(pinned, Policy())
-    assert found.decisions[0].kind is MOVE
-    assert found.placed.placement.gangs[0] == gang_on(1, 0, 1, 2, 3)
+    outcome = decide_round(pinned, Policy())
+    assert outcome.decisions[0].kind is MOVE
+    assert outcome.placed.placement.gangs[0] == gang_on(1, 0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("promised", [False, True])
 def test_no_placement_uses_an_avoided_node(promised: bool) -> None:
-    """Each node has 2 GPUs taken, so room must be made; the only other node is avoided."""
+    """Two GPUs of each node are taken, so room must be made. The only other node is avoided."""
     estimates = [*FOUR_ONLY, an_estimate(gpus=2)]
     small = [a_running_job(f"s{n}", 2, weight=0.1) for n in range(2)]
     snapshot = a_snapshot(
@@ -150,19 +150,19 @@ def test_no_placement_uses_an_avoided_node(promised: bool) -> None:
         jobs=[*small, a_job("big", 1, guaranteed=promised, requested_gpus=4, weight=5.0)],
         gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
     )
-    found = decide_round(with_avoided_nodes(snapshot, (2, 2)), Policy())
-    assert found.placed.placement.gangs[2].members[0][0] in (0, 1)
+    outcome = decide_round(with_avoided_nodes(snapshot, (2, 2)), Policy())
+    assert outcome.placed.placement.gangs[2].members[0][0] in (0, 1)
 
 
 def test_the_checker_refuses_a_job_on_a_node_that_it_avoids() -> None:
     snapshot = a_snapshot_of_two_types(a_job("j"))
-    found = decide_round(snapshot, Policy())
-    node = found.placed.placement.gangs[0].members[0][0]
+    outcome = decide_round(snapshot, Policy())
+    node = outcome.placed.placement.gangs[0].members[0][0]
     broken = find_placement_violations(
         with_avoided_nodes(snapshot, (0, node)),
-        found.problem,
-        found.solution,
-        found.placed.placement,
+        outcome.problem,
+        outcome.solution,
+        outcome.placed.placement,
     )
     assert [v.rule for v in broken] == ["avoided node"]
 
@@ -201,18 +201,18 @@ def test_the_minimum_demand_is_the_fewest_gpus_but_never_above_the_request() -> 
 
 
 def test_a_request_without_a_cell_is_reported_and_the_round_continues() -> None:
-    found = decide_round(a_snapshot_of_two_types(a_guaranteed_job(gpus=3), a_job("k")), Policy())
-    assert reason_of(found, 0).code is ReasonCode.GUARANTEE_UNMET
-    assert "3 x any type" in reason_of(found, 0).message
-    assert found.decisions[1].kind is START
+    outcome = decide_round(a_snapshot_of_two_types(a_guaranteed_job(gpus=3), a_job("k")), Policy())
+    assert reason_of(outcome, 0).code is ReasonCode.GUARANTEE_UNMET
+    assert "3 x any type" in reason_of(outcome, 0).message
+    assert outcome.decisions[1].kind is START
 
 
 def test_a_guarantee_does_not_shrink_while_nodes_are_away() -> None:
     nodes = [*some_nodes((0, 1, 2)), a_node("silent", 0, 4, schedulable=False)]
     snapshot = a_snapshot(nodes=nodes, estimates=LINEAR, jobs=[a_guaranteed_job(gpus=4)])
-    found = decide_round(snapshot, Policy())
-    assert reason_of(found, 0).code is ReasonCode.GUARANTEE_UNMET
-    assert dict(reason_of(found, 0).evidence)["guaranteed samples/s"] == "1024"
+    outcome = decide_round(snapshot, Policy())
+    assert reason_of(outcome, 0).code is ReasonCode.GUARANTEE_UNMET
+    assert dict(reason_of(outcome, 0).evidence)["guaranteed samples/s"] == "1024"
 
 
 def test_a_launched_job_below_its_guarantee_moves_up_or_stays_if_nothing_is_faster() -> None:
@@ -234,22 +234,22 @@ def test_a_waived_guarantee_has_no_effect() -> None:
 
 
 def test_a_guaranteed_job_is_not_placed_on_a_shape_slower_than_its_request() -> None:
-    """Each node has 2 GPUs free: 4 GPUs on two nodes are known to be slow."""
+    """Each node has 2 free GPUs, and 4 GPUs on two nodes are known to be slow."""
     estimates = [
         an_estimate(gpus=2),
         an_estimate(1, gpus=4, iter_time_s=0.25),
         an_estimate(1, gpus=4, nodes=2, iter_time_s=0.5),
     ]
-    held = [a_running_job(f"h{n}", 2, movable=False) for n in range(2)]
+    fixed = [a_running_job(f"h{n}", 2, movable=False) for n in range(2)]
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         estimates=estimates,
-        jobs=[*held, a_job("j", 1, guaranteed=True, requested_gpus=4)],
+        jobs=[*fixed, a_job("j", 1, guaranteed=True, requested_gpus=4)],
         gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
     )
     policy = Policy(run_to_completion=True)
-    found = decide_round(snapshot, policy)
-    assert found.decisions[2].kind is WAIT
+    outcome = decide_round(snapshot, policy)
+    assert outcome.decisions[2].kind is WAIT
     free = replace(snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(3, np.bool_)))
     assert decide_round(free, policy).placed.placement.gangs[2].nodes == 2
 
@@ -260,26 +260,26 @@ def test_a_guaranteed_job_is_not_placed_on_a_shape_slower_than_its_request() -> 
 def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> None:
     jobs = [a_guaranteed_job(f"j{k}", requested_type=0) for k in range(4)]
     snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 4}})
-    found = decide_round(snapshot, Policy())
-    assert list(decision_kinds(snapshot, found).values()) == [START, START, WAIT, WAIT]
-    assert reason_of(found, 2).code is ReasonCode.QUOTA_SPENT
-    assert found.decisions[0].cell.gpus >= 2
+    outcome = decide_round(snapshot, Policy())
+    assert list(decision_kinds(snapshot, outcome).values()) == [START, START, WAIT, WAIT]
+    assert reason_of(outcome, 2).code is ReasonCode.QUOTA_SPENT
+    assert outcome.decisions[0].cell.gpus >= 2
     assert (
         "quota of t for guaranteed jobs is 4 GPUs, of which 0 are left"
-        in reason_of(found, 2).message
+        in reason_of(outcome, 2).message
     )
 
 
 def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:
     jobs = [a_guaranteed_job("mine"), a_guaranteed_job("theirs", tenant="u"), a_job("best effort")]
-    found = decide_round(with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 0}}), Policy())
-    assert [d.kind for d in found.decisions] == [WAIT, START, START]
+    outcome = decide_round(with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 0}}), Policy())
+    assert [d.kind for d in outcome.decisions] == [WAIT, START, START]
 
 
 def test_a_quota_of_one_type_does_not_restrict_the_others() -> None:
     job = a_guaranteed_job(requested_type=0)
-    found = decide_round(with_quotas(a_snapshot_of_two_types(job), {"t": {0: 1}}), Policy())
-    assert found.decisions[0].cell.gpu_type == 1
+    outcome = decide_round(with_quotas(a_snapshot_of_two_types(job), {"t": {0: 1}}), Policy())
+    assert outcome.decisions[0].cell.gpu_type == 1
 
 
 def test_a_quota_larger_than_the_cluster_limits_nothing() -> None:
@@ -296,17 +296,17 @@ def test_a_reduced_quota_does_not_break_launched_promises() -> None:
     snapshot = with_quotas(
         a_snapshot_of_two_types(*jobs, gangs={0: gang_on(0, 0, 1)}), {"t": {-1: 1}}
     )
-    found = decide_round(snapshot, Policy())
-    assert found.given_up == frozenset()
-    assert found.decisions[0].gang is not None
-    assert found.decisions[1].kind is WAIT
+    outcome = decide_round(snapshot, Policy())
+    assert outcome.given_up == frozenset()
+    assert outcome.decisions[0].gang is not None
+    assert outcome.decisions[1].kind is WAIT
 
 
 def test_a_tenant_borrows_no_more_than_allowed() -> None:
     jobs = [a_job(f"j{k}") for k in range(3)]
     snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 2}}, borrow={"t": 3})
-    found = decide_round(snapshot, Policy(), "portfolio")
-    assert sum(d.cell.gpus for d in found.decisions) == 5
+    outcome = decide_round(snapshot, Policy(), "portfolio")
+    assert sum(d.cell.gpus for d in outcome.decisions) == 5
     far = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 2}})
     assert sum(d.cell.gpus for d in decide_round(far, Policy()).decisions) > 5
 
@@ -319,11 +319,11 @@ def test_a_tenant_at_its_borrowing_limit_gets_that_reason() -> None:
         jobs=jobs,
         gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decide_round(
+    outcome = decide_round(
         with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}), Policy(run_to_completion=True)
     )
-    assert reason_of(found, 1).code is ReasonCode.QUOTA_SPENT
-    assert "t may hold 6 GPUs" in reason_of(found, 1).message
+    assert reason_of(outcome, 1).code is ReasonCode.QUOTA_SPENT
+    assert "t may hold 6 GPUs" in reason_of(outcome, 1).message
 
 
 def test_an_unlent_quota_stays_free() -> None:
@@ -363,13 +363,13 @@ def test_a_privileged_start_never_breaks_a_launched_promise() -> None:
         workloads=2,
         gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decide_round(snapshot, Policy())
-    assert [d.kind for d in found.decisions] == [KEEP, WAIT]
-    assert found.given_up == frozenset()
+    outcome = decide_round(snapshot, Policy())
+    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT]
+    assert outcome.given_up == frozenset()
 
 
 def test_if_blocks_are_short_a_launched_promise_precedes_one_that_only_starts() -> None:
-    """Seven GPUs are free for 4 and 3, but both need those of the first node, where the launched job is."""
+    """Seven GPUs suffice for 4 and 3, but both jobs need the first node's, where one is launched."""
     dead = [
         an_estimate(w, gpus=n, nodes=k, iter_time_s=math.inf)
         for w, n in ((0, 4), (1, 3))
@@ -396,9 +396,9 @@ def test_if_blocks_are_short_a_launched_promise_precedes_one_that_only_starts() 
             4: gang_on(0, 0, 1),
         },
     )
-    found = decide_round(snapshot, Policy())
-    assert [d.kind for d in found.decisions] == [KEEP] * 5 + [WAIT]
-    assert reason_of(found, 5).code is ReasonCode.FRAGMENTED
+    outcome = decide_round(snapshot, Policy())
+    assert [d.kind for d in outcome.decisions] == [KEEP] * 5 + [WAIT]
+    assert reason_of(outcome, 5).code is ReasonCode.FRAGMENTED
 
 
 # minimum run time and the cap on changes
@@ -416,10 +416,10 @@ def test_a_young_allocation_stays_exactly_as_it_is() -> None:
         jobs=jobs,
         gangs={0: gang_on(0, 0), 1: gang_on(1, 0)},
     )
-    found = decide_round(snapshot, Policy(min_run_s=100.0))
-    assert decision_kinds(snapshot, found)["young"] is KEEP
-    assert decision_kinds(snapshot, found)["old"] is not KEEP
-    assert not found.problem.movable[0]
+    outcome = decide_round(snapshot, Policy(min_run_s=100.0))
+    assert decision_kinds(snapshot, outcome)["young"] is KEEP
+    assert decision_kinds(snapshot, outcome)["old"] is not KEEP
+    assert not outcome.problem.movable[0]
     assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["young"] is not KEEP
 
 
@@ -434,13 +434,13 @@ def test_no_more_running_jobs_are_changed_than_the_limit_allows() -> None:
         gangs={k: gang_on(0, k) for k in range(4)},
     )
     assert decide_round(snapshot, Policy(), "portfolio").decisions[4].kind is START
-    few = decide_round(snapshot, Policy(max_changes=3), "portfolio")
-    assert few.decisions[4].kind is WAIT
-    assert [d.kind for d in few.decisions[:4]].count(KEEP) >= 1
+    limited = decide_round(snapshot, Policy(max_changes=3), "portfolio")
+    assert limited.decisions[4].kind is WAIT
+    assert [d.kind for d in limited.decisions[:4]].count(KEEP) >= 1
 
 
 def a_fragmented_snapshot() -> Snapshot:
-    """Return two small jobs on two nodes, which a move would put on one, and a job of a whole node."""
+    """Return two small jobs on two nodes, which fit on one, and a job that needs a whole node."""
     jobs = [a_running_job("a", 2), a_running_job("b", 2), a_job("big", 1, weight=5.0)]
     return a_snapshot(
         nodes=some_nodes((0, 2, 4)),
@@ -487,9 +487,9 @@ def test_a_round_without_changes_can_always_be_stated() -> None:
         jobs=jobs,
         gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
-    found = decide_round(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
-    assert [d.kind for d in found.decisions] == [KEEP, WAIT, WAIT]
-    assert found.given_up == frozenset()
+    outcome = decide_round(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
+    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, WAIT]
+    assert outcome.given_up == frozenset()
 
 
 # queues
@@ -516,7 +516,7 @@ def test_jobs_start_by_queue_then_by_arrival_whatever_their_value() -> None:
 
 
 def a_blocked_queue() -> Snapshot:
-    """Return a head that needs 8 of 4 free GPUs, a small one of its queue, and one of a lower queue."""
+    """Return a head that needs 8 GPUs while 4 are free, and small jobs of its and a lower queue."""
     return a_queue(
         a_running_job("r", 4, 1),
         a_job("head", 2, queued_s=1.0),
@@ -529,17 +529,17 @@ def a_blocked_queue() -> Snapshot:
 
 def test_a_later_job_of_a_blocked_queue_may_start_and_lower_queues_may_not() -> None:
     snapshot = a_blocked_queue()
-    found = decide_round(snapshot, ORDER)
-    assert [d.kind for d in found.decisions] == [KEEP, WAIT, START, WAIT]
-    told = reason_of(found, 3)
-    assert told.code is ReasonCode.BEHIND_QUEUE
-    assert dict(told.evidence) == {"blocked job": "head", "its queue": "1"}
+    outcome = decide_round(snapshot, ORDER)
+    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, START, WAIT]
+    reason = reason_of(outcome, 3)
+    assert reason.code is ReasonCode.BEHIND_QUEUE
+    assert dict(reason.evidence) == {"blocked job": "head", "its queue": "1"}
 
 
 def test_opportunistic_jobs_start_past_a_blocked_one_and_are_marked() -> None:
-    found = decide_round(a_blocked_queue(), replace(ORDER, opportunistic=True))
-    assert [d.kind for d in found.decisions] == [KEEP, WAIT, START, START]
-    assert [d.opportunistic for d in found.decisions] == [False, False, False, True]
+    outcome = decide_round(a_blocked_queue(), replace(ORDER, opportunistic=True))
+    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, START, START]
+    assert [d.opportunistic for d in outcome.decisions] == [False, False, False, True]
 
 
 def test_an_opportunistic_job_gives_way_once_the_blocked_one_fits() -> None:
@@ -582,16 +582,16 @@ def test_running_jobs_shrink_to_launch_a_waiting_one() -> None:
 
 def test_a_job_without_weight_neither_starts_nor_blocks() -> None:
     jobs = [a_job("nothing", 2, weight=0.0), a_job("something", 0, queue=2)]
-    found = decide_round(a_queue(*jobs, nodes=2), ORDER)
-    assert [d.kind for d in found.decisions] == [WAIT, START]
-    assert reason_of(found, 0).code is ReasonCode.NO_WEIGHT
+    outcome = decide_round(a_queue(*jobs, nodes=2), ORDER)
+    assert [d.kind for d in outcome.decisions] == [WAIT, START]
+    assert reason_of(outcome, 0).code is ReasonCode.NO_WEIGHT
 
 
 def test_a_job_that_lacks_quota_does_not_block_lower_queues() -> None:
     jobs = [a_guaranteed_job("spent", 4, workload=1), a_job("lower", queue=2)]
-    found = decide_round(with_quotas(a_queue(*jobs), {"t": {-1: 0}}), ORDER)
-    assert [d.kind for d in found.decisions] == [WAIT, START]
-    assert reason_of(found, 0).code is ReasonCode.QUOTA_SPENT
+    outcome = decide_round(with_quotas(a_queue(*jobs), {"t": {-1: 0}}), ORDER)
+    assert [d.kind for d in outcome.decisions] == [WAIT, START]
+    assert reason_of(outcome, 0).code is ReasonCode.QUOTA_SPENT
 
 
 @pytest.mark.parametrize("cap", [-1, 0, 1, 2])
@@ -617,7 +617,7 @@ def test_must_run_jobs_come_with_a_witness_in_which_all_of_them_run(cap: int) ->
 def a_reserved_round(
     *fillers: dict[str, Any], policy: Policy, waited_s: float = 900.0
 ) -> RoundOutcome:
-    """Return the round of a gang of 8 that has waited, beside a job that ends in 100 s on half of it."""
+    """Return the round of a waiting gang of 8. A job that ends in 100 s holds half of its GPUs."""
     jobs = [
         a_running_job("r", 4, 1, iterations_left=400.0),
         a_job("gang", 2, queued_s=1000.0 - waited_s),
@@ -635,10 +635,10 @@ def test_only_jobs_that_end_before_the_reserved_start_may_fill_the_gap(order: bo
     policy = replace(BACKFILL, queue_order=order)
     long = a_job("long", 1, queued_s=950.0, iterations_left=1e6)
     short = a_job("short", 1, queued_s=960.0, iterations_left=300.0)
-    found = a_reserved_round(long, short, policy=policy)
-    assert [d.kind for d in found.decisions] == [KEEP, WAIT, WAIT, START]
-    assert reason_of(found, 2).code is ReasonCode.RESERVED
-    assert "reserved for gang" in reason_of(found, 2).message
+    outcome = a_reserved_round(long, short, policy=policy)
+    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, WAIT, START]
+    assert reason_of(outcome, 2).code is ReasonCode.RESERVED
+    assert "reserved for gang" in reason_of(outcome, 2).message
     early = a_reserved_round(long, short, policy=policy, waited_s=599.0)
     assert early.decisions[2].kind is START
 
@@ -655,11 +655,10 @@ def test_a_job_that_fits_next_to_the_reservation_may_start_however_long_it_runs(
     assert free.decisions[1].kind is START
     busy = [a_running_job("s", 4, 1, iterations_left=4000.0), *jobs]
     tight = a_queue(*busy, nodes=3, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
-    found = decide_round(tight, BACKFILL)
-    assert found.decisions[2].kind is WAIT
-    assert (
-        found.decisions[3].kind is WAIT
-    )  # all 8 GPUs that are free of jobs at 1,100 s are reserved
+    outcome = decide_round(tight, BACKFILL)
+    assert outcome.decisions[2].kind is WAIT
+    # all 8 GPUs that are free at 1,100 s are reserved
+    assert outcome.decisions[3].kind is WAIT
     roomy = a_queue(*busy, nodes=4, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
     assert decide_round(roomy, BACKFILL).decisions[2].kind is START
 

@@ -27,7 +27,7 @@ ESTIMATES = [
 
 
 def reason_of(job: dict[str, Any], **known: Any) -> Reason:
-    """Return why ``job`` waits on one 4-GPU node, where nobody runs."""
+    """Return why ``job`` waits on one empty 4-GPU node."""
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=ESTIMATES, workloads=4)
     problem = build_problem(snapshot, Policy())
     solution = Solution(
@@ -65,10 +65,10 @@ def reason_of(job: dict[str, Any], **known: Any) -> Reason:
 def test_the_dominant_reason_is_given(
     code: ReasonCode, job: dict[str, Any], known: dict[str, Any]
 ) -> None:
-    found = reason_of(job, **known)
-    assert found.code is code
-    assert found.message
-    assert found.next_step
+    reason = reason_of(job, **known)
+    assert reason.code is code
+    assert reason.message
+    assert reason.next_step
 
 
 def test_a_job_whose_nodes_are_silent_says_so() -> None:
@@ -78,9 +78,9 @@ def test_a_job_whose_nodes_are_silent_says_so() -> None:
     solution = Solution(
         status=SolveStatus.OPTIMAL, choice=np.array([-1]), objective=0, bound=0.0, solver="t"
     )
-    found = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[0]
-    assert found.code is ReasonCode.NODES_AWAY
-    assert "2 x a100 (0 of 4 schedulable)" in found.message
+    reason = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[0]
+    assert reason.code is ReasonCode.NODES_AWAY
+    assert "2 x a100 (0 of 4 schedulable)" in reason.message
 
 
 def test_an_outpriced_job_gets_its_value_and_the_price() -> None:
@@ -101,9 +101,9 @@ def test_a_job_that_pays_but_does_not_fit_gets_the_number_of_free_gpus() -> None
         solver="t",
         prices=np.array([0.3e6]),
     )
-    found = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[1]
-    assert found.code is ReasonCode.NO_CAPACITY
-    assert "all but 1 of the 4 a100 GPUs are taken" in found.message
+    reason = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[1]
+    assert reason.code is ReasonCode.NO_CAPACITY
+    assert "all but 1 of the 4 a100 GPUs are taken" in reason.message
 
 
 def a_running_round() -> Snapshot:
@@ -159,8 +159,8 @@ def test_decisions_are_named_by_what_changed(
     )
     reasons = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())
     placement = Placement(gangs={0: Gang(members=gang)})
-    found = make_decisions(snapshot, statement, solution, placement, reasons)
-    assert [d.kind for d in found] == [kind, DecisionKind.WAIT, DecisionKind.SUSPEND]
-    assert found[0].reason is None
-    assert found[0].rate == pytest.approx(float(of.rate[problem.cell[column]]))
-    assert all(d.reason is not None for d in found[1:])
+    decisions = make_decisions(snapshot, statement, solution, placement, reasons)
+    assert [d.kind for d in decisions] == [kind, DecisionKind.WAIT, DecisionKind.SUSPEND]
+    assert decisions[0].reason is None
+    assert decisions[0].rate == pytest.approx(float(of.rate[problem.cell[column]]))
+    assert all(d.reason is not None for d in decisions[1:])

@@ -1,4 +1,4 @@
-"""Queue policies look at requested counts only, and their rounds are placed on what they chose."""
+"""Queue schedulers consider only requested counts, and their rounds are placed as they chose."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.support.snapshots import snapshots
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
-def columns_of(looked_at: SchedulerView, *, requested_only: bool) -> tuple[list[int], list[int]]:
-    """Return the columns of the options with a count that is requested or held, and those held."""
-    options = options_of(looked_at, requested_only=requested_only)
-    jobs = looked_at.draft.snapshot.jobs
+def columns_of(view: SchedulerView, *, requested_only: bool) -> tuple[list[int], list[int]]:
+    """Return the columns of options with a requested or current count, and the current ones."""
+    options = options_of(view, requested_only=requested_only)
+    jobs = view.draft.snapshot.jobs
     of_job = jobs.requested_gpus[options.job], jobs.current_gpus[options.job]
     kept = (options.gpus == of_job[0]) | (options.gpus == of_job[1])
     held = options.column[options.current[options.runs]]
@@ -50,7 +50,7 @@ def test_options_of_requested_counts_match_the_filtered_list_of_all_options(
 
 
 def a_fragmented_cluster(round_number: int) -> Snapshot:
-    """Return two nodes with two of their four GPUs free each, and a job that needs four on one node."""
+    """Return two four-GPU nodes, half of each free, and a job that needs four GPUs of one node."""
     runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 2, 1), "movable": False}
     cells = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
     return a_snapshot(
@@ -66,14 +66,14 @@ def a_fragmented_cluster(round_number: int) -> Snapshot:
 def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_number: int) -> None:
     snapshot, policy = a_fragmented_cluster(round_number), Policy(defragment_every_rounds=12)
     scheduler = Scheduler(published=make_scheduler("fcfs"))
-    found = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
-    assert found.violations == ()
-    assert [d.kind for d in found.decisions] == [
+    outcome = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
+    assert outcome.violations == ()
+    assert [d.kind for d in outcome.decisions] == [
         DecisionKind.KEEP,
         DecisionKind.KEEP,
         DecisionKind.WAIT,
     ]
-    reason = found.decisions[2].reason
+    reason = outcome.decisions[2].reason
     assert reason is not None
     assert reason.code is ReasonCode.FRAGMENTED
 
@@ -82,7 +82,7 @@ def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_numb
 def test_gpus_are_taken_completely_or_not_at_all(searched_before: bool) -> None:
     nodes = [*some_nodes((0, 2, 4)), *some_nodes((1, 1, 4))]
     free = FreeGpus(a_snapshot(nodes=nodes, jobs=[], estimates=[]))
-    if searched_before:  # so that nodes are in buckets, which taking must mend
+    if searched_before:  # so that taking GPUs must update the buckets of nodes
         assert free.find(0, free.layouts(0, 4)[0], {}) == ((0, 0b1111),)
     assert free.take_if_free(((0, 0b0011), (1, 0b0001)), 0, 3)
     before = list(free.mask), list(free.total)

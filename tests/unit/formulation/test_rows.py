@@ -1,4 +1,4 @@
-"""Rows by kind and subject, and the names that prices and reasons have of them."""
+"""Rows by kind and subject, and their names in prices and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtimes of this release can run, which servers and agents judge alike."""
+"""Jobs that the runtimes of this release can run: servers and agents apply the same rules."""
 
 from __future__ import annotations
 

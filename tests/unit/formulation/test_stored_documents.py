@@ -1,4 +1,4 @@
-"""Values that are stored and sent as documents: read once, where they come in, and written as they came."""
+"""Documents in snapshots: parsed once on arrival, and written back unchanged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CLOS = {
     "tor_bytes_per_s": "25GB/s",
 }
 SPACED = json.dumps(CLOS, indent=1)
-"""Not as we would write it."""
+"""A document that our own encoder would write differently."""
 SENT = CellTraffic(
     work_flop=1e15, compute_s=0.1, start_s=0.0, stages=(StageTraffic(dp=2, tp=1, data=(5e9, 2)),)
 )
 
 
 def a_networked_snapshot(topology: str = SPACED, traffic: str = SENT.to_json()) -> bytes:
-    """Return a stored snapshot with a network of that topology, on which Cells send that traffic."""
+    """Return a stored snapshot whose network has this topology and whose Cells send this traffic."""
     snapshot = a_random_snapshot(1, jobs=3)
     e = snapshot.estimates
     known = Traffics(
@@ -65,7 +65,7 @@ def test_a_snapshot_is_encoded_with_its_original_documents() -> None:
     assert isinstance(snapshot, Snapshot)
     assert snapshot.topology is not None
     assert len(snapshot.topology.topology.hosts) == 4
-    assert {one.cell for one in snapshot.traffic.document} == {SENT}
+    assert {traffic.cell for traffic in snapshot.traffic.document} == {SENT}
     assert encode(snapshot) == stored
 
 
@@ -103,8 +103,8 @@ def test_only_the_latest_topologies_are_cached() -> None:
 def test_threads_that_read_one_topology_concurrently_get_the_same_object() -> None:
     text = json.dumps(CLOS | {"hosts": 500})
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(decode_topology, [text] * 16))
-    assert len({id(one) for one in found}) == 1
+        topologies = list(pool.map(decode_topology, [text] * 16))
+    assert len({id(one) for one in topologies}) == 1
 
 
 def test_reading_a_topology_stops_if_the_caller_leaves() -> None:
@@ -113,11 +113,11 @@ def test_reading_a_topology_stops_if_the_caller_leaves() -> None:
 
 
 def test_topologies_are_compared_by_their_documents() -> None:
-    one = decode_topology(json.dumps(CLOS))
+    topology = decode_topology(json.dumps(CLOS))
     same = DescribedTopology(document=json.dumps(CLOS), topology=decode_topology(SPACED).topology)
-    assert one == same
-    assert one != decode_topology(SPACED)
-    assert hash(one) == hash(same)
+    assert topology == same
+    assert topology != decode_topology(SPACED)
+    assert hash(topology) == hash(same)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_saved_snapshot_with_invalid_traffic_is_refused_when_it_is_read(
     tmp_path: Path,
 ) -> None:
     stored = a_networked_snapshot(traffic='{"work_flop":1}')
-    found = decode(stored)
-    assert isinstance(found, Snapshot)
+    snapshot = decode(stored)
+    assert isinstance(snapshot, Snapshot)
     with pytest.raises(InvalidInput) as wrong:
-        found.traffic.require_readable()
+        snapshot.traffic.require_readable()
     assert wrong.value.field == "traffic"
     (tmp_path / "round.json").write_bytes(stored)
-    done = CliRunner().invoke(main.app, ["solve", str(tmp_path / "round.json")])
-    assert done.exit_code != 0
-    assert "traffic: is not the traffic of a Cell" in " ".join(done.stderr.split())
+    result = CliRunner().invoke(main.app, ["solve", str(tmp_path / "round.json")])
+    assert result.exit_code != 0
+    assert "traffic: is not the traffic of a Cell" in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""The throughput statement: normalisation, restart price, current columns, promises."""
+"""The throughput statement: normalisation, restart costs, current columns and promises."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def column_values(problem: Problem, job: int = 0) -> list[float]:
 def test_a_column_has_the_value_of_its_effective_gpus_whatever_was_requested(
     requested: int,
 ) -> None:
-    """The most efficient Cell has 64 samples/s on one GPU; the others count against that."""
+    """The most efficient Cell has 64 samples/s on one GPU. The others are relative to it."""
     assert column_values(state_problem(a_job("j", requested_gpus=requested))) == [
         1.0,
         1.6,
@@ -106,9 +106,11 @@ def test_weights_scale_only_their_own_jobs_values(own: float, shared: float, see
     jobs = replace(snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t"))
     before = build_problem(snapshot, Policy())
     after = build_problem(with_tenants(replace(snapshot, jobs=jobs), lab=shared), Policy())
-    mine = before.column_job == 0
-    assert after.value[mine] == pytest.approx(own * shared * before.value[mine], rel=1e-3, abs=101)
-    assert np.array_equal(after.value[~mine], before.value[~mine])
+    own_columns = before.column_job == 0
+    assert after.value[own_columns] == pytest.approx(
+        own * shared * before.value[own_columns], rel=1e-3, abs=101
+    )
+    assert np.array_equal(after.value[~own_columns], before.value[~own_columns])
 
 
 def test_a_start_is_charged_its_restart_seconds_relative_to_an_hour() -> None:
@@ -118,8 +120,8 @@ def test_a_start_is_charged_its_restart_seconds_relative_to_an_hour() -> None:
 
 
 def test_near_its_end_a_restart_costs_more_but_never_everything() -> None:
-    """On its share, the whole cluster, 100 iterations of 1.6 s are left: 60 s of restart are 0.375 of
-    them; 600 s are capped."""
+    """On the whole cluster, its share, 100 iterations of 1.6 s are left. A restart of 60 s is 0.375
+    of them; one of 600 s is capped."""
     soon = a_job("j", requested_gpus=2, iterations_left=100.0, restart_s=60.0)
     assert column_values(state_problem(soon))[1] == pytest.approx(1.6 * (1 - 60 / 160))
     assert column_values(state_problem(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.16)

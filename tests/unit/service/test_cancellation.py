@@ -1,4 +1,4 @@
-"""A round whose caller has left ends at the next question, whatever it was doing."""
+"""Rounds whose caller has left: each stops the next time it checks, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ JOBS = 200
 
 @cache
 def a_crowded_snapshot() -> Snapshot:
-    """Return many jobs with deadlines on few GPUs, half of which are taken."""
-    found = make_instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
+    """Return many jobs with deadlines on a few GPUs, half of which are taken."""
+    snapshot = make_instance(JOBS, JOBS // 2, 4, seed=1, running=0.5)
     deadline_s = np.linspace(3600.0, 3600.0 + 60.0 * (JOBS - 1), JOBS)
-    return replace(found, jobs=replace(found.jobs, deadline_s=deadline_s))
+    return replace(snapshot, jobs=replace(snapshot.jobs, deadline_s=deadline_s))
 
 
 class LeavingCaller:
-    """A caller that leaves at a given question, and the number of questions so far."""
+    """A caller that leaves at the ``leaves_at``-th check. It counts the checks."""
 
     def __init__(self, leaves_at: float = math.inf) -> None:
         self.leaves_at, self.asked = leaves_at, 0
@@ -81,9 +81,8 @@ def test_a_round_ends_when_its_caller_leaves(options: Mapping[str, Any], per_job
         leaves = LeavingCaller(leaves_at=1 + share * (stays.asked - 4))
         with pytest.raises(DeadlineTooShort, match="no round was committed"):
             plan_crowd(RoundOptions(**options), leaves)
-        assert (
-            leaves.asked <= leaves.leaves_at + 100
-        )  # CP-SAT's watcher asks until the search has ended
+        # CP-SAT's watcher keeps checking until the search has ended
+        assert leaves.asked <= leaves.leaves_at + 100
 
 
 def test_cp_sat_can_be_stopped_during_its_search() -> None:
@@ -115,7 +114,7 @@ def test_a_network_search_stops_when_its_caller_leaves() -> None:
 
 
 class Countdown:
-    """Time that passes by one at each question."""
+    """A remaining time that falls by one second whenever it is read."""
 
     def __init__(self, questions: int) -> None:
         self.left = questions
@@ -143,31 +142,31 @@ def test_levels_without_time_leave_the_solution_valid() -> None:
 
 
 def test_memory_is_given_back_after_growth_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
+    releases: list[int] = []
     sizes = [2**20, 2**21, 2**30, 2**20, 2**21]
     last = iter([*sizes, *([sizes[-1]] * 1000)])
-    seen: list[int] = []
+    readings: list[int] = []
 
     def resident() -> int:
-        seen.append(next(last))
-        return seen[-1]
+        readings.append(next(last))
+        return readings[-1]
 
-    monkeypatch.setattr(memory, "give_back", lambda: given.append(len(seen)))
+    monkeypatch.setattr(memory, "give_back", lambda: releases.append(len(readings)))
 
     async def test() -> None:
         task = asyncio.create_task(memory.give_back_repeatedly(lambda: False, resident, 0.0))
-        while len(seen) < len(sizes) + 4:
+        while len(readings) < len(sizes) + 4:
             await asyncio.sleep(0)
         task.cancel()
 
     asyncio.run(test())
-    assert given == [3]
+    assert releases == [3]
 
 
 def test_memory_of_a_busy_process_is_released_once_it_is_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[int] = []
+    releases: list[int] = []
     rests_from = memory.MAX_BUSY_PERIODS + 3
     looks = 0
 
@@ -180,21 +179,21 @@ def test_memory_of_a_busy_process_is_released_once_it_is_idle(
         return 2**30 if looks else 2**20
 
     async def test() -> None:
-        monkeypatch.setattr(memory, "give_back", lambda: given.append(looks))
+        monkeypatch.setattr(memory, "give_back", lambda: releases.append(looks))
         task = asyncio.create_task(memory.give_back_repeatedly(is_busy, resident, 0.0))
         while looks < rests_from + 5:
             await asyncio.sleep(0)
         task.cancel()
 
     asyncio.run(test())
-    assert given == [memory.MAX_BUSY_PERIODS, rests_from]
+    assert releases == [memory.MAX_BUSY_PERIODS, rests_from]
 
 
 def test_free_memory_is_returned_to_the_system() -> None:
     memory.give_back()
     before = memory.resident_bytes()
-    held = [bytes(1000) for _ in range(200_000)]
+    objects = [bytes(1000) for _ in range(200_000)]
     grown = memory.resident_bytes()
-    del held
+    del objects
     memory.give_back()
     assert memory.resident_bytes() < before + (grown - before) // 2

@@ -1,4 +1,4 @@
-"""Who attends to clusters ends when told to, whatever wakes it at that moment."""
+"""Cluster tasks: they stop even if woken at that moment, and deleted clusters leave nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_wake_up_during_the_end_does_not_outlive_the_task(steps: int) ->
     )
     watching.start()
     await asyncio.to_thread(store.asked.wait, 5.0)
-    for _ in range(20):  # it has looked once, and comes to wait
+    for _ in range(20):  # it has looked once and then waits
         await asyncio.sleep(0)
     watching.wake("c")
     for _ in range(steps):
@@ -88,7 +88,7 @@ async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left(
             if not self.failed:
                 self.failed = True
                 raise Unavailable("the database is away")
-            self.left = max(0, self.left - 1)  # a late wake looks once more
+            self.left = max(0, self.left - 1)  # a late wake-up purges once more
             return self.left > 0
 
     store: Any = Store()
@@ -97,7 +97,7 @@ async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left(
     async with asyncio.timeout(PATIENCE_S):
         while not store.failed:
             await asyncio.sleep(0.001)
-        while store.left > 0:  # a failed look is not the last
+        while store.left > 0:  # a failed purge is repeated
             purger.wake("c")
             await asyncio.sleep(0.001)
     await purger.stop()

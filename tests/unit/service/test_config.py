@@ -1,4 +1,4 @@
-"""Settings: file under environment, strict keys, no secrets in print, loopback unless told otherwise."""
+"""Settings: environment over file, strict keys, no printed secrets, loopback by default."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_an_unknown_or_wrong_variable_is_an_error(variable: str, value: str) -> 
 def test_a_mistyped_variable_is_reported_with_the_nearest_and_all_valid_names() -> None:
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_DATABSE_URL": "x"})
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         "TESSERA_DATABSE_URL: unknown setting; did you mean 'TESSERA_DATABASE_URL'?"
         " The settings are TESSERA_LISTEN,"
     )
-    assert "TESSERA_SERVER" in said
+    assert "TESSERA_SERVER" in message
 
 
 def test_variables_of_the_command_line_are_ignored() -> None:
@@ -98,4 +98,4 @@ def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
 
 
 def test_three_replicas_fit_into_postgresqls_connection_limit() -> None:
-    assert 3 * Config().connections() <= 97  # of 100, three are kept for its superuser
+    assert 3 * Config().connections() <= 97  # 3 of its 100 are reserved for the superuser

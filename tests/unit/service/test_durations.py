@@ -1,4 +1,4 @@
-"""Durations as people write them: one form for options, files and the standing policy."""
+"""Durations as people write them: one syntax for options, files and the standing policy."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ WRITTEN = [
 def test_options_and_the_standing_policy_parse_durations_alike(text: str, seconds: float) -> None:
     assert options.parse_seconds("--min-run", text) == seconds
     policy = f"{{min_run: {text!r}, promoteAfter: {text!r}}}"
-    found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
-    assert (found.min_run_s, found.promote_after_s) == (seconds, seconds)
+    standing = load_config(None, {"TESSERA_POLICY": policy}).round_options()
+    assert (standing.min_run_s, standing.promote_after_s) == (seconds, seconds)
 
 
 def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> None:
     policy = "{min_run: 600, promote_after: never, round: 7200s, reserve_after: 1.5}"
-    found = load_config(None, {"TESSERA_POLICY": policy}).round_options()
-    assert found == RoundOptions(
+    options = load_config(None, {"TESSERA_POLICY": policy}).round_options()
+    assert options == RoundOptions(
         min_run_s=600.0, promote_after_s=math.inf, round_s=7200.0, reserve_after_s=1.5
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("30m1h", "policy.min_run: '30m1h' is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d"),
         ("1h1h", "is not a duration"),
@@ -58,10 +58,10 @@ def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> N
         ("[1h]", "min_run"),
     ],
 )
-def test_an_invalid_duration_is_refused_with_its_location(text: str, says: str) -> None:
+def test_an_invalid_duration_is_refused_with_its_location(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_POLICY": f"min_run: {text}"})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

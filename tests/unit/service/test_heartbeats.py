@@ -1,4 +1,4 @@
-"""Heartbeats of all agents are recorded together, and each stream hears how its own went."""
+"""Heartbeats of all agents are recorded together, and each stream receives its own result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def heartbeat_of(agent: str) -> Heartbeat:
 
 
 class SlowStore:
-    """Knows all agents but those it is told; each batch waits until it is let go."""
+    """Knows all agents except the ``unknown`` ones. Batches wait until ``go`` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -45,7 +45,7 @@ class SlowStore:
 async def record_all(
     store: SlowStore, agents: Sequence[str]
 ) -> tuple[HeartbeatRecorder, list[BaseException | None]]:
-    """Let the agents be heard, all but the first while the first is recorded."""
+    """Record a heartbeat of each agent; the others arrive while the first is recorded."""
     calls = Calls(1, "heartbeat")
     beats = HeartbeatRecorder(cast(Store, store), calls)
     tasks = [asyncio.create_task(beats.record(heartbeat_of(agents[0])))]

@@ -1,4 +1,4 @@
-"""Lanes: what one client may do to others that wait for the same threads."""
+"""Lanes: how far one client can hold up others that wait for the same threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVIL, GOOD = Share("evil", "a"), Share("good", "b")
 
 
 class BlockingWork:
-    """Work that holds its thread until it is let go."""
+    """Work that holds its thread until it may end."""
 
     def __init__(self) -> None:
         self.began, self.may_end = threading.Event(), threading.Event()
@@ -50,7 +50,7 @@ class BlockingWork:
 
 
 class LaneBench:
-    """A lane, and work given to it."""
+    """A lane and the work submitted to it."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -69,7 +69,7 @@ class LaneBench:
     async def end(self, work: BlockingWork) -> None:
         work.may_end.set()
         assert await self.tasks[self.works.index(work)] == "done"
-        await asyncio.sleep(0)  # the lane takes the thread back in a turn of its own
+        await asyncio.sleep(0)  # the lane takes the thread back in the next step of the event loop
 
 
 @asynccontextmanager
@@ -77,13 +77,13 @@ async def bench(
     threads: int, limits: LaneLimits | None = None, **settings: object
 ) -> AsyncIterator[LaneBench]:
     lane = Lane(threads, "test", limits or LaneLimits.leaving_room(threads), **settings)  # type: ignore[arg-type]
-    found = LaneBench(lane)
+    lane_bench = LaneBench(lane)
     try:
-        yield found
+        yield lane_bench
     finally:
-        for work in found.works:
+        for work in lane_bench.works:
             work.may_end.set()
-        await asyncio.gather(*found.tasks, return_exceptions=True)
+        await asyncio.gather(*lane_bench.tasks, return_exceptions=True)
         await lane.close()
 
 
@@ -94,12 +94,12 @@ def run_async(test: Callable[[], object]) -> None:
 def test_one_client_leaves_a_thread_to_others() -> None:
     async def test() -> None:
         async with bench(3) as b:
-            held = [b.give(Share("evil", name)) for name in ("a", "b", "c", "d")]
-            await b.begun(held[0])
-            await b.begun(held[1])
+            works = [b.give(Share("evil", name)) for name in ("a", "b", "c", "d")]
+            await b.begun(works[0])
+            await b.begun(works[1])
             other = b.give(GOOD)
             await b.begun(other)
-            assert not held[2].began.is_set()
+            assert not works[2].began.is_set()
 
     run_async(test)
 
@@ -107,11 +107,11 @@ def test_one_client_leaves_a_thread_to_others() -> None:
 def test_one_cluster_leaves_a_thread_to_others() -> None:
     async def test() -> None:
         async with bench(3) as b:
-            held = [b.give(Share(client, "a")) for client in ("x", "y", "z")]
-            await b.begun(held[1])
+            works = [b.give(Share(client, "a")) for client in ("x", "y", "z")]
+            await b.begun(works[1])
             other = b.give(GOOD)
             await b.begun(other)
-            assert not held[2].began.is_set()
+            assert not works[2].began.is_set()
 
     run_async(test)
 
@@ -143,7 +143,8 @@ def test_work_is_asked_to_end_only_when_others_wait() -> None:
             now[0] = 8.0
             b.give(EVIL)
             await asyncio.sleep(0)
-            assert first.turn.left_s() == math.inf  # its own calls are no others
+            # calls of the same client do not count as others
+            assert first.turn.left_s() == math.inf
             b.give(GOOD)
             await asyncio.sleep(0)
             assert first.turn.left_s() == 2.0
@@ -255,12 +256,12 @@ def test_a_closing_lane_names_the_calls_still_running() -> None:
 
 
 async def run_as(share: Share, calls: FairCalls, work: Callable[[], T]) -> T:
-    CALLER.set(share)  # in this task alone
+    CALLER.set(share)  # in this task only
     return await calls.run(work)
 
 
 def test_short_calls_run_on_the_share_of_their_caller() -> None:
-    """A crowd that waits for one cluster's row leaves the callers of another their threads."""
+    """Callers of one cluster that wait for its row leave threads to callers of another cluster."""
 
     async def test() -> None:
         calls = FairCalls(Lane(4, "store", LaneLimits(client=3, cluster=2, share=2)))
@@ -291,11 +292,11 @@ def test_short_calls_run_on_the_share_of_their_caller() -> None:
 )
 def test_heavy_calls_leave_the_threads_of_short_ones_alone(request_: Message, heavy: bool) -> None:
     async def test() -> None:
-        quick, few = (
+        quick_calls, heavy_calls = (
             FairCalls(Lane(1, name, LaneLimits(client=1, cluster=1, share=1)))
             for name in ("quick", "heavy")
         )
-        calls = SizedCalls(quick, few)
+        calls = SizedCalls(quick_calls, heavy_calls)
         thread = await calls.run_by_size(lambda _: threading.current_thread().name, request_)
         assert thread.startswith("heavy" if heavy else "quick")
         assert (

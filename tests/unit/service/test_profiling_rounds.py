@@ -1,4 +1,4 @@
-"""Profiling tasks in rounds: on GPUs that nobody wants, under every objective, and bound by no promise."""
+"""Profiling tasks in rounds: they use idle GPUs, under every objective, and no promise binds them."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def a_task(name: str = "task", **overrides: Any) -> dict[str, Any]:
 
 
 def a_cluster(gpus: int, *jobs: dict[str, Any], **rest: Any) -> Snapshot:
-    """Return a node; workload 0 trains on 1 or 2 GPUs, workload 1 is profiling on one."""
+    """Return a node. Workload 0 trains on 1 or 2 GPUs; workload 1 is a profiling task on one."""
     estimates = [
         an_estimate(0, 0, 1, iter_time_s=1.0),
         an_estimate(0, 0, 2, iter_time_s=0.6),
         an_estimate(1, 0, 1, iter_time_s=NOMINAL_S),
     ]
-    found = a_snapshot(
+    snapshot = a_snapshot(
         nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, workloads=2, **rest
     )
-    kinds = tuple(replace(t, dollars_per_hour=1.0) for t in found.gpu_types)
-    return replace(found, gpu_types=kinds, workloads=(found.workloads[0], TASK_WORKLOAD))
+    kinds = tuple(replace(t, dollars_per_hour=1.0) for t in snapshot.gpu_types)
+    return replace(snapshot, gpu_types=kinds, workloads=(snapshot.workloads[0], TASK_WORKLOAD))
 
 
 def running_jobs(
     snapshot: Snapshot, policy: Policy, scheduler: Scheduler | None = None
 ) -> set[str]:
-    """Return the jobs that a round lets run."""
+    """Return the jobs that run after a round."""
     outcome = plan_round(snapshot, policy, make_solver(), FOREVER, scheduler=scheduler)
     assert not outcome.violations
     return {snapshot.jobs.name[d.job] for d in outcome.decisions if d.gang is not None}

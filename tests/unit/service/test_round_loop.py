@@ -1,4 +1,4 @@
-"""The round loop inside its caller's deadline, on a clock that the test turns."""
+"""The round loop within its caller's deadline, on a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ManualClock:
 
 
 class SingleClusterStore:
-    """A store of one snapshot; each call takes as long as the test says."""
+    """A store of one snapshot. The test sets how long each call takes."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -70,22 +70,22 @@ class LoopUnderTest:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = SingleClusterStore(self.clock)
-        self.loop = RoundLoop(self.store, self.clock)  # type: ignore[arg-type] # what schedule() needs
+        self.loop = RoundLoop(self.store, self.clock)  # type: ignore[arg-type] # implements only what schedule() needs
 
     def schedule(
         self, deadline_s: float = math.inf, options: RoundOptions = OPTIONS, **more: Any
     ) -> RoundRecord:
         end_s = self.clock.now_s + deadline_s
-        given: dict[str, Any] = {"dry_run": False, "request": None, "cancelled": lambda: False}
+        defaults: dict[str, Any] = {"dry_run": False, "request": None, "cancelled": lambda: False}
         return self.loop.schedule(
-            "test", options, remaining_s=lambda: end_s - self.clock.now_s, **given | more
+            "test", options, remaining_s=lambda: end_s - self.clock.now_s, **defaults | more
         )
 
 
 def test_a_round_is_committed_with_its_phases() -> None:
-    found = LoopUnderTest().schedule(10.0)
-    assert found.summary.number == 1
-    assert set(found.summary.seconds) >= {
+    record = LoopUnderTest().schedule(10.0)
+    assert record.summary.number == 1
+    assert set(record.summary.seconds) >= {
         "load",
         "build",
         "greedy",
@@ -163,8 +163,8 @@ def test_a_repeated_request_returns_its_round_and_decides_nothing() -> None:
 
 def test_a_dry_run_commits_nothing_and_is_marked() -> None:
     world = LoopUnderTest()
-    found = world.schedule(60.0, dry_run=True)
-    assert (found.summary.outcome, found.summary.number) == ("dry_run", 0)
+    record = world.schedule(60.0, dry_run=True)
+    assert (record.summary.outcome, record.summary.number) == ("dry_run", 0)
     assert world.store.committed == []
 
 
@@ -199,25 +199,25 @@ def test_missing_clusters_leave_nothing_in_memory(
 def test_a_deadline_that_ends_during_placement_ends_the_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, seen = LoopUnderTest(), list[str]()
-    monkeypatch.setattr(loop, "plan_round", _slow(plan_round, world.clock, "greedy", seen))
+    world, phases = LoopUnderTest(), list[str]()
+    monkeypatch.setattr(loop, "plan_round", _slow(plan_round, world.clock, "greedy", phases))
     with pytest.raises(DeadlineTooShort, match="no round was committed"):
         world.schedule(5.0, dry_run=True)
-    assert seen[-1] == "greedy"  # nothing was solved, placed or checked after that
+    assert phases[-1] == "greedy"  # nothing is solved, placed or checked afterwards
 
 
-def _slow(plan: Any, clock: ManualClock, phase: str, seen: list[str]) -> Any:
-    """Return ``plan`` with a phase after which the deadline is over."""
+def _slow(plan: Any, clock: ManualClock, phase: str, phases: list[str]) -> Any:
+    """Return ``plan`` with a phase that uses up the deadline."""
 
     def slowed(*args: Any) -> Any:
         *most, book, scheduler = args
 
-        def told(name: str) -> None:
-            seen.append(name)
+        def book_slowly(name: str) -> None:
+            phases.append(name)
             clock.now_s += 100.0 if name == phase else 0.0
             book(name)
 
-        return plan(*most, told, scheduler)
+        return plan(*most, book_slowly, scheduler)
 
     return slowed
 
@@ -226,7 +226,7 @@ def test_a_solver_returns_its_best_answer_early_if_others_wait() -> None:
     world = LoopUnderTest()
     record = world.schedule(options=RoundOptions(), fair_s=lambda: 0.0)
     assert record.summary.verified
-    assert dict(record.summary.work)["cp-sat"] == 0  # there was no time for it
+    assert dict(record.summary.work)["cp-sat"] == 0  # no time was left for it
 
 
 def test_a_replay_that_cannot_end_early_yields_with_an_error() -> None:
@@ -234,11 +234,11 @@ def test_a_replay_that_cannot_end_early_yields_with_an_error() -> None:
     record = world.schedule(options=RoundOptions())
     world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
     world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
-    given: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
-    _, same = world.loop.replay("test", 1, None, fair_s=lambda: 1.0, **given)
+    limits: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
+    _, same = world.loop.replay("test", 1, None, fair_s=lambda: 1.0, **limits)
     assert same
     with pytest.raises(TooBusy, match="repeat it when the server is less busy"):
-        world.loop.replay("test", 1, None, fair_s=lambda: 0.0, **given)
+        world.loop.replay("test", 1, None, fair_s=lambda: 0.0, **limits)
 
 
 def test_baselines_decide_dry_runs_and_commit_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What an agent's stream takes in and gives out, by a clock that the test turns."""
+"""An agent's stream: the messages it accepts and sends, on a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HandClock:
 
 
 class QuietStore:
-    """Takes everything in; nothing should run."""
+    """Accepts every report and wants no gang to run."""
 
     def __init__(self) -> None:
         self.down = False
@@ -153,7 +153,8 @@ async def test_the_lease_counts_from_the_newest_recorded_message(
     stream = Subscription()
     assert session.lease_from_s == 7.0
     clock.now_s += 5.0
-    assert await session.step(stream) is not None  # told, though it has said nothing since
+    # a reply, although the agent has sent nothing since
+    assert await session.step(stream) is not None
     assert session.lease_from_s == 7.0
     quiet.down = True
     beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)

@@ -1,4 +1,4 @@
-"""Messages and domain values: what goes out comes back, and what is wrong is refused by its field."""
+"""Conversion of messages to domain values and back, and errors that name the wrong field."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ specs = st.builds(
 
 @examples(40)
 @given(specs, st.booleans())
-def test_a_job_survives_a_round_trip(asked: JobSpec, pin: bool) -> None:
-    spec = replace(asked, pinned_type=pin and bool(asked.requested_type))
+def test_a_job_survives_a_round_trip(requested: JobSpec, pin: bool) -> None:
+    spec = replace(requested, pinned_type=pin and bool(requested.requested_type))
     sent = jobs_pb2.Job.FromString(jobs.of_spec("c", spec).SerializeToString())
     back = jobs.to_job_spec("job", "c", spec.name, sent)
     assert back.deadline_s == pytest.approx(spec.deadline_s, abs=1e-6)
@@ -148,7 +148,7 @@ def test_every_option_of_a_round_is_a_field_of_the_api() -> None:
 @given(all_options)
 def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) -> None:
     assert rounds.to_options("options", scheduler_pb2.RoundOptions(), standing) == standing
-    said = scheduler_pb2.RoundOptions(
+    request = scheduler_pb2.RoundOptions(
         seed=0,
         gap=0,
         objective="",
@@ -157,8 +157,8 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         scheduler="",
         opportunistic=False,
     )
-    said.promote_after.seconds = fields.MAX_DURATION_S
-    assert rounds.to_options("options", said, standing) == replace(
+    request.promote_after.seconds = fields.MAX_DURATION_S
+    assert rounds.to_options("options", request, standing) == replace(
         standing,
         seed=0,
         queue_weights="",
@@ -170,7 +170,7 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "says"),
+    ("text", "field", "message"),
     [
         ("objective: speed", "options.objective", "choose from throughput, deadline"),
         ("objective: 0*throughput", "options.objective", "all weights are 0"),
@@ -199,9 +199,9 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
     ],
 )
 def test_an_invalid_round_option_is_named_with_the_allowed_values(
-    text: str, field: str, says: str
+    text: str, field: str, message: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=says) as caught:
+    with pytest.raises(InvalidInput, match=message) as caught:
         rounds.read_options("options", text)
     assert caught.value.field == field
 
@@ -505,9 +505,9 @@ def test_the_request_digest_covers_everything_but_the_request_id() -> None:
         request = jobs_pb2.CancelJobRequest(name="clusters/c/jobs/j", **changes)
         return fields.request_key(request, request.request_id)
 
-    one, same, other = key(request_id="a"), key(request_id="b"), key(request_id="a", etag='"1"')
-    assert one.digest == same.digest != other.digest
-    assert one.method == "CancelJob"
+    first, same, other = key(request_id="a"), key(request_id="b"), key(request_id="a", etag='"1"')
+    assert first.digest == same.digest != other.digest
+    assert first.method == "CancelJob"
     assert key() is None
     for wrong in ("x" * 65, "a\nb"):
         with pytest.raises(InvalidInput, match="request_id"):
@@ -550,6 +550,10 @@ def test_an_agent_receives_only_its_own_shares_but_all_members() -> None:
         ),
     )
     message = agents.of_desired(DesiredState(revision=5, gangs=(gang,)), {"n2"})
-    (told,) = message.gangs
-    assert [(s.node, list(s.gpu_indices)) for s in told.shares] == [("n2", [2, 3])]
-    assert (list(told.members), told.leader, told.iter_time_s) == (["n1", "n2"], "n1", 2.0)
+    (sent_gang,) = message.gangs
+    assert [(s.node, list(s.gpu_indices)) for s in sent_gang.shares] == [("n2", [2, 3])]
+    assert (list(sent_gang.members), sent_gang.leader, sent_gang.iter_time_s) == (
+        ["n1", "n2"],
+        "n1",
+        2.0,
+    )

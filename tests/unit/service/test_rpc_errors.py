@@ -1,4 +1,4 @@
-"""Every error of the tree has a canonical code, and its details fit in the headers."""
+"""Every error class has a canonical gRPC code, and its details fit into the headers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_error_class_is_in_the_table(kind: type[TesseraError]) -> None:
 
 def test_a_class_missing_from_the_table_has_its_ancestors_code() -> None:
     class Special(errors.NotFound):
-        """A test's own."""
+        """An error that only this test defines."""
 
     assert code_of(Special("x")) is grpc.StatusCode.NOT_FOUND
 

@@ -1,4 +1,4 @@
-"""Resource names are parsed strictly and say what form they should have."""
+"""Resource names: parsed strictly, with errors that show the expected form."""
 
 from __future__ import annotations
 

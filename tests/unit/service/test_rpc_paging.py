@@ -1,4 +1,4 @@
-"""Page tokens continue the list they were given for, and no other."""
+"""Page tokens: each continues only the list for which it was issued."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ def test_a_counting_cursor_must_be_a_number(cursor: str) -> None:
         page(pb.ListJobsRequest(page_token=forged), counts=True)
 
 
-@pytest.mark.parametrize(("asked", "given_size"), [(0, 100), (7, 7), (1000, 1000), (5000, 1000)])
-def test_a_page_size_is_capped(asked: int, given_size: int) -> None:
-    assert page(pb.ListJobsRequest(page_size=asked)).size == given_size
+@pytest.mark.parametrize(
+    ("requested", "given_size"), [(0, 100), (7, 7), (1000, 1000), (5000, 1000)]
+)
+def test_a_page_size_is_capped(requested: int, given_size: int) -> None:
+    assert page(pb.ListJobsRequest(page_size=requested)).size == given_size
 
 
 def test_a_negative_page_size_is_refused() -> None:

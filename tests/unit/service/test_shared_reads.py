@@ -1,4 +1,4 @@
-"""Reads that are shared by all who ask at once."""
+"""Reads that are shared by all callers who ask at the same time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tessera.service.rpc.sharing import SharedReads
 
 
 class VersionedShelf:
-    """A thing with a version, which is read when the gate opens; it counts the reads."""
+    """A value with a version, which is read when the gate opens. It counts the reads."""
 
     def __init__(self) -> None:
         self.version, self.reads, self.gate = 1, 0, asyncio.Event()
 
     async def read(self, key: str) -> int:
         self.reads += 1
-        seen = self.version
+        version = self.version
         await self.gate.wait()
         if key == "absent":
             raise NotFound(key)
-        return seen
+        return version
 
 
 async def test_a_hundred_callers_share_a_read() -> None:
@@ -64,11 +64,11 @@ async def test_keys_are_read_separately_and_errors_reach_all_callers() -> None:
 async def test_a_disconnecting_caller_does_not_affect_the_others() -> None:
     shelf = VersionedShelf()
     shared = SharedReads(shelf.read)
-    one, other = (asyncio.create_task(shared.get("a")) for _ in range(2))
+    first, second = (asyncio.create_task(shared.get("a")) for _ in range(2))
     while not shelf.reads:
         await asyncio.sleep(0)
-    one.cancel()
+    first.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await one
+        await first
     shelf.gate.set()
-    assert await other == 1
+    assert await second == 1

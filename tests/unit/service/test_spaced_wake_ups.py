@@ -1,4 +1,4 @@
-"""Rounds that events ask for are spaced, and none that was asked for is forgotten."""
+"""Wake-ups by events: rounds are spaced, and no request for a round is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_wake_up_triggers_one_round_at_once() -> None:
 
 def test_a_storm_of_events_triggers_one_round_per_gap() -> None:
     wakes, begun = SpacedWakes(gap_s=3.0), []
-    for tick in range(200):  # an event each 0.1 s, for 20 s
+    for tick in range(200):  # one event every 0.1 s for 20 s
         now_s = tick / 10
         wakes.wake("c", now_s)
         for cluster in wakes.take_due(now_s):

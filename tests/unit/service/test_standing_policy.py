@@ -1,4 +1,4 @@
-"""The standing policy of a service: one setting that covers every option of a round."""
+"""The standing policy of a service: one setting for all options of a round."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_the_policy_comes_from_the_environment_or_a_multiline_setting_in_the_fil
     file = tmp_path / "tessera.toml"
     lines = POLICY.strip("{}").replace(", ", "\n")
     file.write_text(f'policy = """\n{lines}\n"""\n')
-    found = load_config(file, {})
-    assert found.round_options() == wanted
-    file.write_text(str(found))  # what is printed can be read again
-    assert load_config(file, {}) == found
+    config = load_config(file, {})
+    assert config.round_options() == wanted
+    file.write_text(str(config))  # the printed configuration can be read again
+    assert load_config(file, {}) == config
 
 
 def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() -> None:
@@ -37,7 +37,7 @@ def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() ->
 
 
 @pytest.mark.parametrize(
-    ("policy", "says"),
+    ("policy", "message"),
     [
         (
             "objective: speed",
@@ -52,7 +52,7 @@ def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() ->
         ("objective: [", "policy: is neither JSON nor YAML: while parsing"),
     ],
 )
-def test_an_invalid_policy_is_refused_when_the_server_starts(policy: str, says: str) -> None:
+def test_an_invalid_policy_is_refused_when_the_server_starts(policy: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_POLICY": policy})
-    assert says in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Rounds in processes of their own: the same decisions, and nothing worse than an error when one dies."""
+"""Rounds in processes of their own: equal decisions, and only an error when a process dies."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def infinite_time() -> float:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[SolveProcesses]:
-    found = SolveProcesses()
-    yield found
-    found.close()
+    processes = SolveProcesses()
+    yield processes
+    processes.close()
 
 
 class SnapshotStore:
-    """What ``schedule`` needs of a store: one snapshot, and a list of what was committed."""
+    """The part of a store that ``schedule`` needs: one snapshot, and the committed rounds."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.found = snapshot
@@ -75,13 +75,13 @@ def schedule(
 
 
 def kill_while_solving(workers: SolveProcesses) -> Callable[[], bool]:
-    """Return a question that is asked while a process works, and kills every process when it is."""
-    asked: list[int] = []
+    """Return a check for cancellation that kills all worker processes when first called."""
+    killed: list[int] = []
 
     def cancelled() -> bool:
-        if not asked:
-            asked.extend(workers.pids())
-            for pid in asked:
+        if not killed:
+            killed.extend(workers.pids())
+            for pid in killed:
                 os.kill(pid, signal.SIGKILL)
         return False
 
@@ -92,20 +92,20 @@ LONG = RoundOptions(solver="cp-sat", gap=1e-9)
 
 
 def a_long_round() -> Snapshot:
-    """Return a round that takes CP-SAT a minute at least."""
+    """Return a round that takes CP-SAT at least a minute."""
     return make_instance(3000, 3000, 6, 1)
 
 
 def test_a_worker_process_decides_like_the_server_process(workers: SolveProcesses) -> None:
-    snapshot, seen = make_instance(50, 60, 3, 2, running=0.5), []
+    snapshot, phases = make_instance(50, 60, 3, 2, running=0.5), []
     here = plan_round(snapshot, OPTIONS, make_solver("pricing"), FOREVER)
     there = workers.plan(
-        snapshot, OPTIONS, FOREVER, lambda phase, s: seen.append((phase, s)), infinite_time
+        snapshot, OPTIONS, FOREVER, lambda phase, s: phases.append((phase, s)), infinite_time
     )
     assert there.decisions == here.decisions
     assert there.solution.objective == here.solution.objective
-    assert [phase for phase, _ in seen] == ["build", "greedy", "solve", "place", "check"]
-    assert all(seconds >= 0 for _, seconds in seen)
+    assert [phase for phase, _ in phases] == ["build", "greedy", "solve", "place", "check"]
+    assert all(seconds >= 0 for _, seconds in phases)
 
 
 def test_a_worker_process_is_reused_for_the_next_round(workers: SolveProcesses) -> None:
@@ -148,17 +148,17 @@ def test_a_process_that_died_while_idle_is_replaced(workers: SolveProcesses) -> 
     for pid in workers.pids():
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    found = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
-    assert found.violations == ()
+    outcome = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
+    assert outcome.violations == ()
 
 
 def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: SolveProcesses) -> None:
-    store, asked = SnapshotStore(a_long_round()), threading.Event()
+    store, polled = SnapshotStore(a_long_round()), threading.Event()
     old = workers.pids()
 
-    def cancelled() -> bool:  # first asked while the process works
-        before = asked.is_set()
-        asked.set()
+    def cancelled() -> bool:  # first called while the process works
+        before = polled.is_set()
+        polled.set()
         return before
 
     with pytest.raises(DeadlineTooShort, match="cancelled"):
@@ -171,16 +171,18 @@ def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: Solve
 
 
 def test_a_deadline_that_ends_during_the_solve_ends_it(workers: SolveProcesses) -> None:
-    left = iter([1.0] * 3)
+    seconds_left = iter([1.0] * 3)
     with pytest.raises(DeadlineTooShort, match="call again with a longer one"):
-        workers.plan(a_long_round(), LONG, FOREVER, lambda phase, s: None, lambda: next(left, 0.0))
+        workers.plan(
+            a_long_round(), LONG, FOREVER, lambda phase, s: None, lambda: next(seconds_left, 0.0)
+        )
 
 
 def test_the_solver_gets_the_time_left_by_the_budget(workers: SolveProcesses) -> None:
     brief = replace(FOREVER, remaining_s=lambda: 0.0)
-    found = workers.plan(a_long_round(), LONG, brief, lambda phase, s: None, infinite_time)
-    assert dict(found.solution.work).get("cp-sat", 0.0) == 0.0
-    assert found.violations == ()
+    outcome = workers.plan(a_long_round(), LONG, brief, lambda phase, s: None, infinite_time)
+    assert dict(outcome.solution.work).get("cp-sat", 0.0) == 0.0
+    assert outcome.violations == ()
 
 
 def test_rounds_with_fewer_jobs_are_decided_in_the_server() -> None:
@@ -194,9 +196,9 @@ def test_rounds_with_fewer_jobs_are_decided_in_the_server() -> None:
 
 
 def test_closing_ends_every_process() -> None:
-    found = SolveProcesses()
-    (pid,) = found.pids()
-    found.close()
+    processes = SolveProcesses()
+    (pid,) = processes.pids()
+    processes.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -209,7 +211,7 @@ def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
         pids.update(workers.pids())
         return math.inf
 
-    for _ in range(2):  # the second while the first one's process ends
+    for _ in range(2):  # the second starts while the first one's process ends
         outcome = workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, look_at_processes)
         assert outcome.decisions
     while any(map(psutil.pid_exists, pids)):

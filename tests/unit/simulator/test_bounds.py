@@ -17,7 +17,7 @@ from tests.support.worlds import (
 
 
 def test_the_bound_is_reached_if_nothing_else_limits_throughput() -> None:
-    # 1,000 iterations of a second on 8 GPUs, none of which is lost: half of the horizon
+    # 1,000 iterations of a second on 8 GPUs, without any loss, take half of the horizon
     scenario = a_scenario(an_arrival("a", requested_gpus=8), profiles=[a_profile(8, 1.0)])
     assert throughput_bound(scenario, 2000.0) == pytest.approx(4.0)
 

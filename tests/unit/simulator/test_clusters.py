@@ -1,4 +1,4 @@
-"""Clusters by name, as the papers describe them."""
+"""Named clusters, as described in the papers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.simulator.clusters import PRESETS, hardware_of, preset_cluster
 
 
 def nodes_and_gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
-    """Return nodes and GPUs of each type."""
+    """Return the numbers of nodes and GPUs of each type."""
     _, nodes = preset_cluster(name, share)
     count = Counter(n.gpu_type for n in nodes)
     return {t: (n, sum(x.gpus for x in nodes if x.gpu_type == t)) for t, n in count.items()}

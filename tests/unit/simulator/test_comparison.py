@@ -1,4 +1,4 @@
-"""Gains, ranks and rows of a comparison of policies, by hand."""
+"""Gains, ranks and rows of a comparison of policies, against hand-computed values."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_jct_is_compared_over_the_jobs_that_both_finished() -> None:
 
 
 def test_jct_within_the_horizon_excludes_jobs_that_either_ended_later() -> None:
-    ours, theirs = [a_run([100, 901, 200])], [a_run([200, 100, 900])]
-    assert jct_ratio(ours, theirs).value == pytest.approx(1201 / 1200)
-    assert jct_ratio(ours, theirs, within_horizon=True).value == pytest.approx(300 / 1100)
+    our_runs, their_runs = [a_run([100, 901, 200])], [a_run([200, 100, 900])]
+    assert jct_ratio(our_runs, their_runs).value == pytest.approx(1201 / 1200)
+    assert jct_ratio(our_runs, their_runs, within_horizon=True).value == pytest.approx(300 / 1100)
 
 
 def test_without_commonly_finished_jobs_the_ratio_is_not_a_number() -> None:
@@ -93,7 +93,7 @@ def test_without_commonly_finished_jobs_the_ratio_is_not_a_number() -> None:
 
 
 def test_our_best_policy_is_chosen_by_throughput_over_jct_and_greedy_is_excluded() -> None:
-    # 8 / 260 s, 12 / 350 s
+    # throughput / JCT: 8 / 260 s and 12 / 350 s
     assert best_ilp(BY_POLICY) == "ilp:throughput"
     slower = {**BY_POLICY, "ilp:throughput": [a_run([100, 150, 1000], 12.0)]}
     assert best_ilp(slower) == "ilp:jct"
@@ -102,10 +102,8 @@ def test_our_best_policy_is_chosen_by_throughput_over_jct_and_greedy_is_excluded
 
 
 def test_ranks_count_only_policies_that_are_not_ours() -> None:
-    assert policy_ranks("ilp:throughput", BY_POLICY) == (
-        2,
-        1,
-    )  # fcfs has the lower mean over all three
+    # fcfs has the lower mean JCT over all three jobs
+    assert policy_ranks("ilp:throughput", BY_POLICY) == (2, 1)
     assert policy_ranks("ilp:jct", BY_POLICY) == (2, 2)
 
 
@@ -141,12 +139,12 @@ def test_several_seeds_give_an_interval_of_the_gain() -> None:
 
 
 def test_a_row_covers_the_jobs_that_all_policies_finished() -> None:
-    found = comparison_row("fcfs", BY_POLICY, "arena")
-    assert (found["jobs_of_all"], found["jct_mean_s"], found["jct_p50_s"]) == (2, 275, 275)
-    assert found["throughput_over_arena"] == 0.5
-    assert found["jct_over_arena"] == pytest.approx(550 / 300)
-    assert found["stuck_runs"] == 0
-    assert "jct_mean_low_s" not in found  # of one seed
+    row = comparison_row("fcfs", BY_POLICY, "arena")
+    assert (row["jobs_of_all"], row["jct_mean_s"], row["jct_p50_s"]) == (2, 275, 275)
+    assert row["throughput_over_arena"] == 0.5
+    assert row["jct_over_arena"] == pytest.approx(550 / 300)
+    assert row["stuck_runs"] == 0
+    assert "jct_mean_low_s" not in row  # there is only one seed
     assert [r["policy"] for r in comparison_rows(BY_POLICY)][:2] == ["greedy:jct", "ilp:jct"]
 
 
@@ -186,10 +184,12 @@ def test_a_group_is_named_by_what_its_runs_share() -> None:
     group = ComparisonGroup(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
     assert group.name == "my.csv, optimum, 0.5 of the GPUs"
     costs = RunRequest(work=WorkloadSpec(), policy="", judge_every=7)
-    ours, theirs = (policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs"))
-    assert (ours.work.gpus_share, ours.work.seed, ours.information) == (0.5, 3, "optimum")
-    assert (ours.mapped, theirs.mapped) == (True, False)
-    assert (ours.policy, ours.judge_every) == ("ilp:jct", 7)
+    our_run, their_run = (
+        policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs")
+    )
+    assert (our_run.work.gpus_share, our_run.work.seed, our_run.information) == (0.5, 3, "optimum")
+    assert (our_run.mapped, their_run.mapped) == (True, False)
+    assert (our_run.policy, our_run.judge_every) == ("ilp:jct", 7)
 
 
 def test_shares_and_errors_are_parsed_as_numbers() -> None:
@@ -215,17 +215,17 @@ def test_data_parallel_information_needs_its_file(
 
 
 def test_a_loss_is_relative_to_the_run_on_true_estimates() -> None:
-    truth, told = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
-    assert list(run_loss(truth, told)) == pytest.approx([0.2, 0.1])
+    exact_run, misestimated_run = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
+    assert list(run_loss(exact_run, misestimated_run)) == pytest.approx([0.2, 0.1])
     assert all(map(math.isnan, run_loss(a_run([NEVER]), a_run([1.0]))))
 
 
 def test_loss_curves_start_at_zero() -> None:
-    found = loss_plots(
+    plots = loss_plots(
         {"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}}
     )
-    assert [plot.title for plot in found] == ["Loss in mean JCT", "Loss in normalised throughput"]
-    assert "arena 0 to 0.15" in found[0].alt
+    assert [plot.title for plot in plots] == ["Loss in mean JCT", "Loss in normalised throughput"]
+    assert "arena 0 to 0.15" in plots[0].alt
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_runs_that_cannot_be_compared_are_refused_before_anything_runs(
 def test_both_policies_are_timed_and_time_bounds_hold_only_for_the_default_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = find_cases()["simulator-speed"]
-    result = run_case(found, found.smoke, ["bench"])
+    case = find_cases()["simulator-speed"]
+    result = run_case(case, case.smoke, ["bench"])
     assert set(result["bounds"]) == {"worst_gap", "refused"}
     assert result["ok"]
     assert [line["workload"] for line in result["table"]] == [SYNTHETIC, SYNTHETIC]

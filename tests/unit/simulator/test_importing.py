@@ -83,8 +83,8 @@ def test_a_profile_row_becomes_an_estimate() -> None:
 
 def test_a_failed_run_becomes_an_infeasible_estimate() -> None:
     rows = [a_profile(iter_time_s="", status=s, params=s) for s in ("failed", "oom", "infeasible")]
-    found = parse_profiles(a_file(PROFILE, *rows), "p.csv")
-    assert [e.iter_time_s for e in found] == [math.inf] * 3
+    records = parse_profiles(a_file(PROFILE, *rows), "p.csv")
+    assert [e.iter_time_s for e in records] == [math.inf] * 3
 
 
 def test_optional_columns_are_read_at_any_position() -> None:
@@ -124,13 +124,13 @@ def test_a_wrong_field_is_named_with_the_allowed_values(
 
 
 def test_a_pipeline_cannot_have_more_stages_than_gpus() -> None:
-    said = profile_message(PROFILE + ",pipeline_degree", a_profile() + ",9")
-    assert said == "p.csv line 2, column pipeline_degree: must be at most the number of GPUs, 8"
+    message = profile_message(PROFILE + ",pipeline_degree", a_profile() + ",9")
+    assert message == "p.csv line 2, column pipeline_degree: must be at most the number of GPUs, 8"
 
 
 def test_a_duplicate_configuration_names_both_lines() -> None:
-    said = profile_message(PROFILE, a_profile(), a_profile(params="2.6B"), a_profile())
-    assert said == "p.csv line 4: must not repeat the configuration of line 2"
+    message = profile_message(PROFILE, a_profile(), a_profile(params="2.6B"), a_profile())
+    assert message == "p.csv line 4: must not repeat the configuration of line 2"
 
 
 def test_the_same_gpus_on_other_nodes_are_another_configuration() -> None:
@@ -139,10 +139,10 @@ def test_the_same_gpus_on_other_nodes_are_another_configuration() -> None:
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    said = profile_message(
+    message = profile_message(
         PROFILE, a_profile(status="x", num_nodes="0"), "1,2", a_profile(model="")
     )
-    assert [line.partition(":")[0] for line in said.splitlines()] == [
+    assert [line.partition(":")[0] for line in message.splitlines()] == [
         "p.csv line 2, column status",
         "p.csv line 2, column num_nodes",
         "p.csv line 3",
@@ -151,17 +151,17 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 def test_reading_stops_at_the_twentieth_mistake() -> None:
-    said = profile_message(PROFILE, *["x"] * 50).splitlines()
-    assert len(said) == 21
-    assert said[19].startswith("p.csv line 21")
-    assert said[20] == "p.csv: reading stopped after 20 mistakes"
+    message = profile_message(PROFILE, *["x"] * 50).splitlines()
+    assert len(message) == 21
+    assert message[19].startswith("p.csv line 21")
+    assert message[20] == "p.csv: reading stopped after 20 mistakes"
 
 
 def test_a_missing_and_an_unknown_column_are_named() -> None:
-    said = profile_message(PROFILE.replace("status", "state"))
-    assert "line 1, column status: is missing" in said
-    assert "line 1, column 'state': is not a known column" in said
-    assert "the header must name model,params,global_batch," in said
+    message = profile_message(PROFILE.replace("status", "state"))
+    assert "line 1, column status: is missing" in message
+    assert "line 1, column 'state': is not a known column" in message
+    assert "the header must name model,params,global_batch," in message
 
 
 def test_a_duplicate_column_is_refused() -> None:
@@ -198,8 +198,8 @@ def test_malformed_csv_is_refused_with_its_line(data: bytes, message: str) -> No
 
 def test_line_numbers_account_for_quoted_line_breaks() -> None:
     rows = ('"a\nb",' + a_profile().partition(",")[2], a_profile(status="x"))
-    said = profile_message(PROFILE, *rows).splitlines()
-    assert [line.partition(",")[0] for line in said] == ["p.csv line 2", "p.csv line 4"]
+    message = profile_message(PROFILE, *rows).splitlines()
+    assert [line.partition(",")[0] for line in message] == ["p.csv line 2", "p.csv line 4"]
 
 
 def test_a_trace_row_becomes_a_job() -> None:
@@ -220,8 +220,8 @@ def test_iterations_are_divided_as_requested_but_never_to_zero() -> None:
 def test_arrivals_count_from_the_first_and_come_in_order() -> None:
     times = ("500", "100.5", "500", "300")
     rows = [a_trace_row(job_id=f"j{i}", submit_time_s=t) for i, t in enumerate(times)]
-    found = parse_trace(a_file(TRACE, *rows), "t.csv")
-    assert [(a.spec.name, a.arrival_s) for a in found] == [
+    arrivals = parse_trace(a_file(TRACE, *rows), "t.csv")
+    assert [(a.spec.name, a.arrival_s) for a in arrivals] == [
         ("j1", 0.0),
         ("j3", 199.5),
         ("j0", 399.5),
@@ -266,8 +266,8 @@ def test_a_wrong_time_is_reported_once() -> None:
 
 
 def test_a_duplicate_job_names_both_lines() -> None:
-    said = trace_message(TRACE, a_trace_row(), a_trace_row())
-    assert said == "t.csv line 3, column job_id: must be unique; line 2 has the same"
+    message = trace_message(TRACE, a_trace_row(), a_trace_row())
+    assert message == "t.csv line 3, column job_id: must be unique; line 2 has the same"
 
 
 @pytest.mark.parametrize(
@@ -285,19 +285,19 @@ def test_meaningless_options_are_refused(make: Callable[[], TraceOptions], field
 
 
 def test_the_published_profiles_are_read_as_they_are() -> None:
-    found = read_profiles(published("alpa_optimal.csv"))
-    assert len(found) == 329
-    assert sum(math.isinf(e.iter_time_s) for e in found) == 11
-    assert {e.cell.pipeline_degree for e in found} == {BEST_FOUND}
+    records = read_profiles(published("alpa_optimal.csv"))
+    assert len(records) == 329
+    assert sum(math.isinf(e.iter_time_s) for e in records) == 11
+    assert {e.cell.pipeline_degree for e in records} == {BEST_FOUND}
 
 
 def test_the_published_trace_is_read_as_it_is() -> None:
     path = published("trace_philly.csv")
-    found = read_trace(path)
-    assert len(found) == 1938
-    first = found[0]
+    arrivals = read_trace(path)
+    assert len(arrivals) == 1938
+    first = arrivals[0]
     assert first == Arrival(0.0, first.spec)
     assert (first.spec.iterations, first.spec.deadline_s) == (119_965 // 5, 1_956_739 - 1_945_645)
-    assert [a.arrival_s % 300 for a in found] == [0] * 1938
-    assert sum(a.arrival_s < 2000 * 300 for a in found) == 986
-    assert read_trace(path, limit=10) == found[:10]
+    assert [a.arrival_s % 300 for a in arrivals] == [0] * 1938
+    assert sum(a.arrival_s < 2000 * 300 for a in arrivals) == 986
+    assert read_trace(path, limit=10) == arrivals[:10]

@@ -1,4 +1,4 @@
-"""What policies may know: the optimum, the data-parallel gate, and extrapolation from the first counts."""
+"""Information that policies may use: the optimum, the data-parallel gate, extrapolation from low counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tessera.simulator.comparison.information import GIB, read_dp_memory
 from tessera.simulator.data import data_dir
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
-HAS = 2**35  # memory of every GPU of a snapshot built here
+HAS = 2**35  # bytes of memory of every GPU in these snapshots
 
 
 def a_table(*rows: dict[str, Any]) -> Snapshot:
@@ -43,7 +43,7 @@ def a_searched_estimate(
 
 
 def best_times(snapshot: Snapshot, gpu_type: int = 0) -> dict[int, float]:
-    """Return the least time of each count on a type."""
+    """Return the least iteration time of each GPU count on a type."""
     e = snapshot.estimates
     found: dict[int, float] = {}
     for t, gpus, s in zip(

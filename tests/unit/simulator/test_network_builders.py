@@ -1,4 +1,4 @@
-"""Fabrics by a few numbers: how many vertices and links there are, and what hangs on what."""
+"""Fabrics built from a few numbers: their vertices, links and attachments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = [
 
 
 def degrees(topology: Topology, low: Tier, high: Tier) -> tuple[set[int], set[int]]:
-    """Return how many links to ``high`` each vertex of ``low`` has, and how many each of ``high`` gets."""
+    """Return the numbers of links from ``low`` to ``high`` for each vertex of ``low``, and of ``high``."""
     e, tier = topology.links, topology.vertices.tier
     between = (tier[e.source] == low) & (tier[e.target] == high)
     out = Counter({int(v): 0 for v in np.flatnonzero(tier == low)})
@@ -48,9 +48,9 @@ def degrees(topology: Topology, low: Tier, high: Tier) -> tuple[set[int], set[in
 
 def test_the_papers_two_layer_clos_has_173_tors_and_16_aggregation_switches() -> None:
     topology = a_clos(250, A100_HOST, tors=173, aggregations=16)
-    found = count_tiers(topology)
-    assert (found[Tier.GPU], found[Tier.NIC]) == (2000, 1000)
-    assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (173, 16)
+    counts = count_tiers(topology)
+    assert (counts[Tier.GPU], counts[Tier.NIC]) == (2000, 1000)
+    assert (counts[Tier.TOR], counts[Tier.AGGREGATION]) == (173, 16)
     assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({16}, {173})
     assert degrees(topology, Tier.NIC, Tier.TOR) == ({1}, {4, 8})
 
@@ -70,8 +70,8 @@ def test_a_host_of_a_clos_is_on_one_tor() -> None:
 
 def test_the_papers_double_sided_network_has_6_12_and_32_switches_and_eight_links_a_host() -> None:
     topology = a_double_sided(250, A100_HOST, tors=6, aggregations=12, cores=32)
-    found = count_tiers(topology)
-    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (6, 12, 32)
+    counts = count_tiers(topology)
+    assert (counts[Tier.TOR], counts[Tier.AGGREGATION], counts[Tier.CORE]) == (6, 12, 32)
     assert degrees(topology, Tier.NIC, Tier.TOR)[0] == {2}
     assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({4}, {2})
     assert degrees(topology, Tier.AGGREGATION, Tier.CORE) == ({8}, {3})
@@ -131,9 +131,9 @@ def test_every_link_has_a_reverse_link_of_equal_speed_and_delay(
 
 def test_the_testbed_matches_the_paper() -> None:
     topology = crux_testbed()
-    found = count_tiers(topology)
-    assert (len(topology.hosts), found[Tier.GPU]) == (12, 96)
-    assert (found[Tier.TOR], found[Tier.AGGREGATION]) == (6, 8)
+    counts = count_tiers(topology)
+    assert (len(topology.hosts), counts[Tier.GPU]) == (12, 96)
+    assert (counts[Tier.TOR], counts[Tier.AGGREGATION]) == (6, 8)
     speeds = {(k.source, k.target): k.bytes_per_s for k in link_kinds(topology)}
     assert speeds[Tier.NIC, Tier.TOR] == 25e9
     assert speeds[Tier.TOR, Tier.AGGREGATION] == 12.5e9
@@ -176,9 +176,8 @@ def test_the_bisection_search_can_reroute_earlier_flow(order: int) -> None:
             ],
         }
     )
-    assert bisection_bytes_per_s(topology) == pytest.approx(
-        2e9
-    )  # s0 > a > x > s1 and s0 > c > b > s1
+    # s0 > a > x > s1 and s0 > c > b > s1
+    assert bisection_bytes_per_s(topology) == pytest.approx(2e9)
 
 
 def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_root() -> None:
@@ -199,8 +198,8 @@ def test_the_pcie_switch_of_each_gpu_and_nic_can_be_given() -> None:
 
 def test_lingjun_groups_are_switches_and_labels_are_local_to_a_psw() -> None:
     topology = a_lingjun(ROWS)
-    found = count_tiers(topology)
-    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (3, 2, 1)
+    counts = count_tiers(topology)
+    assert (counts[Tier.TOR], counts[Tier.AGGREGATION], counts[Tier.CORE]) == (3, 2, 1)
     routes = Routes(topology)
     same = routes.between(gpu(topology, 0), gpu(topology, 1))
     assert "p1/s1" in vertex_names(topology, same[0])
@@ -214,10 +213,10 @@ def test_the_lingjun_file_has_847_hosts_in_119_groups() -> None:
     if path is None:
         pytest.skip("the Lingjun data set is not here (TESSERA_DATA)")
     rows = rows_of(path.read_text(encoding="utf-8"), path.name)
-    found = count_tiers(a_lingjun(rows))
+    counts = count_tiers(a_lingjun(rows))
     assert len(rows) == 847
-    assert (found[Tier.TOR], found[Tier.AGGREGATION], found[Tier.CORE]) == (119, 3, 1)
-    assert found[Tier.GPU] == 847 * 8
+    assert (counts[Tier.TOR], counts[Tier.AGGREGATION], counts[Tier.CORE]) == (119, 3, 1)
+    assert counts[Tier.GPU] == 847 * 8
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ LINKS = 3
 
 
 class GpuBook:
-    """Whole GPUs of one host, lowest first."""
+    """An allocator of one host's GPUs, lowest first."""
 
     def __init__(self, gpus: int) -> None:
         self.free, self.held = set(range(gpus)), dict[str, tuple[int, ...]]()
@@ -48,7 +48,7 @@ class GpuBook:
 def a_part(
     name: str, link: int, comm_s: float, compute_s: float = 1.0, gpus: int = 1
 ) -> Contention:
-    """Return one job that sends ``comm_s`` on one link, with one bundle that can take it or the next."""
+    """Return one job that sends for ``comm_s`` in one bundle, over the link or the next one."""
     none, starts = np.zeros(0, np.int64), np.array([0, 1])
     return Contention(
         jobs=(name,),
@@ -73,7 +73,7 @@ def a_part(
 
 
 def first_paths(contention: Contention) -> NetworkPlan:
-    """Return everybody on its first path, the first job the most urgent."""
+    """Return a plan with all jobs on their first paths; the first job is the most urgent."""
     jobs = len(contention.jobs)
     return NetworkPlan(
         chosen=np.zeros(len(contention.bundle_bytes), np.int64),
@@ -143,11 +143,11 @@ def test_jobs_that_share_nothing_end_as_if_alone() -> None:
 
 
 def test_a_job_is_slowed_by_a_contending_one_until_that_ends() -> None:
-    """Two of 1 s each way with 2 s on the link: the second has what the first leaves, one s in three."""
+    """Both compute 1 s and send 2 s; the second job gets what the first leaves, one second in three."""
     jobs = [a_job("a", iterations=100), a_job("b", iterations=100)]
     result = play_jobs(jobs, {"a": 0, "b": 0}, comm_s=2.0, window=RateWindow(of_few=600))
-    assert result.end_s[0] == pytest.approx(300.0)  # the urgent one as alone
-    rate = 1 / 6  # 2 s of link at a third of the time
+    assert result.end_s[0] == pytest.approx(300.0)  # the urgent job runs as if alone
+    rate = 1 / 6  # 2 s of the link, a third of the time
     assert result.end_s[1] == pytest.approx(300 + (100 - 300 * rate) * 3, rel=0.01)
     assert result.ever_contended.all()
     assert result.contended_gpu_s == pytest.approx(600.0)
@@ -159,22 +159,22 @@ def test_alternative_plans_are_judged_at_the_same_times_and_change_nothing() -> 
     links = {"a": 0, "b": 0}
     window = RateWindow(of_few=600)
     plain = play_jobs(jobs, links, comm_s=2.0, window=window)
-    found = play_jobs(
+    result = play_jobs(
         jobs,
         links,
         comm_s=2.0,
         window=window,
         comparisons={"same": first_paths, "apart": spread_paths},
     )
-    assert found.end_s.tolist() == plain.end_s.tolist()
-    assert found.flop == pytest.approx(2000.0)
-    assert found.comparison_flop["same"] == pytest.approx(found.flop)
-    both_s, alone_s = found.end_s[0], found.end_s[1] - found.end_s[0]
-    assert found.comparison_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
+    assert result.end_s.tolist() == plain.end_s.tolist()
+    assert result.flop == pytest.approx(2000.0)
+    assert result.comparison_flop["same"] == pytest.approx(result.flop)
+    both_s, alone_s = result.end_s[0], result.end_s[1] - result.end_s[0]
+    assert result.comparison_flop["apart"] == pytest.approx(2 * 10 * both_s / 3 + 10 * alone_s / 3)
 
 
 def spread_paths(contention: Contention) -> NetworkPlan:
-    """Return each second job on its other path."""
+    """Return a plan with every second job on its other path."""
     plan = first_paths(contention)
     return replace(plan, chosen=np.arange(len(plan.chosen)) % 2)
 
@@ -227,7 +227,7 @@ def _contended(comm_s: float) -> ContentionSlowdowns:
 
 
 def test_the_job_simulator_slows_contending_jobs_and_its_log_replays() -> None:
-    """Alone 1,000 s each. Together the second has a sixth of the iterations in place of a third: 2 times."""
+    """Alone, each job takes 1,000 s. Contended, the second does 1/6 in place of 1/3 iterations/s: half."""
     scenario = a_scenario(an_arrival("a"), an_arrival("b"))
     ends = {}
     for slowdowns in (None, _contended(2.0)):
@@ -236,9 +236,9 @@ def test_the_job_simulator_slows_contending_jobs_and_its_log_replays() -> None:
         assert list(replay_lines(lines_of(log_of(result))).values()) == pytest.approx(
             (result.end_s - result.arrival_s).tolist()
         )
-    alone, met = ends[False], ends[True]
-    assert met[0] == pytest.approx(alone[0])
-    assert met[1] == pytest.approx(alone[1] + alone[0] / 2, rel=0.01)
+    alone, contended = ends[False], ends[True]
+    assert contended[0] == pytest.approx(alone[0])
+    assert contended[1] == pytest.approx(alone[1] + alone[0] / 2, rel=0.01)
 
 
 def test_a_starved_job_has_a_finite_slowdown() -> None:
@@ -247,6 +247,6 @@ def test_a_starved_job_has_a_finite_slowdown() -> None:
 
     gang = Gang(members=((0, (0,)),))
     runs = {job: AllocationChange(job=job, kind=DecisionKind.START, gang=gang) for job in (0, 1)}
-    found = ContentionSlowdowns(met, first_paths, GroupRates())(runs)
-    assert found[0] == pytest.approx(1.0)
-    assert 1000 < found[1] <= 1e6
+    slowdowns = ContentionSlowdowns(met, first_paths, GroupRates())(runs)
+    assert slowdowns[0] == pytest.approx(1.0)
+    assert 1000 < slowdowns[1] <= 1e6

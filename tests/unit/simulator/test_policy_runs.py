@@ -1,4 +1,4 @@
-"""Workloads and policies by name, and one run of both, as simulation benchmarks have them."""
+"""Named workloads and policies, and runs of both as in simulation benchmarks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ m,1B,8,a100,1,2,1.0,ok
 
 @pytest.fixture
 def files(tmp_path: Path) -> WorkloadSpec:
-    """Four jobs: b wants two GPUs, c a type on which it does not run, d comes late."""
+    """Return files of four jobs: b requests two GPUs, c a type on which it cannot run; d arrives late."""
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
     return WorkloadSpec(
@@ -130,13 +130,13 @@ def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
 def test_a_trace_file_is_cut_at_the_horizon_and_bad_jobs_are_dropped_and_named(
     files: WorkloadSpec,
 ) -> None:
-    found = make_scenario(files)
-    assert [one.spec.name for one in found.scenario.arrivals] == ["a", "b"]
-    assert found.dropped == 1
-    assert "c (m 1B on 2 v100)" in found.said
-    assert found.horizon_s == 300.0  # no job arrives later
-    # a: 200 GPU-seconds, b: 200, of 1,280 GPUs until the last arrival
-    assert found.load == pytest.approx(400 / (1280 * 300))
+    world_scenario = make_scenario(files)
+    assert [one.spec.name for one in world_scenario.scenario.arrivals] == ["a", "b"]
+    assert world_scenario.dropped == 1
+    assert "c (m 1B on 2 v100)" in world_scenario.said
+    assert world_scenario.horizon_s == 300.0  # the last job arrives then
+    # a and b have 200 GPU-seconds each, on 1,280 GPUs until the last arrival
+    assert world_scenario.load == pytest.approx(400 / (1280 * 300))
 
 
 def test_bad_jobs_can_be_refused_or_kept(files: WorkloadSpec) -> None:
@@ -150,8 +150,8 @@ def test_bad_jobs_can_be_refused_or_kept(files: WorkloadSpec) -> None:
 
 def test_deadlines_are_removed_unless_requested(files: WorkloadSpec) -> None:
     assert math.isinf(make_scenario(files).scenario.arrivals[0].spec.deadline_s)
-    asked = WorkloadSpec(**asdict(files) | {"deadlines": True})
-    assert make_scenario(asked).scenario.arrivals[0].spec.deadline_s == 500
+    spec = WorkloadSpec(**asdict(files) | {"deadlines": True})
+    assert make_scenario(spec).scenario.arrivals[0].spec.deadline_s == 500
 
 
 def test_a_share_of_the_jobs_is_drawn_by_seed(files: WorkloadSpec) -> None:
@@ -201,12 +201,12 @@ def test_a_share_of_a_cluster_keeps_at_least_one_node_of_each_type() -> None:
 
 
 def test_a_run_reads_back_unchanged_whether_run_here_or_as_a_task() -> None:
-    asked = RunRequest(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
-    here, there = run_request(asked), json.loads(answer_call(asked.task("x").call))
-    for result in (here, there):  # times differ from run to run
+    request = RunRequest(work=SMALL, policy="fcfs", judge_every=1, mapped=True)
+    local, stored = run_request(request), json.loads(answer_call(request.task("x").call))
+    for result in (local, stored):  # wall times differ between runs
         result["figures"] = {k: v for k, v in result["figures"].items() if "decide" not in k}
-    assert json.loads(json.dumps(here)) == there
-    ran = FinishedRun.read(there)
+    assert json.loads(json.dumps(local)) == stored
+    ran = FinishedRun.read(stored)
     assert np.isfinite(ran.jct_s).all()
     assert ran.figures["completed"] == len(ran.jct_s) == 8
     assert 0 < ran.figures["optimum_share"] < 0.999
@@ -222,14 +222,14 @@ def test_a_run_reads_back_unchanged_whether_run_here_or_as_a_task() -> None:
 
 
 def test_wrong_estimates_change_decisions_but_no_speed() -> None:
-    truth, told = (
+    exact_run, misestimated_run = (
         FinishedRun.read(
             run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
         )
         for error in (0.0, 0.5)
     )
-    assert (truth.alone_s == told.alone_s).all()
-    assert (truth.jct_s != told.jct_s).any()
+    assert (exact_run.alone_s == misestimated_run.alone_s).all()
+    assert (exact_run.jct_s != misestimated_run.jct_s).any()
 
 
 @pytest.mark.parametrize("policy", ["ilp:jct", "arena", "fcfs"])
@@ -237,15 +237,15 @@ def test_no_schedule_ends_a_job_sooner_than_alone(policy: str) -> None:
     costs = Overheads(save_s=3.0, load_s=5.0, search_s={1: 20.0, 8: 40.0})
     for seed in range(6):
         scenario = a_random_scenario(seed, jobs=4)
-        found = simulate_scenario(
+        result = simulate_scenario(
             scenario,
             decide=Decider(options_of(policy)),
             overheads=costs,
             horizon_s=3e5,
             on_events=True,
         )
-        ended = np.isfinite(found.end_s) & (np.array(found.state) == "succeeded")
-        jct_s = found.end_s - found.arrival_s
+        ended = np.isfinite(result.end_s) & (np.array(result.state) == "succeeded")
+        jct_s = result.end_s - result.arrival_s
         assert (alone_seconds(scenario, costs)[ended] <= jct_s[ended] + 1e-6).all()
 
 
@@ -255,7 +255,7 @@ def test_a_single_job_on_its_best_cell_takes_exactly_its_time_alone() -> None:
         profiles=[a_profile(1, 1.0), a_profile(4, 0.5), a_profile(8, 0.1)],
     )
     costs = Overheads(search_s={1: 10.0, 8: 80.0}, load_s=5.0)
-    # 8 GPUs of two nodes; the least start is that on one GPU
+    # 8 GPUs of two nodes; a start on one GPU takes the least time
     assert alone_seconds(scenario, costs).tolist() == [pytest.approx(15.0 + 100.0)]
     too_large = a_scenario(
         an_arrival("a", workload=BERT),

@@ -1,4 +1,4 @@
-"""Reports: what the page and the Markdown hold, and how values are written."""
+"""Reports: the contents of the page and the Markdown, and the format of values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VOID = {"meta", "br", "link", "img"}
 
 
 class ParsedPage(HTMLParser):
-    """The elements of a page; fails where they are not nested."""
+    """The elements of a page, which must be properly nested."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ParsedPage(HTMLParser):
 
 
 def a_plot(title: str = "Queue <length>", **series: list[float]) -> Plot:
-    """Return lines of values at 0 s, 10 s, ... until 100 s."""
+    """Return a plot of values at 0 s, 10 s, ... until 100 s."""
     steps = {
         name: (10.0 * np.arange(len(values)), np.array(values))
         for name, values in (series or {"ilp": [1.0, 5.0], "fcfs": [2.0, 3.0]}).items()
@@ -70,7 +70,7 @@ def a_plot(title: str = "Queue <length>", **series: list[float]) -> Plot:
 
 
 def a_report(**more: Any) -> RunReport:
-    found = RunReport(
+    report = RunReport(
         title="Policies & loads",
         summary="All < 1.",
         command="tessera bench policies --seeds 2",
@@ -92,7 +92,7 @@ def a_report(**more: Any) -> RunReport:
         plots=(a_plot(), a_plot("Queue again")),
         notes=("FCFS > expected.",),
     )
-    return replace(found, **more)
+    return replace(report, **more)
 
 
 @pytest.mark.parametrize(
@@ -151,23 +151,23 @@ def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
 
 
 def test_the_page_describes_its_pictures_to_screen_readers() -> None:
-    found = ParsedPage(render_page(a_report()))
-    html = found.all("html")[0]
+    page = ParsedPage(render_page(a_report()))
+    html = page.all("html")[0]
     assert html["lang"] == "en"
-    pictures = found.all("svg")
+    pictures = page.all("svg")
     assert [picture["role"] for picture in pictures] == ["img", "img"]
     for picture in pictures:
         assert "Means: ilp 4.6, fcfs 2.9" in (picture["aria-label"] or "")
-    headers = found.all("th")
+    headers = page.all("th")
     assert {header.get("scope") for header in headers} == {"col", "row"}
-    targets = {a.get("id") for _, a in found.found}
-    links = found.all("a")
+    targets = {a.get("id") for _, a in page.found}
+    links = page.all("a")
     assert links
     assert all((link["href"] or "#")[1:] in targets for link in links)
 
 
 def test_numbers_of_the_contents_have_room_in_every_column() -> None:
-    """Room left of the list is in its first column alone, and the numbers of others lay in the one before."""
+    """Padding on the list's left serves only its first column; other numbers would overlap a column."""
     source = render_page(a_report())
     contents = re.search(r"nav ol \{([^}]*)\}", source)
     entry = re.search(r"nav li \{([^}]*)\}", source)
@@ -223,9 +223,9 @@ def test_markdown_tables_align_numbers_to_the_right() -> None:
 
 
 def test_rows_with_other_keys_share_a_table() -> None:
-    found = Table.from_rows("t", [{"a": 1}, {"b": 2, "a": 3}])
-    assert found.columns == ("a", "b")
-    assert found.rows == ((1, ""), (3, 2))
+    table = Table.from_rows("t", [{"a": 1}, {"b": 2, "a": 3}])
+    assert table.columns == ("a", "b")
+    assert table.rows == ((1, ""), (3, 2))
 
 
 def test_an_empty_report_is_still_a_page() -> None:
@@ -257,9 +257,9 @@ def test_the_result_of_a_case_becomes_a_report(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_versions_name_python_the_machine_and_the_solvers() -> None:
-    found = run_versions()
-    assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(found)
-    assert found["numpy"] == np.__version__
+    versions = run_versions()
+    assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(versions)
+    assert versions["numpy"] == np.__version__
 
 
 def test_the_option_of_cases_takes_a_folder(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def linear_rgb(colour: str) -> np.ndarray:
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
-    """Return CIE L*a*b* of linear RGB."""
+    """Return the CIE L*a*b* values of linear RGB."""
     x, y, z = (
         np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116
         for v in XYZ @ rgb.clip(0, 1) / XYZ.sum(axis=1)
@@ -341,6 +341,6 @@ def test_everything_has_enough_contrast_with_the_page(theme: dict[str, str]) -> 
 
 
 def test_twenty_policies_look_different_and_keep_their_look_in_every_plot() -> None:
-    found = series_styles([f"p{k}" for k in range(20)], bold=["p3"])
-    assert len({(s.colour, str(s.dash)) for s in found.values()}) == 20
-    assert [name for name, s in found.items() if s.bold] == ["p3"]
+    styles = series_styles([f"p{k}" for k in range(20)], bold=["p3"])
+    assert len({(s.colour, str(s.dash)) for s in styles.values()}) == 20
+    assert [name for name, s in styles.items() if s.bold] == ["p3"]

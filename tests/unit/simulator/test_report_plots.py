@@ -1,4 +1,4 @@
-"""The plots of reports: what is drawn is what was measured."""
+"""Plots of reports: they show what was measured."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ POLICIES = [f"policy-{k}" for k in range(20)]
 
 
 def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
-    """Return whether the legend lies below the axes, whole, and has left them ``least_in`` inches."""
+    """Return whether the whole legend is below axes that keep at least ``least_in`` inches."""
     assert render_png(drawing).startswith(b"\x89PNG")
     [legend] = drawing.legends
     box, [axes] = legend.get_window_extent(), drawing.axes
     label = axes.xaxis.label.get_window_extent()
-    assert axes.get_window_extent().height / drawing.dpi >= least_in  # it took no room from them
+    # the legend took no room from the axes
+    assert axes.get_window_extent().height / drawing.dpi >= least_in
     inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= drawing.bbox.x1
     return bool(inside and box.y1 <= label.y0 + 1)
 
@@ -200,7 +201,7 @@ def test_gpus_are_drawn_while_they_are_held() -> None:
     plot = gpu_map("t", segments, [2, 2], end_s=100.0, node_types=["A40", "H100"])
     [image] = plot.drawing.axes[0].images
     pixels = np.asarray(image.get_array())
-    rows = pixels.reshape(4, -1, *pixels.shape[1:])[:, 0]  # one of each GPU's rows
+    rows = pixels.reshape(4, -1, *pixels.shape[1:])[:, 0]  # one pixel row of each GPU
     colour = job_colours(["a", "b"])
     free = rows[1, 0]
     assert free[3] < 255
@@ -246,12 +247,12 @@ def test_no_gpu_is_drawn_for_two_jobs(counts: list[int], lengths: list[float]) -
             end = start + lengths[k]
             segments.append((f"{node}-{k}", start, end, [(node, min(want, gpus))]))
             until = sorted([*([end] * min(want, gpus)), *sorted(until)[min(want, gpus) :]])
-    found = place_segments(segments, nodes)
+    held_gpus = place_segments(segments, nodes)
     first = np.cumsum([0, *nodes])
-    for one in found:
+    for one in held_gpus:
         node = int(one.job.split("-")[0])
         assert set(one.gpus) <= set(range(first[node], first[node + 1]))
-        for other in found:
+        for other in held_gpus:
             if other is not one and other.start_s < one.end_s and one.start_s < other.end_s:
                 assert not set(one.gpus) & set(other.gpus)
 

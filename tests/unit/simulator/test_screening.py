@@ -1,4 +1,4 @@
-"""Bad jobs of a trace: each reason is found, named and counted, and they are refused or dropped."""
+"""Screening of traces: bad jobs are found, counted by reason, and refused or dropped."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ NODES = a_cluster(nodes=2, gpus=4)
 
 
 def dropped_reasons(*arrivals: Arrival) -> list[str]:
-    found = screen_jobs(arrivals, PROFILES, [a_type()], NODES, "drop")
-    return [one.reason for one in found.dropped]
+    screened_jobs = screen_jobs(arrivals, PROFILES, [a_type()], NODES, "drop")
+    return [one.reason for one in screened_jobs.dropped]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_each_kind_of_bad_job_has_its_own_reason(bad: Arrival, reason: str) -> N
 
 def test_the_first_good_job_of_a_repeated_name_is_kept() -> None:
     jobs = [an_arrival("a", iterations=0), an_arrival("a", 5.0), an_arrival("a", 6.0)]
-    found = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
-    assert found.arrivals == [jobs[1]]
-    assert [one.reason for one in found.dropped] == [screening.EMPTY, screening.REPEATED]
+    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
+    assert screened_jobs.arrivals == [jobs[1]]
+    assert [one.reason for one in screened_jobs.dropped] == [screening.EMPTY, screening.REPEATED]
 
 
 def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason() -> None:
@@ -86,15 +86,15 @@ def test_unsorted_jobs_are_refused_or_sorted_and_named_but_never_lost() -> None:
     jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
     with pytest.raises(InvalidInput, match="2 jobs listed after a job that arrives later: b, c"):
         screen_jobs(jobs, PROFILES, [a_type()], NODES)
-    found = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
-    assert [a.spec.name for a in found.arrivals] == ["b", "c", "a", "d"]
-    assert (found.dropped, found.reordered) == ([], ["b", "c"])
+    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
+    assert [a.spec.name for a in screened_jobs.arrivals] == ["b", "c", "a", "d"]
+    assert (screened_jobs.dropped, screened_jobs.reordered) == ([], ["b", "c"])
 
 
 def test_a_good_trace_passes_unchanged_without_remarks() -> None:
     jobs = some_arrivals(5)
-    found = screen_jobs(jobs, PROFILES, [a_type()], NODES)
-    assert (found.arrivals, found.message()) == (jobs, "")
+    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES)
+    assert (screened_jobs.arrivals, screened_jobs.message()) == (jobs, "")
 
 
 def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
@@ -105,8 +105,8 @@ def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
 
 def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:
     jobs = [an_asked("a", 2.0), an_asked("b", 1.0, duration_s=0.0), an_asked("a", 3.0)]
-    found = screen_durations(jobs, "drop")
-    assert found.arrivals == [jobs[0]]
-    assert [one.reason for one in found.dropped] == [screening.EMPTY, screening.REPEATED]
+    screened_jobs = screen_durations(jobs, "drop")
+    assert screened_jobs.arrivals == [jobs[0]]
+    assert [one.reason for one in screened_jobs.dropped] == [screening.EMPTY, screening.REPEATED]
     with pytest.raises(InvalidInput, match="no duration: b"):
         screen_durations(jobs)

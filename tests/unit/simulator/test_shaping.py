@@ -1,4 +1,4 @@
-"""Shaping of traces: what each step does to arrivals, on traces small enough to see through."""
+"""Shaping of traces: the effect of each step on arrivals, on small traces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SMALL, LARGE = a_workload("bert", "1.3B"), a_workload("bert", "6.7B")
 
 
 def two_models() -> Speeds:
-    """A small model that runs on 1 to 4 GPUs, a large one that runs on 4 and 8, on a cluster of 8."""
+    """Return speeds of a small model on 1 to 4 GPUs and a large one on 4 and 8, on a cluster of 8."""
     return Speeds(
         [a_record(n, iter_time_s=4.0 / n, work=SMALL, nodes=1) for n in (1, 2, 4)]
         + [a_record(n, iter_time_s=8.0 / n, work=LARGE, nodes=n // 4) for n in (4, 8)]
@@ -56,29 +56,27 @@ def two_models() -> Speeds:
 
 def test_the_busiest_hours_have_the_most_arrivals_and_start_at_0() -> None:
     times = [0.0, 5 * HOUR_S, 5.2 * HOUR_S, 5.9 * HOUR_S, 6.0 * HOUR_S, 9 * HOUR_S]
-    found = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
-    assert [a.spec.name for a in found] == [
-        "j1",
-        "j2",
-        "j3",
-    ]  # an hour is half open: j4 is the next
-    assert [a.arrival_s for a in found] == pytest.approx([0.0, 0.2 * HOUR_S, 0.9 * HOUR_S])
+    busiest = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
+    # an hour is a half-open interval, so j4 is in the next one
+    assert [a.spec.name for a in busiest] == ["j1", "j2", "j3"]
+    assert [a.arrival_s for a in busiest] == pytest.approx([0.0, 0.2 * HOUR_S, 0.9 * HOUR_S])
     assert busiest_jobs([], 1.0) == []
 
 
 def test_a_sample_keeps_its_share_the_order_and_each_job_unchanged() -> None:
     jobs = some_arrivals(100)
-    found = sample_jobs(jobs, 0.25, seed=3)
-    assert len(found) == 25
-    assert found == sorted(found, key=lambda a: a.arrival_s)
-    assert all(a in jobs for a in found)
-    assert sample_jobs(jobs, 0.25, seed=3) == found != sample_jobs(jobs, 0.25, seed=4)
+    sample = sample_jobs(jobs, 0.25, seed=3)
+    assert len(sample) == 25
+    assert sample == sorted(sample, key=lambda a: a.arrival_s)
+    assert all(a in jobs for a in sample)
+    assert sample_jobs(jobs, 0.25, seed=3) == sample != sample_jobs(jobs, 0.25, seed=4)
     with pytest.raises(InvalidInput, match="cannot be up-sampled"):
         sample_jobs(jobs, 1.5, seed=3)
 
 
 def test_a_sample_reaches_the_given_load_and_an_unreachable_load_is_refused() -> None:
-    jobs = some_arrivals(400, gap_s=60.0, iterations=1200)  # 20 min of a GPU each minute: 20 GPUs
+    # each minute brings 20 GPU-minutes: 20 GPUs
+    jobs = some_arrivals(400, gap_s=60.0, iterations=1200)
     speeds = Speeds([a_record(1)], ClusterRoom.of(a_cluster()))
     assert requested_load(jobs, speeds, 8) == pytest.approx(2.5, rel=0.01)
     assert requested_load(
@@ -90,7 +88,8 @@ def test_a_sample_reaches_the_given_load_and_an_unreachable_load_is_refused() ->
 
 @pytest.mark.parametrize(("wanted", "jobs"), [(0.32, 3), (0.38, 4), (0.05, 1), (1.0, 10)])
 def test_the_number_of_jobs_with_the_nearest_load_is_chosen(wanted: float, jobs: int) -> None:
-    each = [an_arrival(f"j{i}", 1000.0, iterations=100) for i in range(10)]  # a load of 0.1 each
+    # each job is a load of 0.1
+    each = [an_arrival(f"j{i}", 1000.0, iterations=100) for i in range(10)]
     assert len(sampled_to_load(each, Speeds([a_record(1)]), 1, wanted, seed=1)) == jobs
 
 
@@ -101,7 +100,7 @@ def test_arrivals_twice_as_fast_double_the_load_and_so_do_jobs_twice_as_long() -
     assert requested_load(faster_arrivals(jobs, 2.0), speeds, 8) == pytest.approx(2 * before)
     longer = longer_lives(jobs, 2.0)
     assert requested_load(longer, speeds, 8) == pytest.approx(2 * before)
-    assert deadlines(longer) == [2000.0] * 50  # as tight as before
+    assert deadlines(longer) == [2000.0] * 50  # equally tight
     assert longer_lives(jobs, 1e-6)[0].spec.iterations == 1
 
 
@@ -123,9 +122,9 @@ def test_jobs_that_do_not_fit_the_nodes_do_not_run() -> None:
     room = ClusterRoom.of(a_cluster(nodes=2, gpus=4))
     assert room.holds(a_record(8, nodes=2))
     assert not room.holds(a_record(8, nodes=1))  # no node has 8
-    assert not room.holds(a_record(3, nodes=3))  # nor are there three
+    assert not room.holds(a_record(3, nodes=3))  # nor are there three nodes
     assert not room.holds(a_record(1, "v100"))
-    assert room.holds(a_record(8, nodes=0))  # the fewest that the cluster allows
+    assert room.holds(a_record(8, nodes=0))  # the fewest nodes that the cluster allows
 
 
 def test_deadlines_are_the_requested_duration_times_a_tightness() -> None:
@@ -148,7 +147,8 @@ def test_tenants_get_the_given_numbers_of_jobs_and_only_one_is_guaranteed_with_a
     assert {a.spec.tenant for a in guaranteed} == {tenants[0].name}
     assert {a.spec.tenant for a in found if not a.spec.guaranteed} == {tenants[1].name}
     assert [t.quotas for t in tenants] == [{"": 64}, {}]
-    assert {a.spec.guaranteed for a in found[:30]} == {True, False}  # drawn, not the first ones
+    # drawn at random, not the first ones
+    assert {a.spec.guaranteed for a in found[:30]} == {True, False}
     with pytest.raises(InvalidInput, match="0 to 406"):
         split_tenants(some_arrivals(406), 407, 64, seed=0)
 
@@ -162,15 +162,15 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
     jobs = [
         an_asked(f"j{i}", i * 60.0, 5000.0, gpus) for i, gpus in enumerate([1, 2, 4, 8, 16] * 20)
     ]
-    found = redraw_models(jobs, speeds, seed=1)
-    assert {w.params for w in (a.spec.workload for a in found)} == {"1.3B", "6.7B"}
-    for before, after in zip(jobs, found, strict=True):
+    redrawn_jobs = redraw_models(jobs, speeds, seed=1)
+    assert {w.params for w in (a.spec.workload for a in redrawn_jobs)} == {"1.3B", "6.7B"}
+    for before, after in zip(jobs, redrawn_jobs, strict=True):
         assert after.arrival_s == before.arrival_s
         assert speeds.iter_time_s(after.spec) < math.inf
         assert after.spec.requested_gpus <= 8  # 16 do not fit
         wanted = before.duration_s * before.spec.requested_gpus
         assert gpu_seconds([after], speeds)[0] == pytest.approx(wanted, abs=4.0)
-    small = [a for a in found if a.spec.workload == SMALL]
+    small = [a for a in redrawn_jobs if a.spec.workload == SMALL]
     assert {a.spec.requested_gpus for a in small} == {1, 2, 4}  # 8 and 16 become the nearest, 4
 
 

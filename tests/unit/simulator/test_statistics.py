@@ -1,4 +1,4 @@
-"""Intervals over seeds: against SciPy, against their definition, and how often they hold."""
+"""Intervals over seeds: against SciPy, against their definition, and their coverage."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ def test_quantiles_of_t_match_printed_tables(
 
 def test_the_interval_of_a_mean_matches_scipy() -> None:
     values = np.random.default_rng(3).exponential(size=6)
-    found = mean_interval(values)
+    interval = mean_interval(values)
     low, high = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
-    assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
+    assert (interval.value, interval.low, interval.high) == pytest.approx(
+        (values.mean(), low, high)
+    )
 
 
 def test_each_point_of_a_curve_has_the_interval_of_its_own_values() -> None:
@@ -61,8 +63,8 @@ def test_one_run_has_a_value_but_no_interval() -> None:
 
 def test_equal_runs_have_an_interval_without_width() -> None:
     assert mean_interval([2.0, 2.0, 2.0]).low == mean_interval([2.0, 2.0, 2.0]).high == 2
-    found = ratio_interval([3.0, 6.0, 9.0], [2.0, 4.0, 6.0])
-    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+    interval = ratio_interval([3.0, 6.0, 9.0], [2.0, 4.0, 6.0])
+    assert (interval.value, interval.low, interval.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 def test_an_interval_of_a_mean_contains_it_95_times_of_100() -> None:
@@ -73,12 +75,14 @@ def test_an_interval_of_a_mean_contains_it_95_times_of_100() -> None:
 
 def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
     rng = np.random.default_rng(6)
-    held = 0
+    covering = 0
     for _ in range(DRAWS):
-        common = rng.normal(0, 2, 5)  # a seed is hard for both
-        found = ratio_interval(12 + common + rng.normal(0, 1, 5), 8 + common + rng.normal(0, 1, 5))
-        held += found.low <= 1.5 <= found.high
-    assert held / DRAWS == pytest.approx(0.95, abs=0.012)
+        common = rng.normal(0, 2, 5)  # a seed affects both
+        interval = ratio_interval(
+            12 + common + rng.normal(0, 1, 5), 8 + common + rng.normal(0, 1, 5)
+        )
+        covering += interval.low <= 1.5 <= interval.high
+    assert covering / DRAWS == pytest.approx(0.95, abs=0.012)
 
 
 def test_pairing_narrows_the_interval_of_a_ratio() -> None:
@@ -89,8 +93,8 @@ def test_pairing_narrows_the_interval_of_a_ratio() -> None:
 
 
 def test_a_ratio_with_a_zero_mean_is_not_a_number() -> None:
-    found = ratio_interval([1.0, 2.0], [1.0, -1.0])
-    assert all(math.isnan(x) for x in (found.value, found.low, found.high))
+    interval = ratio_interval([1.0, 2.0], [1.0, -1.0])
+    assert all(math.isnan(x) for x in (interval.value, interval.low, interval.high))
 
 
 def test_a_total_lies_in_its_interval_and_the_interval_depends_on_the_seed() -> None:
@@ -98,7 +102,7 @@ def test_a_total_lies_in_its_interval_and_the_interval_depends_on_the_seed() -> 
     low, high = total_interval(values, 1)
     assert low < values.sum() < high
     assert total_interval(values, 1) == (low, high)
-    spread = 1.96 * values.std() * math.sqrt(40)  # what the central limit says
+    spread = 1.96 * values.std() * math.sqrt(40)  # by the central limit theorem
     assert high - low == pytest.approx(2 * spread, rel=0.05)
 
 

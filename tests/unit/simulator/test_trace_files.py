@@ -1,4 +1,4 @@
-"""Files of traces beyond Arena's: our own columns, durations without models, Morphling's artifact."""
+"""Trace files in other formats than Arena's: our own, durations without models, Morphling's artifact."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_written_trace_reads_back_whatever_the_divisor() -> None:
 def test_on_request_checks_of_jobs_are_left_to_screening() -> None:
     header = OURS.replace("iterations", "num_iterations")
     data = a_file(header, "a,9,bert,1.3B,256,0,8,,,", "a,3,bert,1.3B,256,4,8,,,")
-    found = parse_trace(data, "t.csv", SCREENED)
-    assert [(a.arrival_s, a.spec.name, a.spec.iterations) for a in found] == [
+    arrivals = parse_trace(data, "t.csv", SCREENED)
+    assert [(a.arrival_s, a.spec.name, a.spec.iterations) for a in arrivals] == [
         (6.0, "a", 0),
         (0.0, "a", 1),
     ]
@@ -130,12 +130,12 @@ def test_repeated_measurements_keep_the_fastest_and_failures_are_infinite() -> N
         "llama7,zero-offload+gc,1,1,1,1,8,1,46",
         "llama7,111,1,1,1,1,8,0,",
     )
-    found = parse_measured(data, "m.csv")
-    assert [(e.cell.plan, e.iter_time_s) for e in found] == [
+    records = parse_measured(data, "m.csv")
+    assert [(e.cell.plan, e.iter_time_s) for e in records] == [
         ("zero-offload-gc", 46.0),
         ("111", math.inf),
     ]
-    assert found[0].workload.params == "7B"
+    assert records[0].workload.params == "7B"
 
 
 def test_mistakes_in_morphlings_files_are_named() -> None:
@@ -148,19 +148,19 @@ def test_mistakes_in_morphlings_files_are_named() -> None:
 
 
 def test_the_published_measurements_are_read() -> None:
-    found = read_measured(published("measured.csv"))
-    assert len(found) == 405  # of 539 rows, with one of several placements for each shape
-    assert sum(math.isinf(e.iter_time_s) for e in found) == 3
+    records = read_measured(published("measured.csv"))
+    assert len(records) == 405  # of 539 rows: one placement is kept for each shape
+    assert sum(math.isinf(e.iter_time_s) for e in records) == 3
     assert (
         len(
             {
                 (e.workload, e.cell.plan, e.cell.gpus, e.cell.nodes, e.cell.pipeline_degree)
-                for e in found
+                for e in records
             }
         )
         == 405
     )
-    vit = [e for e in found if (e.workload.model, e.cell.plan, e.cell.gpus) == ("vit", "ga", 8)]
+    vit = [e for e in records if (e.workload.model, e.cell.plan, e.cell.gpus) == ("vit", "ga", 8)]
     assert {e.cell.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066
 
 

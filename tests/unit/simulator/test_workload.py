@@ -74,7 +74,7 @@ def test_arrivals_have_the_requested_mean_and_come_in_bursts(jobs: list[Arrival]
     gaps = np.diff(times)
     assert (gaps >= 0).all()
     assert np.mean(gaps) == pytest.approx(20.0, rel=0.15)
-    assert np.std(gaps) > 1.5 * np.mean(gaps)  # an exponential's ratio is 1
+    assert np.std(gaps) > 1.5 * np.mean(gaps)  # the ratio of an exponential distribution is 1
 
 
 def test_more_jobs_arrive_by_day_than_by_night() -> None:
@@ -94,8 +94,8 @@ def test_infeasible_counts_are_not_requested() -> None:
         iter_time_s=2.0,
         source=EstimateSource.ANALYTIC,
     )
-    found = philly_like(20, seed=1, profiles=[only])
-    assert {(s.requested_gpus, s.requested_type) for _, s in found} == {(4, "a40")}
+    arrivals = philly_like(20, seed=1, profiles=[only])
+    assert {(s.requested_gpus, s.requested_type) for _, s in arrivals} == {(4, "a40")}
 
 
 def test_the_papers_cluster_has_320_gpus_of_each_type() -> None:

@@ -1,4 +1,4 @@
-"""Workloads that simulations are made of: synthetic ones of a stated load, and published traces."""
+"""Workloads of simulations: synthetic ones of a stated load, and published traces."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def load_published_trace(name: str, **rest: Any) -> PublishedScenario:
 def test_published_traces_fit_their_clusters_except_for_unmeasured_jobs(
     name: str, jobs: int, dropped: int, gpus: int
 ) -> None:
-    found = load_published_trace(name)
-    assert len(found.scenario.arrivals) == jobs
-    assert len(found.screened.dropped) == dropped
-    assert found.scenario.gpus == gpus
+    trace = load_published_trace(name)
+    assert len(trace.scenario.arrivals) == jobs
+    assert len(trace.screened.dropped) == dropped
+    assert trace.scenario.gpus == gpus
 
 
 def test_unmeasured_jobs_can_be_refused() -> None:

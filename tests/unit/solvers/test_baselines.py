@@ -1,4 +1,4 @@
-"""Solvers to compare with answer the same problem truly; the bench and the fuzzer see what is wrong."""
+"""Baseline solvers solve the same problem correctly, and the benchmark and the fuzzer detect faults."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def test_a_baseline_breaks_no_rule_and_its_bound_is_valid(name: str, kind: str) 
     for seed in range(5):
         problem = draw_problem(np.random.default_rng(seed), kind)
         best = optimum_or_nan(problem)
-        found = by.solve(problem, ALWAYS)
-        assert answer_faults(problem, found, best) == []
+        solution = by.solve(problem, ALWAYS)
+        assert answer_faults(problem, solution, best) == []
         if name in EXACT and best is not None and not math.isnan(best):
-            assert found.objective == best
+            assert solution.objective == best
 
 
 @pytest.mark.parametrize("name", registry.baseline_names())
 def test_a_baseline_without_time_returns_unknown(name: str) -> None:
     problem = support.a_problem([[(60, {0: 5})], [(50, {0: 5})]], [10])
-    found = registry.make_solver(name).solve(problem, EXPIRED)
+    solution = registry.make_solver(name).solve(problem, EXPIRED)
 
-    assert found.status is SolveStatus.UNKNOWN or not find_violations(problem, found)
-    assert found.bound >= 110
+    assert solution.status is SolveStatus.UNKNOWN or not find_violations(problem, solution)
+    assert solution.bound >= 110
 
 
 def test_exact_baselines_agree_on_a_round_and_the_others_come_close() -> None:
@@ -88,7 +88,7 @@ def test_pop_with_one_part_equals_its_inner_solver() -> None:
 
 
 def test_parts_of_pop_cannot_share_free_gpus() -> None:
-    # one GPU for each part: nobody can have two, though there are two
+    # each part has one of the two GPUs, so no job can have both
     problem = support.a_problem([[(1, {0: 1}), (9, {0: 2})], [(1, {0: 1}), (9, {0: 2})]], [2])
 
     assert Pop(parts=2).solve(problem, ALWAYS).objective == 2
@@ -116,24 +116,24 @@ def test_a_part_keeps_the_properties_of_its_jobs() -> None:
 
 def test_gavel_offers_a_job_the_middle_of_its_counts() -> None:
     problem = build_problem(make_instance(40, 200, 4, 1), Policy())
-    found = registry.make_solver("gavel").solve(problem, ALWAYS)
+    solution = registry.make_solver("gavel").solve(problem, ALWAYS)
 
     gpus = problem.cells.gpus[problem.cell]
-    for job, column in enumerate(found.choice.tolist()):
+    for job, column in enumerate(solution.choice.tolist()):
         counts = np.unique(gpus[problem.job_start[job] : problem.job_start[job + 1]])
         assert column < 0 or gpus[column] == counts[len(counts) // 2]
 
 
 def test_stock_cp_sat_reports_each_better_answer() -> None:
-    told: list[float] = []
+    values: list[float] = []
     problem = build_problem(make_instance(60, 64, 4, 3), Policy())
-    found = StockCpSat(told.append).solve(problem, ALWAYS)
+    solution = StockCpSat(values.append).solve(problem, ALWAYS)
 
-    assert told == sorted(told)
-    assert told[-1] == found.objective
+    assert values == sorted(values)
+    assert values[-1] == solution.objective
 
 
-# the dynamic program that judges, and what the fuzzer makes of an answer
+# the dynamic program that judges answers, and the fuzzer's verdicts
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -186,7 +186,7 @@ def test_the_fuzzer_detects_wrong_answers() -> None:
     assert answer_faults(problem, right, None) == ["wrong_proofs"]
 
 
-# what the bench makes of a baseline
+# the benchmark's verdicts on a baseline
 
 
 def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> SolvedRound:
@@ -205,9 +205,9 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> SolvedRoun
 
 
 def test_a_baseline_reaches_ours_at_its_first_answer_of_equal_value() -> None:
-    told = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
+    baseline = replace(a_round(11.0), answers=((0.25, 9.0), (1.0, 10.0 - 1e-9), (1.5, 11.0)))
 
-    assert seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(told,), ended="done")) == 1.5
+    assert seconds_to_reach(a_round(10.0), ProcessOutcome(rounds=(baseline,), ended="done")) == 1.5
 
 
 def test_a_baseline_without_reports_reaches_ours_at_its_end() -> None:
@@ -233,8 +233,8 @@ def test_if_less_is_better_a_lower_value_reaches_ours() -> None:
     assert math.isnan(
         seconds_to_reach(ours, ProcessOutcome(rounds=(a_round(1.3, sign=-1),), ended="done"))
     )
-    told = replace(a_round(1.0, sign=-1), answers=((0.2, 1.3), (0.4, 1.1)))
-    assert seconds_to_reach(ours, ProcessOutcome(rounds=(told,), ended="done")) == 0.9
+    baseline = replace(a_round(1.0, sign=-1), answers=((0.2, 1.3), (0.4, 1.1)))
+    assert seconds_to_reach(ours, ProcessOutcome(rounds=(baseline,), ended="done")) == 0.9
 
 
 def test_a_killed_baseline_keeps_its_reported_answers() -> None:
@@ -243,10 +243,10 @@ def test_a_killed_baseline_keeps_its_reported_answers() -> None:
         lines.put(json.dumps(line))
     late = ContestEntry(solver="cp-sat", jobs=1, gpus=1, types=1, time_limit_s=0.0)
 
-    found = contest._follow(late, lines)
+    result = contest._follow(late, lines)
 
-    assert found.ended == "killed"
-    assert seconds_to_reach(a_round(10.0), found) == 1.0
+    assert result.ended == "killed"
+    assert seconds_to_reach(a_round(10.0), result) == 1.0
 
 
 def test_a_process_that_ends_without_a_report_has_failed() -> None:
@@ -263,38 +263,38 @@ def test_a_round_is_solved_in_a_separate_process() -> None:
     problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), Policy())
     greedy = registry.make_solver("greedy").solve(problem, ALWAYS)
 
-    found = contest.run_entry(entry)
+    result = contest.run_entry(entry)
 
-    assert found.ended == "done"
-    assert [r.verified for r in found.rounds] == [True, True]
-    second = found.rounds[1]  # of the next seed
+    assert result.ended == "done"
+    assert [r.verified for r in result.rounds] == [True, True]
+    second = result.rounds[1]  # the next seed's round
     assert second.objective == objective_of(problem, greedy.choice) / problem.scale
     assert second.bound == greedy.bound / problem.scale
     assert second.columns == len(problem.cell)
-    assert 20 < found.peak_mib < 2000
+    assert 20 < result.peak_mib < 2000
 
 
 def test_a_round_after_churn_is_solved_cold_and_warm_and_both_are_checked() -> None:
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     entry = ContestEntry(solver="portfolio", jobs=30, gpus=32, types=4, running=0.5, churn=0.1)
 
-    contest.take_part(entry, told.append)
+    contest.take_part(entry, reports.append)
 
-    found = told[-1]["done"]
-    assert found["warm_verified"]
-    assert found["warm_gap"] <= 1e-4
-    assert min(found["first_s"], found["cold_s"], found["warm_s"]) > 0
-    assert not any("round" in line for line in told)
+    done = reports[-1]["done"]
+    assert done["warm_verified"]
+    assert done["warm_gap"] <= 1e-4
+    assert min(done["first_s"], done["cold_s"], done["warm_s"]) > 0
+    assert not any("round" in line for line in reports)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "jct", "max-min", "finish-time-fairness"])
 def test_the_first_goal_is_compared(objective: str) -> None:
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     entry = ContestEntry(solver="portfolio", jobs=12, gpus=64, types=4, objective=objective)
 
-    contest.take_part(entry, told.append)
+    contest.take_part(entry, reports.append)
 
-    (found,) = [SolvedRound(**line["round"]) for line in told if "round" in line]
-    assert found.verified
-    assert found.sign * found.objective <= found.sign * found.bound
-    assert found.sign == (-1 if objective == "finish-time-fairness" else 1)
+    (solved,) = [SolvedRound(**line["round"]) for line in reports if "round" in line]
+    assert solved.verified
+    assert solved.sign * solved.objective <= solved.sign * solved.bound
+    assert solved.sign == (-1 if objective == "finish-time-fairness" else 1)

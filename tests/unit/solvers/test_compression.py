@@ -29,13 +29,13 @@ from tests.support.oracles.compression_exact import exact
 
 
 def a_random_demand(seed: int, jobs: int, density: float) -> LinkDemand:
-    """Return jobs of log-normal intensity that meet in pairs."""
+    """Return jobs of log-normal intensity that contend in pairs."""
     rng = np.random.default_rng(seed)
     return a_demand_of_pairs(random_pairs(rng, jobs, density), rng.lognormal(0.0, 1.0, jobs))
 
 
 def a_contended_demand(seed: int, jobs: int, links: int, each: int) -> LinkDemand:
-    """Return jobs on so many random links each."""
+    """Return jobs that use ``each`` random links."""
     rng = np.random.default_rng(seed)
     own = [rng.choice(links, each, replace=False).tolist() for _ in range(jobs)]
     return a_demand(own, rng.lognormal(0.0, 1.0, jobs))
@@ -48,16 +48,16 @@ def edges_of(dag: Dag) -> list[tuple[int, int]]:
 
 
 def least_loss(dag: Dag, levels: int) -> int:
-    """Return the least weight inside levels, by trying all levels of all vertices."""
+    """Return the least weight of edges within levels, by trying all levels of all vertices."""
     source = np.repeat(np.arange(len(dag.job)), np.diff(dag.start))
-    tried = np.array(list(product(range(levels), repeat=len(dag.job))), dtype=np.int64)
-    upper, lower = tried[:, source], tried[:, dag.target]
+    assignments = np.array(list(product(range(levels), repeat=len(dag.job))), dtype=np.int64)
+    upper, lower = assignments[:, source], assignments[:, dag.target]
     allowed = (upper >= lower).all(axis=1)
     return int(((upper == lower)[allowed] @ dag.weight[source]).min())
 
 
 def has_inversion(demand: LinkDemand, order: Ints, level: Ints) -> bool:
-    """Return whether a job is served before a more urgent one that it meets."""
+    """Return whether a job is served before a more urgent one with which it contends."""
     return any(level[a] < level[b] for a, b in edges_of(dag_of(demand, order)))
 
 
@@ -65,8 +65,8 @@ FIGURE_13 = a_demand([[0], [0], [1], [1]], [4.0, 3.0, 2.0, 1.0])
 
 
 def test_two_pairs_of_jobs_on_two_links_get_two_levels_each_as_in_figure_13() -> None:
-    found = compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2)
-    assert found.tolist() == [1, 0, 1, 0]
+    levels = compress_levels(FIGURE_13, FIGURE_13.intensity, np.arange(4), 2)
+    assert levels.tolist() == [1, 0, 1, 0]
 
 
 def test_the_graph_has_one_edge_per_pair_from_the_more_urgent_however_many_links_it_shares() -> (
@@ -85,9 +85,9 @@ def test_the_graph_agrees_with_enumeration_of_all_pairs() -> None:
     own = [set(part.tolist()) for part in np.split(demand.link, demand.link_start[1:-1])]
     rank = np.argsort(order)
     pairs = {(a, b) for a in range(60) for b in range(60) if rank[a] < rank[b] and own[a] & own[b]}
-    found = edges_of(dag_of(demand, order))
-    assert len(found) == len(set(found))
-    assert set(found) == pairs
+    edges = edges_of(dag_of(demand, order))
+    assert len(edges) == len(set(edges))
+    assert set(edges) == pairs
 
 
 def test_components_are_connected_and_have_no_edges_between_them() -> None:
@@ -136,12 +136,12 @@ def test_ten_orders_come_close_to_the_best_and_minimum_cuts_reach_it(
         if not total:
             continue
         best = least_loss(dag, levels)
-        found = sample_orders(dag, levels, 10, 0)
-        assert best <= found.lost
-        assert best_levels(dag, found.level, levels).lost == best
+        orders = sample_orders(dag, levels, 10, 0)
+        assert best <= orders.lost
+        assert best_levels(dag, orders.level, levels).lost == best
         assert compression_of(demand, urgency(demand), levels).proven
-        shares.append((total - found.lost) / (total - best))
-        hits += found.lost == best
+        shares.append((total - orders.lost) / (total - best))
+        hits += orders.lost == best
     assert np.mean(shares) >= 0.999
     assert hits >= 0.95 * len(shares)
 
@@ -177,27 +177,27 @@ def test_the_quick_program_finds_the_same_cut_as_the_plain_one(levels: int) -> N
 
 def test_one_level_loses_the_whole_weight() -> None:
     demand = a_contended_demand(0, jobs=30, links=10, each=2)
-    found = compression_of(demand, urgency(demand), 1)
-    assert not found.level.any()
-    assert found.proven
-    assert math.isclose(found.lost, found.at_stake)
+    compression = compression_of(demand, urgency(demand), 1)
+    assert not compression.level.any()
+    assert compression.proven
+    assert math.isclose(compression.lost, compression.at_stake)
 
 
 @pytest.mark.parametrize("levels", [30, 31, 100])
 def test_with_one_level_per_job_nothing_is_lost(levels: int) -> None:
     demand = a_demand([[0]] * 30, np.arange(1.0, 31.0))
     order = urgency(demand)
-    found = compression_of(demand, order, levels)
-    assert found.lost == 0
-    assert found.level[order].tolist() == list(range(29, -1, -1))
+    compression = compression_of(demand, order, levels)
+    assert compression.lost == 0
+    assert compression.level[order].tolist() == list(range(29, -1, -1))
 
 
 def test_jobs_on_one_common_link_are_cut_at_the_proven_best() -> None:
     demand = a_demand([[0]] * 9, [30, 28, 25, 9, 8, 7, 2, 1, 1])
     order = urgency(demand)
-    found = compression_of(demand, order, 3, most_edges=0)
-    assert found.proven
-    assert int(dag_of(demand, order).inside(found.level) @ dag_of(demand, order).weight) == (
+    compression = compression_of(demand, order, 3, most_edges=0)
+    assert compression.proven
+    assert int(dag_of(demand, order).inside(compression.level) @ dag_of(demand, order).weight) == (
         least_loss(dag_of(demand, order), 3)
     )
 
@@ -213,31 +213,31 @@ def test_beyond_the_edge_limit_the_best_cut_is_used_without_a_proof() -> None:
 
 def test_jobs_without_contention_are_on_level_0() -> None:
     demand = a_demand([[0], [1], [], [2], [2]], [5.0, 4.0, 3.0, 2.0, 1.0])
-    found = compress_levels(demand, demand.intensity, urgency(demand), 8)
-    assert found.tolist() == [0, 0, 0, 1, 0]
+    levels = compress_levels(demand, demand.intensity, urgency(demand), 8)
+    assert levels.tolist() == [0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
 def test_an_empty_demand_is_no_error(demand: LinkDemand) -> None:
-    found = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)
-    assert found.tolist() == [0] * demand.jobs
+    levels = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)
+    assert levels.tolist() == [0] * demand.jobs
 
 
 def test_jobs_of_equal_priority_follow_the_order() -> None:
     demand = a_demand([[0]] * 4, [1.0] * 4)
-    found = compress_levels(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
-    assert found.tolist() == [1, 0, 1, 0]
+    levels = compress_levels(demand, np.ones(4), np.array([2, 0, 3, 1]), 2)
+    assert levels.tolist() == [1, 0, 1, 0]
 
 
 def test_jobs_without_work_are_compressed_too() -> None:
     demand = a_demand([[0]] * 4, [0.0] * 4)
-    found = compress_levels(demand, np.zeros(4), np.arange(4), 2)
-    assert not has_inversion(demand, np.arange(4), found)
+    levels = compress_levels(demand, np.zeros(4), np.arange(4), 2)
+    assert not has_inversion(demand, np.arange(4), levels)
 
 
 def test_a_plan_with_these_levels_passes_the_checker_and_an_inverted_one_does_not() -> None:
     demand = a_contended_demand(4, jobs=80, links=40, each=3)
-    order = np.random.default_rng(0).permutation(80)  # not by intensity, as after swaps
+    order = np.random.default_rng(0).permutation(80)  # not sorted by intensity, as after swaps
     level = compress_levels(demand, demand.intensity, order, 4)
     plan = NetworkPlan(
         chosen=np.zeros(0, np.int64), priority=demand.intensity, order=order, level=level, levels=4

@@ -1,4 +1,4 @@
-"""Policies that know deadlines: EDF, Arena's with Eq. (6), ElasticFlow, and how look-ahead makes room."""
+"""Deadline-aware schedulers (EDF, Arena with Eq. (6), ElasticFlow), and how look-ahead makes room."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str
 
 
 def running_on(gpus: int) -> dict[str, Any]:
-    """Return the fields of a job that has run on so many GPUs for long."""
+    """Return the fields of a job that has long run on ``gpus`` GPUs."""
     return {"state": JobState.RUNNING, "cell": (0, gpus, 1), "since_s": 1.0, "generation": 1}
 
 
 def cluster(*jobs: dict[str, Any], nodes: int = 1, gpus: int = 4, **more: Any) -> Snapshot:
-    """Return nodes of GPUs on which 1, 2 or 4 GPUs train as many samples/s; what runs lies on the first."""
+    """Return nodes on which n of 1, 2 or 4 GPUs train n samples/s; running jobs hold the first GPUs."""
     gangs, first = {}, 0
     for j, job in enumerate(jobs):
         if count := job["current_gpus"]:
             gangs[j] = Gang(members=((0, tuple(range(first, first + count))),))
             first += count
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    found = a_snapshot(
+    snapshot = a_snapshot(
         nodes=some_nodes((0, nodes, gpus)), jobs=jobs, estimates=estimates, gangs=gangs, **more
     )
-    return replace(found, now_s=NOW_S)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def gpus_of(policy: PublishedScheduler, snapshot: Snapshot) -> list[int]:
@@ -114,7 +114,7 @@ def test_elasticflow_enlarges_no_job_whose_restart_would_make_it_late() -> None:
 
 
 def test_a_promise_is_rescheduled_for_a_new_job_with_an_earlier_deadline() -> None:
-    """The first runs on all GPUs by a schedule from now on; the second needs them before it."""
+    """The first job's schedule takes all GPUs from now on, but the second job needs them earlier."""
     first = a_dated_job("first", 4 * 3000, 6000)
     before = admit(cluster(first), AHEAD, NO_SEARCH)
     both = cluster(first | {"admitted": True}, a_dated_job("second", 4 * 1200, 1200))
@@ -142,9 +142,9 @@ def test_a_restart_is_reserved_if_gpus_of_a_type_lie_on_several_nodes() -> None:
 def test_a_job_too_tight_for_a_reserve_is_promised_without_one() -> None:
     tight = cluster(a_dated_job("a", 1000, 325, restart_s=40.0), nodes=2, gpus=2)
     assert look_ahead(*drafts_before_deadlines(tight, AHEAD)).reserve_s.tolist() == [0.0]
-    found = admit(tight, AHEAD, Budget(remaining_s=lambda: math.inf))
-    assert found.admitted.tolist() == [True]
-    assert np.all(found.reserve_s == 0.0)
+    admission = admit(tight, AHEAD, Budget(remaining_s=lambda: math.inf))
+    assert admission.admitted.tolist() == [True]
+    assert np.all(admission.reserve_s == 0.0)
 
 
 def test_a_job_may_move_for_another_only_if_it_has_its_restart_reserve() -> None:
@@ -153,8 +153,11 @@ def test_a_job_may_move_for_another_only_if_it_has_its_restart_reserve() -> None
         snapshot = cluster(job | {"deadline_s": NOW_S + due_s}, nodes=2, gpus=2)
         legs = admit(snapshot, AHEAD, NO_SEARCH).legs
         assert len(legs)
-        found = admit(replace(snapshot, legs=legs), AHEAD, NO_SEARCH)
-        assert found.reserve_s is not None
-        assert found.bare_work is not None
-        # it trains 300 samples until the next slot, 240 if it is moved first
-        assert (found.reserve_s[0], found.bare_work[0] <= 240.0) == (reserve_s, reserve_s > 0)
+        admission = admit(replace(snapshot, legs=legs), AHEAD, NO_SEARCH)
+        assert admission.reserve_s is not None
+        assert admission.bare_work is not None
+        # it trains 300 samples by the next slot, or 240 if it is moved first
+        assert (admission.reserve_s[0], admission.bare_work[0] <= 240.0) == (
+            reserve_s,
+            reserve_s > 0,
+        )

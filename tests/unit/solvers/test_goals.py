@@ -1,4 +1,4 @@
-"""Goals in order, on statements small enough to see the answer."""
+"""Lexicographic goals, on statements small enough for the answer to be obvious."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def two_jobs_for_one_gpu() -> Problem:
 
 
 def test_an_earlier_sum_is_kept_whatever_a_later_one_could_gain() -> None:
-    found = solve_in_order(
+    result = solve_in_order(
         two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second")
     )
-    assert found.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in found.results] == [3, 1]
-    assert [r.gap for r in found.results] == [0, 0]
+    assert result.solution.choice.tolist() == [0, -1]
+    assert [r.objective for r in result.results] == [3, 1]
+    assert [r.gap for r in result.results] == [0, 0]
 
 
 @pytest.mark.parametrize(("tolerance", "choice"), [(0.3, [0, -1]), (0.34, [-1, 1])])
 def test_a_later_goal_may_use_the_tolerance(tolerance: float, choice: list[int]) -> None:
     first = a_sum([300, 200], "first", tolerance=tolerance)
-    found = solve_in_order(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
-    assert found.solution.choice.tolist() == choice
+    result = solve_in_order(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
+    assert result.solution.choice.tolist() == choice
 
 
 def test_the_tolerance_of_a_negative_sum_is_relative_to_its_magnitude() -> None:
     must = a_problem([[(0, {}), (0, {}), (0, {})]], must_run=[0])
     cost = a_sum([-100, -109, -111], "cost", tolerance=0.1)
-    found = solve_in_order(must, cost, a_sum([1, 2, 3], "speed"))
-    assert found.solution.choice.tolist() == [1]
+    result = solve_in_order(must, cost, a_sum([1, 2, 3], "speed"))
+    assert result.solution.choice.tolist() == [1]
 
 
 def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
@@ -76,27 +76,27 @@ def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
 def test_the_worst_off_job_is_improved_first_and_then_the_next() -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
     levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    found = solve_in_order(problem, levels, a_sum([0, 0, 100]))
-    assert found.solution.choice.tolist() == [0, 1, -1]
-    assert levels_of(problem, levels, found.solution.choice).tolist() == [4.0, 2.0, 1.0]
-    assert (found.results[0].objective, found.results[0].bound) == (4.0, 4.0)
+    result = solve_in_order(problem, levels, a_sum([0, 0, 100]))
+    assert result.solution.choice.tolist() == [0, 1, -1]
+    assert levels_of(problem, levels, result.solution.choice).tolist() == [4.0, 2.0, 1.0]
+    assert (result.results[0].objective, result.results[0].bound) == (4.0, 4.0)
 
 
 def test_later_goals_are_bound_only_by_settled_positions() -> None:
     problem = a_problem([[(1, {0: 1}), (1, {0: 1})]] * 2, capacity=[2])
     levels = some_levels([5.0, 6.0, 1.0, 2.0], [9.0, 9.0], depth=1)
-    found = solve_in_order(problem, levels, a_sum([0, 100, 0, 100]))
-    assert found.solution.choice.tolist() == [0, 3]
-    found = solve_in_order(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
-    assert found.solution.choice.tolist() == [0, 2]
-    found = solve_in_order(
+    result = solve_in_order(problem, levels, a_sum([0, 100, 0, 100]))
+    assert result.solution.choice.tolist() == [0, 3]
+    result = solve_in_order(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
+    assert result.solution.choice.tolist() == [0, 2]
+    result = solve_in_order(
         problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100])
     )
-    assert found.solution.choice.tolist() == [1, 2]
+    assert result.solution.choice.tolist() == [1, 2]
 
 
 def test_a_bound_proven_for_one_position_is_not_used_for_another() -> None:
-    """With nobody above 1, job 0 needs the whole cluster; with job 0 above it, the others reach 1."""
+    """If no job exceeds 1, job 0 needs the whole cluster; if job 0 exceeds 1, the others reach 1."""
     problem = a_problem(
         [[(0, {0: 3}), (0, {0: 1})], [(0, {0: 1}), (0, {0: 1})], [(0, {0: 1})]],
         capacity=[3],
@@ -105,38 +105,38 @@ def test_a_bound_proven_for_one_position_is_not_used_for_another() -> None:
     levels = some_levels([1.0, 5.0, 3.0, 1.0, 1.0], [9.0, 6.0, 6.0])
     statement = a_statement(problem, levels, a_sum([0] * 5))
     start = make_solution(statement.problem, np.array([1, 2, 4]), bound=0.0, solver="greedy")
-    found = solve_goals(statement, make_solver("portfolio"), EXACT, start)
-    assert found.solution.choice.tolist() == [1, 3, 4]
+    result = solve_goals(statement, make_solver("portfolio"), EXACT, start)
+    assert result.solution.choice.tolist() == [1, 3, 4]
 
 
 def test_levels_are_shown_with_their_sign() -> None:
     levels = some_levels([-7.0, -7.0], [-2.0, -3.0], sign=-1)
-    found = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 1]))
-    assert found.results[0].objective == 3.0
+    result = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 1]))
+    assert result.results[0].objective == 3.0
 
 
 def test_jobs_without_columns_and_levels_of_minus_infinity_are_ignored() -> None:
     problem = a_problem([[], [(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
     levels = some_levels([-math.inf, 1.0], [99.0, -math.inf, 2.0], tolerance=0.1)
-    found = solve_in_order(problem, levels, a_sum([5, 1]))
-    assert found.solution.choice.tolist() == [-1, -1, 1]
-    assert found.results[0].objective == 1.0
+    result = solve_in_order(problem, levels, a_sum([5, 1]))
+    assert result.solution.choice.tolist() == [-1, -1, 1]
+    assert result.results[0].objective == 1.0
 
 
 def test_a_problem_without_jobs_has_a_solution() -> None:
     for problem in (a_problem([]), a_problem([[], []])):
         waiting = [1.0] * len(problem.jobs)
-        found = solve_in_order(problem, some_levels([], waiting), a_sum([], "a"), a_sum([], "b"))
-        assert found.solution.status is SolveStatus.OPTIMAL
-        assert [r.gap for r in found.results] == [0, 0, 0]
+        result = solve_in_order(problem, some_levels([], waiting), a_sum([], "a"), a_sum([], "b"))
+        assert result.solution.status is SolveStatus.OPTIMAL
+        assert [r.gap for r in result.results] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cbc"])
 def test_must_run_jobs_that_do_not_fit_are_infeasible(name: str) -> None:
     problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1], must_run=[0, 1])
-    found = solve_in_order(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
-    assert found.solution.status is SolveStatus.INFEASIBLE
-    assert [r.gap for r in found.results] == [math.inf, math.inf]
+    result = solve_in_order(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
+    assert result.solution.status is SolveStatus.INFEASIBLE
+    assert [r.gap for r in result.results] == [math.inf, math.inf]
 
 
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
@@ -149,8 +149,8 @@ def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
         idle_row=np.array([1]),
         idle_amount=np.array([1]),
     )
-    found = solve_in_order(waits, a_sum([0, 0], "last"), name=name)
-    assert found.solution.status is SolveStatus.INFEASIBLE
+    result = solve_in_order(waits, a_sum([0, 0], "last"), name=name)
+    assert result.solution.status is SolveStatus.INFEASIBLE
 
 
 def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
@@ -159,11 +159,11 @@ def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
     levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
     statement = a_statement(problem, levels, a_sum([1, 1, 1]))
     greedy = greedy_of(statement, spent)
-    found = solve_goals(statement, make_solver("portfolio"), spent, greedy)
-    assert np.array_equal(found.solution.choice, greedy.choice)
-    assert not find_violations(statement.problem, found.solution)
-    assert found.results[0].bound == 3.0  # the least that the third job could have, alone
-    assert found.results[0].gap > 0
+    result = solve_goals(statement, make_solver("portfolio"), spent, greedy)
+    assert np.array_equal(result.solution.choice, greedy.choice)
+    assert not find_violations(statement.problem, result.solution)
+    assert result.results[0].bound == 3.0  # the third job's least value, considered alone
+    assert result.results[0].gap > 0
 
 
 def test_a_round_without_time_is_reproducible() -> None:
@@ -179,7 +179,7 @@ def test_a_round_without_time_is_reproducible() -> None:
 
 
 class TickingClock:
-    """A clock by which each question takes a second of a limit."""
+    """A clock on which each call takes one second of a limit."""
 
     def __init__(self, limit_s: float) -> None:
         self.left_s = limit_s
@@ -207,16 +207,16 @@ def test_a_round_cut_short_between_goals_is_reproducible(limit_s: float) -> None
 def test_a_single_sum_is_solved_as_without_goals() -> None:
     statement = state_round(a_random_snapshot(1, jobs=20), Policy())
     greedy = greedy_of(statement, EXACT)
-    found = solve_goals(statement, make_solver("portfolio"), EXACT, greedy)
+    result = solve_goals(statement, make_solver("portfolio"), EXACT, greedy)
     assert build_surrogate(statement) is statement.problem
     assert are_equal(
-        found.solution, make_solver("portfolio").solve(statement.problem, EXACT, greedy)
+        result.solution, make_solver("portfolio").solve(statement.problem, EXACT, greedy)
     )
-    assert found.on(statement.problem).bound == found.solution.bound
+    assert result.on(statement.problem).bound == result.solution.bound
 
 
 class RuleBreakingSolver:
-    """A solver whose answers break rules."""
+    """A solver whose solutions break rules."""
 
     name = "lying"
 
@@ -235,27 +235,27 @@ def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
     statement = a_statement(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), a_sum([1, 1]))
     greedy = greedy_of(statement, EXACT)
-    found = solve_goals(statement, RuleBreakingSolver(), EXACT, greedy)
-    assert np.array_equal(found.solution.choice, greedy.choice)
-    assert not find_violations(statement.problem, found.solution)
+    result = solve_goals(statement, RuleBreakingSolver(), EXACT, greedy)
+    assert np.array_equal(result.solution.choice, greedy.choice)
+    assert not find_violations(statement.problem, result.solution)
 
 
 def test_the_greedy_solution_is_measured_by_every_goal() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
-    found = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
-    assert found.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in found.results] == [8.0, 1]
-    assert found.solution.work == (("greedy", 1.0),)
+    result = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
+    assert result.solution.choice.tolist() == [0, -1]
+    assert [r.objective for r in result.results] == [8.0, 1]
+    assert result.solution.work == (("greedy", 1.0),)
 
 
 def test_a_choice_that_serves_the_earlier_goal_better_ranks_higher() -> None:
     statement = a_statement(
         two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
     )
-    found = solve_goals(statement, make_solver("portfolio"), EXACT, greedy_of(statement, EXACT))
+    result = solve_goals(statement, make_solver("portfolio"), EXACT, greedy_of(statement, EXACT))
     first, second, none = (np.array(c) for c in ([0, -1], [-1, 1], [-1, -1]))
-    assert found.standing(statement, second) > found.standing(statement, first)
-    assert found.standing(statement, first) > found.standing(statement, none)
+    assert result.standing(statement, second) > result.standing(statement, first)
+    assert result.standing(statement, first) > result.standing(statement, none)
 
 
 def test_surrogate_values_put_the_worst_off_first_and_keep_restart_costs() -> None:

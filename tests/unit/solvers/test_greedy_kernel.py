@@ -1,4 +1,4 @@
-"""Greedy's compiled loops: what a step is, repairing what overfills, and compiling itself."""
+"""Greedy's compiled loops: their steps, the repair of overfull choices, and compilation."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def greedy_choice(problem: Problem) -> list[int]:
-    found: list[int] = Greedy().solve(problem, FOREVER).choice.tolist()
-    return found
+    solution: list[int] = Greedy().solve(problem, FOREVER).choice.tolist()
+    return solution
 
 
 def as_list(choice: Ints | None) -> list[int] | None:
@@ -52,7 +52,7 @@ def waiting_choice(problem: Problem) -> Ints:
 
 
 def best_columns_at(problem: Problem, prices: Floats) -> Ints:
-    """Return each job's column of the largest margin; -1 where that is not above 0 and it may wait."""
+    """Return each job's column of the largest margin, or -1 if that is not above 0 and the job may wait."""
     margin = price_problem(problem, prices).margin
     top = reduce_by_job(np.maximum, margin, problem.job_start)
     choice = waiting_choice(problem)
@@ -98,12 +98,12 @@ def test_improvement_loses_nothing_and_leaves_no_gainful_step(problem: Problem, 
     start = pack_must_run(problem, weight)
     if start is None:
         return
-    found = improve_choice(problem, start, weight)
-    assert is_answer(problem, found)
-    assert objective_of(problem, found) >= objective_of(problem, start)
-    now = np.where(found >= 0, problem.value[found], 0) if len(problem.cell) else found
+    choice = improve_choice(problem, start, weight)
+    assert is_answer(problem, choice)
+    assert objective_of(problem, choice) >= objective_of(problem, start)
+    now = np.where(choice >= 0, problem.value[choice], 0) if len(problem.cell) else choice
     for column, job in enumerate(problem.column_job.tolist()):
-        changed = found.copy()
+        changed = choice.copy()
         changed[job] = column
         assert problem.value[column] <= now[job] or not is_answer(problem, changed)
 
@@ -146,10 +146,10 @@ def test_no_more_is_given_up_than_the_excess_of_a_row() -> None:
 def test_a_must_run_job_moves_but_never_stops() -> None:
     jobs = [[(9, {0: 4}), (1, {1: 4})], [(50, {0: 4})], [(50, {1: 4})]]
     problem = a_problem(jobs, [4, 4], must_run=[0])
-    found = repair_choice(problem, np.array([0, 2, 3]), np.zeros(2))
-    assert found is not None
-    assert is_answer(problem, found)
-    assert objective_of(problem, found) == 59  # job 0 stays, job 1 makes room
+    choice = repair_choice(problem, np.array([0, 2, 3]), np.zeros(2))
+    assert choice is not None
+    assert is_answer(problem, choice)
+    assert objective_of(problem, choice) == 59  # job 0 stays and job 1 makes room
 
 
 def test_must_run_jobs_that_do_not_fit_together_are_reported() -> None:
@@ -183,7 +183,7 @@ def test_the_best_columns_at_dual_prices_are_repaired_to_near_the_bound() -> Non
     for seed in range(3):
         problem = a_random_problem(seed, jobs=300, groups=((0, 40, 4), (1, 20, 8)))
         prices = Relaxation().solve(problem, FOREVER).prices
-        choice = best_columns_at(problem, 0.9 * prices)  # a little too cheap: too many want to run
+        choice = best_columns_at(problem, 0.9 * prices)  # slightly too cheap, so too many jobs run
         assert np.any(problem.used(choice) > problem.capacity)
         found = repair_choice(problem, choice, prices)
         assert found is not None
@@ -222,7 +222,7 @@ CALLED = (
 
 
 def compiled_signatures() -> dict[str, int]:
-    """Return for how many combinations of types each loop that is called from outside was compiled."""
+    """Return for how many combinations of types each public loop was compiled."""
     return {name: len(cast(SimpleNamespace, getattr(loops, name)).signatures) for name in CALLED}
 
 
@@ -235,10 +235,10 @@ def test_after_warm_up_no_round_compiles_anything() -> None:
         a_problem([[(5, {0: 4})], [(5, {0: 4})]], [4], must_run=[1], current={0: 0}),
         a_random_problem(1, jobs=30),
     ):
-        found = Greedy().solve(problem, FOREVER)
-        Greedy().solve(problem, FOREVER, found)
-        improve_choice(problem, found.choice, np.ones(len(problem.rows), dtype=np.float32))
-        repair_choice(problem, np.repeat(found.choice, 2)[::2], np.ones(len(problem.rows)))
+        solution = Greedy().solve(problem, FOREVER)
+        Greedy().solve(problem, FOREVER, solution)
+        improve_choice(problem, solution.choice, np.ones(len(problem.rows), dtype=np.float32))
+        repair_choice(problem, np.repeat(solution.choice, 2)[::2], np.ones(len(problem.rows)))
     assert compiled_signatures() == dict.fromkeys(CALLED, 1)
 
 
@@ -256,9 +256,8 @@ def test_threads_may_warm_up_and_solve_concurrently() -> None:
 
 def test_a_function_that_cannot_be_cached_on_disk_is_still_compiled() -> None:
     scope: dict[str, Callable[[int], int]] = {}
-    exec(
-        "def twice(n):\n    return 2 * n", scope
-    )  # a function without a file has no place beside it
+    # a function without a file has no folder for a cache next to it
+    exec("def twice(n):\n    return 2 * n", scope)
     with pytest.raises(RuntimeError, match="cannot cache"):
         numba.njit(cache=True)(scope["twice"])
     assert compile_lazily(scope["twice"])(21) == 42
@@ -292,7 +291,7 @@ def twice(n):
 
 
 def cache_hits(checkout: Path, source: str, user_cache: Path) -> int:
-    """Run a module of ``checkout``; return how many compiled functions were found on disk."""
+    """Run a module of ``checkout``; return how many compiled functions it loaded from disk."""
     (checkout / "tessera").mkdir(parents=True, exist_ok=True)
     (checkout / "tessera" / "probe.py").write_text(source)
     code = (

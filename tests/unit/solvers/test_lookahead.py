@@ -1,4 +1,4 @@
-"""Schedules over several rounds: their slots, their bookkeeping, and the checker that trusts none of it."""
+"""Schedules over several rounds: their slots, their accounting, and a checker that trusts neither."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
 def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` after now; a GPU trains one sample/s."""
+    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
     length = work_s / 256
     given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
     return a_job(name, **(given | more))
 
 
 def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
-    """Return ``gpus`` GPUs on one node, on which 1, 2 or 4 GPUs train as many samples/s."""
+    """Return ``gpus`` GPUs on one node, where n of 1, 2 or 4 GPUs train n samples/s."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    found = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
-    return replace(found, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def some_legs(*legs: tuple[int, float, float, int]) -> Legs:
@@ -89,9 +89,9 @@ def broken_rules(snapshot: Snapshot, legs: Legs) -> list[str]:
 
 
 def test_slots_start_at_one_round_and_never_exceed_a_quarter_of_their_distance() -> None:
-    found = slot_boundaries(NOW_S, NOW_S + 400 * 300, 300.0)
-    ends = (found[1:] - NOW_S) / 300
-    lengths = np.diff(found) / 300
+    boundaries = slot_boundaries(NOW_S, NOW_S + 400 * 300, 300.0)
+    ends = (boundaries[1:] - NOW_S) / 300
+    lengths = np.diff(boundaries) / 300
     assert lengths[:7].tolist() == [1.0] * 7
     assert np.all(lengths[7:] <= ends[7:] / 4 + 1)
     assert len(lengths) < 40
@@ -188,8 +188,8 @@ def test_a_leg_that_ends_after_the_deadline_still_counts_after_its_slot_is_split
     assert 22 * 300 not in look_ahead_of(snapshot).boundary_s
     later = replace(snapshot, now_s=7 * 300.0, legs=legs)
     assert 22 * 300 in look_ahead_of(later).boundary_s
-    found = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert leg_tuples(found.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
+    admission = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
+    assert leg_tuples(admission.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
 
 
 def test_a_valid_schedule_breaks_no_rule() -> None:
@@ -238,8 +238,10 @@ def test_the_checker_refuses_a_missing_cell() -> None:
 
 def test_legs_of_a_job_without_a_promise_are_a_violation() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
-    found = find_schedule_violations(snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_))
-    assert [v.rule for v in found] == ["promised"]
+    violations = find_schedule_violations(
+        snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_)
+    )
+    assert [v.rule for v in violations] == ["promised"]
 
 
 def plan_snapshot(snapshot: Snapshot, policy: Policy = AHEAD) -> RoundOutcome:
@@ -254,10 +256,10 @@ def admitted_names(snapshot: Snapshot, admission: Admission) -> list[str]:
 
 def test_jobs_that_fit_one_after_the_other_are_all_admitted() -> None:
     snapshot = a_cluster(*(a_dated_job(f"j{i}", 1200, 300 * (i + 1)) for i in range(4)))
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert found.admitted.all()
-    assert found.proven
-    assert find_schedule_violations(snapshot, found.legs, found.admitted) == []
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admission.admitted.all()
+    assert admission.proven
+    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
 
 
 def test_of_two_competing_jobs_the_heavier_is_admitted() -> None:
@@ -271,45 +273,45 @@ def test_two_small_jobs_are_admitted_instead_of_the_one_with_the_earliest_deadli
     snapshot = a_cluster(
         a_dated_job("long", 2400, 600), a_dated_job("one", 1200, 610), a_dated_job("two", 1200, 620)
     )
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, found) == ["one", "two"]
-    assert found.proven
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admitted_names(snapshot, admission) == ["one", "two"]
+    assert admission.proven
 
 
 def test_no_new_job_however_heavy_displaces_a_promise() -> None:
     old = a_dated_job("old", 1200, 300, admitted=True, weight=0.1)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300, weight=100.0))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, found) == ["old"]
-    assert found.given_up == frozenset()
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admitted_names(snapshot, admission) == ["old"]
+    assert admission.given_up == frozenset()
 
 
 def test_a_promise_is_moved_in_time_to_admit_a_new_job() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, found) == ["old", "new"]
-    assert leg_tuples(found.legs) == [(0, 300.0, 600.0, 4), (1, 0.0, 300.0, 4)]
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admitted_names(snapshot, admission) == ["old", "new"]
+    assert leg_tuples(admission.legs) == [(0, 300.0, 600.0, 4), (1, 0.0, 300.0, 4)]
 
 
 def test_without_search_time_promises_keep_their_schedule_and_new_jobs_fit_in_or_not() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300), a_dated_job("late", 1200, 600))
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
-    found = admit(snapshot, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert admitted_names(snapshot, found) == ["old", "late"]
-    assert (found.proven, found.work) == (False, 0.0)
+    admission = admit(snapshot, AHEAD, Budget(remaining_s=lambda: 0.0))
+    assert admitted_names(snapshot, admission) == ["old", "late"]
+    assert (admission.proven, admission.work) == (False, 0.0)
 
 
 def test_lost_nodes_break_the_promises_of_least_weight() -> None:
     jobs = [a_dated_job(f"j{w}", 600, 300, admitted=True, weight=float(w)) for w in (3, 1, 2)]
     snapshot = a_cluster(*jobs)
     snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 2), (2, 0, 300, 2)))
-    found = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, found) == ["j3", "j2"]
-    assert found.given_up == frozenset({1})
+    admission = admit(snapshot, AHEAD, ENDLESS)
+    assert admitted_names(snapshot, admission) == ["j3", "j2"]
+    assert admission.given_up == frozenset({1})
 
 
 def test_a_refused_job_gets_a_deadline_that_can_then_be_met() -> None:
@@ -358,7 +360,7 @@ def test_a_best_effort_job_gets_only_gpus_that_the_certificates_do_not_need_now(
 
 
 def gpus_before_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
-    """Return the GPUs that a job is started on now, before a promised one that needs four in a round."""
+    """Return the number of GPUs on which a job starts one round before a promised job needs four."""
     promised = a_dated_job("a", 1200, 600, admitted=True, restart_s=0)
     other = a_job("g", guaranteed=guaranteed, requested_gpus=1, weight=9.0)
     snapshot = a_cluster(promised, other, gpus=gpus)
@@ -418,5 +420,7 @@ def test_the_same_recorded_work_admits_the_same_jobs_by_the_same_schedule() -> N
 
 def test_a_round_of_recorded_work_zero_does_not_search() -> None:
     snapshot = a_cluster(*(a_dated_job(f"j{i}", 700 + 50 * i, 500 + 60 * i) for i in range(7)))
-    found = admit(snapshot, AHEAD, Budget(remaining_s=lambda: math.inf, work={"admission": 0.0}))
-    assert (found.proven, found.work) == (False, 0.0)
+    admission = admit(
+        snapshot, AHEAD, Budget(remaining_s=lambda: math.inf, work={"admission": 0.0})
+    )
+    assert (admission.proven, admission.work) == (False, 0.0)

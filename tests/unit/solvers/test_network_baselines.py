@@ -1,4 +1,4 @@
-"""The orders, levels and paths of the baselines on cases worked out by hand."""
+"""Orders, levels and paths of the network baselines, on cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.support.random_contentions import a_contention
 
 
 def a_demand_of_two_pairs() -> LinkDemand:
-    """Return Crux's figure 13: jobs 0 and 1 share a link, jobs 2 and 3 another; the urgent come first."""
+    """Return Crux's figure 13, most urgent first: jobs 0 and 1 share a link, jobs 2 and 3 another."""
     return a_demand(*(FluidJob(busy_s={j // 2: 1.0 + j}) for j in range(4)))
 
 
 def open_shop_cost(demand: LinkDemand, order: Sequence[int], weight: Floats) -> float:
-    """Return the weighted sum of completion times where links work through the order, each by itself."""
+    """Return the weighted sum of completion times if each link serves the order independently."""
     busy_s = np.zeros((demand.jobs, demand.links))
     busy_s[demand.job, demand.link] = demand.busy_s
     upto = np.cumsum(busy_s[list(order)], axis=0)
@@ -49,8 +49,9 @@ def test_on_one_link_bssi_with_weights_is_smiths_rule() -> None:
 
 
 def test_bssi_scales_weights_by_the_last_jobs_weight_and_time() -> None:
-    # Link 0: 2 + 4 + 0 = 6, link 1: 3 + 0 + 2 = 5. Link 0 is busiest: weight / time 1/2 and 1/4, so job 1 is
-    # last, and job 0 keeps 1 - 2/4 = 1/2. Then link 1 is: 1/2 / 3 = 1/6 and 1/2, so job 0 comes before it.
+    # Link 0 is busiest (2 + 4 + 0 = 6; link 1: 3 + 0 + 2 = 5). Weight / time is 1/2 for job 0 and 1/4
+    # for job 1, so job 1 is last, and job 0's weight becomes 1 - 2/4 = 1/2. Then link 1 is busiest:
+    # weight / time is 1/2 / 3 = 1/6 for job 0 and 1/2 for job 2, so job 0 is placed before job 1.
     demand = a_demand(
         FluidJob(busy_s={0: 2, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2})
     )
@@ -58,7 +59,8 @@ def test_bssi_scales_weights_by_the_last_jobs_weight_and_time() -> None:
 
 
 def test_bssi_rescales_weights_only_on_links_of_the_last_job() -> None:
-    # Unscaled, job 0 (1/3) would come after job 2 (w/t = 0.9/2.9); scaled to 1/4 by job 1, it is last there.
+    # Unscaled, job 0 (w/t = 1/3) would be placed after job 2 (0.9/2.9). Scaled to 1/4 by job 1, it is
+    # last on that link.
     demand = a_demand(
         FluidJob(busy_s={0: 3, 1: 3}), FluidJob(busy_s={0: 4}), FluidJob(busy_s={1: 2.9})
     )
@@ -68,7 +70,8 @@ def test_bssi_rescales_weights_only_on_links_of_the_last_job() -> None:
 
 
 def test_bssi_counts_only_unplaced_jobs_when_it_looks_for_the_busiest_link() -> None:
-    # Link 0 (9 s) loses job 0 and has 1 s left, so link 1 (7 s) comes next: 7/8 / 3 for job 1, 1/4 for job 2.
+    # Link 0 (9 s) loses job 0 and has 1 s left, so link 1 (7 s) is next. There, weight / time is
+    # 7/8 / 3 for job 1 and 1/4 for job 2.
     demand = a_demand(
         FluidJob(busy_s={0: 8}), FluidJob(busy_s={0: 1, 1: 3}), FluidJob(busy_s={1: 4})
     )
@@ -91,9 +94,9 @@ def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -
             links=3,
         )
         weight = rng.uniform(0.1, 3.0, 5)
-        least = min(open_shop_cost(demand, order, weight) for order in permutations(range(5)))
+        least_cost = min(open_shop_cost(demand, order, weight) for order in permutations(range(5)))
         worst = max(
-            worst, open_shop_cost(demand, bssi_order(demand, weight).tolist(), weight) / least
+            worst, open_shop_cost(demand, bssi_order(demand, weight).tolist(), weight) / least_cost
         )
     assert 1.0 <= worst <= 2.0
 
@@ -103,31 +106,34 @@ def test_coflows_served_in_bssis_order_are_within_four_times_the_least() -> None
     for _ in range(40):
         size = rng.exponential(1.0, (4, 3, 3)) * (rng.random((4, 3, 3)) < 0.4)
         size[:, 0, 0] += 0.1
-        ports = np.concatenate([size.sum(axis=2), size.sum(axis=1)], axis=1)  # out of 3, into 3
+        # 3 output ports, 3 input ports
+        ports = np.concatenate([size.sum(axis=2), size.sum(axis=1)], axis=1)
         demand = a_demand(
             *(FluidJob(busy_s={e: t for e, t in enumerate(row) if t > 0}) for row in ports), links=6
         )
         weight = rng.uniform(0.1, 3.0, 4)
-        least = min(open_shop_cost(demand, order, weight) for order in permutations(range(4)))
-        assert weight @ completion_times(size, bssi_order(demand, weight).tolist()) <= 4 * least
+        least_cost = min(open_shop_cost(demand, order, weight) for order in permutations(range(4)))
+        assert (
+            weight @ completion_times(size, bssi_order(demand, weight).tolist()) <= 4 * least_cost
+        )
 
 
 def completion_times(size: Floats, order: Sequence[int]) -> Floats:
-    """Return when each coflow is done where its flows, sizes (coflows, in, out), go by strict priority."""
-    left, now, done = size.copy(), 0.0, np.zeros(len(size))
-    while (left > 0).any():
-        sends, receives, rate = np.ones(3), np.ones(3), np.zeros_like(left)
+    """Return each coflow's completion time if flows of sizes (coflows, in, out) have strict priorities."""
+    remaining, now, completion = size.copy(), 0.0, np.zeros(len(size))
+    while (remaining > 0).any():
+        sends, receives, rate = np.ones(3), np.ones(3), np.zeros_like(remaining)
         for k in order:
-            for a, b in zip(*np.nonzero(left[k] > 0), strict=True):
+            for a, b in zip(*np.nonzero(remaining[k] > 0), strict=True):
                 rate[k, a, b] = min(sends[a], receives[b])
                 sends[a] -= rate[k, a, b]
                 receives[b] -= rate[k, a, b]
         moving = rate > 0
-        step = (left[moving] / rate[moving]).min()
-        left = np.where(left - rate * step > 1e-12, left - rate * step, 0.0)
+        step = (remaining[moving] / rate[moving]).min()
+        remaining = np.where(remaining - rate * step > 1e-12, remaining - rate * step, 0.0)
         now += step
-        done[(left.sum(axis=(1, 2)) == 0) & (done == 0)] = now
-    return done
+        completion[(remaining.sum(axis=(1, 2)) == 0) & (completion == 0)] = now
+    return completion
 
 
 def test_varys_serves_the_smallest_bottleneck_first() -> None:
@@ -136,11 +142,8 @@ def test_varys_serves_the_smallest_bottleneck_first() -> None:
         FluidJob(busy_s={0: 3}),
         FluidJob(busy_s={1: 1, 2: 1.5}),
     )
-    assert sebf_order(demand).tolist() == [
-        2,
-        0,
-        1,
-    ]  # by sums the second would come before the first
+    # ordered by sums, the second job would precede the first
+    assert sebf_order(demand).tolist() == [2, 0, 1]
 
 
 def test_delays_are_not_part_of_the_bottleneck_of_varys() -> None:

@@ -1,4 +1,4 @@
-"""What plans of networks cost, and that they end, whatever jobs are like."""
+"""Network planning takes bounded work and ends, for any jobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _uneven(ratio: float) -> tuple[FluidJob, ...]:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: int) -> None:
-    """Its slowest link is another one, by the last bits of two sums: 1 less its share is no speed."""
+    """By rounding, the job's slowest link is another one, so 1 less its share is not a speed."""
     busy_s = 0.8294255678822373
     longer_s = busy_s
     for _ in range(steps):
@@ -59,9 +59,9 @@ def test_a_job_that_leaves_next_to_nothing_of_a_link_starves_the_other(steps: in
         FluidJob(compute_s=0.001, start_s=0.0, busy_s={0: busy_s, 1: longer_s}),
         FluidJob(compute_s=0.1, start_s=0.0, busy_s={0: 1.1036914384693883}),
     )
-    found = correction_factors(demand, clip=Clip.NONE)
-    assert np.isfinite(found).all()
-    assert (found > 0).all()
+    factors = correction_factors(demand, clip=Clip.NONE)
+    assert np.isfinite(factors).all()
+    assert (factors > 0).all()
 
 
 @pytest.mark.parametrize("ratio", [1e4, 1e9, 1e15])
@@ -89,7 +89,7 @@ def test_groups_share_the_simulation_budget_and_pass_on_the_rest() -> None:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Iterations of what the engine was asked for, in order."""
+    """Record the iterations of each call to the engine, in order."""
     found: list[float] = []
 
     def counted(demand: object, levels: object, *, horizon_s: float, warm_s: float = 0.0) -> object:
@@ -116,9 +116,9 @@ def test_orders_of_very_uneven_jobs_are_tried_within_the_simulation_budget(
 def test_the_search_for_a_floor_is_bounded_for_very_uneven_jobs() -> None:
     demand = a_demand(*_uneven(1e5))
     level, order = np.array([7, 6, 5]), np.arange(3)
-    found = apply_floor(demand, level, order, 8, 0.3)
-    assert sorted(found.order.tolist()) == [0, 1, 2]
-    assert ((found.level >= 0) & (found.level < 8)).all()
+    result = apply_floor(demand, level, order, 8, 0.3)
+    assert sorted(result.order.tolist()) == [0, 1, 2]
+    assert ((result.level >= 0) & (result.level < 8)).all()
 
 
 def test_the_search_for_a_floor_is_bounded_for_many_contending_jobs(
@@ -135,9 +135,9 @@ def test_the_search_for_a_floor_is_bounded_for_many_contending_jobs(
     jobs = [
         FluidJob(compute_s=0.1 + n / 40, busy_s={0: 0.05 + n / 50, n + 1: 0.1}) for n in range(40)
     ]
-    found = apply_floor(a_demand(*jobs), np.arange(40) % 8, np.arange(40), 8, 0.9)
-    assert not found.met
-    assert len(costs) >= 3  # before, a round at least, and after
+    result = apply_floor(a_demand(*jobs), np.arange(40) % 8, np.arange(40), 8, 0.9)
+    assert not result.met
+    assert len(costs) >= 3  # one before, at least one round, one after
     assert sum(costs) <= 2e6
 
 
@@ -172,7 +172,7 @@ def test_priorities_are_finite_for_the_extremes_of_work_and_traffic() -> None:
         for seconds in (MIN_ITERATION_S, MAX_ITERATION_S)
     ]
     contended, notes = build_contention(topology, jobs)
-    assert sum("sends nothing" in note for _, note in notes) == 4  # those of 1e-300 bytes
+    assert sum("sends nothing" in note for _, note in notes) == 4  # the jobs of 1e-300 bytes
     plan = replan(contended, levels=3)
     assert find_network_violations(contended, plan) == []
     assert np.isfinite(plan.priority).sum() == 8
@@ -203,10 +203,10 @@ def test_path_searches_are_cached_up_to_a_limit(
     monkeypatch.setattr(fabric.Fabric, "_search", counted)
     routes = Routes(topology)
     for _ in range(2):
-        found = routes.ways(ends[0][apart], ends[1][apart])
-        assert found.path_link.tolist() == plenty.path_link.tolist()
-        assert found.fixed_link.tolist() == plenty.fixed_link.tolist()
-    assert 9 < len(searched) < 18  # some were kept, some were not
+        paths = routes.ways(ends[0][apart], ends[1][apart])
+        assert paths.path_link.tolist() == plenty.path_link.tolist()
+        assert paths.fixed_link.tolist() == plenty.fixed_link.tolist()
+    assert 9 < len(searched) < 18  # some were cached, some were not
 
 
 @pytest.mark.parametrize("busy_s", [{}, {0: 1e-20}])

@@ -1,4 +1,4 @@
-"""CASSINI's circles, its walk over the affinity graph, and what shifts do on the fluid engine."""
+"""CASSINI's circles, its walk over the affinity graph, and the effect of time shifts on the fluid engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_job(period_s: float, sends_s: float, *links: int) -> FluidJob:
 
 
 def slowdown(demand: LinkDemand, offset_s: Floats) -> Floats:
-    """Return how many times longer iterations take than alone, over many common multiples, on one level."""
+    """Return how much longer iterations take than alone, on one level over many common multiples."""
     run = simulate_fluid(
         demand, np.zeros(demand.jobs, np.int64), horizon_s=720.0, warm_s=72.0, offset_s=offset_s
     )
@@ -32,7 +32,7 @@ def slowdown(demand: LinkDemand, offset_s: Floats) -> Floats:
 def peak_demand(
     demand: LinkDemand, offset_s: Floats, links: Mapping[int, tuple[int, ...]]
 ) -> float:
-    """Return the most that jobs (those of each link) want of it together while they run as alone."""
+    """Return the largest total demand of a link's jobs if each runs as if alone."""
     at_s = np.linspace(0, 60, 6001) + 1e-3
     sends = np.stack(
         [
@@ -45,10 +45,10 @@ def peak_demand(
 
 def test_two_jobs_that_send_half_of_the_time_are_shifted_and_run_as_if_alone() -> None:
     demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
-    found = align_shifts(demand)
-    assert found.score == pytest.approx([1.0])
-    assert found.offset_s == pytest.approx([0.0, 1.0])
-    assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert shifts.offset_s == pytest.approx([0.0, 1.0])
+    assert slowdown(demand, shifts.offset_s) == pytest.approx([1.0, 1.0])
 
 
 def test_without_a_shift_equal_jobs_contend_for_ever() -> None:
@@ -58,10 +58,10 @@ def test_without_a_shift_equal_jobs_contend_for_ever() -> None:
 
 def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
     demand = a_demand(*(a_job(3.0, 1.0) for _ in range(3)))
-    found = align_shifts(demand)
-    assert found.score == pytest.approx([1.0])
-    assert sorted(found.offset_s) == pytest.approx([0.0, 1.0, 2.0])
-    assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(3))
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert sorted(shifts.offset_s) == pytest.approx([0.0, 1.0, 2.0])
+    assert slowdown(demand, shifts.offset_s) == pytest.approx(np.ones(3))
 
 
 def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
@@ -70,17 +70,17 @@ def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
     assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
     assert grid.around == 3 * grid.parts
     assert grid.error == pytest.approx(0.0, abs=1e-12)
-    found = align_shifts(demand)
-    assert found.score == pytest.approx([1.0])
-    assert slowdown(demand, found.offset_s) == pytest.approx([1.0, 1.0])
-    assert slowdown(demand, np.zeros(2)).max() < 1.2  # what there is to gain
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert slowdown(demand, shifts.offset_s) == pytest.approx([1.0, 1.0])
+    assert slowdown(demand, np.zeros(2)).max() < 1.2  # the most that shifts can gain
 
 
 def test_a_job_of_twice_the_period_fits_into_the_gaps_of_the_other() -> None:
     demand = a_demand(a_job(1.0, 0.5), a_job(2.0, 0.5))
-    found = align_shifts(demand)
-    assert found.score == pytest.approx([1.0])
-    assert peak_demand(demand, found.offset_s, {0: (0, 1)}) == 1.0
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert peak_demand(demand, shifts.offset_s, {0: (0, 1)}) == 1.0
 
 
 def test_lengths_without_a_common_multiple_are_rounded_to_one() -> None:
@@ -98,7 +98,7 @@ def test_without_a_good_grid_the_circle_stays_small_and_the_error_is_reported() 
 
 
 def test_jobs_that_do_not_fit_are_scored_by_their_excess() -> None:
-    demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # 2 of 4 s are wanted twice at best
+    demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # at best, both jobs send for 2 of 4 s
     assert align_shifts(demand).score == pytest.approx([0.5])
 
 
@@ -108,17 +108,17 @@ def test_jobs_whose_shares_of_a_link_fit_together_need_no_shift() -> None:
         FluidJob(busy_s={0: 0.5, 2: 1.0}),
         FluidJob(busy_s={1: 0.1}),
     )
-    found = align_shifts(demand)
-    assert found.link.tolist() == [1]  # jobs 0 and 2; half each of link 0 is no contention
-    assert found.offset_s[1] == 0.0
+    shifts = align_shifts(demand)
+    assert shifts.link.tolist() == [1]  # jobs 0 and 2; half of link 0 each is not contention
+    assert shifts.offset_s[1] == 0.0
 
 
 def test_a_delay_does_not_count_as_sending_time() -> None:
-    found = fit_circles(
+    circles = fit_circles(
         np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2)
     )
-    assert found.score == 1.0
-    assert found.shift_s.tolist() == [0.0, 0.0]
+    assert circles.score == 1.0
+    assert circles.shift_s.tolist() == [0.0, 0.0]
     demand = a_demand(
         FluidJob(compute_s=1.0, delay_s=0.5, busy_s={0: 0.5}),
         FluidJob(compute_s=2.0, start_s=0.5, delay_s=0.5, busy_s={0: 0.5}),
@@ -131,49 +131,48 @@ def test_shifts_go_along_the_graph_from_job_to_job() -> None:
     demand = a_demand(
         a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2), a_job(2.0, 1.0, 2)
     )
-    found = align_shifts(demand)
-    assert found.loops == 0
-    assert np.abs(np.diff(found.offset_s)) == pytest.approx(np.ones(3))
-    assert slowdown(demand, found.offset_s) == pytest.approx(np.ones(4))
+    shifts = align_shifts(demand)
+    assert shifts.loops == 0
+    assert np.abs(np.diff(shifts.offset_s)) == pytest.approx(np.ones(3))
+    assert slowdown(demand, shifts.offset_s) == pytest.approx(np.ones(4))
 
 
 def test_shifts_of_unequal_periods_go_along_the_graph() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0), a_job(4.0, 1.0, 0, 1), a_job(8.0, 3.0, 1))
-    found = align_shifts(demand)
-    assert found.score == pytest.approx([1.0, 1.0])
-    assert peak_demand(demand, found.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0, 1.0])
+    assert peak_demand(demand, shifts.offset_s, {0: (0, 1), 1: (1, 2)}) == 1.0
 
 
 def test_links_with_the_same_jobs_are_merged_and_form_no_loop() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 1, 2), a_job(2.0, 1.0, 0, 1, 2))
-    found = align_shifts(demand)
-    assert (len(found.link), found.loops) == (1, 0)
-    assert found.offset_s == pytest.approx([0.0, 1.0])
+    shifts = align_shifts(demand)
+    assert (len(shifts.link), shifts.loops) == (1, 0)
+    assert shifts.offset_s == pytest.approx([0.0, 1.0])
 
 
 def test_a_loop_is_cut_counted_and_reported() -> None:
     demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
-    found = align_shifts(demand)
-    assert found.loops == 1
-    assert "1 edges left out" in str(found)
-    assert np.abs(np.diff(found.offset_s)).max() == pytest.approx(
-        1.0
-    )  # two of three still are apart
-    assert slowdown(demand, found.offset_s).max() > 1.2
+    shifts = align_shifts(demand)
+    assert shifts.loops == 1
+    assert "1 edges left out" in str(shifts)
+    # two of the three are still apart
+    assert np.abs(np.diff(shifts.offset_s)).max() == pytest.approx(1.0)
+    assert slowdown(demand, shifts.offset_s).max() > 1.2
 
 
 def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
     demand = a_demand(
         FluidJob(busy_s={0: 1.0, 1: 0.5}), FluidJob(busy_s={0: 1.0, 1: 0.5}), a_job(2.0, 0.8, 1)
     )
-    found = align_shifts(demand)
-    assert (found.link.tolist(), found.loops) == ([0, 1], 1)
+    shifts = align_shifts(demand)
+    assert (shifts.link.tolist(), shifts.loops) == ([0, 1], 1)
 
 
 def test_jobs_without_contention_are_not_delayed() -> None:
-    found = align_shifts(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
-    assert found.offset_s.tolist() == [0.0, 0.0, 0.0]
-    assert found.mean_score == 1.0
+    shifts = align_shifts(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
+    assert shifts.offset_s.tolist() == [0.0, 0.0, 0.0]
+    assert shifts.mean_score == 1.0
 
 
 def test_only_jobs_that_drifted_are_aligned_again() -> None:

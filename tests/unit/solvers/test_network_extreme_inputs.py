@@ -1,4 +1,4 @@
-"""Inputs at the edge of what is allowed: they are carried out or refused, and nothing hangs or breaks."""
+"""Inputs at the limits: they are processed or refused, and nothing hangs or breaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIGITS = 10**400
 
 
 def a_topology(vertices: dict[str, tuple[Tier, int]], cables: list[tuple[str, str]]) -> Topology:
-    """Return vertices of a tier in a host, and cables between them; two hosts."""
+    """Return two hosts with the given vertices (tier, host), and cables between them."""
     at = {name: i for i, name in enumerate(vertices)}
     ends = np.array([(at[a], at[b]) for x, y in cables for a, b in ((x, y), (y, x))])
     return Topology(
@@ -48,7 +48,7 @@ def a_topology(vertices: dict[str, tuple[Tier, int]], cables: list[tuple[str, st
 
 
 def test_thousands_of_senders_that_stop_at_one_link_do_not_hold_the_others_back() -> None:
-    """Shares that are added and taken away again leave a rest that no sender has."""
+    """Adding and subtracting shares leaves a rounding error that belongs to no sender."""
     shares = np.random.default_rng(2).random(2000).tolist()
     crowd = [
         FluidJob(compute_s=1e-3, start_s=0.0, busy_s={0: s, 2 + j: 1.0})
@@ -79,14 +79,14 @@ def test_a_group_too_large_to_be_simulated_keeps_its_levels_without_using_memory
         *(FluidJob(compute_s=1e-3, start_s=0.0, busy_s={0: 1.0}) for _ in range(jobs))
     )
     level, order = np.zeros(jobs, np.int64), np.arange(jobs)
-    simulate_fluid(demand, level, horizon_s=1.0)  # compiled before it is measured
+    simulate_fluid(demand, level, horizon_s=1.0)  # compile before memory is measured
     tracemalloc.start()
-    found = apply_floor(demand, level, order, 8, 1.0, window=PlayWindow(horizon_s=18.0))
+    result = apply_floor(demand, level, order, 8, 1.0, window=PlayWindow(horizon_s=18.0))
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.level.tolist() == level.tolist()
-    assert not found.met
-    assert most_bytes < jobs * jobs  # nothing for each two of them
+    assert result.level.tolist() == level.tolist()
+    assert not result.met
+    assert most_bytes < jobs * jobs  # no memory for each pair of jobs
 
 
 def test_joined_contentions_have_the_ends_of_all_bundles_or_of_none() -> None:
@@ -147,30 +147,30 @@ def test_traffic_with_numbers_out_of_range_is_refused(work: str, dp: str) -> Non
 
 
 def test_levels_are_optimal_even_if_the_least_urgent_job_is_by_far_the_most_intense() -> None:
-    """Nothing is lost by it, so it must not take from the weights of the others."""
+    """No loss depends on this job, so it must not reduce the precision of the others' weights."""
     demand = a_demand(*(FluidJob(work=work, busy_s={0: 1.0}) for work in (3e5, 1e5, 1.0, 1e25)))
-    found = compression_of(demand, np.arange(4), 2)
-    assert found.level.tolist() == [1, 0, 0, 0]
-    assert found.lost == 2e5 + 1
+    compression = compression_of(demand, np.arange(4), 2)
+    assert compression.level.tolist() == [1, 0, 0, 0]
+    assert compression.lost == 2e5 + 1
 
 
 def test_iterations_of_a_nanosecond_and_of_years_get_an_approximate_circle() -> None:
     with np.errstate(invalid="raise"):
-        found = common_grid(np.array([1e-9, 1e9]))
-    assert found.counts.tolist() == [1, 128]
-    assert found.error == pytest.approx(1.0)
+        grid = common_grid(np.array([1e-9, 1e9]))
+    assert grid.counts.tolist() == [1, 128]
+    assert grid.error == pytest.approx(1.0)
 
 
 def test_a_floor_holds_for_slow_jobs_next_to_thousands_of_fast_ones() -> None:
-    """A window that is long enough for the slow ones is too long to play the fast ones over."""
+    """A window that is long enough for the slow jobs is too long to simulate the fast ones."""
     fast = [FluidJob(compute_s=0.1, busy_s={1 + j // 2: 1e-3}) for j in range(3000)]
     slow = [FluidJob(compute_s=400.0, busy_s={0: 400.0}) for _ in range(3)]
     demand = a_demand(*fast, *slow)
     level = [*np.tile([1, 0], 1500).tolist(), 2, 1, 0]
-    found = apply_floor(demand, np.array(level), np.arange(demand.jobs), 3, 0.9)
-    assert (found.share < 1.1).all()
-    assert not found.met
+    result = apply_floor(demand, np.array(level), np.arange(demand.jobs), 3, 0.9)
+    assert (result.share < 1.1).all()
+    assert not result.met
     apart = demand.among(np.arange(3000, 3003))
     alone = apply_floor(apart, np.array([2, 1, 0]), np.arange(3), 3, 0.9)
-    assert found.level[3000:].tolist() == alone.level.tolist()
-    assert found.share[3000:] == pytest.approx(alone.share, rel=0.1)
+    assert result.level[3000:].tolist() == alone.level.tolist()
+    assert result.share[3000:] == pytest.approx(alone.share, rel=0.1)

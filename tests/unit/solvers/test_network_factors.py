@@ -1,4 +1,4 @@
-"""Correction factors and priorities on cases whose answers are known."""
+"""Correction factors and priorities, on cases with known answers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_the_job_served_last_starves_if_the_other_one_fills_the_link() -> None:
 def test_before_clipping_k_is_infinite_for_a_job_that_only_gains_and_0_for_one_that_only_loses() -> (
     None
 ):
-    # the reference always sends, also when last: as much of it as is left over hides behind its compute
+    # the reference always sends, even when served last: the part of its traffic that remains is
+    # hidden behind its compute
     eager = FluidJob(work=1, compute_s=4, start_s=0, busy_s={0: 1.5})
     small = FluidJob(work=1, compute_s=1, busy_s={0: 1})
     demand = a_demand(eager, small)
@@ -118,7 +119,7 @@ def test_k_is_clipped_narrowly_on_a_saturated_shared_link_and_widely_otherwise()
 
 
 def test_jobs_that_cannot_fill_a_link_together_are_compared_on_one_as_in_the_paper() -> None:
-    # both need all of a link of their own, and half of the one that they share
+    # both need all of their own link and half of the shared one
     demand = a_demand(
         FluidJob(work=10, compute_s=2, busy_s={0: 1, 1: 2}),
         FluidJob(work=5, compute_s=1, busy_s={0: 0.5, 2: 1}),
@@ -127,7 +128,7 @@ def test_jobs_that_cannot_fill_a_link_together_are_compared_on_one_as_in_the_pap
 
 
 def test_a_pair_is_simulated_at_the_speed_left_by_its_fullest_link() -> None:
-    # link 0 lets one send at (1 - 0.8) / 0.8 = 1/4 while the other does, link 3 at 2/3
+    # while the other job sends, link 0 leaves a speed of (1 - 0.8) / 0.8 = 1/4, link 3 one of 2/3
     demand = a_demand(
         FluidJob(work=10, compute_s=2, busy_s={0: 1.6, 1: 2.0, 3: 1.2}),
         FluidJob(work=5, compute_s=1, busy_s={0: 0.8, 2: 1.0, 3: 0.6}),

@@ -1,4 +1,4 @@
-"""The fluid engine on cases whose answers are known."""
+"""The fluid engine, on cases with known answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _example_1() -> LinkDemand:
 
 
 def test_example_1_of_crux_has_its_long_run_utilisation_and_link_seconds() -> None:
-    demand, peak_flop_per_s = _example_1(), 10.0  # 10 GPUs each, of 0.5 flop/s
+    demand, peak_flop_per_s = _example_1(), 10.0  # 10 GPUs of 0.5 flop/s each
     for level, utilisation, link_s in ((FIRST, 3 / 8, (6, 3)), (SECOND, 5 / 12, (4, 6))):
         run = simulate_fluid(demand, level, horizon_s=1200.0, warm_s=120.0)
         assert run.work_per_s(demand) / peak_flop_per_s == pytest.approx(utilisation, rel=1e-12)
@@ -58,7 +58,7 @@ def test_jobs_that_share_nothing_run_as_if_alone() -> None:
         FluidJob(compute_s=0.3),
     )
     horizon_s = 4.5 * 0.8 * 0.3 * 100
-    for noise in (0.0, 1e-13):  # the second takes the way of jobs that meet
+    for noise in (0.0, 1e-13):  # 1e-13 takes the code path of contending jobs
         run = simulate_fluid(demand, np.zeros(3, np.int64), horizon_s=horizon_s, noise=noise)
         assert run.iterations == pytest.approx(1 / demand.alone_s, rel=1e-9)
         assert run.comm == pytest.approx(demand.comm_s / demand.alone_s, rel=1e-9)
@@ -118,7 +118,7 @@ def test_noise_is_reproducible_by_seed_and_keeps_the_mean() -> None:
 def test_the_factor_of_example_1_stays_near_3_2_when_compute_is_noisy(
     noise: float, factor: float
 ) -> None:
-    """The expected ones were measured apart: notes on Crux, 1.4."""
+    """The expected factors were measured separately (notes on Crux, 1.4)."""
     demand = _example_1()
     first, second = (
         simulate_fluid(demand, level, horizon_s=400_000.0, noise=noise) for level in (FIRST, SECOND)

@@ -1,4 +1,4 @@
-"""What agents measured, in place of what was estimated: bytes between hosts, and times alone."""
+"""Measurements of agents in place of estimates: bytes between hosts, and iteration times alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RING, INSIDE = 1e9, 3e9
 
 
 def a_job_on_two_hosts(name: str = "job") -> NetworkJob:
-    """Return a ring over two hosts of two GPUs, and another one inside each host."""
+    """Return a ring over two hosts of two GPUs, and a ring inside each host."""
     return a_job(
         [("host-0", (0, 1)), ("host-1", (0, 1))],
         an_exchange([[0, 1, 2, 3]], RING),
@@ -40,7 +40,7 @@ def a_job_on_two_hosts(name: str = "job") -> NetworkJob:
 
 
 def bytes_by_link(topology: Topology, job: NetworkJob) -> dict[str, float]:
-    """Return the bytes of one job on each link, on first paths."""
+    """Return the bytes of one job on each link, if it uses its first paths."""
     found, _ = build_contention(topology, [job])
     demand = demand_of(found, np.zeros(len(found.bundle_bytes), dtype=np.int64))
     sent = demand.busy_s * topology.links.bytes_per_s[demand.link]
@@ -163,7 +163,7 @@ def test_after_the_correction_an_iteration_alone_has_the_measured_period(
 def test_a_period_impossible_for_the_traffic_is_reported_and_not_used(
     period_s: float,
 ) -> None:
-    """The ring takes 0.1 s at 10 GB/s, compute 1 s."""
+    """The ring takes 0.1 s at 10 GB/s, and compute takes 1 s."""
     c, _ = build_contention(TOPOLOGY, [a_job_on_two_hosts()])
     found, [(_, note)] = correct_times(c, least_comm_s(c), np.array([period_s]))
     assert np.array_equal(found.compute_s, c.compute_s)

@@ -1,4 +1,4 @@
-"""Muri's efficiency, its matching, and who shares GPUs in the end."""
+"""Muri's efficiency, its matching, and the resulting groups of jobs that share GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.networks import FluidJob, a_demand
 
 
 def a_group(*stages: Sequence[float]) -> Floats:
-    """Return one group of these jobs, filled up with jobs that do nothing."""
+    """Return one group of these jobs, padded with jobs that do nothing."""
     size = len(stages[0])
     found = np.zeros((1, size, size))
     found[0, : len(stages)] = stages
@@ -46,7 +46,7 @@ def group_members(sharing: SharingGroups) -> list[tuple[int, ...]]:
 
 
 def best_matching(weight: Floats) -> float:
-    """Return the greatest weight of a matching of the vertices, by all orders of them."""
+    """Return the greatest weight of a matching, by trying all orders of the vertices."""
     best, count = 0.0, len(weight)
     for order in permutations(range(count)):
         pairs = zip(order[::2], order[1::2], strict=False)
@@ -55,7 +55,7 @@ def best_matching(weight: Floats) -> float:
 
 
 def test_two_complementary_jobs_interleave_perfectly() -> None:
-    pair = a_group((3.0, 1.0), (1.0, 3.0))  # 3 beside 3, then 1 beside 1
+    pair = a_group((3.0, 1.0), (1.0, 3.0))  # 3 s of both, then 1 s of both
     assert (interleaved_s(pair)[0], group_efficiency(pair)[0]) == pytest.approx((4.0, 1.0))
 
 
@@ -77,9 +77,10 @@ def test_a_single_job_takes_the_sum_of_its_stages() -> None:
 
 def test_the_best_of_all_orders_is_used() -> None:
     a, b, c = (5.0, 1.0, 1.0, 1.0), (1.0, 5.0, 1.0, 1.0), (5.0, 1.0, 5.0, 1.0)
-    assert interleaved_s(a_group(a, b)) == pytest.approx([8.0])  # three slots behind; else 12
+    # shifted by three slots; otherwise 12
+    assert interleaved_s(a_group(a, b)) == pytest.approx([8.0])
     assert interleaved_s(a_group(a, a)) == pytest.approx([12.0])
-    assert interleaved_s(a_group(c, c)) == pytest.approx([12.0])  # two behind; else 20
+    assert interleaved_s(a_group(c, c)) == pytest.approx([12.0])  # shifted by two; otherwise 20
     assert interleaved_s(a_group(a, a, a, a)) == pytest.approx([20.0])
 
 
@@ -103,7 +104,9 @@ def test_the_matching_has_the_greatest_weight() -> None:
 def test_odd_cycles_do_not_mislead_the_matching() -> None:
     weight = np.array([[0, 3, 3, 0], [3, 0, 3, 0], [3, 3, 0, 1], [0, 0, 1, 0]], dtype=np.float64)
     made = match_pairs(np.ones(4, np.int64), weight)
-    assert (weight * made).sum() == 4.0  # two of the triangle, and the third with the fourth
+    assert (
+        weight * made
+    ).sum() == 4.0  # two of the triangle are matched, and the third with the fourth
 
 
 def test_matching_by_kinds_equals_matching_of_single_vertices() -> None:
@@ -125,30 +128,30 @@ def test_jobs_are_not_matched_without_a_gain() -> None:
 
 
 def test_no_jobs_share_while_all_fit() -> None:
-    found = share_jobs([(1, 1)] * 3, [4, 4, 8], 16)
-    assert group_members(found) == [(0,), (1,), (2,)]
-    assert found.multiplier.tolist() == [1, 1, 1]
+    groups = share_jobs([(1, 1)] * 3, [4, 4, 8], 16)
+    assert group_members(groups) == [(0,), (1,), (2,)]
+    assert groups.multiplier.tolist() == [1, 1, 1]
 
 
 def test_jobs_share_with_complementary_ones() -> None:
     stages = [(3.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 3.0)]
-    found = share_jobs(stages, [8] * 4, 16)
-    assert sorted(group_members(found)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
-    assert [group.iteration_s for group in found.groups] == pytest.approx([4.0, 4.0])
-    assert found.multiplier.tolist() == [1, 1, 1, 1]
+    groups = share_jobs(stages, [8] * 4, 16)
+    assert sorted(group_members(groups)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
+    assert [group.iteration_s for group in groups.groups] == pytest.approx([4.0, 4.0])
+    assert groups.multiplier.tolist() == [1, 1, 1, 1]
 
 
 def test_only_as_many_pairs_share_as_are_needed_and_the_best_first() -> None:
-    found = share_jobs([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
-    assert group_members(found) == [(0, 1), (2,), (3,)]
-    assert found.multiplier.tolist() == [1, 1, 1, 1]  # a perfect pair runs as alone
+    groups = share_jobs([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
+    assert group_members(groups) == [(0, 1), (2,), (3,)]
+    assert groups.multiplier.tolist() == [1, 1, 1, 1]  # the jobs of a perfect pair run as if alone
 
 
 def test_a_slower_group_has_a_multiplier_above_one() -> None:
-    found = share_jobs([(3, 1), (2, 2)], [4, 4], 4)
-    assert group_members(found) == [(0, 1)]
-    assert found.groups[0].iteration_s == pytest.approx(3 + 2)
-    assert found.multiplier == pytest.approx([5 / 4, 5 / 4])
+    groups = share_jobs([(3, 1), (2, 2)], [4, 4], 4)
+    assert group_members(groups) == [(0, 1)]
+    assert groups.groups[0].iteration_s == pytest.approx(3 + 2)
+    assert groups.multiplier == pytest.approx([5 / 4, 5 / 4])
 
 
 def test_only_jobs_of_equal_gpu_counts_share() -> None:
@@ -160,24 +163,24 @@ def test_jobs_that_would_only_alternate_do_not_share() -> None:
 
 
 def test_only_the_most_urgent_jobs_enter_as_far_as_sharing_can_hold_them() -> None:
-    found = share_jobs([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
-    assert group_members(found) == [(1, 3)]
+    groups = share_jobs([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
+    assert group_members(groups) == [(1, 3)]
 
 
 def test_with_four_resources_groups_grow_to_four_in_two_rounds() -> None:
     stage_s = np.eye(4) * 3 + 1
-    found = share_jobs(stage_s.tolist(), [2] * 4, 2)
-    assert [len(group) for group in group_members(found)] == [4]
-    assert found.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
+    groups = share_jobs(stage_s.tolist(), [2] * 4, 2)
+    assert [len(group) for group in group_members(groups)] == [4]
+    assert groups.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
     assert [len(g) for g in group_members(share_jobs([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
 
 
 def test_the_first_groups_are_those_of_the_most_urgent_jobs() -> None:
-    found = share_jobs([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
-    assert [group[0] for group in group_members(found)] == sorted(
-        (group[0] for group in group_members(found)), reverse=True
+    groups = share_jobs([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
+    assert [group[0] for group in group_members(groups)] == sorted(
+        (group[0] for group in group_members(groups)), reverse=True
     )
-    assert group_members(found)[0][0] == 3
+    assert group_members(groups)[0][0] == 3
 
 
 def test_stages_are_compute_and_communication() -> None:
@@ -186,14 +189,14 @@ def test_stages_are_compute_and_communication() -> None:
 
 
 def test_multipliers_are_relative_to_the_given_iteration_time_alone() -> None:
-    found = group_jobs(
+    groups = group_jobs(
         np.array([[4.0, 2.0], [4.0, 2.0]]),
         np.array([1, 1]),
         np.zeros(2),
         1,
         alone_s=np.array([5.0, 5.0]),
     )
-    assert found.multiplier == pytest.approx([8 / 5, 8 / 5])
+    assert groups.multiplier == pytest.approx([8 / 5, 8 / 5])
 
 
 @pytest.mark.parametrize("stages", [[[0.0, 0.0]], [[-1.0, 2.0]], [[np.nan, 1.0]]])
@@ -207,9 +210,9 @@ def test_a_long_queue_of_few_kinds_is_grouped() -> None:
     kinds = rng.exponential(1.0, (11, 2)) + 0.1
     which = rng.integers(0, 11, 3000)
     gpus = rng.choice([1, 2, 4, 8, 16], 3000)
-    found = group_jobs(kinds[which], gpus, rng.random(3000), 2000)
-    everyone = [job for group in found.groups for job in group.jobs]
+    groups = group_jobs(kinds[which], gpus, rng.random(3000), 2000)
+    everyone = [job for group in groups.groups for job in group.jobs]
     assert len(everyone) == len(set(everyone))
-    assert sum(group.gpus for group in found.groups) <= 4000
-    assert all(len(set(gpus[list(group.jobs)].tolist())) == 1 for group in found.groups)
-    assert sum(len(group.jobs) > 1 for group in found.groups) > 10
+    assert sum(group.gpus for group in groups.groups) <= 4000
+    assert all(len(set(gpus[list(group.jobs)].tolist())) == 1 for group in groups.groups)
+    assert sum(len(group.jobs) > 1 for group in groups.groups) > 10

@@ -23,7 +23,7 @@ def _contention_of_bytes(
     fixed: Mapping[int, Mapping[int, float]] | None = None,
     speed: Sequence[float] = (1.0, 1.0),
 ) -> Contention:
-    """Return one job for each row of bundles (bytes), of which each may take any path; T is 10 s."""
+    """Return one job for each row of bundles (bytes); a bundle may take any path, and T is 10 s."""
     jobs = len(bundles)
     taken = [(fixed or {}).get(job, {}) for job in range(jobs)]
     sent = np.array([b for row in bundles for b in row], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Where plain rules and HiveD put gangs."""
+"""Placement of gangs by plain rules and by HiveD."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def free_hosts(*sizes: int) -> list[list[int]]:
 def test_cells_correspond_to_pcie_switches_hosts_racks_and_pods() -> None:
     cell = cell_hierarchy(a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2))
     assert (cell.max(axis=1) + 1).tolist() == [32, 16, 8, 4, 2, 1]
-    for low, high in pairwise(cell):  # each lies in one of the next level
+    for low, high in pairwise(cell):  # each cell lies in one cell of the next level
         assert all(len(set(high[low == c].tolist())) == 1 for c in set(low.tolist()))
 
 
@@ -109,7 +109,8 @@ def test_hived_splits_a_split_cell_in_preference_to_a_whole_one() -> None:
     book.allocate("a", 3)
     assert book.allocate("b", 1) == a_gang((0, (3,)))
     assert book.allocate("c", 5) == a_gang((1, (0, 1, 2, 3, 4)))
-    assert book.allocate("d", 3) == a_gang((1, (5, 6, 7)))  # a PCIe switch's own, the tightest
+    # the rest of a PCIe switch, the smallest cell
+    assert book.allocate("d", 3) == a_gang((1, (5, 6, 7)))
 
 
 def test_hived_gives_several_hosts_of_one_rack() -> None:

@@ -1,4 +1,4 @@
-"""Whole plans, swaps, the fairness floor: on small cases, against enumeration where that is possible."""
+"""Whole network plans, swaps and the fairness floor: small cases, compared with enumeration if possible."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _work(demand: LinkDemand, level: Ints) -> float:
 
 
 def _crowd() -> LinkDemand:
-    """Return four jobs on one link, offered 1.4."""
+    """Return four jobs whose load on one link is 1.4."""
     return a_demand(
         FluidJob(work=40, compute_s=2, busy_s={0: 1.5}),
         FluidJob(work=30, compute_s=1, busy_s={0: 0.5}),
@@ -159,11 +159,11 @@ def test_paths_tried_on_the_engine_do_at_least_as_much_work_as_the_selected_ones
 def test_a_floor_already_satisfied_changes_and_costs_nothing() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
-    found = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
-    assert found.met
-    assert found.price == 0
-    assert found.level.tolist() == _distinct(order).tolist()
-    assert found.order.tolist() == order.tolist()
+    result = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
+    assert result.met
+    assert result.price == 0
+    assert result.level.tolist() == _distinct(order).tolist()
+    assert result.order.tolist() == order.tolist()
 
 
 def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
@@ -173,25 +173,25 @@ def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
     assert _shares(demand, level).min() < 0.3
     prices = []
     for floor in (0.3, 0.5):
-        found = apply_floor(
+        result = apply_floor(
             demand, level, order, 8, floor, window=PlayWindow(horizon_s=400.0, warm_s=40.0)
         )
-        assert found.met
-        assert _shares(demand, found.level).min() >= floor - 0.006
-        assert (np.diff(found.level[found.order]) <= 0).all()
-        prices.append(found.price)
+        assert result.met
+        assert _shares(demand, result.level).min() >= floor - 0.006
+        assert (np.diff(result.level[result.order]) <= 0).all()
+        prices.append(result.price)
     assert 0 < prices[0] <= prices[1]
-    lost = 1 - _work(demand, found.level) / _work(demand, level)
-    assert found.price == pytest.approx(lost, abs=0.02)
+    lost = 1 - _work(demand, result.level) / _work(demand, level)
+    assert result.price == pytest.approx(lost, abs=0.02)
 
 
 def test_an_unreachable_floor_is_reported_as_missed() -> None:
     demand = _crowd()
     order = np.array([1, 0, 2, 3])
-    found = apply_floor(demand, _distinct(order), order, 4, 1.0)
-    assert not found.met
-    assert found.share.min() < 1
-    assert found.share.min() >= _shares(demand, _distinct(order)).min()
+    result = apply_floor(demand, _distinct(order), order, 4, 1.0)
+    assert not result.met
+    assert result.share.min() < 1
+    assert result.share.min() >= _shares(demand, _distinct(order)).min()
     with pytest.raises(InvalidInput):
         apply_floor(demand, _distinct(order), order, 4, 1.01)
 
@@ -266,14 +266,14 @@ def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
         last = case.jobs[replan(case, options=PAPER).order[-1]]
-        found = replan_network(
+        result = replan_network(
             case,
             levels=2,
             options=PlanningOptions(variant=variant),
             unmeasured=[last, "nobody", last],
         )
-        plan, job = found.plan, case.jobs.index(last)
-        assert found.holding.tolist() == [job]
+        plan, job = result.plan, case.jobs.index(last)
+        assert result.holding.tolist() == [job]
         assert plan.order[0] == job
         assert plan.level[job] == plan.levels - 1
         assert (np.delete(plan.level, job) < plan.levels - 1).all()
@@ -282,14 +282,14 @@ def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
 
 def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() -> None:
     case = a_contention(4, jobs=6, load=2.0)
-    found = replan_network(case, unmeasured=case.jobs[::-1])
-    demand, held = found.demand, set(found.holding.tolist())
+    result = replan_network(case, unmeasured=case.jobs[::-1])
+    demand, held = result.demand, set(result.holding.tolist())
     assert 5 in held
     links = [set(demand.link[slice(*demand.link_start[j : j + 2])].tolist()) for j in range(6)]
     for job in range(6):
         others = held - {job}
         assert (job in held) == all(not links[job] & links[o] for o in others if o > job)
-    assert find_network_violations(case, found.plan) == []
+    assert find_network_violations(case, result.plan) == []
 
 
 def test_a_requested_floor_is_kept_and_its_order_is_still_valid() -> None:
@@ -320,15 +320,15 @@ def test_a_floor_takes_jobs_with_measuring_precedence_into_account() -> None:
         FluidJob(work=3, compute_s=1, busy_s={0: 1}),
     )
     case, options = fixed_contention(jobs), PlanningOptions(floor=0.2)
-    found = replan_network(case, levels=4, options=options, unmeasured=case.jobs[:1])
-    share = _shares(found.demand, found.plan.level)
-    assert found.holding.tolist() == [0]
-    assert found.plan.level[0] == 3
-    assert max(found.plan.level[1:]) < 3
-    assert found.floored is not None
-    assert found.floored.share.tolist() == pytest.approx(share.tolist(), abs=0.02)
-    assert found.floored.met == (share.min() >= 0.2)
-    assert find_network_violations(case, found.plan) == []
+    result = replan_network(case, levels=4, options=options, unmeasured=case.jobs[:1])
+    share = _shares(result.demand, result.plan.level)
+    assert result.holding.tolist() == [0]
+    assert result.plan.level[0] == 3
+    assert max(result.plan.level[1:]) < 3
+    assert result.floored is not None
+    assert result.floored.share.tolist() == pytest.approx(share.tolist(), abs=0.02)
+    assert result.floored.met == (share.min() >= 0.2)
+    assert find_network_violations(case, result.plan) == []
 
 
 def test_trials_stay_within_their_budget_even_if_other_paths_make_jobs_far_faster(
@@ -374,7 +374,7 @@ def _slow_or_fast() -> Contention:
 def test_too_many_orders_to_enumerate_are_searched_by_hill_climbing() -> None:
     jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
     demand, order = a_demand(*jobs), np.arange(9)
-    window = PlayWindow(horizon_s=2_000.0)  # 9! orders would play 1e9 iterations
-    found = swap_orders(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
-    assert found.tolist() == swap_orders(demand, order, most_jobs=9, window=window).tolist()
-    assert found.tolist() != order.tolist()
+    window = PlayWindow(horizon_s=2_000.0)  # 9! orders would simulate 1e9 iterations
+    swapped_order = swap_orders(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
+    assert swapped_order.tolist() == swap_orders(demand, order, most_jobs=9, window=window).tolist()
+    assert swapped_order.tolist() != order.tolist()

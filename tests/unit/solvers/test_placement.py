@@ -1,4 +1,4 @@
-"""Placement: where gangs go."""
+"""Placement of gangs on nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def a_solution(problem: Problem, gpus: dict[int, int], gpu_type: int = 0) -> Sol
 
 
 def estimates_of(*gpus: int, gpu_type: int = 0, workload: int = 0) -> list[dict[str, Any]]:
-    """Return estimates of perfect scaling on one node each (other shapes: 0.9 a halving)."""
+    """Return estimates that scale perfectly on one node (other shapes: 0.9 for each halving)."""
     return [an_estimate(workload, gpu_type, n, 1, iter_time_s=8.0 / n) for n in gpus]
 
 
@@ -241,7 +241,7 @@ def a_fragmented_snapshot(
     guaranteed: bool = False,
     slow_apart: bool = True,
 ) -> Snapshot:
-    """Two nodes of four GPUs, half of each taken by a job of two; a third job wants four together."""
+    """Return two nodes of four GPUs, each half used by a job of two, and a job that needs four together."""
     estimates = [*estimates_of(*sizes), *estimates_of(2, workload=1)]
     if slow_apart and 4 in sizes:
         estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
@@ -272,7 +272,7 @@ def test_a_small_job_moves_if_that_gains_more_than_it_costs() -> None:
     assert outcome.placement.gangs[2].nodes == 1
     assert outcome.unplaced == {}
     assert outcome.solution.status is SolveStatus.OPTIMAL
-    moved_price = 0.02  # 36 s of an hour, of a job worth two effective GPUs
+    moved_price = 0.02  # 36 s of an hour of a job worth two effective GPUs
     assert score_solution(problem, outcome.solution, outcome.placement) == pytest.approx(
         8.0 - moved_price
     )
@@ -350,7 +350,7 @@ def test_a_job_that_cannot_grow_stays_although_a_new_one_was_given_its_gpus() ->
 
 
 def test_the_cheapest_blocking_job_is_moved() -> None:
-    """Either half of the first node could be cleared; the second node has room for one single GPU."""
+    """Either half of the first node could be cleared; the second node has room for only one GPU."""
     dead = [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
     snapshot = a_snapshot(
         nodes=[a_node("a"), a_node("b", gpus=1)],
@@ -378,7 +378,7 @@ def test_without_time_no_moves_are_searched() -> None:
 
 
 def a_promise_at_risk() -> Snapshot:
-    """Guaranteed job 0 lost its node; pinned best-effort jobs 1 and 2 sit on the other two."""
+    """Return guaranteed job 0, whose node was lost; pinned best-effort jobs 1 and 2 use the other nodes."""
     running = [
         a_running_job("promised", 4, guaranteed=True),
         a_running_job("cheap", 2, 1, movable=False, weight=0.5, requested_gpus=2),
@@ -402,7 +402,7 @@ def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() ->
 
 
 def test_a_promised_job_that_cannot_be_resized_stays_unchanged() -> None:
-    """Jobs 0 and 1 are promised; job 0 is to grow to a whole node, which job 1 will not leave."""
+    """Jobs 0 and 1 are promised. Job 0 is to grow to a whole node, but job 1 cannot leave that node."""
     snapshot = a_snapshot(
         nodes=some_nodes((0, 2, 4)),
         jobs=[
@@ -423,7 +423,7 @@ def test_a_promised_job_that_cannot_be_resized_stays_unchanged() -> None:
 
 
 def test_promised_jobs_shrink_before_one_of_them_is_left_out() -> None:
-    """Six of eight GPUs for one would leave the other, which needs three together, without."""
+    """If one job had six of eight GPUs, the other, which needs three together, would have none."""
     lost = a_node("lost", gpus=16, schedulable=False)
     apart = [an_estimate(1, 0, 3, nodes, iter_time_s=np.inf) for nodes in (2, 3)]
     snapshot = a_snapshot(
@@ -452,7 +452,7 @@ def test_jobs_that_were_not_chosen_are_not_placed() -> None:
 
 
 def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
-    """A job of four on two halves although a whole node is free."""
+    """Return a job on halves of two nodes of four GPUs; another node is free."""
     return a_snapshot(
         nodes=some_nodes((0, 3, 4)),
         estimates=estimates_of(4),

@@ -1,4 +1,4 @@
-"""Placement where nodes state CPU cores and host memory."""
+"""Placement on nodes that state CPU cores and host memory."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def place_columns(snapshot: Snapshot, problem: Problem) -> PlacementResult:
     )
     outcome = place(snapshot, problem, solution, deadline_expired=never)
     assert find_violations(problem, outcome.solution) == []
-    found = find_placement_violations(snapshot, problem, outcome.solution, outcome.placement)
-    assert found == []
+    violations = find_placement_violations(snapshot, problem, outcome.solution, outcome.placement)
+    assert violations == []
     return outcome
 
 

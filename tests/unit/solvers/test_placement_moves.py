@@ -1,4 +1,4 @@
-"""Placement: which running jobs are asked to move."""
+"""Placement: the choice of running jobs that move."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from tests.support.driver import FOREVER
 
 
 def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it() -> None:
-    """Two whole nodes are wanted: one is free, two are half free. Moving `large` is cheapest, but takes
-    as much room as it makes; moving `small` beside `other` makes the room.
+    """Two whole nodes are needed: one is free, two are half free.
+
+    Moving `large` is cheapest but takes as much room as it frees. Moving `small` next to `other` frees
+    the node that is needed.
     """
     running: dict[str, Any] = {"state": JobState.RUNNING, "iterations_left": 1e5}
     jobs = [
@@ -35,7 +37,7 @@ def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it()
     snapshot = a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=jobs, estimates=estimates, gangs=gangs)
     problem = build_problem(snapshot, Policy())
     solution = Portfolio().solve(problem, FOREVER)
-    found = place(snapshot, problem, solution, deadline_expired=lambda: False)
-    assert found.unplaced == {}
-    assert found.placement.migrated == {1}
-    assert find_placement_violations(snapshot, problem, found.solution, found.placement) == []
+    result = place(snapshot, problem, solution, deadline_expired=lambda: False)
+    assert result.unplaced == {}
+    assert result.placement.migrated == {1}
+    assert find_placement_violations(snapshot, problem, result.solution, result.placement) == []

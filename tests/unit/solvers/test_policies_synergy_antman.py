@@ -1,4 +1,4 @@
-"""Synergy, AntMan; and laws that these, Arena and Morphling all keep."""
+"""Synergy and AntMan, and laws that these two, Arena and Morphling keep."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_synergy_skips_jobs_that_do_not_fit_and_changes_no_count() -> None:
         a_job("small", 0, requested_gpus=2, submit_s=2.0),
     ]
 
-    found = choose_cells(Synergy(), a_round(jobs, [rates(0, 0, LINEAR)]))
+    cells = choose_cells(Synergy(), a_round(jobs, [rates(0, 0, LINEAR)]))
 
-    assert found == {"old": (0, 4), "big": None, "small": (0, 2)}
+    assert cells == {"old": (0, 4), "big": None, "small": (0, 2)}
 
 
 def test_antman_shrinks_then_suspends_best_effort_jobs_for_a_guaranteed_one() -> None:
@@ -70,12 +70,12 @@ def test_antman_lets_best_effort_jobs_use_idle_gpus_up_to_their_request() -> Non
         a_job("new", 0, requested_gpus=2),
     ]
 
-    found = choose_cells(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
+    cells = choose_cells(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
 
-    assert found == {"owed": (0, 2), "shrunk": (0, 2), "new": (0, 2)}
+    assert cells == {"owed": (0, 2), "shrunk": (0, 2), "new": (0, 2)}
 
 
-# --- all of them -----------------------------------------------------------------------------------
+# --- all four -----------------------------------------------------------------------------------
 
 
 NAMES = [name for name in scheduler_names() if name.startswith(MINE)]

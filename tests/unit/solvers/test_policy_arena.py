@@ -1,4 +1,4 @@
-"""Arena: the decisions that are characteristic of it."""
+"""Arena's characteristic decisions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.published_schedulers import (
 
 
 def test_arena_gives_the_requested_count_even_if_more_is_free() -> None:
-    found = choose_cells(
+    cells = choose_cells(
         Arena(max_upgrades=0), a_round([a_job("new", requested_gpus=2)], [rates(0, 0, LINEAR)])
     )
 
-    assert found == {"new": (0, 2)}
+    assert cells == {"new": (0, 2)}
 
 
 def test_arena_launches_at_half_the_request_if_the_request_does_not_fit() -> None:
@@ -38,9 +38,9 @@ def test_arena_launches_at_half_the_request_if_the_request_does_not_fit() -> Non
         a_job("big", 0, requested_gpus=8),
     ]
 
-    found = choose_cells(Arena(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, {4: 40.0})]))
+    cells = choose_cells(Arena(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, {4: 40.0})]))
 
-    assert found == {"old": (0, 4), "big": (0, 4)}
+    assert cells == {"old": (0, 4), "big": (0, 4)}
 
 
 def test_arena_halves_the_job_that_loses_least_for_a_new_one() -> None:
@@ -67,9 +67,9 @@ def test_arena_moves_a_job_to_an_idle_type_in_preference_to_halving_it() -> None
     snapshot = a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8)))
 
     assert choose_cells(Arena(), snapshot) == {"mover": (1, 8), "new": (0, 8)}
-    # where types are fixed, both have to halve
+    # if types are fixed, both jobs must be halved
     assert choose_cells(Arena(heterogeneity=False), snapshot) == {"mover": (0, 4), "new": (0, 4)}
-    # where counts are fixed, moving is all there is
+    # if counts are fixed, only a move is possible
     assert choose_cells(Arena(elasticity=False), snapshot) == {"mover": (1, 8), "new": (0, 8)}
 
 
@@ -92,9 +92,9 @@ def test_arena_takes_the_cheaper_of_two_ways_to_free_as_many_gpus(
         rates(2, 0, {4: 40.0}),
     ]
 
-    found = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
+    choice = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
 
-    assert found == {**expected, "new": (0, 4)}
+    assert choice == {**expected, "new": (0, 4)}
 
 
 def test_arena_launches_on_a_slower_type_if_that_costs_others_less() -> None:
@@ -110,9 +110,9 @@ def test_arena_launches_on_a_slower_type_if_that_costs_others_less() -> None:
         rates(2, 1, {4: 30.0}),
     ]
 
-    found = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
+    choice = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
 
-    assert found == {"dear": (0, 8), "cheap": (1, 4), "new": (1, 4)}
+    assert choice == {"dear": (0, 8), "cheap": (1, 4), "new": (1, 4)}
 
 
 def test_arena_scales_down_no_more_often_than_its_depth() -> None:
@@ -134,9 +134,9 @@ def test_arena_never_scales_a_job_to_an_infeasible_cell() -> None:
         a_job("new", 1, requested_gpus=4, queue=1, weight=100.0),
     ]
 
-    found = choose_cells(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
+    cells = choose_cells(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
 
-    assert found == {"rigid": (0, 8), "new": None}
+    assert cells == {"rigid": (0, 8), "new": None}
 
 
 def test_arena_gives_idle_gpus_to_the_job_that_gains_most_step_by_step() -> None:
@@ -218,9 +218,9 @@ def test_arena_suspends_no_job_for_one_that_would_still_not_fit() -> None:
         a_job("owner", 1, state=RUNNING, cell=(0, 4, 1), submit_s=0.0),
     ]
 
-    found = choose_cells(Arena(), a_round(jobs, BLOCKED))
+    cells = choose_cells(Arena(), a_round(jobs, BLOCKED))
 
-    assert found == {"blocked": None, "guest": (0, 4), "owner": (0, 4)}
+    assert cells == {"blocked": None, "guest": (0, 4), "owner": (0, 4)}
 
 
 def test_arena_lets_only_the_queue_of_the_blocked_job_scale_others_down() -> None:
@@ -241,7 +241,7 @@ def test_arena_serves_a_promoted_job_before_later_ones_of_the_queue_above() -> N
         a_job("waited", 1, requested_gpus=4, submit_s=1.0, queued_s=1.0, queue=2),
         a_job("young", 1, requested_gpus=4, submit_s=900.0, queued_s=900.0, queue=1),
     ]
-    snapshot = a_round(jobs, [rates(1, 0, {4: 40.0})], nodes=((0, 1, 4),))  # it is 1000 s
+    snapshot = a_round(jobs, [rates(1, 0, {4: 40.0})], nodes=((0, 1, 4),))  # the time is 1000 s
 
     assert choose_cells(Arena(), snapshot)["young"] == (0, 4)
     assert choose_cells(Arena(), snapshot, Policy(promote_after_s=500.0))["waited"] == (0, 4)
@@ -253,14 +253,14 @@ def test_a_request_without_a_cell_blocks_no_job_in_arena() -> None:
         a_job("later", 1, requested_gpus=4, submit_s=2.0),
     ]
 
-    found = choose_cells(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
+    cells = choose_cells(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
 
-    assert found == {"never": None, "later": (0, 4)}
+    assert cells == {"never": None, "later": (0, 4)}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_arena_with_only_requested_counts_equals_arena_without_elasticity(seed: int) -> None:
-    """Rates are summed as they are here: what one effective GPU is depends on all counts told."""
+    """Plain rates are summed here, because one effective GPU depends on all visible counts."""
     rng = np.random.default_rng(seed)
     requested = (2 ** rng.integers(0, 4, 12)).tolist()
     jobs = [a_job(f"j{i}", i, requested_gpus=n) for i, n in enumerate(requested)]
@@ -269,5 +269,7 @@ def test_arena_with_only_requested_counts_equals_arena_without_elasticity(seed: 
     as_requested = [
         rates(i, kind, {n: curve[n]}) for i, n in enumerate(requested) for kind in (0, 1)
     ]
-    told = choose_cells(Arena(objective="samples"), a_round(jobs, as_requested))
-    assert told == choose_cells(Arena(objective="samples", elasticity=False), a_round(jobs, cells))
+    cells_as_requested = choose_cells(Arena(objective="samples"), a_round(jobs, as_requested))
+    assert cells_as_requested == choose_cells(
+        Arena(objective="samples", elasticity=False), a_round(jobs, cells)
+    )

@@ -1,4 +1,4 @@
-"""Morphling: the decisions that are characteristic of it."""
+"""Morphling's characteristic decisions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.support.published_schedulers import (
 def test_morphling_gives_each_gpu_where_the_curve_is_steepest() -> None:
     jobs = [a_job("flat", 1, requested_gpus=8), a_job("steep", 0, requested_gpus=8)]
 
-    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    cells = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
-    # the last four GPUs of the flat one add less than the first four of the steep one; to get the next
-    # four, the flat one would have to stop, and its first is worth more than any
-    assert found == {"flat": (0, 4), "steep": (0, 4)}
+    # the last four GPUs of the flat job add less than the first four of the steep job; for the steep
+    # job's next four, the flat job would have to stop, and its first GPU is worth more than any other
+    assert cells == {"flat": (0, 4), "steep": (0, 4)}
 
 
 def test_morphling_shrinks_the_least_sensitive_job_for_a_steeper_one() -> None:
@@ -43,9 +43,9 @@ def test_morphling_shrinks_the_least_sensitive_job_for_a_steeper_one() -> None:
         a_job("steep", 0, requested_gpus=4),
     ]
 
-    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    cells = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
-    assert found == {"flat": (0, 4), "steep": (0, 4)}
+    assert cells == {"flat": (0, 4), "steep": (0, 4)}
 
 
 def test_morphling_needs_only_the_smallest_count_as_fast_as_the_request() -> None:
@@ -55,9 +55,9 @@ def test_morphling_needs_only_the_smallest_count_as_fast_as_the_request() -> Non
     ]
     cells = [rates(0, 0, {1: 5.0, 2: 12.0, 4: 12.0}), rates(1, 0, {2: 20.0})]
 
-    found = choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
+    choice = choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 
-    assert found == {"mine": (0, 2), "other": (0, 2)}
+    assert choice == {"mine": (0, 2), "other": (0, 2)}
 
 
 def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum() -> None:
@@ -66,9 +66,9 @@ def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum()
         a_job("owed", 1, requested_gpus=8, guaranteed=True),
     ]
 
-    found = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
+    cells = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
 
-    assert found == {"effort": None, "owed": (0, 8)}
+    assert cells == {"effort": None, "owed": (0, 8)}
 
 
 def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
@@ -125,8 +125,8 @@ TWO_PLANS = [
     ("name", "expected"),
     [
         ("morphling", (8, 2)),  # resources and plan
-        ("morphling-r", (4, 1)),  # the plan that is best as requested, at any count
-        ("morphling-e", (2, 1)),  # the requested count, at its best plan
+        ("morphling-r", (4, 1)),  # the best plan of the request, at any count
+        ("morphling-e", (2, 1)),  # the best plan of the requested count
         ("morphling-n", (2, 1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where the ascent of prices stops early, what it has is still a bound."""
+"""If the ascent of prices stops early, its result is still a valid bound."""
 
 from __future__ import annotations
 

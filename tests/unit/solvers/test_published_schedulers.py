@@ -1,4 +1,4 @@
-"""FCFS, SRT, Gandiva, Gavel, ElasticFlow and Sia do what they are known for, on cases small enough to see."""
+"""Characteristic decisions of FCFS, SRT, Gandiva, Gavel, ElasticFlow and Sia, on obvious small cases."""
 
 from __future__ import annotations
 
@@ -236,7 +236,8 @@ def test_gavel_las_shares_by_weight() -> None:
 
 
 def test_elasticflow_gives_the_smallest_count_that_meets_the_deadline() -> None:
-    # 256 samples each iteration, 1 sample/s a GPU, now is 1000 s: 100 iterations are 25,600 GPU-seconds
+    # an iteration has 256 samples and a GPU trains 1 sample/s, so 100 iterations take 25,600
+    # GPU-seconds; the time is 1000 s
     jobs = [
         a_waiting_job("due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3),
         a_waiting_job("also due", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 3),

@@ -1,4 +1,4 @@
-"""Rounds that once ended in an error: one that was recorded elsewhere, and small ones like it."""
+"""Rounds that once ended in an error: one that was recorded elsewhere, and similar small ones."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_the_round_with_a_negative_capacity_is_decided(by: Solver, gap: float) -
     snapshot = decode(recorded.read_bytes())
     assert isinstance(snapshot, Snapshot)
 
-    found = plan_with(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
+    outcome = plan_with(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
 
-    assert not found.violations
-    assert [goal.gap for goal in found.goals] == [0.0, 0.0]
+    assert not outcome.violations
+    assert [goal.gap for goal in outcome.goals] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recorded rounds: what an earlier program decided, this one decides too."""
+"""Recorded rounds are decided as by the version that recorded them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_recorded_round_is_decided_as_recorded(path: Path) -> None:
 
 
 def test_a_round_is_decided_alike_on_another_processor() -> None:
-    """BLAS adds in another order on each kind of processor, which must not change a decision."""
+    """The order in which BLAS adds depends on the processor; it must not change a decision."""
     program = (
         "import sys; from pathlib import Path; from tests.support.recording import *\n"
         "rounds = [load_round(Path(path)) for path in sys.argv[1:]]\n"

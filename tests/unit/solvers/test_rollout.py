@@ -1,4 +1,4 @@
-"""Lists of jobs with deadlines, followed to their end: what the plan of a round is made of."""
+"""Rollouts of job lists with deadlines, from which a round's schedule is made."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def a_running_job(name: str, work_s: float, due_s: float, gpus: int, **more: Any
 
 
 def cluster(*jobs: dict[str, Any], counts: tuple[int, ...] = (1, 2, 4), **more: Any) -> Snapshot:
-    """Return 4 GPUs on one node, of which n train n samples/s."""
+    """Return 4 GPUs on one node, where n GPUs train n samples/s."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in counts]
-    found = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=estimates, **more)
-    return replace(found, now_s=NOW_S)
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=estimates, **more)
+    return replace(snapshot, now_s=NOW_S)
 
 
 def admit_jobs(snapshot: Snapshot) -> Admission:

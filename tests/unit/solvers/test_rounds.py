@@ -1,4 +1,4 @@
-"""One round as a function: promises, greedy's floor, refusal of nonsense."""
+"""A round as a function: promises, greedy as a lower limit, and refusal of invalid input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
 def a_fragmented_cluster() -> Snapshot:
-    """Return three launched guaranteed jobs of 4 GPUs on three nodes, of which one was lost."""
+    """Return three launched guaranteed jobs of 4 GPUs on three nodes, one of which was lost."""
     jobs = [
         a_job(name, state=JobState.RUNNING, cell=(0, 4, 1), guaranteed=True, weight=weight)
         for name, weight in (("light", 1.0), ("heavy", 3.0), ("middle", 2.0))
@@ -46,17 +46,17 @@ def a_fragmented_cluster() -> Snapshot:
 
 
 def test_impossible_promises_are_waived_by_least_weight_with_a_reason() -> None:
-    found = plan_round(a_fragmented_cluster(), Policy(), Portfolio(), FOREVER)
-    assert found.violations == ()
-    assert found.given_up == {0}
-    kinds = [d.kind for d in found.decisions]
+    outcome = plan_round(a_fragmented_cluster(), Policy(), Portfolio(), FOREVER)
+    assert outcome.violations == ()
+    assert outcome.given_up == {0}
+    kinds = [d.kind for d in outcome.decisions]
     assert kinds == [DecisionKind.SUSPEND, DecisionKind.KEEP, DecisionKind.MOVE]
-    assert found.decisions[0].reason is not None
-    assert found.decisions[0].reason.code is ReasonCode.PROMISE_GIVEN_UP
+    assert outcome.decisions[0].reason is not None
+    assert outcome.decisions[0].reason.code is ReasonCode.PROMISE_GIVEN_UP
 
 
 class OverdrawingSolver:
-    """A solver whose every answer overdraws the cluster."""
+    """A solver whose solutions always exceed the cluster's capacity."""
 
     name = "wrong"
 
@@ -79,11 +79,11 @@ def test_an_invalid_answer_is_replaced_by_greedy() -> None:
     )
     assert wrong.violations == ()
     assert np.array_equal(wrong.solution.choice, greedy.solution.choice)
-    assert wrong.solution.bound == greedy.solution.bound  # its bound is not believed either
+    assert wrong.solution.bound == greedy.solution.bound  # its bound is not used either
 
 
 class SilentSolver:
-    """A solver that finds nothing."""
+    """A solver that finds no solution."""
 
     name = "silent"
 
@@ -95,8 +95,8 @@ class SilentSolver:
 
 
 def test_a_missing_answer_does_not_mean_that_no_job_runs() -> None:
-    found = plan_round(a_random_snapshot(2, jobs=10), Policy(), SilentSolver(), FOREVER)
-    assert sum(d.gang is not None for d in found.decisions) > 0
+    outcome = plan_round(a_random_snapshot(2, jobs=10), Policy(), SilentSolver(), FOREVER)
+    assert sum(d.gang is not None for d in outcome.decisions) > 0
 
 
 def test_a_round_without_nodes_or_jobs_is_valid() -> None:
@@ -115,7 +115,7 @@ def test_phases_are_marked_in_order() -> None:
 
 
 def test_a_second_round_on_the_outcome_of_the_first_changes_nothing() -> None:
-    """Nothing changed, so nothing moves: the restart price holds equals apart."""
+    """Nothing changed, so nothing moves: the restart cost breaks ties."""
     snapshot = a_random_snapshot(4, jobs=25, restart_s=300.0)
     first = plan_round(snapshot, Policy(), Portfolio(), FOREVER)
     jobs = [snapshot.jobs.row(j) for j in range(25)]

@@ -1,4 +1,4 @@
-"""Published schedulers by name and in rounds, and their integer programs against every answer."""
+"""Published schedulers by name and in rounds, and their integer programs compared with all choices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.support.worlds import StoppedClock
 
 
 class FixedScheduler:
-    """A policy that takes given options, room or not."""
+    """A scheduler that chooses the given options, whether or not they fit."""
 
     name = "fixed"
 
@@ -90,13 +90,13 @@ def test_a_round_says_that_the_scheduler_did_not_choose_a_job() -> None:
         a_waiting_job("big", gpus=8),
         a_waiting_job("small", gpus=4),
     ]
-    found = decide_round(Fcfs(), cluster(jobs, {A100: LINEAR}))
-    assert [d.kind for d in found.decisions] == [
+    outcome = decide_round(Fcfs(), cluster(jobs, {A100: LINEAR}))
+    assert [d.kind for d in outcome.decisions] == [
         DecisionKind.KEEP,
         DecisionKind.WAIT,
         DecisionKind.WAIT,
     ]
-    reason = found.decisions[2].reason
+    reason = outcome.decisions[2].reason
     assert reason is not None
     assert reason.code is ReasonCode.NOT_CHOSEN
     assert "fcfs" in reason.message
@@ -105,21 +105,21 @@ def test_a_round_says_that_the_scheduler_did_not_choose_a_job() -> None:
 def test_a_round_measures_the_choice_by_its_objective_and_claims_no_unproven_gap() -> None:
     jobs = [a_running_job("r", on=(A100, 4)), a_waiting_job("big", gpus=8)]
     snapshot = cluster(jobs, {A100: LINEAR})
-    found = decide_round(Fcfs(), snapshot)
+    outcome = decide_round(Fcfs(), snapshot)
     best = plan_round(snapshot, Policy(), Greedy(), FOREVER)
-    assert found.solution.objective == pytest.approx(4.0 * found.problem.scale)
-    assert found.goals[0].objective == pytest.approx(4.0)
-    assert found.solution.bound >= best.solution.objective
-    assert found.solution.solver == "fcfs"
+    assert outcome.solution.objective == pytest.approx(4.0 * outcome.problem.scale)
+    assert outcome.goals[0].objective == pytest.approx(4.0)
+    assert outcome.solution.bound >= best.solution.objective
+    assert outcome.solution.solver == "fcfs"
 
 
 def test_a_choice_beyond_capacity_is_refused() -> None:
-    found = decide_round(
+    outcome = decide_round(
         FixedScheduler((A100, 8), (A100, 4)),
         cluster([a_waiting_job("a"), a_waiting_job("b")], {A100: LINEAR}),
     )
-    assert [v.rule for v in found.violations] == ["capacity"]
-    assert found.decisions == ()
+    assert [v.rule for v in outcome.violations] == ["capacity"]
+    assert outcome.decisions == ()
 
 
 def test_a_job_without_free_blocks_waits_instead_of_running_on_another_count() -> None:
@@ -135,7 +135,7 @@ def test_a_job_without_free_blocks_waits_instead_of_running_on_another_count() -
         estimates=[*rates(0, {A100: {4: 4.0, 8: 8.0}}), *rates(1, {A100: {4: 4.0}})],
         gangs={j: Gang(members=((j, (0, 1, 2, 3)),)) for j in (0, 1)},
     )
-    spread = an_estimate(0, A100, 8, nodes=2, iter_time_s=math.inf)  # it needs one whole node
+    spread = an_estimate(0, A100, 8, nodes=2, iter_time_s=math.inf)  # the job needs one whole node
     snapshot = replace(
         snapshot,
         estimates=Estimates.from_rows(
@@ -162,14 +162,14 @@ def test_an_infeasible_choice_is_dropped_and_reported() -> None:
         e = true.estimates
         return replace(true, estimates=replace(e, iter_time_s=np.full(len(e), 1.0)))
 
-    found = plan_round(
+    outcome = plan_round(
         snapshot,
         Policy(),
         Greedy(),
         FOREVER,
         scheduler=Scheduler(published=Fcfs(), information=rosy),
     )
-    reason = found.decisions[0].reason
+    reason = outcome.decisions[0].reason
     assert reason is not None
     assert "does not run" in reason.message
 
@@ -178,14 +178,14 @@ def test_a_choice_without_a_plan_is_translated_to_the_plan_that_the_job_runs_on(
     job, gangs = [a_running_job("r", on=(A100, 4))], {0: Gang(members=((0, (0, 1, 2, 3)),))}
     slow, fast = (an_estimate(0, A100, 4, degree=d, iter_time_s=3.0 - d) for d in (1, 2))
     searched = an_estimate(0, A100, 4, degree=BEST_FOUND, iter_time_s=1.5)
-    true, told = (
+    actual, visible = (
         a_snapshot(nodes=[a_node("n0")], jobs=job, estimates=rows, gangs=gangs)
         for rows in ([slow, fast], [searched])
     )
-    problem = state_round(true, Policy(), published=True).problem
-    found = translate_choice(make_view(told, Policy()).draft, problem, np.array([0]))
-    assert found.tolist() == problem.current.tolist()
-    assert problem.cells.pipeline_degree[problem.cell[found[0]]] == 1
+    problem = state_round(actual, Policy(), published=True).problem
+    choice = translate_choice(make_view(visible, Policy()).draft, problem, np.array([0]))
+    assert choice.tolist() == problem.current.tolist()
+    assert problem.cells.pipeline_degree[problem.cell[choice[0]]] == 1
 
 
 def test_the_service_runs_the_scheduler_named_in_the_options() -> None:
@@ -218,7 +218,7 @@ def test_the_service_runs_the_scheduler_named_in_the_options() -> None:
 
 
 def best_by_trying_all(snapshot: Snapshot, worth: Mapping[tuple[int, int], float]) -> float:
-    """Return the best sum of worth (by job and option) over all choices that fit."""
+    """Return the greatest total worth (by job and option) of all choices that fit."""
     view = make_view(snapshot, Policy())
     options = options_of(view)
     ways = [
@@ -252,7 +252,7 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
         for o in mine:
             if options.gpus[o] == requested[job]:
                 gavel[job, o] = float(options.rate[o] / reference[job])
-            if options.gpus[o] == 1:  # a waiting job starts at its least count
+            if options.gpus[o] == 1:  # a waiting job starts with its least count
                 goodput = float(options.rate[o]) / least_rate * least_gpus
                 sia[job, o] = 1.1 - goodput**-0.5
     for policy, worth in ((Gavel(), gavel), (Sia(), sia)):

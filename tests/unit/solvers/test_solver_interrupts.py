@@ -1,4 +1,4 @@
-"""Whoever solved before, Ctrl-C still reaches this program and not the solver's library alone."""
+"""After a solver has run, Ctrl-C still reaches this program and not only the solver's library."""
 
 from __future__ import annotations
 

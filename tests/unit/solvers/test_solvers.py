@@ -1,4 +1,4 @@
-"""Solvers, case by case."""
+"""Individual cases of each solver."""
 
 from __future__ import annotations
 
@@ -30,28 +30,32 @@ ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
 EXACT = ("cp-sat", "cbc", "cvxpy", "portfolio")
 GROUPS = ((0, 80, 4), (1, 20, 16), (2, 160, 2), (3, 160, 2))
-"""1,280 GPUs of four types."""
+"""Nodes with 1,280 GPUs of four types."""
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_an_empty_problem_has_an_empty_solution(name: str) -> None:
-    found = registry.make_solver(name).solve(a_problem([], [4]), ALWAYS)
-    assert found.status is SolveStatus.OPTIMAL
-    assert (len(found.choice), found.objective, found.bound) == (0, 0, 0)
+    solution = registry.make_solver(name).solve(a_problem([], [4]), ALWAYS)
+    assert solution.status is SolveStatus.OPTIMAL
+    assert (len(solution.choice), solution.objective, solution.bound) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_a_problem_without_rows_runs_every_job_on_its_best_column(name: str) -> None:
-    found = registry.make_solver(name).solve(a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS)
-    assert found.choice.tolist() == [1, 2]
+    solution = registry.make_solver(name).solve(
+        a_problem([[(3, {}), (5, {})], [(2, {})]], []), ALWAYS
+    )
+    assert solution.choice.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_nothing_fits_into_no_capacity(name: str) -> None:
-    found = registry.make_solver(name).solve(a_problem([[(5, {0: 1})], [(7, {0: 2})]], [0]), ALWAYS)
-    assert found.has_answer
-    assert found.choice.tolist() == [-1, -1]
-    assert found.bound >= 0
+    solution = registry.make_solver(name).solve(
+        a_problem([[(5, {0: 1})], [(7, {0: 2})]], [0]), ALWAYS
+    )
+    assert solution.has_answer
+    assert solution.choice.tolist() == [-1, -1]
+    assert solution.bound >= 0
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
@@ -62,28 +66,30 @@ def test_one_job_takes_the_best_column_that_fits(name: str) -> None:
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_a_job_that_may_wait_never_runs_at_a_loss(name: str) -> None:
-    found = registry.make_solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
-    assert found.choice.tolist() == [-1, 1]
+    solution = registry.make_solver(name).solve(a_problem([[(-5, {0: 1})], [(2, {0: 1})]]), ALWAYS)
+    assert solution.choice.tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_a_must_run_job_runs_even_at_a_loss(name: str) -> None:
     problem = a_problem([[(-5, {0: 4}), (-9, {0: 1})], [(2, {0: 1})]], [4], must_run=[0])
-    found = registry.make_solver(name).solve(problem, ALWAYS)
-    assert found.choice.tolist() in ([0, -1], [1, 2])
-    assert name not in EXACT or found.objective == -5
+    solution = registry.make_solver(name).solve(problem, ALWAYS)
+    assert solution.choice.tolist() in ([0, -1], [1, 2])
+    assert name not in EXACT or solution.objective == -5
 
 
 @pytest.mark.parametrize("name", registry.solver_names())
 def test_a_must_run_job_that_fits_nowhere_is_proven_infeasible(name: str) -> None:
-    found = registry.make_solver(name).solve(a_problem([[(5, {0: 9})]], [8], must_run=[0]), ALWAYS)
-    assert found.status is SolveStatus.INFEASIBLE
-    assert found.choice.tolist() == [-1]
+    solution = registry.make_solver(name).solve(
+        a_problem([[(5, {0: 9})]], [8], must_run=[0]), ALWAYS
+    )
+    assert solution.status is SolveStatus.INFEASIBLE
+    assert solution.choice.tolist() == [-1]
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str) -> None:
-    # the LP fits (three halves of 3 in 5): only whole numbers show it
+    # the LP is feasible (three halves of 3 in 5), the integer program is not
     problem = a_problem([[(5, {0: 3}), (5, {1: 3})]] * 3, [5, 4], must_run=[0, 1, 2])
     assert registry.make_solver(name).solve(problem, ALWAYS).status is SolveStatus.INFEASIBLE
     assert Greedy().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
@@ -93,20 +99,20 @@ def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str)
 @pytest.mark.parametrize("name", EXACT)
 def test_two_smaller_jobs_beat_the_densest_one(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
-    found = registry.make_solver(name).solve(problem, ALWAYS)
-    assert (found.objective, found.bound, found.status) == (110, 110, SolveStatus.OPTIMAL)
+    solution = registry.make_solver(name).solve(problem, ALWAYS)
+    assert (solution.objective, solution.bound, solution.status) == (110, 110, SolveStatus.OPTIMAL)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_expired_budget_still_runs_jobs(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
-    found = registry.make_solver(name).solve(problem, EXPIRED)
+    solution = registry.make_solver(name).solve(problem, EXPIRED)
     if name == "portfolio":
-        assert found.objective == Greedy().solve(problem, ALWAYS).objective
-        assert dict(found.work) == {"greedy": 1.0, "pricing": 0.0, "cp-sat": 0.0}
+        assert solution.objective == Greedy().solve(problem, ALWAYS).objective
+        assert dict(solution.work) == {"greedy": 1.0, "pricing": 0.0, "cp-sat": 0.0}
     else:
-        assert found.status is SolveStatus.UNKNOWN
-        assert dict(found.work) == {name: 0.0}
+        assert solution.status is SolveStatus.UNKNOWN
+        assert dict(solution.work) == {name: 0.0}
 
 
 def test_a_cancelled_round_still_has_the_greedy_solution() -> None:
@@ -157,7 +163,7 @@ def test_an_infeasible_hint_is_ignored(choice: list[int]) -> None:
 
 
 def test_must_run_jobs_keep_their_columns_if_repacking_would_fail() -> None:
-    # cheapest first puts both on row 0, where only one of them fits beside the third
+    # cheapest first puts both on row 0, where only one fits next to the third
     jobs = [[(5, {0: 2}), (5, {1: 3})], [(5, {0: 2}), (5, {1: 3})], [(5, {0: 4})]]
     problem = a_problem(jobs, [4, 6], must_run=[0, 1, 2], current={0: 1, 1: 1, 2: 0})
     assert Greedy().solve(problem, ALWAYS).choice.tolist() == [1, 3, 4]
@@ -168,9 +174,9 @@ def test_must_run_jobs_keep_their_columns_if_repacking_would_fail() -> None:
 
 def test_shadow_prices_are_the_value_of_a_unit_of_the_row() -> None:
     problem = a_problem([[(60, {0: 1})], [(50, {0: 1})], [(40, {0: 1})]], [2])
-    found = Relaxation().solve(problem, ALWAYS)
-    assert 40 <= found.prices[0] <= 50
-    assert found.status is SolveStatus.OPTIMAL
+    solution = Relaxation().solve(problem, ALWAYS)
+    assert 40 <= solution.prices[0] <= 50
+    assert solution.status is SolveStatus.OPTIMAL
 
 
 def test_the_work_of_the_relaxation_is_its_rounds_and_can_be_limited() -> None:
@@ -188,10 +194,10 @@ def test_the_work_of_the_relaxation_is_its_rounds_and_can_be_limited() -> None:
 def test_a_relaxation_round_cut_short_by_the_clock_is_not_counted() -> None:
     seconds = iter([1.0, 1e-9])
     problem = a_random_problem(2, jobs=300, groups=GROUPS)
-    found = Relaxation().solve(problem, Budget(remaining_s=lambda: next(seconds)))
-    assert dict(found.work) == {"lp": 0.0}
-    assert found.objective == Greedy().solve(problem, ALWAYS).objective
-    assert found.bound == trivial_bound(problem)
+    solution = Relaxation().solve(problem, Budget(remaining_s=lambda: next(seconds)))
+    assert dict(solution.work) == {"lp": 0.0}
+    assert solution.objective == Greedy().solve(problem, ALWAYS).objective
+    assert solution.bound == trivial_bound(problem)
 
 
 # CP-SAT and the portfolio
@@ -200,18 +206,18 @@ def test_a_relaxation_round_cut_short_by_the_clock_is_not_counted() -> None:
 def test_cp_sat_cut_short_by_the_clock_is_marked_as_not_repeatable() -> None:
     problem = a_random_problem(2, jobs=1000, groups=GROUPS)
     start = Relaxation().solve(problem, ALWAYS)
-    seconds: Iterator[float] = iter([1.0, 1.0])  # plans with a second, then has none
+    seconds: Iterator[float] = iter([1.0, 1.0])  # plans with one second, then has none
     budget = Budget(remaining_s=lambda: next(seconds, 1e-6), gap=0.0)
-    found = CpSat().solve(problem, budget, start)
-    assert dict(found.work) == {"cp-sat": 0.0}
-    assert found.objective >= start.objective
+    solution = CpSat().solve(problem, budget, start)
+    assert dict(solution.work) == {"cp-sat": 0.0}
+    assert solution.objective >= start.objective
 
 
 def test_cp_sat_does_not_begin_a_model_that_it_could_not_build_in_time() -> None:
     problem = a_random_problem(2, jobs=1000, groups=GROUPS)
-    found = CpSat().solve(problem, Budget(remaining_s=lambda: 0.1))
-    assert found.status is SolveStatus.UNKNOWN
-    assert dict(found.work) == {"cp-sat": 0.0}
+    solution = CpSat().solve(problem, Budget(remaining_s=lambda: 0.1))
+    assert solution.status is SolveStatus.UNKNOWN
+    assert dict(solution.work) == {"cp-sat": 0.0}
 
 
 def test_more_deterministic_work_gives_no_worse_answer_and_is_reproducible() -> None:
@@ -231,16 +237,16 @@ def test_more_deterministic_work_gives_no_worse_answer_and_is_reproducible() -> 
 def test_three_hundred_jobs_on_1280_gpus_come_within_a_thousandth_of_the_bound() -> None:
     problem = a_random_problem(3, jobs=300, groups=GROUPS)
     budget = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 1.0})
-    found = Portfolio().solve(problem, budget)
+    solution = Portfolio().solve(problem, budget)
     greedy = Greedy().solve(problem, budget)
-    assert found.gap <= 1e-3
-    assert found.objective > greedy.objective
-    assert len(found.prices) == len(problem.rows)
-    assert are_equal(found, Portfolio().solve(problem, budget))
+    assert solution.gap <= 1e-3
+    assert solution.objective > greedy.objective
+    assert len(solution.prices) == len(problem.rows)
+    assert are_equal(solution, Portfolio().solve(problem, budget))
 
 
 class FirstColumnSolver:
-    """Claims that every job runs on its first column."""
+    """A solver that claims that every job runs on its first column."""
 
     name = "wrong"
 
@@ -252,7 +258,7 @@ class FirstColumnSolver:
 
 
 class FailingSolver:
-    """Fails as a solver library would."""
+    """A solver that fails as a library would."""
 
     name = "broken"
 
@@ -265,10 +271,10 @@ def test_an_answer_that_breaks_a_rule_is_dropped_with_its_bound_and_logged(
 ) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     with caplog.at_level(logging.WARNING):
-        found = Portfolio((Greedy(), FirstColumnSolver(), FailingSolver(), CpSat())).solve(
+        solution = Portfolio((Greedy(), FirstColumnSolver(), FailingSolver(), CpSat())).solve(
             problem, ALWAYS
         )
-    assert (found.objective, found.bound) == (110, 110)
+    assert (solution.objective, solution.bound) == (110, 110)
     actions = [getattr(record, "action", None) for record in caplog.records]
     assert actions == ["answer-dropped", "solver-failed"]
 
@@ -296,13 +302,13 @@ def test_a_baseline_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     monkeypatch.setattr(pulp.LpProblem, "solve", stopped)
-    found = Cbc().solve(a_problem([[(5, {0: 1})]]), Budget(remaining_s=lambda: 9.0))
-    assert (found.status, found.bound) == (SolveStatus.FEASIBLE, 5)
-    assert dict(found.work) == {"cbc": 0.0}
+    solution = Cbc().solve(a_problem([[(5, {0: 1})]]), Budget(remaining_s=lambda: 9.0))
+    assert (solution.status, solution.bound) == (SolveStatus.FEASIBLE, 5)
+    assert dict(solution.work) == {"cbc": 0.0}
 
 
 class CountedGreedy(Greedy):
-    """Greedy that counts how often it is asked."""
+    """Greedy with a counter of its calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -315,23 +321,23 @@ class CountedGreedy(Greedy):
 def test_the_greedy_hint_is_not_computed_again() -> None:
     problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
     known = Greedy().solve(problem, ALWAYS)
-    found = Portfolio((stage, Relaxation())).solve(problem, ALWAYS, known)
+    solution = Portfolio((stage, Relaxation())).solve(problem, ALWAYS, known)
     assert stage.asked == 0
-    assert are_equal(found, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
+    assert are_equal(solution, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
 
 
 def test_a_greedy_hint_of_another_problem_is_computed_again() -> None:
     problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
     foreign = Greedy().solve(a_random_problem(8, jobs=20), ALWAYS)
-    found = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
+    solution = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
     assert stage.asked == 1
-    assert found.objective == Greedy().solve(problem, ALWAYS).objective
+    assert solution.objective == Greedy().solve(problem, ALWAYS).objective
 
 
 @pytest.mark.parametrize(("rows", "stage"), [(32, "pricing"), (33, "lp")])
 def test_the_portfolio_uses_the_lp_if_there_are_many_rows(rows: int, stage: str) -> None:
     jobs = [[(3, {r: 2}), (5, {r: 3})] for r in range(rows)] + [[(4, {0: 3})]]
     problem = a_problem(jobs, [3] * rows)
-    found = Portfolio().solve(problem, ALWAYS)
-    assert list(dict(found.work)) == ["greedy", stage, "cp-sat"]
-    assert (found.status, found.objective) == (SolveStatus.OPTIMAL, 5 * rows)
+    solution = Portfolio().solve(problem, ALWAYS)
+    assert list(dict(solution.work)) == ["greedy", stage, "cp-sat"]
+    assert (solution.status, solution.objective) == (SolveStatus.OPTIMAL, 5 * rows)

@@ -1,4 +1,4 @@
-"""A bound that nobody proved is called trivial, and its gap is shown nowhere."""
+"""Bounds that were not proven are marked as trivial, and their gaps are not shown."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def decide_round(**options: Any) -> scheduler_pb2.Round:
 
 @pytest.mark.parametrize("objective", ["throughput", "jct", IN_ORDER, "makespan"])
 def test_greedy_proves_no_bound_on_a_crowded_cluster(objective: str) -> None:
-    found = plan_snapshot("greedy", objective)
+    outcome = plan_snapshot("greedy", objective)
 
-    assert found.bound_is_trivial
-    assert any(goal.bound_is_trivial for goal in found.goals)
+    assert outcome.bound_is_trivial
+    assert any(goal.bound_is_trivial for goal in outcome.goals)
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "srt", "gavel", "sia"])
@@ -87,17 +87,17 @@ def test_a_solver_that_computes_a_bound_reports_one(name: str) -> None:
 
 
 def test_goals_in_order_each_have_a_bound() -> None:
-    found = plan_snapshot(objective=IN_ORDER)
+    outcome = plan_snapshot(objective=IN_ORDER)
 
-    assert [goal.bound_is_trivial for goal in found.goals] == [False, False, False]
+    assert [goal.bound_is_trivial for goal in outcome.goals] == [False, False, False]
 
 
 def test_a_solution_that_reaches_the_trivial_bound_is_proven_optimal() -> None:
     roomy = a_random_snapshot(1, jobs=1, groups=((0, 8, 8),))
-    found = plan_snapshot("greedy", snapshot=roomy)
+    outcome = plan_snapshot("greedy", snapshot=roomy)
 
-    assert found.solution.gap == 0
-    assert not found.bound_is_trivial
+    assert outcome.solution.gap == 0
+    assert not outcome.bound_is_trivial
 
 
 def test_a_portfolio_without_time_proves_no_bound() -> None:
@@ -122,20 +122,20 @@ def test_the_summary_and_the_api_mark_a_trivial_bound() -> None:
     assert greedy.goals[0].bound_is_trivial
     assert not exact.bound_is_trivial
     assert not exact.goals[0].bound_is_trivial
-    assert greedy.bound >= exact.bound  # the fields of old clients are as they were
+    assert greedy.bound >= exact.bound  # the fields that old clients read are unchanged
 
 
 def test_new_and_old_summaries_are_readable() -> None:
     goals = (
         GoalResult(name="t", unit="", objective=1.0, bound=9.0, gap=0.9, bound_is_trivial=True),
     )
-    said = a_summary(goals=goals, bound_is_trivial=True, status="feasible")
-    assert summary_from(json.loads(summary_json(said))) == said
+    summary = a_summary(goals=goals, bound_is_trivial=True, status="feasible")
+    assert summary_from(json.loads(summary_json(summary))) == summary
 
     proven = json.loads(summary_json(a_summary(status="feasible", solver="portfolio")))
-    assert "bound_is_trivial" not in proven  # an earlier release refuses what it does not know
+    assert "bound_is_trivial" not in proven  # an earlier release refuses unknown fields
     assert not summary_from(proven).bound_is_trivial
-    near = a_summary(status="feasible", goals=goals, bound_is_trivial=False)  # by greedy
+    near = a_summary(status="feasible", goals=goals, bound_is_trivial=False)  # from greedy
     assert summary_from(json.loads(summary_json(near))) == near
 
     old = json.loads(summary_json(near))
@@ -150,7 +150,7 @@ def test_new_and_old_summaries_are_readable() -> None:
     assert summary_from(old).bound_is_trivial
 
 
-# what is shown
+# displayed gaps
 
 
 @pytest.mark.parametrize("objective", ["throughput", IN_ORDER])
@@ -194,7 +194,7 @@ def test_json_has_no_infinite_numbers(by: dict[str, str], tmp_path: Path) -> Non
     assert shown["bound_is_trivial"] is bool(by)
 
 
-# a replay beside the recorded round
+# a replay compared with the recorded round
 
 
 def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
@@ -217,9 +217,9 @@ def test_goals_in_order_are_compared_on_the_first_goal() -> None:
         decide_round(objective=IN_ORDER, solver="greedy"),
     )
 
-    said = compare_with_recorded_bound(before, again)
+    comparison = compare_with_recorded_bound(before, again)
 
-    assert said.startswith("max-min: the replayed solution is ")
+    assert comparison.startswith("max-min: the replayed solution is ")
 
 
 def test_a_replay_of_another_problem_is_not_compared() -> None:
@@ -240,7 +240,8 @@ def test_a_replay_of_another_problem_is_not_compared() -> None:
         decide_round(**ahead), decide_round(solver="greedy", **ahead)
     )
     assert not compare_with_recorded_bound(again, again)  # neither has a bound
-    assert not compare_with_recorded_bound(before, decide_round(seed=1))  # it has its own
+    # it has a bound of its own
+    assert not compare_with_recorded_bound(before, decide_round(seed=1))
 
 
 def test_the_worst_gap_of_a_run_includes_only_proven_gaps() -> None:

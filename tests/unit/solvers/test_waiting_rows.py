@@ -1,4 +1,4 @@
-"""Rows that count who waits, spelled out for solvers that know only columns."""
+"""Rows that count waiting jobs, rewritten for solvers that support only columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 
 def at_most_waiting(problem: Problem, most: int) -> Problem:
-    """Return the problem in which at most so many jobs with columns wait."""
+    """Return the problem in which at most ``most`` jobs with columns wait."""
     jobs, none = np.flatnonzero(np.diff(problem.job_start) > 0), np.zeros(0, np.int64)
     row = RowUse(
         row=CouplingRow(kind=RowKind.CHANGES, subject="waiting", capacity=most),
@@ -86,14 +86,14 @@ def test_the_choice_is_translated_back_to_the_columns_of_the_problem() -> None:
 @pytest.mark.parametrize(("most", "best"), [(3, 5), (2, 5), (1, -2), (0, -3)])
 def test_every_solver_counts_waiting_jobs(name: str, most: int, best: int) -> None:
     problem = a_problem_of_three_jobs(most)
-    found = make_solver(name).solve(problem, EXACT)
-    assert found.status is SolveStatus.OPTIMAL
-    assert found.objective == best
-    assert not find_violations(problem, found)
+    solution = make_solver(name).solve(problem, EXACT)
+    assert solution.status is SolveStatus.OPTIMAL
+    assert solution.objective == best
+    assert not find_violations(problem, solution)
 
 
 def solver_classes() -> list[type[Any]]:
-    """Return the class of each solver, as code that imports it has it."""
+    """Return the class of each solver, as importing code gets it."""
     modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "tessera.solvers.")]
     modules += [
         info.name for info in pkgutil.iter_modules(baselines.__path__, "tessera.solvers.baselines.")
@@ -111,19 +111,19 @@ def solver_classes() -> list[type[Any]]:
 def test_an_unwrapped_solver_counts_waiting_jobs(cls: type[Any], seed: int) -> None:
     problem = fuzzed_problem(np.random.default_rng(seed), "counts who waits")
     best = dynamic_optimum(problem)
-    found = cls().solve(problem, EXACT)
+    solution = cls().solve(problem, EXACT)
 
-    assert not found.has_answer or not find_violations(problem, found)
+    assert not solution.has_answer or not find_violations(problem, solution)
     if best is None:
-        assert not found.has_answer
+        assert not solution.has_answer
     else:
-        assert found.status is not SolveStatus.INFEASIBLE
-        assert found.bound >= best >= (found.objective if found.has_answer else best)
+        assert solution.status is not SolveStatus.INFEASIBLE
+        assert solution.bound >= best >= (solution.objective if solution.has_answer else best)
 
 
 def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
     problem = a_problem_of_three_jobs(1)
-    known = np.array([0, 2, -1])  # the third job waits, as one may
+    known = np.array([0, 2, -1])  # the third job waits, which one job may
     priced = price_problem(problem, np.zeros(2))
 
     core = core_of(problem, priced, known, reach=100.0)
@@ -151,7 +151,7 @@ def test_a_core_with_rows_that_count_waiting_jobs_has_a_valid_bound(
     core = core_of(limited, priced, known.choice, reach)
 
     inside = dynamic_optimum(core.problem)
-    assert inside is not None, "the known answer is always part of the core"
+    assert inside is not None, "the core must contain the known answer"
     assert best <= max(inside + core.offset, core.outside)
     assert inside + core.offset <= best
 
@@ -162,7 +162,7 @@ def test_an_unsatisfiable_waiting_row_is_infeasible() -> None:
 
 
 class HintRecordingGreedy:
-    """Greedy, which remembers the hint that it was given."""
+    """Greedy that records the hint that it receives."""
 
     name = "asked"
 
@@ -179,10 +179,10 @@ def test_a_hint_is_translated_to_the_columns_that_the_solver_sees() -> None:
     hint = make_solution(
         problem, np.array([0, 2, -1]), bound=trivial_bound(problem), solver="earlier"
     )
-    found = WaitingAsColumns(inner).solve(problem, EXACT, hint)
+    solution = WaitingAsColumns(inner).solve(problem, EXACT, hint)
     assert inner.hint is not None
     assert inner.hint.choice.tolist() == [0, 3, 8]
-    assert found.objective >= hint.objective
+    assert solution.objective >= hint.objective
 
 
 def test_a_hint_that_breaks_the_row_is_not_passed_on() -> None:
@@ -203,11 +203,11 @@ def test_without_waiting_rows_the_solver_sees_the_original_problem() -> None:
 @examples(60)
 def test_spelled_out_waiting_changes_no_optimum(problem: Problem, most: int) -> None:
     limited = at_most_waiting(problem, most)
-    found = make_solver("cp-sat").solve(limited, EXACT)
+    solution = make_solver("cp-sat").solve(limited, EXACT)
     answers = every_answer(limited)
     if not answers:
-        assert found.status is SolveStatus.INFEASIBLE
+        assert solution.status is SolveStatus.INFEASIBLE
         return
     best = max(sum(int(limited.value[c]) for c in choice if c >= 0) for choice in answers)
-    assert (found.objective, found.bound) == (best, best)
-    assert not find_violations(limited, found)
+    assert (solution.objective, solution.bound) == (best, best)
+    assert not find_violations(limited, solution)

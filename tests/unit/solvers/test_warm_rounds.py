@@ -1,4 +1,4 @@
-"""Rounds that begin with the last round's prices: as good, repeatable, and never taken at their word."""
+"""Rounds that start with the last round's prices: as good, repeatable, and never trusted unchecked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT = replace(FOREVER, work={"cp-sat": 0.1})
 
 
 class HintRecordingSolver:
-    """A solver that keeps the hints it is given and answers like greedy."""
+    """A solver that records the hints it receives and returns greedy's solution."""
 
     name = "listening"
 
@@ -126,23 +126,23 @@ def test_prices_of_another_size_do_no_harm(factor: float) -> None:
     _, later = two_rounds(200)
     odd = replace(later.prices, price=later.prices.price * factor)
     cold = plan_round(replace(later, prices=NO_PRICES), Policy(), make_solver("pricing"), FOREVER)
-    found = plan_round(replace(later, prices=odd), Policy(), make_solver("pricing"), FOREVER)
-    assert found.violations == ()
-    assert found.solution.bound <= cold.solution.bound * (1 + 1e-4)
-    assert found.solution.gap <= max(2 * cold.solution.gap, 1e-3)
+    outcome = plan_round(replace(later, prices=odd), Policy(), make_solver("pricing"), FOREVER)
+    assert outcome.violations == ()
+    assert outcome.solution.bound <= cold.solution.bound * (1 + 1e-4)
+    assert outcome.solution.gap <= max(2 * cold.solution.gap, 1e-3)
 
 
 def test_an_earlier_rounds_prices_are_never_reported_as_this_rounds_prices() -> None:
-    """Neither by greedy, nor by a portfolio whose time was over before it priced anything."""
+    """Neither greedy nor a portfolio that ran out of time before it computed prices reports them."""
     _, later = two_rounds(40)
     spent = Budget(remaining_s=lambda: 0.0)
     for name in ("greedy", "portfolio", "pricing"):
-        found = plan_round(later, Policy(), make_solver(name), spent)
-        assert not len(found.solution.prices)
+        outcome = plan_round(later, Policy(), make_solver(name), spent)
+        assert not len(outcome.solution.prices)
 
 
 def recorded_hints(policy: Policy) -> tuple[list[Solution], list[float]]:
-    """Return the hints that a solver is given for a statement, and the prices that it begins with."""
+    """Return the hints that a solver receives for a statement, and the prices with which it starts."""
     statement = state_round(a_random_snapshot(3, jobs=6), policy)
     listening = HintRecordingSolver()
     greedy = Greedy().solve(build_surrogate(statement), FOREVER)
@@ -221,7 +221,7 @@ def test_cells_are_cached_by_what_they_depend_on() -> None:
 def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
     snapshot = make_instance(60, 120, 3, seed, running=0.9)
     jobs = snapshot.jobs
-    gone = replace(  # some run on what no Cell describes
+    gone = replace(  # some jobs run on what no Cell describes
         snapshot,
         plans=("", "zero"),
         jobs=replace(
