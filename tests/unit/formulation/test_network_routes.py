@@ -1,4 +1,4 @@
-"""Paths between GPUs: inside hosts, through fabrics, and if there are none or too many."""
+"""Paths between GPUs: inside hosts, through fabrics, and if there is no path or too many."""
 
 from __future__ import annotations
 
