@@ -255,7 +255,7 @@ class Reader:
     def _until(self, condition: str) -> None:
         until_s = time.monotonic() + CONDITION_S
         while self.terminal.run(condition, COMMAND_S)[0]:
-            assert time.monotonic() < until_s, f"in vain: {condition}"
+            assert time.monotonic() < until_s, f"timed out waiting for: {condition}"
 
     def _compare(self, block: Block, step: Step, said: str, how: str) -> None:
         """Compare an output with the one that is shown, word by word."""
