@@ -274,7 +274,7 @@ class Job(_message.Message):
     def retry_time(self) -> _timestamp_pb2.Timestamp:
         """The time until which rounds leave out a job that failed (BACK_OFF). The wait is 30 s after a
         failure, twice as long after each further one in a row, and at most 30 min. After a run of 10
-        min, the next failure counts as the first again. ReleaseJob has the same effect.
+        min, the next failure counts as the first again. So it does after ReleaseJob.
         """
 
     @_builtins.property

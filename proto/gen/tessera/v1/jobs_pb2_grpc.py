@@ -149,7 +149,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseJob(self, request, context):
-        """Lets a held job into rounds again. It also ends the back-off of a job that failed.
+        """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
+        of a queued job, hold the job and release it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

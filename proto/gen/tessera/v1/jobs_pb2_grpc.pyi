@@ -52,7 +52,9 @@ class JobsStub:
     HoldJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]
     """Stops the job if it runs, and keeps it out of rounds until it is released."""
     ReleaseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]
-    """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
+    """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
+    of a queued job, hold the job and release it.
+    """
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
@@ -82,7 +84,9 @@ class JobsAsyncStub(JobsStub):
     HoldJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Stops the job if it runs, and keeps it out of rounds until it is released."""
     ReleaseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ReleaseJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
+    """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
+    of a queued job, hold the job and release it.
+    """
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
@@ -163,7 +167,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ReleaseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Lets a held job into rounds again. It also ends the back-off of a job that failed."""
+        """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
+        of a queued job, hold the job and release it.
+        """
 
     @_abc_1.abstractmethod
     def WatchJob(
