@@ -31,7 +31,7 @@ README = "README.md"
 """The page that makes the environment. The others expect it to be active."""
 
 KINDS = ("run", "python", "javascript", "show")
-KEYS = {"block", "skip", "before", "output", "codes", *KINDS}
+KEYS = {"block", "skip", "before", "again", "output", "codes", *KINDS}
 
 COMMAND_S = 900.0
 """How long a command may take; `make demo` compiles loops where no compiled ones could be copied."""
@@ -82,7 +82,7 @@ def test_conventions_of_commands_name_commands_of_their_block(page: str) -> None
     for block in blocks_of(page):
         commands = [without_comment(step.command) for step in steps(block)]
         entry = PAGES[page][block.first]
-        keys = [*entry.get("skip", ()), *entry.get("before", ()), *entry.get("codes", ())]
+        keys = [key for kind in ("skip", "before", "again", "codes") for key in entry.get(kind, ())]
         keys += [name for names in entry.get("output", {}).values() for name in names]
         for key in keys:
             assert any(command.startswith(key) for command in commands), (block.first, key)
@@ -238,6 +238,9 @@ class Reader:
             self.second.type(step.command)
             self._serves = True
             self.second.wait_for_match(READY, COMMAND_S)
+            return
+        if entry_of_command(entry.get("again"), command):
+            self._until(step.command)
             return
         said = self._expect(block, step.command, entry_of_command(entry.get("codes"), command, 0))
         if command.startswith("source "):
