@@ -9,7 +9,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -107,11 +107,15 @@ def texts_of(modules: Iterable[Module]) -> Iterator[tuple[Path, str]]:
                 yield module.path, node.value
 
 
-def documents() -> list[Path]:
-    """Return the Markdown files that we write."""
+def load_documents() -> dict[Path, str]:
+    """Return the prose of the Markdown files that we write, without tables and code."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("proto/*.md")]
     found += [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.md")]
-    return sorted(path for path in found if path.name != "CHANGELOG.md")
+    return {
+        path: "\n".join(prose_of(path.read_text(encoding="utf-8")))
+        for path in sorted(found)
+        if path.name != "CHANGELOG.md"
+    }
 
 
 def prose_of(text: str) -> Iterator[str]:
@@ -124,23 +128,22 @@ def prose_of(text: str) -> Iterator[str]:
             yield line
 
 
-def banned_words(modules: Iterable[Module]) -> Counter[str]:
+def banned_words(modules: Iterable[Module], prose: Mapping[Path, str]) -> Counter[str]:
     """Return the number of banned words of each file, in strings, Markdown and protos."""
     found: Counter[str] = Counter()
     protos = [(path, path.read_text(encoding="utf-8")) for path in ROOT.glob("proto/**/*.proto")]
-    prose = [(path, "\n".join(prose_of(path.read_text(encoding="utf-8")))) for path in documents()]
-    for path, text in (*texts_of(modules), *protos, *prose):
+    for path, text in (*texts_of(modules), *protos, *prose.items()):
         if path.name not in NAMING_WHAT_IS_BANNED:
             found[str(path.relative_to(ROOT))] += len(BANNED.findall(text))
     return +found
 
 
-def dead_links() -> list[str]:
+def dead_links(prose: Mapping[Path, str]) -> list[str]:
     """Return the relative links of Markdown files that lead to no file."""
     return [
         f"{path.relative_to(ROOT)}: {target}"
-        for path in documents()
-        for target in LINK.findall("\n".join(prose_of(path.read_text(encoding="utf-8"))))
+        for path, text in prose.items()
+        for target in LINK.findall(text)
         if not (path.parent / target).exists()
     ]
 
@@ -166,13 +169,10 @@ def measures() -> list[Measure]:
     names, texts = public_functions(modules), docstrings(written)
     participles = sum(PARTICIPLE.fullmatch(name) is not None for name in names)
     questions = sum(QUESTION.match(text) is not None for text in texts)
-    wide = sum(
-        len(line) > COLUMNS
-        for path in documents()
-        for line in prose_of(path.read_text(encoding="utf-8"))
-    )
-    rooms = [path.stat().st_size for path in documents() if path.name == "README.md"]
-    rooms.remove((ROOT / "README.md").stat().st_size)
+    prose = load_documents()
+    wide = sum(len(line) > COLUMNS for text in prose.values() for line in text.splitlines())
+    sizes_kb = {path: path.stat().st_size / 1000 for path in prose if path.name == "README.md"}
+    readme_kb = sizes_kb.pop(ROOT / "README.md")
     skips = sum(module.text.count("# fmt: skip") for module in modules)
     one_word = sum("_" not in name for name in names)
     rows = (
@@ -184,14 +184,14 @@ def measures() -> list[Measure]:
             share(questions, len(texts)),
             0,
         ),
-        ("banned words in strings, Markdown and protos", banned_words(written).total(), 0),
+        ("banned words in strings, Markdown and protos", banned_words(written, prose).total(), 0),
         ("class names used for three things or more", len(repeated_class_names(modules)), 0),
         ("lines that the formatter may not lay out", skips, 0),
         ("lines of Markdown over 100 columns", wide, 0),
-        ("links of Markdown that lead nowhere", len(dead_links()), 0),
+        ("links of Markdown that lead nowhere", len(dead_links(prose)), 0),
         ("pages of decisions that their index lacks", len(unlisted_decisions()), 0),
-        ("README, kB", (ROOT / "README.md").stat().st_size / 1000, 8),
-        ("largest README of a room, kB", max(rooms) / 1000, 6),
+        ("README, kB", readme_kb, 8),
+        ("largest README of a room, kB", max(sizes_kb.values()), 6),
     )
     return [Measure(name=name, value=value, limit=limit) for name, value, limit in rows]
 
