@@ -239,18 +239,20 @@ class Reader:
             self._serves = True
             self.second.wait_for_match(READY, COMMAND_S)
             return
-        if entry_of_command(entry.get("again"), command):
-            self._until(step.command)
-            return
-        said = self._expect(block, step.command, entry_of_command(entry.get("codes"), command, 0))
+        code = entry_of_command(entry.get("codes"), command, 0)
+        again = entry_of_command(entry.get("again"), command)
+        said = self._expect(block, step.command, code, again)
         if command.startswith("source "):
             self.second.run(step.command, CONDITION_S)
         for how, names in entry.get("output", {}).items():
             if any(command.startswith(name) for name in names):
                 self._compare(block, step, said, how)
 
-    def _expect(self, block: Block, command: str, code: int) -> str:
+    def _expect(self, block: Block, command: str, code: int, again: str | None = None) -> str:
+        """Type a command, again while it fails with the text ``again``, and return its output."""
         found, said = self.terminal.run(command, COMMAND_S)
+        while found != code and again is not None and again in said:
+            found, said = self.terminal.run(command, COMMAND_S)
         if found != code:
             self.failures.append(f"line {block.line}: {command}\nended with {found}:\n{said}")
         return said
