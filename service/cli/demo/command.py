@@ -37,6 +37,7 @@ from tessera.service.cli.demo.drive import (
 )
 from tessera.service.cli.demo.picture import RoundPair, draw_picture
 from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.service.cli.render import count_noun
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
@@ -143,7 +144,8 @@ def _show(pairs: Sequence[RoundPair], found: Sequence[jobs_pb2.Job], picture: Pa
     for job in instructive_jobs(found):
         _say(
             f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, requests"
-            f" {job.requested_gpus} GPUs): {job.reason.message}. Next step: {job.reason.next_step}."
+            f" {count_noun(job.requested_gpus, 'GPU')}): {job.reason.message}. Next step:"
+            f" {job.reason.next_step}."
         )
     _say(f"\nPicture: {picture}")
     out.print("\nNext steps:", style="bold")
