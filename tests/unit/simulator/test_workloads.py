@@ -160,7 +160,7 @@ def test_published_traces_fit_their_clusters_except_for_unmeasured_jobs(
 
 
 def test_unmeasured_jobs_can_be_refused() -> None:
-    with pytest.raises(InvalidInput, match="are not fit to run"):
+    with pytest.raises(InvalidInput, match="cannot be run as they are"):
         load_published_trace("arena-philly", on_bad="refuse")
 
 
