@@ -11,6 +11,8 @@
     │   └── RoundSuperseded     another replica committed this round
     ├── NotAllowed              the resource's state does not allow this
     │   └── InUse               the resource cannot be deleted while others use it
+    ├── NotAuthenticated        the caller has not proved who it is
+    ├── PermissionDenied        the caller's role does not include this
     ├── LimitReached            the server holds as many of these as it may
     ├── Unavailable             a service that Tessera depends on cannot be reached
     │   └── NotMigrated         the database's schema is not the one this release needs
@@ -150,6 +152,18 @@ class InUse(NotAllowed):
     def metadata(self) -> dict[str, str]:
         """Name the resource, and how many users of each kind it has."""
         return {"resource": self.resource} | {use.kind: str(use.count) for use in self.uses}
+
+
+class NotAuthenticated(TesseraError):
+    """The caller has not proved who it is: no token or certificate, or one that proves nothing."""
+
+    reason = "NOT_AUTHENTICATED"
+
+
+class PermissionDenied(TesseraError):
+    """The server knows who the caller is, and its role does not include this."""
+
+    reason = "PERMISSION_DENIED"
 
 
 class LimitReached(TesseraError):

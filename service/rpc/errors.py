@@ -40,6 +40,8 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.RoundSuperseded: grpc.StatusCode.ABORTED,
     errors.NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotAuthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NotMigrated: grpc.StatusCode.UNAVAILABLE,  # agents and clients wait for the upgrade

@@ -20,6 +20,112 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class EnrolRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    JOIN_TOKEN_FIELD_NUMBER: _builtins.int
+    SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    agent_id: _builtins.str
+    join_token: _builtins.str
+    """The join token, "tessera_join_{id}_{secret}"."""
+    signing_request: _builtins.str
+    """A certificate signing request (PKCS#10, PEM). Only its public key is used."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ids of all nodes that the agent speaks for, 1 to 1,000. The join token must allow each."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        agent_id: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        join_token: _builtins.str = ...,
+        signing_request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "join_token", b"join_token", "nodes", b"nodes", "parent", b"parent", "signing_request", b"signing_request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnrolRequest: _TypeAlias = EnrolRequest  # noqa: Y015
+
+@_typing.final
+class EnrolResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.str
+    """The agent's certificate (PEM), followed by those of intermediate authorities."""
+    authorities: _builtins.str
+    """The authorities that the agent should trust from now on (PEM)."""
+    port: _builtins.int
+    """The port of the server that asks for certificates. The host is the one that was called."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.str = ...,
+        authorities: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "certificate", b"certificate", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnrolResponse: _TypeAlias = EnrolResponse  # noqa: Y015
+
+@_typing.final
+class RenewCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
+    signing_request: _builtins.str
+    def __init__(
+        self,
+        *,
+        signing_request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signing_request", b"signing_request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateRequest: _TypeAlias = RenewCertificateRequest  # noqa: Y015
+
+@_typing.final
+class RenewCertificateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.str
+    authorities: _builtins.str
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.str = ...,
+        authorities: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateResponse: _TypeAlias = RenewCertificateResponse  # noqa: Y015
+
+@_typing.final
 class AgentMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

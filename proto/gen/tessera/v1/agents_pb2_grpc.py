@@ -42,6 +42,16 @@ class AgentsStub:
                 request_serializer=tessera_dot_v1_dot_agents__pb2.AgentMessage.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_agents__pb2.ServerMessage.FromString,
                 _registered_method=True)
+        self.Enrol = channel.unary_unary(
+                '/tessera.v1.Agents/Enrol',
+                request_serializer=tessera_dot_v1_dot_agents__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_agents__pb2.EnrolResponse.FromString,
+                _registered_method=True)
+        self.RenewCertificate = channel.unary_unary(
+                '/tessera.v1.Agents/RenewCertificate',
+                request_serializer=tessera_dot_v1_dot_agents__pb2.RenewCertificateRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_agents__pb2.RenewCertificateResponse.FromString,
+                _registered_method=True)
 
 
 class AgentsServicer:
@@ -57,6 +67,21 @@ class AgentsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Enrol(self, request, context):
+        """Signs the first certificate of an agent that has a join token. Anyone may call it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewCertificate(self, request, context):
+        """Signs another certificate for the agent that calls, with its nodes. The earlier one stays valid
+        until it expires.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -64,6 +89,16 @@ def add_AgentsServicer_to_server(servicer, server):
                     servicer.Sync,
                     request_deserializer=tessera_dot_v1_dot_agents__pb2.AgentMessage.FromString,
                     response_serializer=tessera_dot_v1_dot_agents__pb2.ServerMessage.SerializeToString,
+            ),
+            'Enrol': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enrol,
+                    request_deserializer=tessera_dot_v1_dot_agents__pb2.EnrolRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_agents__pb2.EnrolResponse.SerializeToString,
+            ),
+            'RenewCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewCertificate,
+                    request_deserializer=tessera_dot_v1_dot_agents__pb2.RenewCertificateRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_agents__pb2.RenewCertificateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +131,60 @@ class Agents:
             '/tessera.v1.Agents/Sync',
             tessera_dot_v1_dot_agents__pb2.AgentMessage.SerializeToString,
             tessera_dot_v1_dot_agents__pb2.ServerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Enrol(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Agents/Enrol',
+            tessera_dot_v1_dot_agents__pb2.EnrolRequest.SerializeToString,
+            tessera_dot_v1_dot_agents__pb2.EnrolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Agents/RenewCertificate',
+            tessera_dot_v1_dot_agents__pb2.RenewCertificateRequest.SerializeToString,
+            tessera_dot_v1_dot_agents__pb2.RenewCertificateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,12 @@ class AgentsStub:
     def __new__(cls, channel: _aio.Channel) -> AgentsAsyncStub: ...
     Sync: _grpc.StreamStreamMultiCallable[_agents_pb2.AgentMessage, _agents_pb2.ServerMessage]
     """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
+    Enrol: _grpc.UnaryUnaryMultiCallable[_agents_pb2.EnrolRequest, _agents_pb2.EnrolResponse]
+    """Signs the first certificate of an agent that has a join token. Anyone may call it."""
+    RenewCertificate: _grpc.UnaryUnaryMultiCallable[_agents_pb2.RenewCertificateRequest, _agents_pb2.RenewCertificateResponse]
+    """Signs another certificate for the agent that calls, with its nodes. The earlier one stays valid
+    until it expires.
+    """
 
 @_typing.type_check_only
 class AgentsAsyncStub(AgentsStub):
@@ -49,6 +55,12 @@ class AgentsAsyncStub(AgentsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Sync: _aio.StreamStreamMultiCallable[_agents_pb2.AgentMessage, _agents_pb2.ServerMessage]  # type: ignore[assignment]
     """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
+    Enrol: _aio.UnaryUnaryMultiCallable[_agents_pb2.EnrolRequest, _agents_pb2.EnrolResponse]  # type: ignore[assignment]
+    """Signs the first certificate of an agent that has a join token. Anyone may call it."""
+    RenewCertificate: _aio.UnaryUnaryMultiCallable[_agents_pb2.RenewCertificateRequest, _agents_pb2.RenewCertificateResponse]  # type: ignore[assignment]
+    """Signs another certificate for the agent that calls, with its nodes. The earlier one stays valid
+    until it expires.
+    """
 
 class AgentsServicer(metaclass=_abc_1.ABCMeta):
     """The stream between servers and the agents on GPU nodes. It is level-triggered: the server sends
@@ -63,5 +75,23 @@ class AgentsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agents_pb2.ServerMessage], _abc.AsyncIterator[_agents_pb2.ServerMessage]]:
         """Opens the stream of an agent. Each agent has one. The first message must be a hello."""
+
+    @_abc_1.abstractmethod
+    def Enrol(
+        self,
+        request: _agents_pb2.EnrolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.EnrolResponse, _abc.Awaitable[_agents_pb2.EnrolResponse]]:
+        """Signs the first certificate of an agent that has a join token. Anyone may call it."""
+
+    @_abc_1.abstractmethod
+    def RenewCertificate(
+        self,
+        request: _agents_pb2.RenewCertificateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.RenewCertificateResponse, _abc.Awaitable[_agents_pb2.RenewCertificateResponse]]:
+        """Signs another certificate for the agent that calls, with its nodes. The earlier one stays valid
+        until it expires.
+        """
 
 def add_AgentsServicer_to_server(servicer: AgentsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

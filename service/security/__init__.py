@@ -1,0 +1,1 @@
+"""Who may call the server, and what each caller may do."""
