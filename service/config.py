@@ -29,6 +29,7 @@ from tessera.estimator.schemas import (
     whole_between,
 )
 from tessera.estimator.workloads import catalogue_of
+from tessera.formulation.access import PEOPLE, Role
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Retention, StoreLimits
 from tessera.service.rpc.agents import AgentTiming
@@ -58,7 +59,12 @@ LEASE_THREADS: Final = 1
 for rounds that are due.
 """
 
-OTHER_THREADS: Final = HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + 5
+IDENTITY_THREADS: Final = 2
+"""Number of threads that look up tokens and certificates, check tokens of an identity provider, and
+enrol agents.
+"""
+
+OTHER_THREADS: Final = HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + 5
 """Number of threads that no setting controls.
 
 The 5 are one each for health, heartbeats of agents, automatic estimates, network plans and deletion
@@ -83,6 +89,15 @@ Any other unknown TESSERA_ variable is an error: a mistyped TESSERA_DATABASE_URL
 empty database.
 """
 
+_TLS_NAMES: Final = {
+    "tls_certificate": "server.pem",
+    "tls_key": "server.key",
+    "tls_client_authorities": "ca.pem",
+    "ca_certificate": "ca.pem",
+    "ca_key": "ca.key",
+}
+"""From a setting of TLS to the name of its file in ``tls_directory``."""
+
 _Value = str | int | float | bool
 
 _Threads = Annotated[int, whole_between(1, 1000)]
@@ -93,6 +108,7 @@ _Seconds = Annotated[float, Field(ge=0, lt=1e6)]
 _Positive = Annotated[float, Field(gt=0, lt=1e6)]
 _Period = Annotated[float, Field(ge=1, lt=1e6)]
 _Factor = Annotated[float, Field(gt=0, le=1e6)]
+_Hours = Annotated[float, number_between(0.02, 24 * 365)]
 _Days = Annotated[float, number_between(0.0, MAX_RETAINED_DAYS)]
 _Instance = Annotated[
     str,
@@ -102,15 +118,87 @@ _Instance = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """The files of TLS (PEM). None where there is none."""
+
+    certificate: Path
+    key: Path
+    client_authorities: Path | None
+    ca_certificate: Path | None
+    ca_key: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The server's settings. They can be printed: ``str`` and ``repr`` show no secret."""
 
     listen: str = "127.0.0.1:7070"
     """Host and port, or unix:/path. With port 0 the system chooses a free port."""
-    insecure_any_interface: bool = False
-    """Whether to listen on addresses that other machines can reach. Callers are not authenticated,
-    so this must be allowed explicitly.
+    socket: str = ""
+    """Path of a Unix socket on which the server listens, too. Its directory must belong to the
+    server's user alone. Callers there may do everything and need no token.
     """
+    insecure: bool = False
+    """Whether to listen on addresses that other machines can reach although callers need no token.
+    Everybody who reaches the server may then do everything, so this must be allowed explicitly.
+    """
+    insecure_any_interface: bool = False
+    """The earlier name of ``insecure``."""
+    tls_directory: str = ""
+    """Directory made by `tessera ca init`. It gives the next five settings their defaults: the files
+    server.pem, server.key, ca.pem (twice) and ca.key in it.
+    """
+    tls_certificate: str = ""
+    """The server's certificate with those of intermediate authorities (PEM). With it, the server
+    takes only TLS connections, and every caller needs a token or a certificate. The files are read
+    again when they change.
+    """
+    tls_key: str = ""
+    """The private key of ``tls_certificate`` (PEM). Other users must not be able to read it."""
+    tls_client_authorities: str = ""
+    """The authorities whose certificates agents may have (PEM). With it, the server listens on
+    ``mutual_listen``.
+    """
+    ca_certificate: str = ""
+    """The certificate of the authority that signs the certificates of agents that enrol (PEM). If it
+    is empty, agents cannot enrol: give them certificates of your own authority.
+    """
+    ca_key: str = ""
+    """The private key of ``ca_certificate`` (PEM)."""
+    mutual_listen: str = ""
+    """Host and port for agents, where TLS asks for their certificates. If it is empty, the host of
+    ``listen`` with the next port.
+    """
+    agent_certificate_hours: _Hours = 24.0
+    """Lifetime of the certificates of agents in hours. Agents renew them after two thirds of it."""
+    authenticate: bool = False
+    """Whether callers need a token even without TLS, for example because other users of this machine
+    can reach the server, or a proxy ends TLS. With TLS they always do.
+    """
+    oidc_issuer: str = ""
+    """URL of the identity provider whose tokens (JWT) are accepted, besides the server's own."""
+    oidc_audience: str = ""
+    """The audience that these tokens must be for."""
+    oidc_client_id: str = ""
+    """The client id of the command line at the identity provider, for `tessera login`."""
+    oidc_scopes: str = "openid profile offline_access"
+    """The scopes that `tessera login` asks for."""
+    oidc_roles_claim: str = "roles"
+    """The claim that names the caller's roles or groups. Dots lead into nested claims."""
+    oidc_tenants_claim: str = "tenants"
+    """The claim that names the tenants of viewers and users."""
+    oidc_roles: str = ""
+    """What the values of the roles claim stand for, e.g. "ml-admins=admin, everyone=user". If it is
+    empty, they are the names of roles.
+    """
+    oidc_default_role: str = ""
+    """The role of callers without a known one. If it is empty, they are refused."""
+    calls_per_minute: _Count = 6_000
+    """Largest number of calls of a tenant in a minute, for callers who are viewers or users. 0: any
+    number.
+    """
+    max_job_bytes: _Limit = 65_536
+    """Largest size of a job's description, encoded as a message."""
     database_url: str = field(default="", repr=False)
     """URL of the database, postgresql://... If it is empty, the embedded database is used."""
     database_directory: str = ""
@@ -240,17 +328,81 @@ class Config:
         self.round_options()
         self.estimate_multiples()
         self.profiling()
-        if not (self.insecure_any_interface or _is_local(self.listen)):
+        self.tls_files()
+        self.role_names()
+        allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
+        if not (allowed or _is_local(self.listen)):
             raise InvalidInput(
                 "listen",
-                f"{self.listen} can be reached from other machines, and callers are not authenticated;"
-                " listen on 127.0.0.1, or set insecure_any_interface (--insecure-any-interface) if the"
-                " network is trusted",
+                f"{self.listen} can be reached from other machines, and callers need no token; use TLS"
+                " (make certificates with `tessera ca init DIR`, then add --tls DIR), listen on 127.0.0.1,"
+                " or set insecure (--insecure) if you trust everybody on the network",
             )
 
     def __str__(self) -> str:
         """Return the settings as TOML, without secrets."""
         return "".join(f"{f.name} = {_toml(self._shown(f.name))}\n" for f in fields(self))
+
+    def uses_tls(self) -> bool:
+        """Return whether the server takes only TLS connections."""
+        return bool(self.tls_directory or self.tls_certificate)
+
+    def asks_callers(self) -> bool:
+        """Return whether callers must prove who they are."""
+        return self.uses_tls() or self.authenticate
+
+    def tls_files(self) -> TlsFiles | None:
+        """Return the files of TLS, or None without it.
+
+        Raises:
+            InvalidInput: some are set and others that they need are not.
+        """
+        folder = Path(self.tls_directory) if self.tls_directory else None
+
+        def path(setting: str, name: str) -> Path | None:
+            given = getattr(self, setting)
+            return Path(given) if given else folder / name if folder else None
+
+        files = {setting: path(setting, name) for setting, name in _TLS_NAMES.items()}
+        for first, second in (("tls_certificate", "tls_key"), ("ca_certificate", "ca_key")):
+            for one, other in ((first, second), (second, first)):
+                if files[one] and not files[other]:
+                    raise InvalidInput(other, f"must be set, since {one} is; they belong together")
+        if files["tls_certificate"] is None or files["tls_key"] is None:
+            for setting in ("tls_client_authorities", "ca_certificate", "mutual_listen"):
+                if getattr(self, setting):
+                    raise InvalidInput("tls_certificate", f"must be set, since {setting} is")
+            return None
+        return TlsFiles(
+            certificate=files["tls_certificate"],
+            key=files["tls_key"],
+            client_authorities=files["tls_client_authorities"],
+            ca_certificate=files["ca_certificate"],
+            ca_key=files["ca_key"],
+        )
+
+    def mutual_address(self) -> str:
+        """Return the address for agents: ``mutual_listen``, or the port after that of ``listen``."""
+        host, _, port = self.listen.rpartition(":")
+        if self.mutual_listen or not port.isdecimal():
+            return self.mutual_listen
+        return f"{host}:{int(port) + 1 if int(port) else 0}"
+
+    def role_names(self) -> dict[str, Role]:
+        """Return the role for each value of the roles claim. Raises InvalidInput."""
+        known = {str(role): role for role in PEOPLE}
+        if not self.oidc_roles.strip():
+            return known
+        names = {}
+        for part in self.oidc_roles.split(","):
+            value, equals, role = (text.strip() for text in part.partition("="))
+            if not value or not equals or role not in known:
+                raise InvalidInput(
+                    "oidc_roles",
+                    f"{part.strip()!r} must be VALUE=ROLE, with a role of {', '.join(known)}",
+                )
+            names[value] = known[role]
+        return names
 
     def connections(self) -> int:
         """Return how many database connections are in use at the same time: one for each thread."""

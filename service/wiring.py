@@ -138,6 +138,8 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             clock,
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}",
             wall_s=clock.wall_s,
+            access=PostgresAccessStore(database),
+            verifier=make_verifier(config, clock),
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
@@ -148,6 +150,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, networks.wake))
         purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
+        listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         tasks: list[ClusterPurger | ClusterTask | PeriodicRounds] = [purger]
         if config.estimate_cells:
             listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)

@@ -18,10 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from tessera.client import ChannelSettings
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.release import install_hint, installed_version
 from tessera.formulation.runtimes import PROFILER, REPLAY
+from tessera.service.agent.credentials import (
+    Credentials,
+    EnrolledCredentials,
+    FixedCredentials,
+    read_join_token,
+)
 from tessera.service.agent.network import command as network
 from tessera.service.agent.network.backend import Backend
 from tessera.service.agent.network.launch import LaunchSettings
@@ -74,6 +82,7 @@ class AgentConfig:
     launch: LaunchSettings = field(default_factory=LaunchSettings)
     measure_s: float = 0.0
     sent_bytes: Callable[[], int] | None = None
+    credentials: Credentials = field(default_factory=FixedCredentials)
 
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
@@ -121,6 +130,7 @@ async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event)
             lease = AgentLease(state, time.monotonic, config.timing.lease_s)
             link = ServerLink(
                 servers=config.servers,
+                credentials=config.credentials,
                 hello=config.hello(),
                 supervisor=supervisor,
                 lease=lease,
@@ -130,7 +140,7 @@ async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event)
                 clock=time.monotonic,
             )
             tasks.create_task(watch_lease(lease, supervisor))
-            tasks.create_task(_stay_connected(link, supervisor))
+            tasks.create_task(_stay_connected(link, supervisor, config.credentials))
             await leave.wait()
             if config.stop_on_exit:
                 await supervisor.close()
@@ -141,19 +151,35 @@ async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event)
         state.release()
 
 
-async def _stay_connected(link: ServerLink, supervisor: Supervisor) -> None:
-    """Keep the stream open; stop all gangs if another process has taken over. Raises Superseded.
+async def _stay_connected(
+    link: ServerLink, supervisor: Supervisor, credentials: Credentials
+) -> None:
+    """Keep the credentials valid and the stream open.
 
-    That process cannot adopt the gangs: this process holds the data directory, so the other one has
+    If the agent can never connect, or another process has taken over, all gangs are stopped. That
+    process cannot adopt the gangs: this process holds the data directory, so the other one has
     a different directory. It starts the same gangs itself, and nobody would ever stop the ones
     started here.
+
+    Raises:
+        InvalidInput: there are no credentials. AgentSuperseded: another process has taken over.
     """
+    renewing = None
     try:
+        await credentials.prepare()
+        renewing = asyncio.create_task(credentials.keep(link.renew))
         await link.run()
     except AgentSuperseded:
         log.error("replaced by another process: stopping all gangs", extra={"action": "superseded"})
         await supervisor.close()
         raise
+    except InvalidInput:
+        await supervisor.close()
+        raise
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
 
 def _carrying(config: AgentConfig, tasks: asyncio.TaskGroup) -> NetworkMapWorker | None:
@@ -220,6 +246,29 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="Address of a server. Any replica will do. Repeat the option to name several.",
     )
+    add(
+        "--ca",
+        default=os.environ.get("TESSERA_CA", ""),
+        metavar="FILE",
+        help="File of the authorities (PEM) whose servers are trusted, or 'system'. With it,"
+        " connections use TLS. Default: TESSERA_CA.",
+    )
+    add(
+        "--join-token-file",
+        type=Path,
+        metavar="FILE",
+        help="File with a join token, with which this agent gets its first certificate."
+        " Default: the token in TESSERA_JOIN_TOKEN.",
+    )
+    add(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="File of a certificate (PEM) of your own authority for this agent, in place of a join"
+        " token. It is read again for each connection. Name the servers' port for agents with"
+        " --server.",
+    )
+    add("--key", type=Path, metavar="FILE", help="File of the certificate's private key (PEM).")
     add("--cluster", required=True, help="Cluster that the nodes belong to.")
     add(
         "--node",
@@ -347,6 +396,38 @@ def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
         launch=LaunchSettings(queue_pairs=options.queue_pairs, marks=marks),
         measure_s=options.measure_traffic,
         sent_bytes=_counted(options, nodes),
+        credentials=_credentials(options, nodes),
+    )
+
+
+def _credentials(options: argparse.Namespace, nodes: Sequence[pb.AgentNode]) -> Credentials:
+    """Return what the agent shows servers. Raises InvalidInput."""
+    if (options.certificate is None) != (options.key is None):
+        raise InvalidInput("--key", "must be given together with --certificate")
+    text = os.environ.get("TESSERA_JOIN_TOKEN", "")
+    enrols = options.join_token_file is not None or text
+    if not options.ca:
+        if enrols or options.certificate:
+            raise InvalidInput(
+                "--ca",
+                "must be given, because secrets are only sent to servers of a trusted authority",
+            )
+        return FixedCredentials()
+    if options.certificate is not None:
+        return FixedCredentials(
+            channel=ChannelSettings(
+                authorities=options.ca, certificate=options.certificate, key=options.key
+            )
+        )
+    return EnrolledCredentials(
+        directory=options.data_dir.resolve() / "identity",
+        servers=tuple(options.server),
+        authorities=options.ca,
+        join_token=read_join_token(options.join_token_file, text),
+        cluster=options.cluster,
+        agent=options.agent_id or nodes[0].node,
+        nodes=[node.node for node in nodes],
+        wall_s=SystemClock().wall_s,
     )
 
 
@@ -384,7 +465,10 @@ def make_runtimes(options: argparse.Namespace, config: AgentConfig) -> dict[str,
     return {
         REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
         PROFILER: ProfilerRuntime(
-            servers=config.servers, cluster=config.cluster, environment=dict(os.environ)
+            servers=config.servers,
+            cluster=config.cluster,
+            environment=dict(os.environ),
+            credentials=config.credentials,
         ),
     }
 

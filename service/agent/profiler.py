@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, RUNTIMES
+from tessera.service.agent.credentials import Credentials, FixedCredentials
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.replay import ReplayHandle
 from tessera.service.agent.runtime import EMPTY_ENVIRONMENT, GangHandle, Runtime
@@ -31,6 +32,7 @@ class ProfilerRuntime:
     servers: tuple[str, ...]
     cluster: str
     environment: Mapping[str, str]
+    credentials: Credentials = field(default_factory=FixedCredentials)
 
     def start(
         self,
@@ -52,7 +54,12 @@ class ProfilerRuntime:
             "gpu_type": gang.cell.gpu_type,
             "node": gang.leader,
             "cluster": self.cluster,
-            "servers": self.servers,
+            "servers": [self.credentials.address(server) for server in self.servers],
+            "channel": {
+                name: str(value)
+                for name, value in asdict(self.credentials.settings()).items()
+                if value and name != "token"
+            },
         }
         visible = {name: self._device(name, gpu) for name in VISIBILITY_VARIABLES}
         return ReplayHandle.spawn(

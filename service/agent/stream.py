@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +12,10 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from tessera.client import open_async_channel
 from tessera.formulation.errors import NotAllowed, Unavailable
+from tessera.service.agent.backoff import backoff_s
+from tessera.service.agent.credentials import Credentials, failure_text
 from tessera.service.agent.gangs import gang_from_message, observed_message
 from tessera.service.agent.network.map_worker import settings_from_message
 from tessera.service.agent.state import StateDir
@@ -57,6 +59,10 @@ class AgentSuperseded(NotAllowed):
     """A newer incarnation of this agent has taken over its nodes, so this one must end."""
 
     reason = "SUPERSEDED"
+
+
+class _RenewedCredentials(Exception):
+    """The end of a stream that another one with newer credentials replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +138,6 @@ async def watch_lease(lease: AgentLease, supervisor: Supervisor) -> None:
         await asyncio.sleep(min(max(left_s, CHANGE_GAP_S), 1.0))
 
 
-def backoff_s(seed: str, attempt: int, servers: int) -> float:
-    """Return how long to wait after ``attempt`` failures in a row, repeatable for a seed.
-
-    The wait is 0.1 s, doubled each time that all servers have failed, at most 5 s, times a factor
-    in [0.5, 1.5).
-    """
-    digest = hashlib.blake2b(f"{seed}/{attempt}".encode(), digest_size=8).digest()
-    base_s = min(5.0, 0.1 * 2.0 ** min(attempt // servers, 10))
-    return base_s * (0.5 + int.from_bytes(digest, "big") / 2**64)
-
-
 class ServerLink:
     """The agent's one stream to whichever of several servers answers. Any server will do."""
 
@@ -150,6 +145,7 @@ class ServerLink:
         self,
         *,
         servers: Sequence[str],
+        credentials: Credentials,
         hello: pb.Hello,
         supervisor: Supervisor,
         lease: AgentLease,
@@ -159,6 +155,8 @@ class ServerLink:
         clock: MonotonicClock,
     ) -> None:
         self._servers = servers
+        self._credentials = credentials
+        self._renewed = asyncio.Event()  # the credentials are newer than the stream
         self._hello = hello
         self._supervisor = supervisor
         self._lease = lease
@@ -184,8 +182,12 @@ class ServerLink:
             turn += 1
             refused = ""
             self._failures += 1
+            self._renewed.clear()
             try:
                 await self._session(server)
+            except* _RenewedCredentials:
+                self._failures, turn = 0, turn - 1
+                continue
             except* (grpc.aio.AioRpcError, TimeoutError, Unavailable) as group:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
@@ -202,7 +204,7 @@ class ServerLink:
         """Log why a stream ended. A missing cluster is logged once, because it may stay missing."""
         if not (isinstance(error, grpc.aio.AioRpcError) and error.code() is _NOT_FOUND):
             self._logged = ""
-            log.warning("%s: %s", server, _failure_text(error), extra={"action": "disconnect"})
+            log.warning("%s: %s", server, failure_text(error), extra={"action": "disconnect"})
             return
         missing = error.details() or "the cluster does not exist"
         if missing != self._logged:
@@ -230,15 +232,25 @@ class ServerLink:
 
     async def _session(self, server: str) -> None:
         """Hold one stream, and raise when it ends."""
-        async with grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS) as channel:
+        address, settings = self._credentials.address(server), self._credentials.settings()
+        async with open_async_channel(address, settings, CHANNEL_OPTIONS) as channel:
             call = rpc.AgentsStub(channel).Sync()
             await self._write(call, pb.AgentMessage(hello=self._hello))
             await self._take(call, CONNECT_S)
             log.info("connected to %s", server, extra={"action": "connect"})
             self._failures, self._logged = 0, ""
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._end_when_renewed())
                 tasks.create_task(self._receive(call))
                 tasks.create_task(self._send(call))
+
+    def renew(self) -> None:
+        """Open another stream, because the credentials are new. The lease goes on meanwhile."""
+        self._renewed.set()
+
+    async def _end_when_renewed(self) -> None:
+        await self._renewed.wait()
+        raise _RenewedCredentials
 
     async def _receive(self, call: Call) -> None:
         while True:
@@ -319,9 +331,3 @@ def _refusal(error: BaseException, *, welcomed: bool) -> str:
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
         return ""
     return error.details() or error.code().name
-
-
-def _failure_text(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or "the server was silent for too long"

@@ -16,6 +16,7 @@ from grpc_status import rpc_status
 
 from tessera.formulation.errors import NotFound, TesseraError
 from tessera.v1 import (
+    access_pb2_grpc,
     clusters_pb2_grpc,
     estimates_pb2_grpc,
     jobs_pb2_grpc,
@@ -103,6 +104,7 @@ class Client:
 
     def __init__(self, channel: grpc.Channel, server: str) -> None:
         self.server = server
+        self.access = access_pb2_grpc.AccessStub(channel)
         self.clusters = clusters_pb2_grpc.ClustersStub(channel)
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
         self.jobs = jobs_pb2_grpc.JobsStub(channel)

@@ -174,6 +174,15 @@ def parse_time(where: str, text: str, now: Timestamp) -> Timestamp:
     return to_timestamp(where, parsed)
 
 
+def parse_past(where: str, text: str, now: Timestamp) -> Timestamp:
+    """Return a time such as ``2026-11-03T12:00:00Z``, or one so long ago, such as ``24h``."""
+    if durations.is_duration(text):
+        return to_timestamp(
+            where, now.ToDatetime(UTC) - timedelta(seconds=parse_seconds(where, text))
+        )
+    return parse_time(where, text, now)
+
+
 def to_timestamp(where: str, value: datetime) -> Timestamp:
     """Return a time with a time zone as a Timestamp."""
     if value.tzinfo is None:

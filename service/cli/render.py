@@ -85,6 +85,19 @@ def show_list(
         console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
 
 
+def show_table(
+    response: Message, items: Sequence[_M], columns: Sequence[Column[_M]], output: Output
+) -> None:
+    """Print ``response`` as JSON or YAML, its ``items`` as a table, or the first column alone."""
+    if show_message(response, output):
+        return
+    if output is Output.NAME:
+        for item in items:
+            print_line(columns[0].value(item))
+    elif items:
+        console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
+
+
 def show_message(message: Message, output: Output) -> bool:
     """Print ``message`` if ``output`` is JSON or YAML, and return whether it was printed."""
     if output is Output.JSON:

@@ -1,4 +1,4 @@
-"""tessera.v1.Agents: a stream for each agent, with its desired and its observed state.
+"""tessera.v1.Agents: certificates of agents, and a stream for each with its desired state.
 
 The store counts an agent's silence from its last recorded message. A node must never be given away
 while its agent believes in its lease. Therefore each answer says which message that was, and the
@@ -18,13 +18,21 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.formulation.access import AUDITED, IDENTITY, Identity
 from tessera.formulation.clock import Clock
-from tessera.formulation.errors import Conflict, InvalidInput, NotAllowed, Unavailable
+from tessera.formulation.errors import (
+    Conflict,
+    InvalidInput,
+    NotAllowed,
+    PermissionDenied,
+    Unavailable,
+)
 from tessera.formulation.records.agents import Heartbeat, ObservedGang
 from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.rpc.convert import agents as convert
+from tessera.service.rpc.enrolment import Enrolment
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.lanes import CALLER, FairCalls
 from tessera.v1 import agents_pb2 as pb
@@ -37,6 +45,9 @@ _Messages = AsyncIterator[pb.AgentMessage]
 
 TURN_PATIENCE_S: Final = 0.2
 """Seconds for which a stream waits for its cluster's turn before it continues with other work."""
+
+SHOWN_NODES: Final = 5
+"""The number of nodes that an error names."""
 
 MAX_REMARKS: Final = 32
 MAX_REMARK_CHARS: Final = 300
@@ -155,9 +166,10 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         clock: Clock,
         timing: AgentTiming,
         places: StreamPlaces,
+        enrolment: Enrolment,
     ) -> None:
         """Remember the parts. ``places`` limits the number of streams."""
-        self._calls, self._wakeups = calls, wakeups
+        self._calls, self._wakeups, self._enrolment = calls, wakeups, enrolment
         self._clock, self._timing, self._places = clock, timing, places
 
     async def Sync(
@@ -169,10 +181,24 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 async for message in messages:
                     yield message
 
+    async def Enrol(self, request: pb.EnrolRequest, context: _Context) -> pb.EnrolResponse:
+        """Sign the first certificate of an agent that has a join token."""
+        return await self._enrolment.enrol(request)
+
+    async def RenewCertificate(
+        self, request: pb.RenewCertificateRequest, context: _Context
+    ) -> pb.RenewCertificateResponse:
+        """Sign another certificate for the agent that calls."""
+        return await self._enrolment.renew(request)
+
     async def _sync(self, request_iterator: _Messages) -> AsyncGenerator[pb.ServerMessage]:
         if (first := await self._hello(request_iterator)) is None:
             return
         session = AgentSession(first, self._calls, self._clock, self._timing)
+        require_own_nodes(IDENTITY.get(), session.cluster, first.hello)
+        if (call := AUDITED.get()) is not None:
+            target = f"{names.cluster_name(session.cluster)}/agents/{first.hello.agent_id}"
+            AUDITED.set(replace(call, target=target))
         CALLER.set(replace(CALLER.get(), cluster=session.cluster))
         with self._wakeups.listen(session.cluster) as stream:
             await session.register()
@@ -356,6 +382,29 @@ class AgentSession:
         self._sent = desired
         self._due_s = now_s + self._timing.heartbeat_s
         return desired
+
+
+def require_own_nodes(identity: Identity, cluster: str, hello: pb.Hello) -> None:
+    """Check that an agent with a certificate speaks for itself and for nodes that are its own.
+
+    Raises:
+        PermissionDenied: the certificate is that of another agent, or does not name a node.
+    """
+    if not identity.agent:
+        return
+    if not identity.sees_cluster(cluster) or hello.agent_id != identity.agent:
+        raise PermissionDenied(
+            f"the certificate is that of agent {identity.agent} of the cluster"
+            f" {', '.join(identity.clusters or ())}, and not of {hello.agent_id} of {cluster}; each agent"
+            " needs a certificate of its own"
+        )
+    foreign = sorted({node.node for node in hello.nodes} - identity.nodes)
+    if foreign:
+        more = ", ..." if len(foreign) > SHOWN_NODES else ""
+        raise PermissionDenied(
+            f"the certificate of agent {identity.agent} does not name the nodes"
+            f" {', '.join(foreign[:SHOWN_NODES])}{more}; enrol it again with a join token for them"
+        )
 
 
 def _wake(stream: Subscription, ended: asyncio.Task[None]) -> None:

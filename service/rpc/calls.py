@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,8 +27,11 @@ class ThreadPool:
         self._named: dict[Future[Any], str] = {}
 
     def submit(self, name: str, work: Callable[[_A], _T], argument: _A) -> Future[_T]:
-        """Queue ``work(argument)`` for a thread and return its future."""
-        future = self._pool.submit(work, argument)
+        """Queue ``work(argument)`` for a thread and return its future.
+
+        The thread has the context variables of the caller.
+        """
+        future = self._pool.submit(copy_context().run, work, argument)
         self._named[future] = name
         future.add_done_callback(lambda done: self._named.pop(done, None))
         return future

@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
 from tessera.formulation.records.store import Request
@@ -16,6 +17,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.visibility import hide_in_nodes
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc
 
@@ -151,9 +153,11 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     def _list_clusters(self, request: pb.ListClustersRequest) -> pb.ListClustersResponse:
         page = page_of(request, request.page_size, request.page_token, most=1000)
         found = self._store.list_clusters(page.cursor, page.size + 1)
+        seen = IDENTITY.get().sees_cluster
         last = found[page.size - 1].name if len(found) > page.size else ""
         return pb.ListClustersResponse(
-            clusters=map(convert.of_cluster, found[: page.size]), next_page_token=page.token(last)
+            clusters=[convert.of_cluster(c) for c in found[: page.size] if seen(c.name)],
+            next_page_token=page.token(last),
         )
 
     def _upsert_nodes(self, request: pb.UpsertNodesRequest) -> pb.UpsertNodesResponse:
@@ -175,16 +179,18 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _get_node(self, request: pb.GetNodeRequest) -> pb.Node:
         cluster, node = names.parse_node("name", request.name)
-        return convert.of_node(cluster, self._store.get_node(cluster, node), self._lease_s)
+        message = convert.of_node(cluster, self._store.get_node(cluster, node), self._lease_s)
+        hide_in_nodes(IDENTITY.get(), cluster, [message], self._store.tenants_of_jobs)
+        return message
 
     def _list_nodes(self, request: pb.ListNodesRequest) -> pb.ListNodesResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
         records = self._store.list_nodes(cluster, page.cursor, page.size + 1)
         last = records[page.size - 1].spec.name if len(records) > page.size else ""
-        return pb.ListNodesResponse(
-            nodes=self._messages(cluster, records[: page.size]), next_page_token=page.token(last)
-        )
+        messages = list(self._messages(cluster, records[: page.size]))
+        hide_in_nodes(IDENTITY.get(), cluster, messages, self._store.tenants_of_jobs)
+        return pb.ListNodesResponse(nodes=messages, next_page_token=page.token(last))
 
     def _drain(
         self,
@@ -203,7 +209,9 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         if isinstance(request, pb.DrainNodesRequest):
             facts = {
                 "reason": fields.require_text("reason", request.reason, MAX_REASON),
-                "drained_by": fields.require_text("drained_by", request.drained_by, MAX_DRAINED_BY),
+                "drained_by": fields.require_text(
+                    "drained_by", request.drained_by or _caller_name(), MAX_DRAINED_BY
+                ),
             }
 
         def work(writer: Writer) -> bytes:
@@ -281,3 +289,9 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _messages(self, cluster: str, records: Sequence[NodeRecord]) -> list[pb.Node]:
         return [convert.of_node(cluster, record, self._lease_s) for record in records]
+
+
+def _caller_name() -> str:
+    """Return who calls, or "" if the server does not know."""
+    identity = IDENTITY.get()
+    return identity.subject[:MAX_DRAINED_BY] if identity.is_verified else ""

@@ -1,26 +1,21 @@
-"""The translation of errors to gRPC: codes, google.rpc details and the outermost guard."""
+"""The translation of errors to gRPC: codes and google.rpc details."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final, Never
 
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tessera.formulation import errors
-from tessera.service.rpc import names
-from tessera.service.rpc.handlers import Behaviour, Parse, rewrap_handler
-from tessera.service.rpc.lanes import CALLER, Share, client_of
 from tessera.solvers.base import SolverFailed
 
 log = logging.getLogger(__name__)
@@ -80,121 +75,8 @@ def status_of(error: errors.TesseraError) -> status_pb2.Status:
     return status_pb2.Status(code=number, message=_short(str(error)), details=packed)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor.
-
-    Every error leaves as a canonical code, and unexpected ones without their text. A stream ends
-    when its client has not taken a message for ``unread_s``.
-    """
-
-    def __init__(self, unread_s: float = math.inf) -> None:
-        self._unread_s = unread_s if math.isfinite(unread_s) else None
-
-    async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler with a guard around it."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method, parse = handler_call_details.method, handler.request_deserializer
-        return rewrap_handler(
-            handler,
-            lambda behaviour: _guarded_unary(method, behaviour, parse),
-            lambda behaviour: _guarded_stream(method, behaviour, parse, self._unread_s),
-            None,
-        )
-
-
-def _guarded_unary(method: str, behaviour: Behaviour, parse: Parse | None) -> Behaviour:
-    async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        async with _translated(method, context):
-            message = _parsed(request, parse)
-            _set_caller(context, message)
-            return await behaviour(message, context)
-
-    return call
-
-
-def _guarded_stream(
-    method: str, behaviour: Behaviour, parse: Parse | None, unread_s: float | None
-) -> Behaviour:
-    """Return a handler that closes the servicer's generator as soon as the call ends."""
-
-    async def call(
-        request: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        async with _translated(method, context):
-            if isinstance(request, bytes):
-                message = _parsed(request, parse)
-                _set_caller(context, message)
-                answers = behaviour(message, context)
-            else:
-                _set_caller(context)
-                answers = behaviour(_each_parsed(request, parse), context)
-            if inspect.isawaitable(answers):
-                await answers
-                return
-            async with contextlib.aclosing(answers):
-                async for answer in answers:
-                    await _send(context, answer, unread_s)
-
-    return call
-
-
-async def _send(
-    context: grpc.aio.ServicerContext[Any, Any], answer: Any, unread_s: float | None
-) -> None:
-    """Send one message of a stream.
-
-    Raises:
-        TooBusy: the client does not take it.
-    """
-    try:
-        async with asyncio.timeout(unread_s):
-            await context.write(answer)
-    except TimeoutError:
-        raise errors.TooBusy(
-            f"the client of this stream has read no message for {unread_s:g} s; call again, and read the"
-            " messages as they arrive"
-        ) from None
-
-
-def _set_caller(
-    context: grpc.aio.ServicerContext[Any, Any], request: Message | None = None
-) -> None:
-    """Set ``CALLER`` for this call: its client, and the cluster that its request names."""
-    cluster = names.find_cluster(request) if request is not None else ""
-    CALLER.set(Share(client=client_of(context.peer()), cluster=cluster))
-
-
-def _parsed(request: bytes, parse: Parse | None) -> Any:
-    """Return the message that these bytes encode.
-
-    It is parsed inside the guard, because gRPC answers INTERNAL if its own parsing fails.
-
-    Raises:
-        InvalidInput: the bytes are not such a message, or a text in it is not UTF-8.
-    """
-    try:
-        return request if parse is None else parse(request)
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(
-            "request", "is not a message of this method; use the current .proto files, and UTF-8"
-        ) from error
-
-
-async def _each_parsed(requests: AsyncIterator[bytes], parse: Parse | None) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _parsed(request, parse)
-
-
 @contextlib.asynccontextmanager
-async def _translated(
+async def translate_errors(
     method: str, context: grpc.aio.ServicerContext[Any, Any]
 ) -> AsyncIterator[None]:
     """Turn errors that are raised inside the block into an abort of the call."""

@@ -13,6 +13,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.records.store import Request
 
@@ -129,7 +130,10 @@ def request_key(message: _M, request_id: str) -> Request | None:
         return None
     key = require_text("request_id", request_id, MAX_REQUEST_ID)
     method = type(message).__name__.removesuffix("Request")
-    return Request(id=key, method=method, digest=message_digest(message, without=("request_id",)))
+    digest = message_digest(message, without=("request_id",))
+    if (caller := IDENTITY.get()).is_verified:  # nobody gets the answer to another's request
+        digest = hashlib.sha256(f"{digest} {caller.subject}".encode()).hexdigest()
+    return Request(id=key, method=method, digest=digest)
 
 
 def message_digest(message: _M, *, without: Collection[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
@@ -19,6 +20,7 @@ from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.lanes import CALLER, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
+from tessera.service.rpc.visibility import hide_in_job
 from tessera.service.standing_policy import unheeded_wishes
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
@@ -73,7 +75,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def GetJob(self, request: pb.GetJobRequest, context: _Context) -> pb.Job:
         """Return a job."""
         cluster, job = names.parse_job("name", request.name)
-        return convert.of_job(await self._calls.run(self._store.get_job, cluster, job))
+        return _shown(await self._calls.run(self._store.get_job, cluster, job))
 
     async def ListJobEvents(
         self, request: pb.ListJobEventsRequest, context: _Context
@@ -125,7 +127,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 record = await self._watched.get((cluster, job))
                 compared = replace(record, service_gpu_s=0.0)
                 if compared != sent:
-                    yield convert.of_job(record)
+                    yield _shown(record)
                     sent = compared
                 if record.state in TERMINAL:
                     return
@@ -149,7 +151,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _warned(self, record: JobRecord) -> pb.Job:
         """Return the message of a stored job, with warnings of what the standing policy ignores."""
-        message = convert.of_job(record)
+        message = _shown(record)
         message.warnings.extend(unheeded_wishes(record, self._standing))
         return message
 
@@ -193,10 +195,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000, counts=True)
         states = convert.to_states("states", list(request.states))
-        found, cursor = self._store.list_jobs(cluster, states, page.number, page.size)
-        return pb.ListJobsResponse(
-            jobs=map(convert.of_job, found), next_page_token=page.token(cursor)
+        found, cursor = self._store.list_jobs(
+            cluster, states, page.number, page.size, tenants=IDENTITY.get().tenants
         )
+        return pb.ListJobsResponse(jobs=map(_shown, found), next_page_token=page.token(cursor))
 
     def _update_job(self, request: pb.UpdateJobRequest) -> pb.Job:
         cluster, job = names.parse_job("job.name", request.job.name)
@@ -221,7 +223,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 self._require_future("job.deadline", spec)
             changed = [convert.CHANGEABLE[path] for path in paths]
             record = writer.update_job(cluster, spec, changed, version)
-            warned = self._warned if "deadline" in paths else convert.of_job
+            warned = self._warned if "deadline" in paths else _shown
             return warned(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -232,9 +234,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         version = fields.version_of(request.etag)
 
         def work(writer: Writer) -> bytes:
-            return convert.of_job(
-                writer.job_event(cluster, job, event, version)
-            ).SerializeToString()
+            return _shown(writer.job_event(cluster, job, event, version)).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
+
+
+def _shown(record: JobRecord) -> pb.Job:
+    """Return the message of a stored job, with what its caller may see."""
+    message = convert.of_job(record)
+    hide_in_job(IDENTITY.get(), message)
+    return message

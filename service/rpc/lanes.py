@@ -27,7 +27,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
@@ -65,7 +65,10 @@ SHARE_DIVISOR: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The claim of one client on one cluster to a lane. ``client`` is a host: see ``client_of``."""
+    """The claim of one client on one cluster to a lane.
+
+    ``client`` is the caller's name if the server knows it, and else its host: see ``client_of``.
+    """
 
     client: str
     cluster: str
@@ -78,7 +81,7 @@ CALLER: Final = ContextVar("CALLER", default=_NOBODY)
 
 
 def client_of(peer: str) -> str:
-    """Return the client of a peer's address: its host, since callers are not authenticated.
+    """Return the client of a peer's address: its host, by which unknown callers are told apart.
 
     ``ipv4:10.0.0.7:50123`` is ``10.0.0.7``, and all callers on a Unix socket are one client.
     """
@@ -134,6 +137,7 @@ class _WaitingWork:
     number: int
     answer: asyncio.Future[Any]
     name: str
+    context: Context  # the variables of the task that waits for it
 
 
 class Lane:
@@ -175,7 +179,14 @@ class Lane:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._count += 1
         turn = LaneTurn(share=share, lane=self)
-        waiting = _WaitingWork(turn=turn, work=work, number=self._count, answer=answer, name=what)
+        waiting = _WaitingWork(
+            turn=turn,
+            work=work,
+            number=self._count,
+            answer=answer,
+            name=what,
+            context=copy_context(),
+        )
         self._queues.setdefault(share, deque()).append(waiting)
         self._waiting += 1
         self._fill()
@@ -264,7 +275,9 @@ class Lane:
         while len(self._given) > REMEMBERED_SHARES:
             del self._given[next(iter(self._given))]  # the oldest, which now counts as never served
         turn.began_s = self.now_s()
-        future = self._pool.submit(waiting.name, waiting.work, turn)
+        future = self._pool.submit(
+            waiting.name, partial(waiting.context.run, waiting.work), turn
+        )
 
         def ended(future: Future[Any]) -> None:
             if not loop.is_closed():

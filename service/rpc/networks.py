@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.running import running_now
@@ -17,6 +18,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import networks as convert
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.visibility import hide_in_plan
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
 
@@ -130,17 +132,19 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         if request.job:
             parent, job = names.parse_job("job", request.job)
             names.require_parent("job", parent, cluster)
-        return convert.of_plan(cluster, self._store.network_in_force(cluster, job))
+        message = convert.of_plan(cluster, self._store.network_in_force(cluster, job))
+        hide_in_plan(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return message
 
     def _list(self, request: pb.ListNetworkPlansRequest) -> pb.ListNetworkPlansResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
         plans = self._store.list_network_plans(cluster, page.number, page.size + 1)
         last = plans[page.size - 1].number if len(plans) > page.size else 0
-        return pb.ListNetworkPlansResponse(
-            plans=[convert.of_plan(cluster, plan) for plan in plans[: page.size]],
-            next_page_token=page.token(last),
-        )
+        messages = [convert.of_plan(cluster, plan) for plan in plans[: page.size]]
+        for message in messages:
+            hide_in_plan(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return pb.ListNetworkPlansResponse(plans=messages, next_page_token=page.token(last))
 
     def _plan(
         self, request: pb.PlanNetworkRequest, cancelled: Callable[[], bool]

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import encode
 from tessera.service.loop import RoundLoop
@@ -15,6 +16,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import rounds as convert
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.visibility import hide_in_round
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
@@ -124,16 +126,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     def _get_round(self, request: pb.GetRoundRequest) -> pb.Round:
         cluster, number = names.parse_round("name", request.name)
         record = self._store.get_round(cluster, number)
-        return convert.of_round(record, summary_only=request.summary_only)
+        message = convert.of_round(record, summary_only=request.summary_only)
+        hide_in_round(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return message
 
     def _list_rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
         found = self._store.list_rounds(cluster, page.number, page.size + 1)
         last = found[page.size - 1].number if len(found) > page.size else 0
-        return pb.ListRoundsResponse(
-            rounds=map(convert.of_summary, found[: page.size]), next_page_token=page.token(last)
-        )
+        rounds = [convert.of_summary(summary) for summary in found[: page.size]]
+        for message in rounds:
+            hide_in_round(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return pb.ListRoundsResponse(rounds=rounds, next_page_token=page.token(last))
 
     def _replay(
         self,

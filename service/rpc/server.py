@@ -4,39 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Final
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.access import Refusal
 from tessera.service.config import (
     ESTIMATE_THREADS,
     HEAVY_THREADS,
+    IDENTITY_THREADS,
     LEASE_THREADS,
     Config,
+    TlsFiles,
 )
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
 from tessera.service.ports import Store
+from tessera.service.rpc.access import AccessServicer
 from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
 from tessera.service.rpc.clusters import ClustersServicer
-from tessera.service.rpc.errors import ErrorInterceptor
+from tessera.service.rpc.enrolment import Enrolment, EnrolmentSettings
+from tessera.service.rpc.errors import code_of
 from tessera.service.rpc.estimates import EstimatesServicer
 from tessera.service.rpc.health import HealthChecker
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
+from tessera.service.rpc.interceptor import CallInterceptor
 from tessera.service.rpc.jobs import JobsServicer
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits, SizedCalls
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
+from tessera.service.security.admission import Admission
+from tessera.service.security.auditing import RefusalRecorder
+from tessera.service.security.authenticator import Authenticator, Verifier
+from tessera.service.security.gate import Gate
+from tessera.service.security.ports import AccessStore
+from tessera.service.security.serving import CertificateFiles, ServingCertificate
+from tessera.service.security.sessions import Sessions
 from tessera.v1 import (
+    access_pb2,
+    access_pb2_grpc,
     agents_pb2,
     agents_pb2_grpc,
     clusters_pb2,
@@ -68,6 +86,7 @@ AFTER_GRACE_S: Final = 0.3
 SERVICES: Final = tuple(
     service.full_name
     for module in (
+        access_pb2,
         agents_pb2,
         clusters_pb2,
         estimates_pb2,
@@ -108,9 +127,22 @@ class Server:
         *,
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
+        access: AccessStore | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
+        """Assemble the server.
+
+        ``access`` keeps tokens, certificates and the audit log: a server that asks callers who they
+        are needs it. ``verifier`` checks the tokens of an identity provider.
+
+        Raises:
+            InvalidInput: a file of TLS is wrong.
+        """
         self.wakeups = Wakeups()
         self._config = config
+        self.mutual_port = 0
+        tls = config.tls_files()
+        self._ports = _ports(config, tls, wall_s)
         self.lease_calls = Calls(LEASE_THREADS, "lease")
         self.round_calls = Calls(config.round_threads, "periodic round")
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
@@ -128,11 +160,16 @@ class Server:
         self._trials = Lane(trials, "trial", LaneLimits.leaving_room(trials), most_waiting=queue)
         several = LaneLimits(client=1, cluster=ESTIMATE_THREADS, share=1)
         self._estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
+        self._identity_calls = Calls(IDENTITY_THREADS, "identity")
+        self.gate = self._gate(store, access, verifier, wall_s)
         self._health = HealthChecker(store, SERVICES, config.health_period_s, config.instance)
         shorten_left_clients()
         # The server, and the servicers that are added to it.
         self._grpc = grpc.aio.server(
-            interceptors=[ErrorInterceptor(config.unread_s), BoundedAnswers(AnswerRoom())],
+            interceptors=[
+                CallInterceptor(self.gate, config.unread_s),
+                BoundedAnswers(AnswerRoom()),
+            ],
             options=_OPTIONS,
         )
         wakeups, timing = self.wakeups, config.agent_timing()
@@ -164,7 +201,17 @@ class Server:
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
         )
         self._agent_calls = _agent_calls(config, store, self._heartbeat_calls)
-        agents = AgentsServicer(self._agent_calls, wakeups, clock, timing, places)
+        enrolment = Enrolment(access, self._enrolment_settings(tls), self._identity_calls, wall_s)
+        agents = AgentsServicer(self._agent_calls, wakeups, clock, timing, places, enrolment)
+        login = access_pb2.Login(
+            issuer=config.oidc_issuer,
+            audience=config.oidc_audience,
+            client_id=config.oidc_client_id,
+            scopes=config.oidc_scopes if config.oidc_issuer else "",
+        )
+        access_pb2_grpc.add_AccessServicer_to_server(
+            AccessServicer(access, calls, login, wall_s), self._grpc
+        )
         clusters = ClustersServicer(
             store,
             calls,
@@ -198,24 +245,90 @@ class Server:
         reflection.enable_server_reflection(shown, self._grpc)
 
     async def start(self) -> int:
-        """Listen; return the port, which is 1 for a Unix socket.
+        """Listen; return the port of ``config.listen``, which is 1 for a Unix socket.
 
         Raises:
-            InvalidInput: the address cannot be bound.
+            InvalidInput: an address cannot be bound.
         """
-        listen = self._config.listen
-        try:
-            port = self._grpc.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise InvalidInput(
-                "listen",
-                f"cannot bind {listen}; another program may use it: stop that one, or listen on"
-                " another address",
-            ) from error
+        bound = {setting: self._bind(setting, *port) for setting, port in self._ports.items()}
+        self.mutual_port = bound.get("mutual_listen", 0)
+        self.gate.start()
         await self._health.start()
         await self._grpc.start()
-        log.info("listening on %s", listen, extra={"action": "listening", "port": port})
-        return port
+        if self._config.socket:
+            os.chmod(self._config.socket, 0o600)
+        for setting, (address, credentials) in self._ports.items():
+            log.info(
+                "listening on %s%s",
+                address,
+                " with TLS" if credentials else "",
+                extra={"action": "listening", "port": bound[setting]},
+            )
+        if not self._config.asks_callers():
+            reach = "reaches this port" if self._config.insecure else "is on this machine"
+            log.warning(
+                "callers need no token: everyone who %s may do everything",
+                reach,
+                extra={"action": "callers_not_asked"},
+            )
+        return bound["listen"]
+
+    def _bind(
+        self, setting: str, address: str, credentials: grpc.ServerCredentials | None
+    ) -> int:
+        try:
+            if credentials is None:
+                return self._grpc.add_insecure_port(address)
+            return self._grpc.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise InvalidInput(
+                setting,
+                f"cannot bind {address}; another program may use it: stop that one, or listen on"
+                " another address",
+            ) from error
+
+    def _gate(
+        self,
+        store: Store,
+        access: AccessStore | None,
+        verifier: Verifier | None,
+        wall_s: Callable[[], float],
+    ) -> Gate:
+        """Return the gate that every call passes. Raises InvalidInput."""
+        config, run = self._config, self._identity_calls.run
+        if config.asks_callers() and access is None:
+            raise InvalidInput("authenticate", "needs a store that keeps tokens")
+
+        async def tenants_of_jobs(cluster: str, jobs: Collection[str]) -> dict[str, str]:
+            return await run(store.tenants_of_jobs, cluster, jobs)
+
+        async def add_refusals(refusals: Sequence[Refusal]) -> None:
+            if access is not None:
+                await run(access.add_refusals, refusals)
+
+        asked = access if config.asks_callers() else None
+        admission = Admission(
+            tenants_of_jobs,
+            calls_per_minute=config.calls_per_minute,
+            job_bytes=config.max_job_bytes,
+        )
+        return Gate(
+            Authenticator(asked, run, verifier=verifier, wall_s=wall_s),
+            admission,
+            Sessions(wall_s),
+            RefusalRecorder(add_refusals),
+            code_of,
+        )
+
+    def _enrolment_settings(self, tls: TlsFiles | None) -> EnrolmentSettings | None:
+        if tls is None or tls.ca_certificate is None or tls.ca_key is None:
+            return None
+        return EnrolmentSettings(
+            ca_certificate=tls.ca_certificate,
+            ca_key=tls.ca_key,
+            hours=self._config.agent_certificate_hours,
+            port=lambda: self.mutual_port,
+        )
 
     async def stop(self) -> list[str]:
         """Refuse new calls, end streams, let calls finish for the grace period, then cancel them.
@@ -227,6 +340,7 @@ class Server:
         await self._health.stop()
         self.wakeups.close()
         await self._grpc.stop(self._config.grace_s)
+        await self.gate.stop()
         left_s = max(AFTER_GRACE_S, end_s - time.monotonic())
         left = await asyncio.gather(*(pool.close(left_s) for pool in self._pools()))
         return [name for names in left for name in names]
@@ -245,6 +359,7 @@ class Server:
             self._quick_calls,
             self._heavy_calls,
             self._heartbeat_calls,
+            self._identity_calls,
             self._agent_calls.turns,
             self._agent_calls.reads,
             self.lease_calls,
@@ -256,6 +371,37 @@ class Server:
             self._trials,
             self._estimates,
             self._health,
+        )
+
+
+def _ports(
+    config: Config, tls: TlsFiles | None, wall_s: Callable[[], float]
+) -> dict[str, tuple[str, grpc.ServerCredentials | None]]:
+    """Return the address and the credentials of each port, by setting. Raises InvalidInput."""
+    ports: dict[str, tuple[str, grpc.ServerCredentials | None]] = {"listen": (config.listen, None)}
+    if tls is not None:
+        own = ServingCertificate(CertificateFiles(tls.certificate, tls.key), wall_s, log)
+        ports["listen"] = (config.listen, own.credentials())
+        address = config.mutual_address()
+        if tls.client_authorities is not None and address:
+            files = CertificateFiles(tls.certificate, tls.key, tls.client_authorities)
+            mutual = ServingCertificate(files, wall_s, log)
+            ports["mutual_listen"] = (address, mutual.credentials())
+    if config.socket:
+        make_private_directory(Path(config.socket).absolute().parent)
+        ports["socket"] = (f"unix:{Path(config.socket).absolute()}", None)
+    return ports
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory that only this user can enter, or check that it is one. Raises InvalidInput."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise InvalidInput(
+            "socket",
+            f"other users can enter {path}, and whoever reaches the socket may do everything; run"
+            f" chmod 700 {path}, or choose another directory",
         )
 
 

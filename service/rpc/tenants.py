@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.formulation.access import IDENTITY
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import tenants as convert
@@ -65,7 +66,9 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     def _list(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
-        specs = sorted(self._store.list_tenants(cluster), key=lambda spec: spec.name)
+        stored = self._store.list_tenants(cluster)
+        own = [spec for spec in stored if IDENTITY.get().sees_tenant(spec.name)]
+        specs = sorted(own, key=lambda spec: spec.name)
         start = bisect_right(specs, page.cursor, key=lambda spec: spec.name)
         shown, more = specs[start : start + page.size], len(specs) > start + page.size
         return pb.ListTenantsResponse(

@@ -662,7 +662,7 @@ class ListAuditEntriesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     """The entries to list. An empty field does not restrict the list. `target` is a resource with
-    everything below it.
+    everything below it. `outcome` is "OK", a gRPC code, or "refused" for every code.
     """
     method: _builtins.str
     target: _builtins.str

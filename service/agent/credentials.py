@@ -1,0 +1,342 @@
+"""What an agent shows servers: nothing, a certificate of the site, or one that it enrolled for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from tessera.client import ChannelSettings, open_async_channel
+from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.release import install_hint
+from tessera.service.agent.backoff import backoff_s
+from tessera.service.agent.files import read_json, write_json
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import agents_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+CALL_S: Final = 20.0
+"""Seconds that a server may take to sign a certificate."""
+
+RENEW_AT: Final = 2 / 3
+"""Share of a certificate's lifetime after which it is renewed."""
+
+FATAL_CODES: Final = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Codes with which a server refuses an enrolment for good."""
+
+
+class Credentials(Protocol):
+    """What an agent shows servers."""
+
+    async def prepare(self) -> None:
+        """Make sure that there is something to show. Raises InvalidInput: there cannot be."""
+        ...
+
+    async def keep(self, renewed: Callable[[], None]) -> None:
+        """Renew what is shown before it expires, and call ``renewed`` each time; never return."""
+        ...
+
+    def address(self, server: str) -> str:
+        """Return the address at which to call ``server``."""
+        ...
+
+    def settings(self) -> ChannelSettings:
+        """Return what a channel needs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedCredentials:
+    """Credentials that the agent does not change: none, or files that the site renews.
+
+    The files are read again for each connection.
+    """
+
+    channel: ChannelSettings = ChannelSettings()
+
+    async def prepare(self) -> None:
+        """Return at once."""
+
+    async def keep(self, renewed: Callable[[], None]) -> None:
+        """Never return."""
+        await asyncio.Event().wait()
+
+    def address(self, server: str) -> str:
+        """Return the server's own address."""
+        return server
+
+    def settings(self) -> ChannelSettings:
+        """Return the files."""
+        return self.channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolled:
+    """A certificate on disk: the folder of its files, its times, and the servers' port for it."""
+
+    folder: str
+    issued_s: float
+    expires_s: float
+    port: int
+
+    def renew_at_s(self) -> float:
+        """Return when the certificate is to be renewed, in seconds since 1970."""
+        return self.issued_s + RENEW_AT * (self.expires_s - self.issued_s)
+
+
+class EnrolledCredentials:
+    """Credentials that the agent gets with a join token, keeps on disk and renews.
+
+    ``directory`` is the agent's own: ``identity.json`` names the folder with ``key.pem``,
+    ``certificate.pem`` and ``authorities.pem``. Each renewal makes a new key and a new folder.
+    ``join_token`` returns the join token's text when it is needed, and "" if there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        servers: Sequence[str],
+        authorities: str,
+        join_token: Callable[[], str],
+        cluster: str,
+        agent: str,
+        nodes: Sequence[str],
+        wall_s: Callable[[], float],
+    ) -> None:
+        if find_spec("cryptography") is None:
+            raise InvalidInput(
+                "--join-token-file",
+                f"needs the package cryptography; install it with: {install_hint('secure')}",
+            )
+        self._directory, self._servers = directory, servers
+        self._authorities, self._join_token = authorities, join_token
+        self._cluster, self._agent, self._nodes = cluster, agent, tuple(nodes)
+        self._wall_s = wall_s
+        self._held: Enrolled | None = None
+
+    async def prepare(self) -> None:
+        """Load the certificate, or enrol for one. Waits for a server that answers.
+
+        Raises:
+            InvalidInput: there is no join token, or a server refuses it.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._held = self._load()
+        if self._held is None or self._held.expires_s <= self._wall_s():
+            await self._enrol()
+
+    async def keep(self, renewed: Callable[[], None]) -> None:
+        """Renew the certificate after two thirds of its lifetime, or enrol again once it expired."""
+        attempt = 0
+        while True:
+            held = self._require()
+            wait_s = held.renew_at_s() - self._wall_s()
+            if wait_s > 0 and not attempt:
+                await asyncio.sleep(min(wait_s, 3600.0))
+                continue
+            server = self._servers[attempt % len(self._servers)]
+            try:
+                if held.expires_s > self._wall_s():
+                    await self._renew(server)
+                else:
+                    await self._enrol()
+            except (grpc.aio.AioRpcError, Unavailable, InvalidInput, OSError) as error:
+                attempt += 1
+                log.log(
+                    logging.WARNING if attempt % 10 == 1 else logging.DEBUG,
+                    "cannot renew the certificate, which expires in %.0f s: %s",
+                    held.expires_s - self._wall_s(),
+                    failure_text(error),
+                    extra={"action": "renewal_failed"},
+                )
+                await asyncio.sleep(backoff_s(self._agent, attempt, 1))
+            else:
+                attempt = 0
+                renewed()
+
+    def address(self, server: str) -> str:
+        """Return the server's address with the port that asks for certificates."""
+        host = server.rpartition(":")[0] or server
+        return f"{host}:{self._require().port}"
+
+    def settings(self) -> ChannelSettings:
+        """Return the certificate's files."""
+        folder = self._directory / self._require().folder
+        return ChannelSettings(
+            authorities=str(folder / "authorities.pem"),
+            certificate=folder / "certificate.pem",
+            key=folder / "key.pem",
+        )
+
+    def _require(self) -> Enrolled:
+        if self._held is None:
+            raise AssertionError("prepare() was not called")
+        return self._held
+
+    def _load(self) -> Enrolled | None:
+        """Return the certificate on disk if it is that of this agent and its nodes, or None."""
+        try:
+            stored: dict[str, Any] | None = read_json(str(self._directory / "identity.json"))
+        except (OSError, ValueError):
+            return None
+        if not stored or stored.get("for") != self._whose():
+            return None
+        try:
+            held = Enrolled(**stored["held"])
+        except (KeyError, TypeError):
+            return None
+        return held if (self._directory / held.folder / "key.pem").is_file() else None
+
+    def _whose(self) -> dict[str, Any]:
+        return {"cluster": self._cluster, "agent": self._agent, "nodes": sorted(self._nodes)}
+
+    async def _enrol(self) -> None:
+        """Enrol at whichever server answers.
+
+        Raises:
+            InvalidInput: there is no join token, or a server refuses it.
+        """
+        token = self._join_token()
+        if not token:
+            raise InvalidInput(
+                "--join-token-file",
+                "is needed: this agent has no valid certificate for its nodes; make a join token with"
+                " `tessera join-token create`",
+            )
+        attempt = 0
+        while True:
+            server = self._servers[attempt % len(self._servers)]
+            try:
+                await self._enrol_at(server, token)
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in FATAL_CODES:
+                    raise InvalidInput(
+                        "--join-token-file",
+                        f"{server} refused to enrol this agent: {error.details()}",
+                    ) from error
+                attempt += 1
+                log.warning(
+                    "cannot enrol at %s yet: %s",
+                    server,
+                    failure_text(error),
+                    extra={"action": "enrol"},
+                )
+                await asyncio.sleep(backoff_s(self._agent, attempt, len(self._servers)))
+            else:
+                log.info("enrolled at %s", server, extra={"action": "enrolled"})
+                return
+
+    async def _enrol_at(self, server: str, token: str) -> None:
+        made = _make_key(self._agent)
+        settings = ChannelSettings(authorities=self._authorities)
+        async with open_async_channel(server, settings) as channel:
+            answer = await rpc.AgentsStub(channel).Enrol(
+                pb.EnrolRequest(
+                    parent=f"clusters/{self._cluster}",
+                    agent_id=self._agent,
+                    nodes=self._nodes,
+                    join_token=token,
+                    signing_request=made.signing_request,
+                ),
+                timeout=CALL_S,
+            )
+        self._store(made.key, answer.certificate, answer.authorities, answer.port)
+
+    async def _renew(self, server: str) -> None:
+        held, made = self._require(), _make_key(self._agent)
+        async with open_async_channel(self.address(server), self.settings()) as channel:
+            answer = await rpc.AgentsStub(channel).RenewCertificate(
+                pb.RenewCertificateRequest(signing_request=made.signing_request), timeout=CALL_S
+            )
+        self._store(made.key, answer.certificate, answer.authorities, held.port)
+        log.info(
+            "renewed the certificate of agent %s", self._agent, extra={"action": "certificate_renewed"}
+        )
+
+    def _store(self, key: str, certificate: str, authorities: str, port: int) -> None:
+        """Write the files, then the name of their folder, then remove the earlier folder."""
+        facts, before = _certificate_facts(certificate), self._held
+        folder = self._directory / f"identity-{facts.serial}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name, text in (
+            ("key.pem", key),
+            ("certificate.pem", certificate),
+            ("authorities.pem", authorities),
+        ):
+            _write_private(folder / name, text)
+        held = Enrolled(
+            folder=folder.name, issued_s=self._wall_s(), expires_s=facts.expires_s, port=port
+        )
+        write_json(
+            str(self._directory / "identity.json"), {"for": self._whose(), "held": asdict(held)}
+        )
+        self._held = held
+        if before is not None and before.folder != held.folder:
+            shutil.rmtree(self._directory / before.folder, ignore_errors=True)
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an error of a call in one line."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or "the server was silent for too long"
+
+
+def read_join_token(path: Path | None, text: str) -> Callable[[], str]:
+    """Return a function that returns the join token: that of the file, or else ``text``.
+
+    The file is read when the token is needed, so it may appear later. Its content is never in a
+    message. Raises InvalidInput when called: the file can be read by other users.
+    """
+
+    def read() -> str:
+        if path is None:
+            return text
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mode & 0o007:
+                raise InvalidInput(
+                    "--join-token-file",
+                    f"other users can read {path}; run chmod 600 {path}, and make a new join token",
+                )
+            return path.read_text(encoding="utf-8").strip()
+        return ""
+
+    return read
+
+
+def _make_key(agent: str) -> Any:
+    return import_module("tessera.service.agent.keys").make_key(agent)
+
+
+def _certificate_facts(certificate: str) -> Any:
+    return import_module("tessera.service.agent.keys").read_facts(certificate)
+
+
+def _write_private(path: Path, text: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,189 @@
+"""What each role may call: one rule for every method of the API.
+
+A method without a rule cannot be called. ``tests/unit/service/security/test_roles.py`` compares the
+rules with the methods of all services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from tessera.formulation.access import Role
+
+VIEWERS: Final = frozenset({Role.VIEWER, Role.USER, Role.OPERATOR, Role.ADMIN})
+USERS: Final = VIEWERS - {Role.VIEWER}
+OPERATORS: Final = USERS - {Role.USER}
+ADMINS: Final = frozenset({Role.ADMIN})
+AGENTS: Final = frozenset({Role.AGENT})
+EVERYBODY: Final = VIEWERS | AGENTS
+
+Names = Callable[[Any], Iterable[str]]
+"""A function that returns names in a request. The request is a message of the rule's method."""
+
+
+def _no_names(_request: Any) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Who may call a method, and what its requests name.
+
+    ``jobs`` returns the full names of the jobs that a request names: a caller that is bound to
+    tenants must see each of them. ``has_specs`` says that the request submits jobs, which name their
+    tenants. A method that ``changes`` something is recorded in the audit log. If ``is_open``, anyone
+    may call it, without any proof of identity.
+    """
+
+    roles: frozenset[Role]
+    jobs: Names = _no_names
+    has_specs: bool = False
+    changes: bool = False
+    is_open: bool = False
+
+
+def _read(roles: frozenset[Role] = VIEWERS, jobs: Names = _no_names) -> Rule:
+    return Rule(roles=roles, jobs=jobs)
+
+
+def _change(roles: frozenset[Role] = OPERATORS, jobs: Names = _no_names) -> Rule:
+    return Rule(roles=roles, jobs=jobs, changes=True)
+
+
+def _submission() -> Rule:
+    return Rule(roles=USERS, has_specs=True, changes=True)
+
+
+def _name(request: Any) -> Iterable[str]:
+    return (request.name,)
+
+
+def _parent(request: Any) -> Iterable[str]:
+    return (request.parent,)
+
+
+def _updated(request: Any) -> Iterable[str]:
+    return (request.job.name,)
+
+
+def _job(request: Any) -> Iterable[str]:
+    return (request.job,) if request.job else ()
+
+
+_RULES: Final[dict[str, dict[str, Rule]]] = {
+    "Access": {
+        "GetCaller": _read(EVERYBODY),
+        "GetLogin": Rule(roles=EVERYBODY, is_open=True),
+        "CreateToken": _change(ADMINS),
+        "ListTokens": _read(ADMINS),
+        "RevokeToken": _change(ADMINS),
+        "CreateJoinToken": _change(),
+        "ListJoinTokens": _read(OPERATORS),
+        "RevokeJoinToken": _change(),
+        "ListCertificates": _read(OPERATORS),
+        "RevokeAgent": _change(),
+        "ListAuditEntries": _read(ADMINS),
+    },
+    "Agents": {
+        "Sync": _change(AGENTS),
+        "Enrol": Rule(roles=EVERYBODY, changes=True, is_open=True),
+        "RenewCertificate": _change(AGENTS),
+    },
+    "Clusters": {
+        "UpsertCluster": _change(),
+        "GetCluster": _read(),
+        "ListClusters": _read(),
+        "UpsertNodes": _change(),
+        "GetNode": _read(),
+        "ListNodes": _read(),
+        "DrainNodes": _change(),
+        "UndrainNodes": _change(),
+        "DeleteCluster": _change(),
+        "DeleteGpuTypes": _change(),
+        "DeleteNode": _change(),
+        "DeleteNodes": _change(),
+    },
+    "Estimates": {
+        "UpsertCells": _change(),
+        "ListCells": _read(),
+        "DeleteCells": _change(),
+        "EstimateCells": _change(USERS, _job),
+        "UpsertModels": _change(),
+        "ListModels": _read(),
+        "DeleteModels": _change(),
+        "AddProfiles": _change(OPERATORS | AGENTS),
+        "GetProfiling": _read(),
+    },
+    "Jobs": {
+        "SubmitJob": _submission(),
+        "SubmitJobs": _submission(),
+        "GetJob": _read(jobs=_name),
+        "ListJobs": _read(),
+        "UpdateJob": _change(USERS, _updated),
+        "ListJobEvents": _read(jobs=_parent),
+        "CancelJob": _change(USERS, _name),
+        "HoldJob": _change(USERS, _name),
+        "ReleaseJob": _change(USERS, _name),
+        "WatchJob": _read(jobs=_name),
+    },
+    "Networks": {
+        "GetTopology": _read(),
+        "UpdateTopology": _change(),
+        "DeleteTopology": _change(),
+        "GetNetworkPlan": _read(jobs=_job),
+        "ListNetworkPlans": _read(),
+        "PlanNetwork": _change(),
+    },
+    "Scheduler": {
+        "Schedule": _change(),
+        "GetRound": _read(),
+        "ListRounds": _read(),
+        "ReplayRound": _read(OPERATORS),
+    },
+    "Tenants": {
+        "UpsertTenants": _change(),
+        "ListTenants": _read(),
+        "DeleteTenants": _change(),
+    },
+}
+
+PACKAGE: Final = "tessera.v1"
+
+RULES: Final[dict[str, Rule]] = {
+    f"/{PACKAGE}.{service}/{method}": rule
+    for service, methods in _RULES.items()
+    for method, rule in methods.items()
+} | {
+    "/grpc.health.v1.Health/Check": Rule(roles=EVERYBODY, is_open=True),
+    "/grpc.health.v1.Health/Watch": Rule(roles=EVERYBODY, is_open=True),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _read(EVERYBODY),
+}
+"""From the full name of a method to its rule."""
+
+
+def short_method(method: str) -> str:
+    """Return the name of a method as in messages and the audit log, e.g. ``Jobs.CancelJob``."""
+    service, _, name = method.removeprefix("/").partition("/")
+    return f"{service.rpartition('.')[2]}.{name}"
+
+
+def find_target(request: Message | None) -> str:
+    """Return the resource that a request is about, e.g. ``clusters/main/jobs/a``.
+
+    Of several, it is the first with how many more there are. "" if the request names none.
+    """
+    if request is None:
+        return ""
+    resources = [value for _, value in request.ListFields() if isinstance(value, Message)]
+    for message in (request, *resources):
+        names = list(getattr(message, "names", ()))
+        if len(names) > 1:
+            return f"{names[0]} and {len(names) - 1} more"
+        for found in (*names, getattr(message, "name", ""), getattr(message, "parent", "")):
+            if isinstance(found, str) and found:
+                return found
+    return ""
