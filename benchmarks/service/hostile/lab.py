@@ -22,8 +22,8 @@ from tessera.benchmarks.service.hostile.requests import (
     small_job,
     submit_request,
 )
-from tessera.db.audit import count_lost_jobs
 from tessera.db.engine import Database, connect_database
+from tessera.db.invariants import count_lost_jobs
 from tessera.estimator.samples import sample_profiles
 from tessera.service.cli.demo.drive import add_estimates, make_cluster, schedule_round, submit_jobs
 from tessera.service.cli.demo.stack import ServerProcess, Stack, free_port, run_stack

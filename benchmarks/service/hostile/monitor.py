@@ -11,8 +11,8 @@ from typing import Final, Self
 
 import psutil
 
-from tessera.db.audit import load_silence_s
 from tessera.db.engine import Database
+from tessera.db.invariants import load_silence_s
 from tessera.formulation.errors import Unavailable
 
 MIB: Final = 2**20

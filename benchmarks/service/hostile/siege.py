@@ -32,7 +32,7 @@ from tessera.benchmarks.service.hostile.neighbour import (
 )
 from tessera.benchmarks.service.hostile.tally import CallTally, merge_tallies
 from tessera.benchmarks.service.hostile.verdicts import QUIET_WITHIN_S, AttackPhase
-from tessera.db.audit import count_long_transactions, find_broken_rules, load_epochs
+from tessera.db.invariants import count_long_transactions, find_broken_rules, load_epochs
 from tessera.formulation.errors import Unavailable
 
 COMBINED_PHASE: Final = "together"

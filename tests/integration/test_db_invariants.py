@@ -1,10 +1,11 @@
-"""The audit of stored data finds every broken rule, and reports nothing if no rule is broken."""
+"""The check of stored data finds every broken rule, and reports nothing if no rule is broken."""
 
 from __future__ import annotations
 
 import pytest
 
-from tessera.db.audit import (
+from tessera.db.engine import Database
+from tessera.db.invariants import (
     INVARIANTS,
     count_long_transactions,
     count_lost_jobs,
@@ -12,7 +13,6 @@ from tessera.db.audit import (
     load_epochs,
     load_silence_s,
 )
-from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tests.support.stored_cluster import C, a_cluster, a_spec, execute, run, submit
 
@@ -59,7 +59,7 @@ def busy(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def test_an_audit_without_broken_rules_reports_nothing(
+def test_data_without_broken_rules_is_reported_as_sound(
     busy: PostgresStore, database: Database
 ) -> None:
     assert find_broken_rules(database) == []
