@@ -1,12 +1,13 @@
 """The tables, with constraints and triggers that make the database refuse invalid states."""
 
-from tessera.db.tables import clusters, estimates, jobs, rounds, service, triggers
+from tessera.db.tables import access, clusters, estimates, jobs, rounds, service, triggers
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
 
 __all__ = [
     "LEAVES",
     "LIVE",
+    "access",
     "clusters",
     "estimates",
     "jobs",

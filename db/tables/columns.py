@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, TIMESTAMP
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -70,9 +70,19 @@ def text_column(
     )
 
 
-def moment_column(name: str, *, nullable: bool = False) -> sa.Column[datetime]:
-    """Return a column of moments. One that may not be NULL is now by default."""
-    default_sql = None if nullable else sa.text("now()")
+def names_column(name: str, *, nullable: bool = False) -> sa.Column[list[str]]:
+    """Return a column of lists of names."""
+    return sa.Column(name, ARRAY(Name), nullable=nullable)
+
+
+def moment_column(
+    name: str, *, nullable: bool = False, required: bool = False
+) -> sa.Column[datetime]:
+    """Return a column of moments.
+
+    One that may not be NULL is now by default. If it is ``required``, a value must be given.
+    """
+    default_sql = None if nullable or required else sa.text("now()")
     return sa.Column(name, Moment, nullable=nullable, server_default=default_sql)
 
 

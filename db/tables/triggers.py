@@ -1,4 +1,4 @@
-"""Triggers that make the database refuse transitions of jobs that the lifecycle does not have."""
+"""Triggers: transitions of jobs that the lifecycle does not have, and changes of the audit log."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ BEGIN
     RETURN NULL;
 END $$
 """,
+    """
+CREATE FUNCTION check_audit_log_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND current_setting('tessera.pruning', true) = 'on' THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'entries of the audit log can only be added, but this is %', TG_OP
+        USING ERRCODE = 'check_violation', CONSTRAINT = 'audit_log_append_only';
+END $$
+""",
 )
 """The functions of the triggers, with the states of ``tessera.formulation.lifecycle``."""
 
@@ -51,6 +61,10 @@ WHEN (OLD.state IS DISTINCT FROM NEW.state) EXECUTE FUNCTION check_job_transitio
 CREATE CONSTRAINT TRIGGER jobs_own_nothing AFTER UPDATE OF state ON jobs
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 WHEN (NEW.state NOT IN {one_of(sorted(ACTIVE))}) EXECUTE FUNCTION check_job_owns_nothing()
+""",
+    """
+CREATE TRIGGER audit_log_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log
+FOR EACH STATEMENT EXECUTE FUNCTION check_audit_log_change()
 """,
 )
 
