@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import derived_estimates, workloads
+from tessera.db import derived_estimates, enrolment, workloads
 from tessera.db.documents import dump_json
 from tessera.db.rows import enter_cluster
 from tessera.db.tables import LIVE
@@ -220,7 +220,8 @@ def delete_cluster(
 ) -> None:
     """Delete a cluster. After the commit it cannot be found, and its name is free.
 
-    Its rows are removed later, in batches (``tessera.db.purge``).
+    Its rows are removed later, in batches (``tessera.db.purge``). Its agents' certificates are
+    revoked, and kept until they expire.
 
     Raises:
         NotFound, StaleEtag.
@@ -248,6 +249,7 @@ def delete_cluster(
     above = {"version": row.version + 1, "epoch": row.epoch + 1, "revision": row.revision + 1}
     connection.execute(_RAISE_HIGH_WATER, above)
     connection.execute(_BURY, {"cluster": row.id})
+    enrolment.revoke_certificates(connection, row.id)
     for channel in (
         STATE_CHANNEL,
         derived_estimates.ESTIMATING_CHANNEL,

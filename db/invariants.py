@@ -51,6 +51,17 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "a request was acknowledged without an answer": """
         SELECT id FROM request_ids WHERE response IS NULL
     """,
+    "a join token was used too often": "SELECT id FROM join_tokens WHERE used > uses",
+    "two tokens that are not revoked have one name": """
+        SELECT name FROM tokens WHERE revoked_at IS NULL GROUP BY name HAVING count(*) > 1
+    """,
+    "a certificate is of another cluster than it states": """
+        SELECT a.serial FROM agent_certificates a JOIN clusters c ON c.id = a.cluster_id
+        WHERE c.name <> a.cluster
+    """,
+    "a certificate of a deleted cluster is not revoked": """
+        SELECT serial FROM agent_certificates WHERE cluster_id IS NULL AND revoked_at IS NULL
+    """,
 }
 """A query of names for each possible violation of a rule. Each result must be empty."""
 

@@ -25,11 +25,19 @@ KEEP_EVENTS: Final = 50
 BATCH_ROWS: Final = 500
 """Number of rows of a kind that a transaction deletes: rounds and users must not wait long."""
 
+CERTIFICATE_MARGIN_S: Final = 86400.0
+"""Time for which expired certificates are kept, for servers whose clocks are late: a certificate
+without a row is not revoked.
+"""
+
 _CENTURY_S: Final = 100 * 365.25 * 86400.0
 _NEVER: Final = 2**62  # more rounds than there will ever be
 
 _LOCK_CLUSTER = sa.text("SELECT FROM clusters WHERE id = :cluster FOR NO KEY UPDATE")
 """A lock against commits of rounds, so that none is stored against a deleted snapshot."""
+
+_BEGIN_PRUNING = sa.text("SET LOCAL tessera.pruning = 'on'")
+"""A permission to delete from the audit log, until the transaction ends."""
 
 _OLD_REQUESTS = """
     SELECT id FROM request_ids WHERE created_at < now() - make_interval(secs => :requests_s)
@@ -99,6 +107,25 @@ _UNUSED_WORKLOADS = """
 """
 """The workloads that only have estimates made by the service. Another job would get these again."""
 
+_OLD_ENTRIES = """
+    SELECT number FROM audit_log WHERE at < now() - make_interval(secs => :audit_s)
+"""
+
+_OLD_TOKENS = """
+    SELECT id FROM tokens
+    WHERE least(revoked_at, expires_at) < now() - make_interval(secs => :jobs_s)
+"""
+
+_OLD_JOIN_TOKENS = """
+    SELECT id FROM join_tokens
+    WHERE least(revoked_at, expires_at) < now() - make_interval(secs => :jobs_s)
+"""
+
+_EXPIRED_CERTIFICATES = f"""
+    SELECT serial FROM agent_certificates
+    WHERE expires_at < now() - make_interval(secs => {CERTIFICATE_MARGIN_S})
+"""  # noqa: S608 - a constant of this module
+
 
 @dataclass(frozen=True, slots=True)
 class _RowKind:
@@ -109,6 +136,7 @@ class _RowKind:
     locks: str = ""
     of_cluster: bool = True
     waits_for_rounds: bool = False
+    is_audit: bool = False
 
     def count(self, connection: sa.Connection, values: Mapping[str, object]) -> int:
         """Return how many rows would be deleted."""
@@ -119,6 +147,8 @@ class _RowKind:
         """Delete a batch; return the number of deleted rows."""
         if self.waits_for_rounds:
             connection.execute(_LOCK_CLUSTER, values)
+        if self.is_audit:
+            connection.execute(_BEGIN_PRUNING)
         keys = connection.execute(
             sa.text(f"{self.query} LIMIT {BATCH_ROWS} {self.locks}"), values
         ).all()
@@ -163,18 +193,40 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
         ),
         locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its workload
     ),
+    "tokens": _RowKind(
+        _OLD_TOKENS, ("DELETE FROM tokens WHERE id = ANY(:keys)",), of_cluster=False
+    ),
+    "join_tokens": _RowKind(
+        _OLD_JOIN_TOKENS, ("DELETE FROM join_tokens WHERE id = ANY(:keys)",), of_cluster=False
+    ),
+    "agent_certificates": _RowKind(
+        _EXPIRED_CERTIFICATES,
+        ("DELETE FROM agent_certificates WHERE serial = ANY(:keys)",),
+        of_cluster=False,
+    ),
+    "audit_log": _RowKind(
+        _OLD_ENTRIES,
+        ("DELETE FROM audit_log WHERE number = ANY(:keys)",),
+        of_cluster=False,
+        is_audit=True,
+    ),
 }
 
 
 def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[str, int]:
     """Delete up to ``BATCH_ROWS`` old rows of each kind; return the deleted numbers by kind.
 
-    Each kind has a separate transaction. Request ids belong to no cluster and are deleted with any
-    cluster's. Raises NotFound.
+    Each kind has a separate transaction. Request ids, tokens, certificates and the audit log belong
+    to no cluster and are deleted with any cluster's. Raises NotFound.
     """
     with database.read() as connection:
         values = _values(retention) | {"cluster": cluster_id(connection, cluster)}
     return {name: _delete(database, kind, values) for name, kind in _KINDS.items()}
+
+
+def prune_audit(database: Database, keep_s: float) -> int:
+    """Delete up to ``BATCH_ROWS`` entries of the audit log older than ``keep_s``; return how many."""
+    return _delete(database, _KINDS["audit_log"], _values(Retention(audit_s=keep_s)))
 
 
 def prune_database(database: Database, retention: Retention) -> dict[str, int]:
@@ -223,6 +275,7 @@ def _values(retention: Retention) -> dict[str, object]:
         "requests_s": min(retention.requests_s, _CENTURY_S),
         "rounds_s": min(retention.rounds_s, _CENTURY_S),
         "jobs_s": min(retention.jobs_s, _CENTURY_S),
+        "audit_s": min(retention.audit_s, _CENTURY_S),
         "least_rounds": retention.least_rounds,
         "most_rounds": _count(retention.most_rounds),
         "most_snapshots": _count(retention.most_snapshots),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -84,12 +84,21 @@ def get_job(connection: sa.Connection, cluster: str, name: str) -> JobRecord:
 
 
 def list_jobs(
-    connection: sa.Connection, cluster: str, states: Sequence[JobState], after: int, limit: int
+    connection: sa.Connection,
+    cluster: str,
+    states: Sequence[JobState],
+    after: int,
+    limit: int,
+    tenants: Collection[str] | None,
 ) -> tuple[list[JobRecord], int]:
-    """Return the jobs after a cursor in order of submission, and the next cursor (0: no more)."""
+    """Return the jobs after a cursor in order of submission, and the next cursor (0: no more).
+
+    They are those of ``tenants``, or of every tenant if it is None.
+    """
     values = {
         "cluster": cluster_id(connection, cluster),
         "states": list(states or JobState),
+        "tenants": None if tenants is None else sorted(tenants),
         "after": after,
         "limit": limit + 1,
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from tessera.db import network, requests
+from tessera.db import audit_log, network, requests
 from tessera.db.decisions import read_decisions, write_decisions
 from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
@@ -87,6 +87,7 @@ def commit_round(
         if isinstance(turn, RoundRecord):
             return turn
         record = _commit(turn, commit, stored)
+        audit_log.record_change(connection)
         if not in_time():
             raise DeadlineTooShort(
                 "the deadline ended while the round waited for its turn or was written; nothing was"

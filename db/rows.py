@@ -183,6 +183,7 @@ JOBS_KEYED = sa.text(_JOBS + "WHERE j.id = ANY(:ids) ORDER BY j.id")
 
 JOBS_AFTER = sa.text(
     _JOBS + "WHERE j.cluster_id = :cluster AND j.id > :after AND j.state = ANY(:states)"
+    " AND (CAST(:tenants AS text[]) IS NULL OR j.tenant = ANY(CAST(:tenants AS text[])))"
     " ORDER BY j.id LIMIT :limit"
 )
 

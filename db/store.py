@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    audit_log,
     derived_estimates,
     migrate,
     network,
@@ -129,6 +130,7 @@ class PostgresStore:
             ):
                 return done
             response = work(PostgresWriter(connection, self._silence_s, self._limits))
+            audit_log.record_change(connection)
             if request is not None:
                 requests.store_answer(connection, request, response)
             return response
@@ -164,11 +166,17 @@ class PostgresStore:
             return reads.get_job(connection, cluster, name)
 
     def list_jobs(
-        self, cluster: str, states: Sequence[JobState], after: int, limit: int
+        self,
+        cluster: str,
+        states: Sequence[JobState],
+        after: int,
+        limit: int,
+        *,
+        tenants: Collection[str] | None = None,
     ) -> tuple[list[JobRecord], int]:
         """Return jobs in order of submission, and the next cursor."""
         with self._database.read() as connection:
-            return reads.list_jobs(connection, cluster, states, after, limit)
+            return reads.list_jobs(connection, cluster, states, after, limit, tenants)
 
     def list_tenants(self, cluster: str) -> list[TenantSpec]:
         """Return the tenants that have settings."""
@@ -255,7 +263,14 @@ class PostgresStore:
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
         """Put a network plan that was made between rounds in force."""
-        return self._database.write(lambda c: network.commit_plan(c, plan))
+
+        def put_in_force(connection: sa.Connection) -> NetworkPlanRecord | None:
+            record = network.commit_plan(connection, plan)
+            if record is not None:
+                audit_log.record_change(connection)
+            return record
+
+        return self._database.write(put_in_force)
 
     def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
         """Return the network plan in force."""
@@ -296,6 +311,7 @@ class PostgresStore:
             agents.register_agent(connection, cluster, agent, incarnation, nodes, silence_s)
             for kind in ("nodes", "agents"):
                 require_few(connection, cluster, kind, self._limits)
+            audit_log.record_change(connection)
 
         self._database.write(register)
 
@@ -335,23 +351,32 @@ class PostgresStore:
         """Remove a batch of rows of deleted clusters; return whether there may be more."""
         return self._database.write(purge.purge_batch)
 
-    def prune(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
-        """Delete all old rows; return the deleted numbers by kind."""
-        return prune.prune_database(self._database, _retention(older_than_s, keep_rounds))
+    def prune(
+        self, older_than_s: float, keep_rounds: int, audit_s: float = math.inf
+    ) -> dict[str, int]:
+        """Delete all old rows; return the deleted numbers by kind.
 
-    def count_old(self, older_than_s: float, keep_rounds: int) -> dict[str, int]:
+        Entries of the audit log are kept for ``audit_s``.
+        """
+        retention = _retention(older_than_s, keep_rounds, audit_s)
+        return prune.prune_database(self._database, retention)
+
+    def count_old(
+        self, older_than_s: float, keep_rounds: int, audit_s: float = math.inf
+    ) -> dict[str, int]:
         """Return how many rows of each kind ``prune`` would delete."""
-        return prune.count_old(self._database, _retention(older_than_s, keep_rounds))
+        return prune.count_old(self._database, _retention(older_than_s, keep_rounds, audit_s))
 
     def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:
         """Delete a bounded number of old rows of each kind; return the deleted numbers by kind."""
         return prune.prune_batch(self._database, cluster, retention)
 
 
-def _retention(older_than_s: float, keep_rounds: int) -> Retention:
+def _retention(older_than_s: float, keep_rounds: int, audit_s: float) -> Retention:
     return Retention(
         requests_s=older_than_s,
         rounds_s=older_than_s,
         jobs_s=older_than_s,
         least_rounds=keep_rounds,
+        audit_s=audit_s,
     )

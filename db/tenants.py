@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -47,6 +47,11 @@ _DELETE = sa.text("""
 DELETE FROM tenants WHERE cluster_id = :cluster AND name = ANY(:names) RETURNING name
 """)
 
+_OF_JOBS = sa.text("""
+SELECT j.name, j.tenant FROM jobs j JOIN clusters c ON c.id = j.cluster_id
+WHERE c.name = :cluster AND j.name = ANY(:names)
+""")
+
 
 def list_tenants(connection: sa.Connection, cluster: str) -> list[TenantSpec]:
     """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
@@ -64,6 +69,19 @@ def _stored(connection: sa.Connection, cluster: int) -> list[TenantSpec]:
         )
         for row in connection.execute(_TENANTS, {"cluster": cluster})
     ]
+
+
+def tenants_of_jobs(
+    connection: sa.Connection, cluster: str, names: Collection[str]
+) -> dict[str, str]:
+    """Return the tenant of each of these jobs that exists. A missing cluster has no jobs.
+
+    The names may be any texts, because callers are checked before what they send.
+    """
+    values = {"cluster": cluster, "names": [name for name in names if "\0" not in name]}
+    if "\0" in cluster or not values["names"]:
+        return {}
+    return {row.name: row.tenant for row in connection.execute(_OF_JOBS, values)}
 
 
 def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:

@@ -22,7 +22,7 @@ from tessera.db import (
 from tessera.db import tenants as settings
 from tessera.db.documents import dump_json
 from tessera.db.job_columns import SUBMITTED_COLUMNS, UPDATABLE_COLUMNS, typed_columns
-from tessera.db.limits import require_few, require_few_clusters
+from tessera.db.limits import require_few, require_few_clusters, require_few_open_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
@@ -175,6 +175,7 @@ class PostgresWriter:
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
+        require_few_open_jobs(self._connection, cluster, {job.tenant for job in jobs}, self._limits)
         order = {name: i for i, name in enumerate(names)}
         records = jobs_named(self._connection, key, names)
         return sorted(records, key=lambda record: order[record.spec.name])
@@ -206,6 +207,8 @@ class PostgresWriter:
             )  # names: UPDATABLE_COLUMNS
             update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
             self._connection.execute(sa.text(update), values | {"job": job})
+        if new.tenant != old.tenant:
+            require_few_open_jobs(self._connection, cluster, [new.tenant], self._limits)
         if "avoid_nodes" in fields:
             pins.put_avoids(self._connection, turn.cluster, [new])
         return jobs_named(self._connection, turn.cluster, [spec.name])[0]

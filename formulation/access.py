@@ -79,6 +79,27 @@ IDENTITY: Final = ContextVar("IDENTITY", default=LOCAL)
 """Who makes the call that the current task or thread works for."""
 
 
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Return whether the whole of ``name`` matches. ``*`` stands for any text, and nothing else is
+    special.
+
+    The time is proportional to the lengths, whatever the pattern.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *parts, last = rest
+    at, end = len(first), len(name) - len(last)
+    if end < at or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in parts:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedCall:
     """A call that changes something, as the audit log describes it.

@@ -267,7 +267,7 @@ class Config:
     """
     retain_requests_days: _Days = 1.0
     """Days for which a repeated request gets its first answer again. In this setting and the next
-    four, 0 keeps everything for ever.
+    five, 0 keeps everything for ever.
     """
     retain_rounds_days: _Days = 30.0
     """Days for which rounds with their decisions, and network plans, are kept. The last 100 of a
@@ -280,7 +280,11 @@ class Config:
     retain_snapshots: _Count = 2_000
     """Number of latest rounds of a cluster that can be replayed. Only they keep snapshots."""
     retain_jobs_days: _Days = 30.0
-    """Days for which ended jobs are kept. Older history of live jobs is deleted, too."""
+    """Days for which ended jobs are kept, and tokens that have ended. Older history of live jobs is
+    deleted, too.
+    """
+    retain_audit_days: _Days = 365.0
+    """Days for which entries of the audit log are kept."""
     max_clusters: _Limit = 1000
     """Largest number of clusters."""
     max_nodes: _Limit = 20_000
@@ -289,6 +293,8 @@ class Config:
     """Largest number of models that users can describe in a cluster."""
     max_tenants: _Limit = 10_000
     """Largest number of tenants that can have settings in a cluster."""
+    max_open_jobs: _Limit = 1_000_000
+    """Largest number of live jobs of one tenant in a cluster."""
     health_period_s: _Positive = 5.0
     """Time between checks that the database is ready."""
     agent_streams: _LargeCount = 10_000
@@ -481,6 +487,7 @@ class Config:
             most_rounds=self.retain_rounds or math.inf,
             most_snapshots=self.retain_snapshots or math.inf,
             jobs_s=_days_s(self.retain_jobs_days),
+            audit_s=_days_s(self.retain_audit_days),
         )
 
     def limits(self) -> StoreLimits:
@@ -490,6 +497,7 @@ class Config:
             nodes=self.max_nodes,
             models=self.max_models,
             tenants=self.max_tenants,
+            open_jobs=self.max_open_jobs,
         )
 
     def _shown(self, name: str) -> _Value:

@@ -124,6 +124,7 @@ class Writer(Protocol):
             InvalidInput: unknown GPU type or node; a deadline that has passed; a pinned GPU type on
                 which the workload has no Cells although it has some on others; or its Cells do not
                 fit the cluster.
+            LimitReached: a tenant would have too many live jobs.
         """
         ...
 
@@ -135,7 +136,8 @@ class Writer(Protocol):
         A change that asks for more withdraws a promised deadline.
 
         Raises:
-            NotFound, StaleEtag, NotAllowed (ended), InvalidInput (as ``submit_jobs``).
+            NotFound, StaleEtag, NotAllowed (ended), InvalidInput and LimitReached (as
+                ``submit_jobs``).
         """
         ...
 
@@ -337,12 +339,19 @@ class Store(Rounds, Protocol):
         ...
 
     def list_jobs(
-        self, cluster: str, states: Sequence[JobState], after: int, limit: int
+        self,
+        cluster: str,
+        states: Sequence[JobState],
+        after: int,
+        limit: int,
+        *,
+        tenants: Collection[str] | None = None,
     ) -> tuple[list[JobRecord], int]:
         """Return jobs in order of submission after the cursor ``after``, and the next cursor.
 
         A cursor of 0 means the start as an argument, and no more jobs as a result. If ``states`` is
-        empty, all jobs are returned. Raises NotFound (the cluster).
+        empty, jobs in all states are returned. If ``tenants`` is None, jobs of all tenants are
+        returned, and otherwise only those of these tenants. Raises NotFound (the cluster).
         """
         ...
 

@@ -43,9 +43,7 @@ tokens = sa.Table(
     sa.CheckConstraint(
         "tenants IS NULL OR role IN " + one_of(sorted(TENANT_ROLES)), name="tenants"
     ),
-    sa.Index(
-        "uq_tokens_name", "name", unique=True, postgresql_where=sa.text("revoked_at IS NULL")
-    ),
+    sa.Index("uq_tokens_name", "name", unique=True, postgresql_where=sa.text("revoked_at IS NULL")),
 )
 
 join_tokens = sa.Table(

@@ -111,6 +111,8 @@ LEAVES = "state IN " + one_of(sorted(LEAVING))
 sa.Index("ix_jobs_leaving", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LEAVES))
 sa.Index("ix_jobs_ended_at", jobs.c.cluster_id, jobs.c.ended_at, postgresql_where=sa.text(ENDED))
 sa.Index("ix_jobs_live", jobs.c.cluster_id, jobs.c.id, postgresql_where=sa.text(LIVE))
+# The live jobs of a tenant are counted, and its jobs are listed.
+sa.Index("ix_jobs_tenant", jobs.c.cluster_id, jobs.c.tenant, jobs.c.state)
 # Indexes for foreign keys that a deletion checks. Without them each deleted row reads all jobs.
 sa.Index("ix_jobs_workload_id", jobs.c.workload_id)
 sa.Index(

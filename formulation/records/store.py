@@ -32,18 +32,25 @@ class Retention:
     jobs_s: float = math.inf
     """Time since their end for which jobs and their histories are kept.
 
-    It also holds for older history entries of live jobs, and for measurements.
+    It also holds for older history entries of live jobs, for measurements, and for tokens and join
+    tokens since they ended.
     """
+    audit_s: float = math.inf
+    """Time for which entries of the audit log are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """Upper bounds on what users can create: clusters overall, and the rest for each cluster."""
+    """Upper bounds on what users can create: clusters overall, and the rest for each cluster.
+
+    ``open_jobs`` is the largest number of live jobs of each tenant in a cluster.
+    """
 
     clusters: int = 1000
     nodes: int = 20_000
     models: int = 1000
     tenants: int = 10_000
+    open_jobs: int = 1_000_000
 
     def of(self, kind: str) -> int:
         """Return the bound of a kind. A cluster has no more agents than nodes."""

@@ -82,7 +82,8 @@ def prune_database(
 ) -> None:
     """Delete old request ids, rounds, ended jobs and history, and print the number of each.
 
-    Servers do this in the background, according to their retain_* settings.
+    Servers do this in the background, according to their retain_* settings. Entries of the audit log
+    are kept for as long as the setting retain_audit_days says, whatever --older-than is.
     """
     age_s = options.parse_seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:
@@ -98,7 +99,8 @@ def prune_database(
     print_note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
     store = PostgresStore(_open(settings))
     work = store.count_old if dry_run else store.prune
-    for kind, count in work(age_s, keep_rounds).items():
+    audit_s = settings.retention().audit_s
+    for kind, count in work(age_s, keep_rounds, audit_s).items():
         print_line(f"{kind}\t{count}")
 
 

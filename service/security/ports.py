@@ -28,7 +28,11 @@ class AccessStore(Protocol):
     """
 
     def create_token(self, spec: TokenSpec, created_by: str) -> TokenRecord:
-        """Store a token. Raises AlreadyExists: a token of this name is not revoked."""
+        """Store a token.
+
+        Raises:
+            AlreadyExists: a token of this name is not revoked. LimitReached.
+        """
         ...
 
     def find_token(self, token_id: str) -> TokenRecord | None:
@@ -40,11 +44,14 @@ class AccessStore(Protocol):
         ...
 
     def revoke_token(self, name: str) -> TokenRecord:
-        """Revoke the token with this name or id. Raises NotFound: none that is not revoked."""
+        """Revoke the token with this id, or else with this name.
+
+        Raises NotFound: none that is not revoked.
+        """
         ...
 
     def create_join_token(self, spec: JoinTokenSpec, created_by: str) -> JoinTokenRecord:
-        """Store a join token. Raises NotFound: the cluster."""
+        """Store a join token. Raises NotFound: the cluster. LimitReached."""
         ...
 
     def list_join_tokens(self, cluster: str, *, with_ended: bool) -> list[JoinTokenRecord]:
@@ -52,7 +59,10 @@ class AccessStore(Protocol):
         ...
 
     def revoke_join_token(self, cluster: str, token_id: str) -> JoinTokenRecord:
-        """Revoke a join token. Raises NotFound: the cluster, or the token."""
+        """Revoke a join token, which may be revoked already.
+
+        Raises NotFound: the cluster, or the token.
+        """
         ...
 
     def enrol(self, token: SecretToken, certificate: CertificateRecord) -> None:
@@ -69,7 +79,9 @@ class AccessStore(Protocol):
         """Store the certificate that was signed for the agent whose serial number is ``replaces``.
 
         Raises:
-            NotAuthenticated: that one is revoked.
+            NotAuthenticated: that one is revoked, not known, or another agent's.
+            PermissionDenied: that one does not allow a node.
+            LimitReached: the agent has many certificates that have not expired.
         """
         ...
 
@@ -90,11 +102,14 @@ class AccessStore(Protocol):
         ...
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
-        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs."""
+        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs.
+
+        The names may be any texts.
+        """
         ...
 
     def add_refusals(self, refusals: Sequence[Refusal]) -> None:
-        """Add refused calls to the audit log."""
+        """Add refused calls to the audit log. Long texts are cut off."""
         ...
 
     def list_audit(self, chosen: AuditFilter, before: int, limit: int) -> list[AuditRecord]:

@@ -121,9 +121,7 @@ def upgrade() -> None:
         "agent_certificates",
         ["cluster_id", "agent"],
     )
-    op.create_index(
-        op.f("ix_agent_certificates_expires_at"), "agent_certificates", ["expires_at"]
-    )
+    op.create_index(op.f("ix_agent_certificates_expires_at"), "agent_certificates", ["expires_at"])
     op.create_table(
         "audit_log",
         sa.Column("number", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -150,12 +148,14 @@ def upgrade() -> None:
     op.create_index(op.f("ix_audit_log_at"), "audit_log", ["at"])
     op.create_index(op.f("ix_audit_log_subject_number"), "audit_log", ["subject", "number"])
     op.create_index(op.f("ix_audit_log_target_number"), "audit_log", ["target", "number"])
+    op.create_index(op.f("ix_jobs_tenant"), "jobs", ["cluster_id", "tenant", "state"])
     op.execute(FUNCTION)
     op.execute(TRIGGER)
 
 
 def downgrade() -> None:
     """Undo the migration. Tokens, certificates and the audit log are lost."""
+    op.drop_index(op.f("ix_jobs_tenant"), "jobs")
     op.drop_table("audit_log")
     op.execute("DROP FUNCTION check_audit_log_change()")
     op.drop_table("agent_certificates")
