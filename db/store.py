@@ -183,6 +183,11 @@ class PostgresStore:
         with self._database.read() as connection:
             return tenants.list_tenants(connection, cluster)
 
+    def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
+        """Return the tenant of each of these jobs that exists."""
+        with self._database.read() as connection:
+            return tenants.tenants_of_jobs(connection, cluster, names)
+
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return the events of a job."""
         with self._database.read() as connection:

@@ -29,11 +29,12 @@ from tessera.estimator.schemas import (
     whole_between,
 )
 from tessera.estimator.workloads import catalogue_of
-from tessera.formulation.access import PEOPLE, Role
+from tessera.formulation.access import PEOPLE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Retention, StoreLimits
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
+from tessera.service.security.oidc import OidcSettings
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_names as published_names
@@ -191,6 +192,10 @@ class Config:
     """What the values of the roles claim stand for, e.g. "ml-admins=admin, everyone=user". If it is
     empty, they are the names of roles.
     """
+    oidc_authorities: str = ""
+    """File of the authorities (PEM) that the identity provider's certificate may be signed by. If it
+    is empty, those of this machine.
+    """
     oidc_default_role: str = ""
     """The role of callers without a known one. If it is empty, they are refused."""
     calls_per_minute: _Count = 6_000
@@ -335,7 +340,7 @@ class Config:
         self.estimate_multiples()
         self.profiling()
         self.tls_files()
-        self.role_names()
+        self.oidc()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
         if not (allowed or _is_local(self.listen)):
             raise InvalidInput(
@@ -394,20 +399,35 @@ class Config:
             return self.mutual_listen
         return f"{host}:{int(port) + 1 if int(port) else 0}"
 
-    def role_names(self) -> dict[str, Role]:
+    def oidc(self) -> OidcSettings | None:
+        """Return the identity provider and what its tokens mean, or None. Raises InvalidInput."""
+        if not self.oidc_issuer:
+            return None
+        return OidcSettings(
+            issuer=self.oidc_issuer,
+            audience=self.oidc_audience,
+            client_id=self.oidc_client_id,
+            scopes=self.oidc_scopes,
+            roles_claim=self.oidc_roles_claim,
+            tenants_claim=self.oidc_tenants_claim,
+            role_names=self.role_names(),
+            default_role=self.oidc_default_role,
+            authorities=self.oidc_authorities,
+        )
+
+    def role_names(self) -> dict[str, str]:
         """Return the role for each value of the roles claim. Raises InvalidInput."""
-        known = {str(role): role for role in PEOPLE}
+        known, names = {str(role) for role in PEOPLE}, dict[str, str]()
         if not self.oidc_roles.strip():
-            return known
-        names = {}
+            return names
         for part in self.oidc_roles.split(","):
             value, equals, role = (text.strip() for text in part.partition("="))
             if not value or not equals or role not in known:
                 raise InvalidInput(
                     "oidc_roles",
-                    f"{part.strip()!r} must be VALUE=ROLE, with a role of {', '.join(known)}",
+                    f"{part.strip()!r} must be VALUE=ROLE, with a role of {', '.join(PEOPLE)}",
                 )
-            names[value] = known[role]
+            names[value] = role
         return names
 
     def connections(self) -> int:

@@ -359,6 +359,10 @@ class Store(Rounds, Protocol):
         """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
         ...
 
+    def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
+        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs."""
+        ...
+
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return the events of a job, oldest first. Raises NotFound."""
         ...

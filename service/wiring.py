@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from tessera.db import embedded
+from tessera.db.access_store import PostgresAccessStore
 from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
 from tessera.db.engine import Database, connect_database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
+from tessera.db.tokens import ACCESS_CHANNEL
 from tessera.db.turn import ROUNDS_CHANNEL
 from tessera.formulation.clock import SystemClock
 from tessera.service.cell_deriver import CellDeriver
@@ -35,6 +37,7 @@ from tessera.service.purger import ClusterPurger
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
+from tessera.service.security.oidc import make_verifier
 from tessera.service.shutdown import end_by, end_in_order
 from tessera.service.worker import SolveProcesses
 
@@ -131,6 +134,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             store, clock, workers, config.solve_process_from_jobs, config.clock_factor
         )
         stack.callback(rounds.close)
+        oidc = config.oidc()
         server = Server(
             config,
             store,
@@ -139,7 +143,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}",
             wall_s=clock.wall_s,
             access=PostgresAccessStore(database),
-            verifier=make_verifier(config, clock),
+            verifier=None if oidc is None else make_verifier(oidc, clock),
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from tessera.client import ChannelSettings, open_async_channel
+from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.release import install_hint
 from tessera.service.agent.backoff import backoff_s
@@ -73,7 +73,7 @@ class FixedCredentials:
     The files are read again for each connection.
     """
 
-    channel: ChannelSettings = ChannelSettings()
+    channel: ChannelSettings = PLAIN_TEXT
 
     async def prepare(self) -> None:
         """Return at once."""
@@ -272,7 +272,9 @@ class EnrolledCredentials:
             )
         self._store(made.key, answer.certificate, answer.authorities, held.port)
         log.info(
-            "renewed the certificate of agent %s", self._agent, extra={"action": "certificate_renewed"}
+            "renewed the certificate of agent %s",
+            self._agent,
+            extra={"action": "certificate_renewed"},
         )
 
     def _store(self, key: str, certificate: str, authorities: str, port: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -57,8 +57,8 @@ class ProfilerRuntime:
             "servers": [self.credentials.address(server) for server in self.servers],
             "channel": {
                 name: str(value)
-                for name, value in asdict(self.credentials.settings()).items()
-                if value and name != "token"
+                for name in ("authorities", "certificate", "key")
+                if (value := getattr(self.credentials.settings(), name))
             },
         }
         visible = {name: self._device(name, gpu) for name in VISIBILITY_VARIABLES}

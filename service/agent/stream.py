@@ -180,14 +180,13 @@ class ServerLink:
         while True:
             server = self._servers[turn % len(self._servers)]
             turn += 1
-            refused = ""
+            refused, is_renewed = "", False
             self._failures += 1
             self._renewed.clear()
             try:
                 await self._session(server)
             except* _RenewedCredentials:
-                self._failures, turn = 0, turn - 1
-                continue
+                self._failures, turn, is_renewed = 0, turn - 1, True
             except* (grpc.aio.AioRpcError, TimeoutError, Unavailable) as group:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
@@ -196,6 +195,8 @@ class ServerLink:
                 return
             if refused:
                 raise AgentSuperseded(f"{server} refused this agent: {refused}")
+            if is_renewed:
+                continue
             await asyncio.sleep(
                 backoff_s(self._hello.incarnation, self._failures, len(self._servers))
             )

@@ -25,7 +25,7 @@ from tessera.service.cli.render import (
     format_time,
     print_line,
     print_note,
-    show_table,
+    show_items,
 )
 from tessera.v1 import access_pb2
 
@@ -129,9 +129,7 @@ def create_token(
         expire_time=options.parse_time("--expires", expires, current_timestamp()),
     )
     with connect(server) as client:
-        answer = client.call(
-            client.access.CreateToken, access_pb2.CreateTokenRequest(token=token)
-        )
+        answer = client.call(client.access.CreateToken, access_pb2.CreateTokenRequest(token=token))
     print_line(answer.text)
     print_note(
         f"token {name} with the role {answer.token.role} expires at"
@@ -150,7 +148,7 @@ def list_tokens(
     with connect(server) as client:
         request = access_pb2.ListTokensRequest(with_ended=ended)
         answer = client.call(client.access.ListTokens, request)
-    show_table(answer, answer.tokens, TOKEN_COLUMNS, output)
+    show_items(answer, answer.tokens, TOKEN_COLUMNS, output)
     if not answer.tokens:
         print_note("there are no tokens; `tessera token create` makes one")
 
@@ -161,9 +159,7 @@ def revoke_token(
 ) -> None:
     """Revoke a token. Calls with it fail from now on, and open streams end."""
     with connect(server) as client:
-        answer = client.call(
-            client.access.RevokeToken, access_pb2.RevokeTokenRequest(name=name)
-        )
+        answer = client.call(client.access.RevokeToken, access_pb2.RevokeTokenRequest(name=name))
     print_note(f"revoked: {answer.name}")
 
 
@@ -189,9 +185,7 @@ def create_join_token(
         uses=uses,
         expire_time=options.parse_time("--expires", expires, current_timestamp()),
     )
-    request = access_pb2.CreateJoinTokenRequest(
-        parent=cluster_name(cluster), join_token=join_token
-    )
+    request = access_pb2.CreateJoinTokenRequest(parent=cluster_name(cluster), join_token=join_token)
     with connect(server) as client:
         answer = client.call(client.access.CreateJoinToken, request)
     print_line(answer.text)
@@ -213,7 +207,7 @@ def list_join_tokens(
     request = access_pb2.ListJoinTokensRequest(parent=cluster_name(cluster), with_ended=ended)
     with connect(server) as client:
         answer = client.call(client.access.ListJoinTokens, request)
-    show_table(answer, answer.join_tokens, JOIN_COLUMNS, output)
+    show_items(answer, answer.join_tokens, JOIN_COLUMNS, output)
     if not answer.join_tokens:
         print_note("there are no join tokens; `tessera join-token create` makes one")
 
@@ -239,7 +233,7 @@ def list_certificates(
     request = access_pb2.ListCertificatesRequest(parent=cluster_name(cluster))
     with connect(server) as client:
         answer = client.call(client.access.ListCertificates, request)
-    show_table(answer, answer.certificates, CERTIFICATE_COLUMNS, output)
+    show_items(answer, answer.certificates, CERTIFICATE_COLUMNS, output)
     if not answer.certificates:
         print_note("no agent has a certificate from this server")
 
@@ -279,7 +273,7 @@ def show_audit(
     with connect(server) as client:
         entries = _entries(client, request, limit)
     answer = access_pb2.ListAuditEntriesResponse(entries=entries)
-    show_table(answer, entries, AUDIT_COLUMNS, output)
+    show_items(answer, entries, AUDIT_COLUMNS, output)
     if not entries:
         print_note("the audit log has no such entry")
 

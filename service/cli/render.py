@@ -85,7 +85,7 @@ def show_list(
         console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
 
 
-def show_table(
+def show_items(
     response: Message, items: Sequence[_M], columns: Sequence[Column[_M]], output: Output
 ) -> None:
     """Print ``response`` as JSON or YAML, its ``items`` as a table, or the first column alone."""

@@ -19,7 +19,7 @@ from tessera.formulation.secrets import (
     hash_secret,
     hide_secrets,
 )
-from tessera.service.rpc import fields, names
+from tessera.service.rpc import names
 from tessera.service.rpc.convert import access as convert
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of

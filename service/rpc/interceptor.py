@@ -52,7 +52,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _guarded_unary(self, method: str, behaviour: Behaviour, parse: Parse | None) -> Behaviour:
         async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            async with translate_errors(method, context), self._gate.enter(method, context) as visit:
+            async with (
+                translate_errors(method, context),
+                self._gate.enter(method, context) as visit,
+            ):
                 message = _parsed(request, parse)
                 await visit.admit(message)
                 return await behaviour(message, context)
@@ -65,7 +68,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(
             request: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
         ) -> None:
-            async with translate_errors(method, context), self._gate.enter(method, context) as visit:
+            async with (
+                translate_errors(method, context),
+                self._gate.enter(method, context) as visit,
+            ):
                 if isinstance(request, bytes):
                     message = _parsed(request, parse)
                     await visit.admit(message)

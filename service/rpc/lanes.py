@@ -139,6 +139,10 @@ class _WaitingWork:
     name: str
     context: Context  # the variables of the task that waits for it
 
+    def run(self, turn: LaneTurn) -> Any:
+        """Do the work, with the variables of the task that waits for it."""
+        return self.context.run(self.work, turn)
+
 
 class Lane:
     """Threads for long work of callers.
@@ -275,9 +279,7 @@ class Lane:
         while len(self._given) > REMEMBERED_SHARES:
             del self._given[next(iter(self._given))]  # the oldest, which now counts as never served
         turn.began_s = self.now_s()
-        future = self._pool.submit(
-            waiting.name, partial(waiting.context.run, waiting.work), turn
-        )
+        future = self._pool.submit(waiting.name, waiting.run, turn)
 
         def ended(future: Future[Any]) -> None:
             if not loop.is_closed():

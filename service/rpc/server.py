@@ -273,9 +273,7 @@ class Server:
             )
         return bound["listen"]
 
-    def _bind(
-        self, setting: str, address: str, credentials: grpc.ServerCredentials | None
-    ) -> int:
+    def _bind(self, setting: str, address: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
             if credentials is None:
                 return self._grpc.add_insecure_port(address)
@@ -380,11 +378,17 @@ def _ports(
     """Return the address and the credentials of each port, by setting. Raises InvalidInput."""
     ports: dict[str, tuple[str, grpc.ServerCredentials | None]] = {"listen": (config.listen, None)}
     if tls is not None:
-        own = ServingCertificate(CertificateFiles(tls.certificate, tls.key), wall_s, log)
+        own = ServingCertificate(
+            CertificateFiles(certificate=tls.certificate, key=tls.key), wall_s, log
+        )
         ports["listen"] = (config.listen, own.credentials())
         address = config.mutual_address()
         if tls.client_authorities is not None and address:
-            files = CertificateFiles(tls.certificate, tls.key, tls.client_authorities)
+            files = CertificateFiles(
+                certificate=tls.certificate,
+                key=tls.key,
+                client_authorities=tls.client_authorities,
+            )
             mutual = ServingCertificate(files, wall_s, log)
             ports["mutual_listen"] = (address, mutual.credentials())
     if config.socket:

@@ -62,7 +62,9 @@ def hide_in_job(identity: Identity, message: jobs_pb2.Job) -> None:
 def hide_in_reason(identity: Identity, reason: jobs_pb2.Reason, own: Collection[str]) -> None:
     """Leave the names of other tenants, and of jobs that are not in ``own``, out of a reason."""
     texts = [text for item in reason.evidence.items() for text in item]
-    hidden = [row[2] + (row[3] or "") for text in texts for row in _foreign_rows(identity, text, own)]
+    hidden = [
+        row[2] + (row[3] or "") for text in texts for row in _foreign_rows(identity, text, own)
+    ]
     if (blocked := reason.evidence.get(_BLOCKED, "")) not in own:
         hidden.append(blocked)
 

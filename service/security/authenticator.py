@@ -184,9 +184,7 @@ class Authenticator:
             expires_s=spec.expires_s,
         )
 
-    async def _find(
-        self, store: AccessStore, token: SecretToken, host: str
-    ) -> TokenRecord | None:
+    async def _find(self, store: AccessStore, token: SecretToken, host: str) -> TokenRecord | None:
         key = f"token/{token.id}"
         known, record = self._recent.find(key)
         if not known:

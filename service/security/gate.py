@@ -109,7 +109,9 @@ class Gate:
         visit = Visit(self, method, rule or Rule(roles=frozenset()), peer, _NOBODY)
         try:
             if rule is None:
-                raise PermissionDenied(f"{short_method(method)} has no rule that says who may call it")
+                raise PermissionDenied(
+                    f"{short_method(method)} has no rule that says who may call it"
+                )
             if not rule.is_open:
                 visit.identity = await self._authenticator.identify(context)
             async with self._sessions.open(visit.identity):

@@ -432,7 +432,7 @@ class StuckStore(ScriptedStore):
         self.go_on = threading.Event()
         self.stuck = 0
 
-    def list_jobs(self, *_: Any) -> tuple[list[JobRecord], int]:
+    def list_jobs(self, *_: Any, **__: Any) -> tuple[list[JobRecord], int]:
         return self._wait(), 0
 
     def job_history(self, *_: Any) -> list[Any]:

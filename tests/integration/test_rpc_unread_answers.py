@@ -15,9 +15,10 @@ import pytest
 from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tessera.formulation.errors import NotAllowed
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
-from tessera.service.rpc.errors import ErrorInterceptor
+from tessera.service.rpc.interceptor import CallInterceptor
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.agents import until
+from tests.support.gates import an_open_gate
 
 MIB = 2**20
 
@@ -53,7 +54,9 @@ async def serve_large(
     room: AnswerRoom, unread_s: float = 60.0
 ) -> AsyncIterator[tuple[LargeAnswers, str]]:
     servicer = LargeAnswers()  # type: ignore[abstract] # the others are never called
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(unread_s), BoundedAnswers(room)])
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(an_open_gate(), unread_s), BoundedAnswers(room)]
+    )
     jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -88,6 +88,16 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
         """Wait until exactly ``gangs`` are observed under ``revision``."""
         await until(lambda: self.seen(revision) == list(gangs))
 
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server signs no certificates")
+        raise AssertionError("unreachable")
+
+    async def RenewCertificate(
+        self, request: pb.RenewCertificateRequest, context: Any
+    ) -> pb.RenewCertificateResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server signs no certificates")
+        raise AssertionError("unreachable")
+
     async def Sync(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.ServerMessage]:
         first = await anext(request_iterator)
         self.hellos.append(first.hello)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -142,15 +142,23 @@ def of_caller(identity: Identity) -> pb.Caller:
 
 def to_filter(request: pb.ListAuditEntriesRequest) -> AuditFilter:
     """Return the entries of the audit log that a request asks for. Raises InvalidInput."""
-    texts = {
-        name: fields.require_text(name, getattr(request, name), 300)
-        for name in ("subject", "method", "target", "outcome")
-    }
-    times = {}
-    for name in ("since", "until"):
-        if request.HasField(name):
-            times[f"{name}_s"] = fields.seconds_since_1970(name, getattr(request, name))
-    return AuditFilter(**texts, **times)
+
+    def text(name: str) -> str:
+        return fields.require_text(name, getattr(request, name), 300)
+
+    def time_s(name: Literal["since", "until"], otherwise_s: float) -> float:
+        if not request.HasField(name):
+            return otherwise_s
+        return fields.seconds_since_1970(name, getattr(request, name))
+
+    return AuditFilter(
+        subject=text("subject"),
+        method=text("method"),
+        target=text("target"),
+        outcome=text("outcome"),
+        since_s=time_s("since", -math.inf),
+        until_s=time_s("until", math.inf),
+    )
 
 
 def of_entry(record: AuditRecord) -> pb.AuditEntry:

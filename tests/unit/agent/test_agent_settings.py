@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.main import main, parse_node, read_nodes
 from tessera.service.agent.process import boot_id
 from tessera.service.agent.state import StateDir
-from tessera.service.agent.stream import AgentLease, backoff_s
+from tessera.service.agent.stream import AgentLease
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 
