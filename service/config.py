@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from pydantic import Field
 
+from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.tasks import ProfilingOptions
@@ -82,9 +83,9 @@ VARIABLE_PREFIX: Final = "TESSERA_"
 """Prefix of the environment variables: ``listen`` is TESSERA_LISTEN."""
 
 OTHER_VARIABLES: Final = frozenset(
-    {"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER"}
+    {"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER", *CLIENT_VARIABLES}
 )
-"""Variables that the command line and the benchmarks read.
+"""Variables that the command line, agents and the benchmarks read.
 
 Any other unknown TESSERA_ variable is an error: a mistyped TESSERA_DATABASE_URL must not start an
 empty database.

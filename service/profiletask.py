@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from google.protobuf.message import Message
 
+from tessera.client import ChannelRefused, open_channel
 from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import write_json
@@ -150,16 +151,18 @@ def send_records(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None
     """Send the records to one server after another until one accepts them, without a time limit.
 
     Raises:
-        NotAllowed: a server refused them; says why.
+        NotAllowed: a server refused them, or none can be called; says why.
     """
     turn = 0
     while True:
         address = servers[turn % len(servers)]
         turn += 1
         try:
-            with grpc.insecure_channel(address) as channel:
+            with open_channel(address) as channel:
                 rpc.EstimatesStub(channel).AddProfiles(request, timeout=CALL_S)
                 return
+        except ChannelRefused as error:
+            raise NotAllowed(f"the records cannot be sent: {error}") from error
         except grpc.RpcError as error:
             if error.code() not in RETRY_CODES:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error

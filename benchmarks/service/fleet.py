@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from tessera.client import PLAIN_TEXT, open_channel
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import agents_pb2, agents_pb2_grpc
 
@@ -34,8 +35,8 @@ class Fleet:
     """The agents of all nodes of one cluster, used as a context manager."""
 
     def __init__(self, address: str, cluster: str, nodes: Sequence[NodeSpec], agent: str) -> None:
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", 64 << 20)]
+        self._channel = open_channel(
+            address, PLAIN_TEXT, [("grpc.max_receive_message_length", 64 << 20)]
         )
         self._outbox: queue.SimpleQueue[agents_pb2.AgentMessage | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

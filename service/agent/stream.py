@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tessera.client import open_async_channel
+from tessera.client import ChannelRefused, open_async_channel
 from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
@@ -187,7 +187,7 @@ class ServerLink:
                 await self._session(server)
             except* _RenewedCredentials:
                 self._failures, turn, is_renewed = 0, turn - 1, True
-            except* (grpc.aio.AioRpcError, TimeoutError, Unavailable) as group:
+            except* (grpc.aio.AioRpcError, TimeoutError, Unavailable, ChannelRefused) as group:
                 for error in _leaves(group):
                     refused = refused or _refusal(error, welcomed=self._failures == 0)
                     self._log_failure(server, error)

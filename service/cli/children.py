@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.formulation.errors import Unavailable
 
 TAIL_CHARS: Final = 2000
@@ -48,11 +49,13 @@ def run_child(
     """Run a Python module as a child for the duration of the block, then stop it.
 
     The child has its own session, so Ctrl-C at the terminal reaches only the parent, which stops
-    its children in order. It is killed ``grace_s`` after SIGTERM. It inherits the files
+    its children in order. It does not get the variables with which this process calls other servers.
+    It is killed ``grace_s`` after SIGTERM. It inherits the files
     ``keep_open``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
+    inherited = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES}
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -60,7 +63,7 @@ def run_child(
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env={**os.environ, **(environment or {})},
+            env={**inherited, **(environment or {})},
             pass_fds=keep_open,
         )
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,16 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tessera.client import (
+    PLAIN_TEXT,
+    ChannelRefused,
+    ChannelSettings,
+    find_settings,
+    open_channel,
+)
 from tessera.formulation.errors import NotFound, TesseraError
+from tessera.formulation.secrets import hide_secrets
+from tessera.service.cli.channelfailures import advise_caller, explain_channel
 from tessera.v1 import (
     access_pb2_grpc,
     clusters_pb2_grpc,
@@ -102,8 +112,10 @@ _Page = TypeVar("_Page", bound=Page)
 class Client:
     """The services of one server, over one channel."""
 
-    def __init__(self, channel: grpc.Channel, server: str) -> None:
-        self.server = server
+    def __init__(
+        self, channel: grpc.Channel, server: str, settings: ChannelSettings = PLAIN_TEXT
+    ) -> None:
+        self.server, self._settings = server, settings
         self.access = access_pb2_grpc.AccessStub(channel)
         self.clusters = clusters_pb2_grpc.ClustersStub(channel)
         self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
@@ -122,14 +134,14 @@ class Client:
         try:
             return method(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            raise explain_failure(error, self.server, deadline_s) from error
+            raise explain_failure(error, self.server, deadline_s, self._settings) from error
 
     def stream(self, method: grpc.UnaryStreamMultiCallable[_Q, _R], request: _Q) -> Iterator[_R]:
         """Yield the answers until the server ends the stream. Raises CallFailed."""
         try:
             yield from method(request)
         except grpc.RpcError as error:
-            raise explain_failure(error, self.server, None) from error
+            raise explain_failure(error, self.server, None, self._settings) from error
 
     def pages(
         self,
@@ -148,10 +160,21 @@ class Client:
 
 
 @contextmanager
-def connect(server: str) -> Iterator[Client]:
-    """Open a channel to ``server`` (host:port) for the length of the block."""
-    with grpc.insecure_channel(server, options=_OPTIONS) as channel:
-        yield Client(channel, server)
+def connect(server: str, settings: ChannelSettings | None = None) -> Iterator[Client]:
+    """Open a channel to ``server`` (host:port) for the length of the block.
+
+    Its settings are those of the environment and the login file, unless others are given.
+
+    Raises:
+        CallFailed: the settings do not allow it.
+    """
+    try:
+        chosen = find_settings(server, os.environ) if settings is None else settings
+        channel = open_channel(server, chosen, _OPTIONS)
+    except ChannelRefused as error:
+        raise CallFailed(str(error), Exit.REFUSED) from error
+    with channel:
+        yield Client(channel, server, chosen)
 
 
 def new_request_id() -> str:
@@ -166,17 +189,25 @@ def current_timestamp() -> Timestamp:
     return timestamp
 
 
-def explain_failure(error: grpc.RpcError, server: str, deadline_s: float | None) -> CallFailed:
+def explain_failure(
+    error: grpc.RpcError,
+    server: str,
+    deadline_s: float | None,
+    settings: ChannelSettings = PLAIN_TEXT,
+) -> CallFailed:
     """Return ``error`` as one line that explains what went wrong, with its exit code."""
     if not isinstance(error, grpc.Call):
         return CallFailed(str(error), Exit.REFUSED)
-    code, text, info = error.code(), error.details() or "", _info(error)
+    code, text, info = error.code(), hide_secrets(error.details() or ""), _info(error)
     exit_code = {
         grpc.StatusCode.UNAVAILABLE: Exit.UNREACHABLE,
         grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
     }.get(code, Exit.REFUSED)
     if info.reason:
-        return CallFailed(f"{text}{_hint(info)} [{info.reason}]", exit_code, info.reason)
+        advice = _hint(info) or advise_caller(code, settings)
+        return CallFailed(f"{text}{advice} [{info.reason}]", exit_code, info.reason)
+    if problem := explain_channel(code, text, server, settings):
+        return CallFailed(problem, Exit.REFUSED, code.name)
     if code is grpc.StatusCode.UNAVAILABLE:
         cause = text.rpartition(": ")[2] or "no answer"
         message = (
@@ -190,7 +221,8 @@ def explain_failure(error: grpc.RpcError, server: str, deadline_s: float | None)
             f"the server at {server} is older than this command; upgrade it to the same release"
         )
     else:
-        message = f"{text or 'the call failed'} [{code.name}]"
+        advice = advise_caller(code, settings)
+        message = f"{text or 'the call failed'}{advice} [{code.name}]"
     return CallFailed(message, exit_code, code.name)
 
 

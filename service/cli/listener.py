@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tessera.client import PLAIN_TEXT, ChannelRefused, ChannelSettings, open_channel
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import DEFAULT_SERVER
@@ -71,7 +72,7 @@ def health_of(address: str, instance: str) -> Health:
     Raises:
         CallFailed: another server answers.
     """
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, PLAIN_TEXT) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
             answer, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=CONNECT_S)
@@ -104,11 +105,16 @@ def _accepts(address: str) -> bool:
 
 
 def _is_tessera(address: str) -> bool:
-    """Return whether a Tessera server of any release answers."""
-    with grpc.insecure_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=SERVICE)
-        try:
+    """Return whether a Tessera server of any release answers, with TLS or without."""
+    return any(_answers_health(address, settings) for settings in (PLAIN_TEXT, None))
+
+
+def _answers_health(address: str, settings: ChannelSettings | None) -> bool:
+    """Return whether a Tessera server answers. Without settings, those of the environment count."""
+    request = health_pb2.HealthCheckRequest(service=SERVICE)
+    try:
+        with open_channel(address, settings) as channel:
             health_pb2_grpc.HealthStub(channel).Check(request, timeout=ANSWER_S)
-        except grpc.RpcError:
-            return False
+    except (grpc.RpcError, ChannelRefused):
+        return False
     return True

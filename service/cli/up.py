@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.client import PLAIN_TEXT
 from tessera.db import embedded
 from tessera.db.engine import connect_database as connect_database
 from tessera.db.migrate import upgrade_schema
@@ -252,7 +253,7 @@ def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
     print_note("starting the server ...")
     children = [_child(plan, stack.enter_context(_server(plan, url)))]
     _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
-    client = stack.enter_context(connect(plan.address))
+    client = stack.enter_context(connect(plan.address, PLAIN_TEXT))
     _describe(plan, client)
     print_note(f"starting {plan.agents} agents ...")
     for k in range(plan.agents):

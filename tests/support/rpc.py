@@ -11,6 +11,7 @@ import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tessera.client import PLAIN_TEXT, open_async_channel
 from tessera.formulation.clock import SystemClock
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
@@ -43,7 +44,7 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
     port = await server.start()
     try:
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        async with open_async_channel(f"127.0.0.1:{port}", PLAIN_TEXT, options) as channel:
             yield channel, server
     finally:
         await server.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from tessera.client import PLAIN_TEXT, open_async_channel
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.records.clusters import NodeSpec
@@ -61,6 +62,6 @@ def settings(database: Database, **changes: Any) -> Config:
 async def channel_to(config: Config) -> AsyncIterator[grpc.aio.Channel]:
     async with (
         run_server(config) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        open_async_channel(f"127.0.0.1:{port}", PLAIN_TEXT) as channel,
     ):
         yield channel

@@ -19,6 +19,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
+from tessera.client import PLAIN_TEXT, open_channel
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, EstimateSource, Workload
@@ -97,7 +98,7 @@ class User:
         self.replicas = [
             Replica(
                 self._channels.enter_context(
-                    grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *QUICK])
+                    open_channel(address, PLAIN_TEXT, [*CHANNEL_OPTIONS, *QUICK])
                 )
             )
             for address in stack.addresses

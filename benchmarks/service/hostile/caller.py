@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 
 from tessera.benchmarks.service.hostile.tally import LEFT_CODE, CallTally, merge_tallies
+from tessera.client import PLAIN_TEXT, open_channel
 
 CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -58,7 +59,7 @@ class Caller:
     def __init__(self, attack: AttackOrders, number: int) -> None:
         self.attack, self.tally = attack, CallTally()
         self.rng = np.random.default_rng((attack.seed, number))
-        self._channel = grpc.insecure_channel(attack.address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(attack.address, PLAIN_TEXT, CHANNEL_OPTIONS)
 
     def call(
         self,

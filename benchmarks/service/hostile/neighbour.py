@@ -17,6 +17,7 @@ from tessera.benchmarks.service.hostile.requests import (
     request_id,
     small_job,
 )
+from tessera.client import PLAIN_TEXT, open_channel
 from tessera.service.cli.demo.stack import CHANNEL_OPTIONS
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -123,7 +124,7 @@ class HealthProbe:
 
     def __init__(self, address: str, samples: CallSamples, kind: str) -> None:
         self._address, self._samples, self._kind = address, samples, kind
-        self._channel = grpc.insecure_channel(address, options=_QUICK)
+        self._channel = open_channel(address, PLAIN_TEXT, _QUICK)
         self._turn = 0
 
     def ask(self) -> None:
@@ -132,7 +133,7 @@ class HealthProbe:
         if self._turn % 2:
             self._samples.time_call(self._kind, lambda: self._check(self._channel))
             return
-        with grpc.insecure_channel(self._address, options=_QUICK) as channel:
+        with open_channel(self._address, PLAIN_TEXT, _QUICK) as channel:
             self._samples.time_call(self._kind, lambda: self._check(channel))
 
     def _check(self, channel: grpc.Channel) -> object:
@@ -144,7 +145,7 @@ class Neighbour:
     """A well-behaved caller that submits, lists, reads and schedules on its own cluster."""
 
     def __init__(self, address: str, samples: CallSamples) -> None:
-        channel = grpc.insecure_channel(address, options=_QUICK)
+        channel = open_channel(address, PLAIN_TEXT, _QUICK)
         self._samples = samples
         self._jobs = jobs_pb2_grpc.JobsStub(channel)
         self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)

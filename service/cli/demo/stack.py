@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tessera.client import PLAIN_TEXT, open_channel
 from tessera.db import embedded
 from tessera.db.engine import connect_database
 from tessera.db.migrate import upgrade_schema
@@ -61,7 +62,7 @@ class ServerProcess:
 
     def wait(self) -> None:
         """Wait until the server serves. Raises RuntimeError."""
-        with grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        with open_channel(self.address, PLAIN_TEXT, CHANNEL_OPTIONS) as channel:
             _wait_until_serving(channel, self.process, self.log)
 
     def kill(self) -> None:
@@ -129,9 +130,7 @@ def run_stack(
             servers.append(server)
         for server in servers:
             server.wait()
-        channel = stack.enter_context(
-            grpc.insecure_channel(servers[0].address, options=CHANNEL_OPTIONS)
-        )
+        channel = stack.enter_context(open_channel(servers[0].address, PLAIN_TEXT, CHANNEL_OPTIONS))
         yield Stack(
             servers=tuple(servers),
             database_url=url,
