@@ -101,9 +101,9 @@ def require_few_open_jobs(
         counts = connection.execute(_OPEN_JOBS, values).all()
     for tenant, jobs in counts:
         if jobs > limits.open_jobs:
-            whose = f"tenant {tenant}" if tenant else "jobs without a tenant"
+            whose = f"of tenant {tenant}" if tenant else "without a tenant"
             raise LimitReached(
-                f"cluster {cluster} can have at most {limits.open_jobs:,} live jobs of {whose}, and this"
+                f"cluster {cluster} can have at most {limits.open_jobs:,} live jobs {whose}, and this"
                 f" would make {jobs:,}; cancel some, wait until some have ended, or raise the server's"
                 " setting max_open_jobs"
             )

@@ -101,6 +101,11 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         " SELECT id, 1, 0, 0, '{}' FROM jobs WHERE name = 'runs'",
         "INSERT INTO measured_traffic (job_id, node_id, generation, period_s, sent_bytes)"
         " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
+        "INSERT INTO join_tokens (id, secret_hash, cluster_id, nodes, uses, created_by, expires_at)"
+        " SELECT 'j', sha256(''), id, '{*}', 1, 'ops', now() + interval '1 h' FROM clusters",
+        "INSERT INTO agent_certificates"
+        " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
+        " SELECT 'a1', id, name, 'agent', '{n}', now(), now() + interval '1 h', 'j' FROM clusters",
     ):
         execute(database, statement)
     apply_event(store, "runs", JobEvent.CANCEL)
@@ -108,7 +113,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     agents_report(store)
 
 
-def test_a_deleted_cluster_leaves_no_row_in_any_table(
+def test_a_deleted_cluster_leaves_only_its_revoked_certificates(
     store: PostgresStore, database: Database
 ) -> None:
     a_rich_cluster(store, database)
@@ -118,12 +123,16 @@ def test_a_deleted_cluster_leaves_no_row_in_any_table(
         "high_water",
         "allocations",
         "decisions",
+        "tokens",  # of users, who may see several clusters
+        "audit_log",
     }
     delete_cluster(store)
     assert store.list_clusters("", 10) == []
     while store.purge():
         pass
-    assert rows_left(database) == {}
+    assert rows_left(database) == {"agent_certificates": 1}
+    execute(database, "UPDATE agent_certificates SET expires_at = now() - interval '2 days'")
+    assert store.prune(0.0, 0)["agent_certificates"] == 1
 
 
 def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clusters(

@@ -16,6 +16,11 @@ from tessera.db.invariants import (
 from tessera.db.store import PostgresStore
 from tests.support.stored_cluster import C, a_cluster, a_spec, execute, run, submit
 
+CERTIFICATE = (
+    "INSERT INTO agent_certificates"
+    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
+)
+
 BREAKS = {
     "a GPU has two holders": (
         "DROP INDEX uq_allocations_holder;"
@@ -47,6 +52,24 @@ BREAKS = {
     "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
     "a request was acknowledged without an answer": (
         "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
+    ),
+    "a join token was used too often": (
+        "ALTER TABLE join_tokens DROP CONSTRAINT ck_join_tokens_uses;"
+        " INSERT INTO join_tokens"
+        " (id, secret_hash, cluster_id, nodes, uses, used, created_by, expires_at)"
+        " SELECT 'j', sha256(''), id, '{*}', 1, 2, 'ops', now() FROM clusters"
+    ),
+    "two tokens that are not revoked have one name": (
+        "DROP INDEX uq_tokens_name;"
+        " INSERT INTO tokens (id, name, secret_hash, role, created_by)"
+        " SELECT id, 'ana', sha256(''), 'viewer', 'ops' FROM unnest('{a,b}'::text[]) AS id"
+    ),
+    "a certificate is of another cluster than it states": (
+        f"{CERTIFICATE} SELECT 'a1', id, 'other', 'agent', '{{n}}', now(), now(), 'j' FROM clusters"
+    ),
+    "a certificate of a deleted cluster is not revoked": (
+        "ALTER TABLE agent_certificates DROP CONSTRAINT ck_agent_certificates_cluster;"
+        f" {CERTIFICATE} VALUES ('a1', NULL, 'other', 'agent', '{{n}}', now(), now(), 'j')"
     ),
 }
 

@@ -320,6 +320,30 @@ def test_pages_of_jobs_and_nodes_cover_every_row_once(store: PostgresStore) -> N
     assert [c.name for c in store.list_clusters("", 5)] == [C]
 
 
+def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: PostgresStore) -> None:
+    a_cluster(store)
+    tenants = ("nlp", "vision", "", "nlp", "speech", "vision", "nlp")
+    submit(store, *(a_spec(f"j{i}", tenant=tenant) for i, tenant in enumerate(tenants)))
+    names, after = [], 0
+    while True:
+        page, after = store.list_jobs(C, [], after, 2, tenants={"nlp", "speech"})
+        names += [j.spec.name for j in page]
+        if not after:
+            break
+    assert names == ["j0", "j3", "j4", "j6"]
+    apply_event(store, "j3", JobEvent.HOLD)
+    for chosen, expected in (
+        ({""}, ["j2"]),
+        (set(), []),
+        ({"nobody"}, []),
+        (None, [f"j{i}" for i in range(7)]),
+    ):
+        page, after = store.list_jobs(C, [], 0, 10, tenants=chosen)
+        assert ([j.spec.name for j in page], after) == (expected, 0)
+    page, _ = store.list_jobs(C, [JobState.HELD], 0, 10, tenants=["nlp", "vision"])
+    assert [j.spec.name for j in page] == ["j3"]
+
+
 def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     a_cluster(store)
     for call, resource in (

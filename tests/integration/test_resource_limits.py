@@ -28,7 +28,7 @@ from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, 
 from tests.support.worlds import StoppedClock
 
 TYPES = [GpuType(name="a100", memory_bytes=2**35)]
-LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2)
+LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2, open_jobs=5)
 
 
 @pytest.fixture
@@ -107,6 +107,57 @@ def test_many_clients_at_once_create_no_more_clusters_than_one(limited: Postgres
     assert len(limited.list_clusters("", 9)) == 2
 
 
+def submit_of(store: PostgresStore, tenant: str, *names: str) -> None:
+    submit(store, *(a_spec(name, tenant=tenant) for name in names))
+
+
+def test_a_tenant_has_no_more_live_jobs_than_the_settings_allow(limited: PostgresStore) -> None:
+    submit_of(limited, "nlp", "a", "b", "c", "d", "e")
+    with pytest.raises(
+        LimitReached,
+        match=r"at most 5 live jobs of tenant nlp, .* make 6; .* setting max_open_jobs",
+    ):
+        submit_of(limited, "nlp", "f")
+    submit_of(limited, "vision", "g")  # of another tenant
+    apply_event(limited, "a", JobEvent.CANCEL)
+    submit_of(limited, "nlp", "h")
+    assert len(limited.list_jobs(C, [], 0, 99)[0]) == 7
+
+
+def test_a_submission_beyond_the_limit_queues_none_of_its_jobs(limited: PostgresStore) -> None:
+    with pytest.raises(LimitReached, match=r"5 live jobs without a tenant.*would make 6"):
+        submit(limited, a_spec("x", tenant="nlp"), *(a_spec(f"j{i}") for i in range(6)))
+    assert limited.list_jobs(C, [], 0, 99)[0] == []
+
+
+def test_jobs_cannot_be_moved_to_a_tenant_beyond_its_limit(limited: PostgresStore) -> None:
+    submit_of(limited, "nlp", "a", "b", "c", "d", "e")
+    submit_of(limited, "vision", "f")
+    with pytest.raises(LimitReached, match="tenant nlp"):
+        do(limited, lambda w: w.update_job(C, a_spec("f", tenant="nlp"), ["tenant"], None))
+    do(limited, lambda w: w.update_job(C, a_spec("a", weight=2.0), ["weight"], None))
+
+
+def test_concurrent_submissions_together_keep_a_tenant_s_limit(limited: PostgresStore) -> None:
+    outcomes: list[type[Exception] | None] = []
+
+    def send(number: int) -> None:
+        try:
+            submit_of(limited, "nlp", f"j{number}")
+            outcomes.append(None)
+        except LimitReached:
+            outcomes.append(LimitReached)
+
+    threads = [threading.Thread(target=send, args=(i,)) for i in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(None) == 5
+    assert outcomes.count(LimitReached) == 4
+    assert len(limited.list_jobs(C, [], 0, 99)[0]) == 5
+
+
 async def test_a_client_gets_an_error_when_a_limit_is_reached(database: Database) -> None:
     config = Config(listen="127.0.0.1:0", database_url=database.url, max_clusters=1)
     async with (
@@ -129,7 +180,9 @@ async def test_a_client_gets_an_error_when_a_limit_is_reached(database: Database
     assert "max_clusters" in str(refused.value.details())
 
 
-@pytest.mark.parametrize("name", ["max_clusters", "max_nodes", "max_models", "max_tenants"])
+@pytest.mark.parametrize(
+    "name", ["max_clusters", "max_nodes", "max_models", "max_tenants", "max_open_jobs"]
+)
 def test_a_limit_is_at_least_one(name: str) -> None:
     settings: dict[str, object] = {name: 0}
     make: Callable[..., Config] = Config

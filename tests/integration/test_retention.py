@@ -85,6 +85,25 @@ def test_a_dry_run_names_the_database_and_counts_without_deleting(
     assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
 
 
+def test_prune_keeps_the_audit_log_for_as_long_as_its_setting_says(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    add = """
+        INSERT INTO audit_log
+            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
+        SELECT now() - age, '', '', '', '', '', '', '', 'OK', ''
+        FROM unnest('{1 day, 60 days, 400 days, 500 days}'::interval[]) AS age
+    """
+    execute(database, add)
+    settings = {"TESSERA_DATABASE_URL": url_of(database)}
+    for arguments in (("--dry-run",), ()):
+        done = run_tessera("prune", "--older-than", "0s", *arguments, **settings)
+        assert (done.exit_code, counts(done.stdout)) == (0, {"audit_log": 2})
+    done = run_tessera("prune", **settings, TESSERA_RETAIN_AUDIT_DAYS="30")
+    assert counts(done.stdout) == {"audit_log": 1}
+
+
 @pytest.mark.parametrize("arguments", [("prune",), ("prune", "--dry-run")])
 def test_prune_without_a_url_demands_an_explicit_database(
     tmp_path: Path, arguments: tuple[str, ...]
@@ -153,7 +172,14 @@ def test_nothing_is_deleted_if_everything_is_kept_for_ever(
         None,
         {
             f"TESSERA_RETAIN_{name}": "0"
-            for name in ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS")
+            for name in (
+                "REQUESTS_DAYS",
+                "ROUNDS_DAYS",
+                "ROUNDS",
+                "SNAPSHOTS",
+                "JOBS_DAYS",
+                "AUDIT_DAYS",
+            )
         },
     )
     assert not any(store.prune_batch(C, forever.retention()).values())
@@ -185,6 +211,7 @@ def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
     ("setting", "value"),
     [
         ("retain_jobs_days", -1.0),
+        ("retain_audit_days", -1.0),
         ("retain_rounds_days", 1e9),
         ("retain_requests_days", float("nan")),
         ("retain_rounds", -1),

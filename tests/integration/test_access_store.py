@@ -1,0 +1,502 @@
+"""Tokens, join tokens and certificates in PostgreSQL: what they allow, and until when."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from tessera.db import enrolment, limits, migrate
+from tessera.db.access_store import PostgresAccessStore
+from tessera.db.engine import Database, connect_database
+from tessera.db.notify import EVERY_CLUSTER, Listener
+from tessera.db.store import PostgresStore
+from tessera.db.tokens import ACCESS_CHANNEL
+from tessera.formulation.access import Role
+from tessera.formulation.errors import (
+    AlreadyExists,
+    InvalidInput,
+    LimitReached,
+    NotAuthenticated,
+    NotFound,
+    NotMigrated,
+    PermissionDenied,
+)
+from tessera.formulation.records.access import AuditFilter
+from tessera.formulation.records.store import Retention
+from tessera.formulation.secrets import SecretToken, hash_secret
+from tessera.service.security.ports import AccessStore
+from tests.support.access import EARLIER_S, LATER_S, a_certificate, a_join_token, a_token, show
+from tests.support.patience import PATIENCE_S
+from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, submit
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def access(database: Database) -> AccessStore:
+    return PostgresAccessStore(database)
+
+
+@pytest.fixture
+def cluster(store: PostgresStore) -> PostgresStore:
+    a_cluster(store)
+    return store
+
+
+def delete_cluster(store: PostgresStore, name: str = C) -> None:
+    do(store, lambda w: w.delete_cluster(name, None, force=True))
+
+
+def enrol(access: AccessStore, agent: str = "agent-a100-0") -> str:
+    """Enrol an agent with a token of its own; return the serial number of its certificate."""
+    token = access.create_join_token(a_join_token(), "ops").spec
+    certificate = a_certificate(agent)
+    access.enrol(show(token), certificate)
+    return certificate.serial
+
+
+def test_a_token_is_stored_with_all_its_fields(access: AccessStore) -> None:
+    spec = a_token(
+        "ana",
+        role=Role.USER,
+        clusters=frozenset({"b", "a"}),
+        tenants=frozenset({"nlp", ""}),
+        expires_s=LATER_S,
+    )
+    created = access.create_token(spec, "root")
+    assert (created.spec, created.created_by, created.revoked_s) == (spec, "root", None)
+    assert EARLIER_S < created.created_s < LATER_S
+    assert access.find_token(spec.id) == created
+    assert access.find_token("nobody") is None
+    forever = access.create_token(a_token("bob"), "root")
+    assert (forever.spec.expires_s, forever.spec.clusters, forever.spec.tenants) == (
+        math.inf,
+        None,
+        None,
+    )
+    assert SecretToken("", spec.id, hash_secret("s3cret")).matches(created.spec.secret_hash)
+
+
+def test_two_tokens_that_are_not_revoked_have_different_names(access: AccessStore) -> None:
+    access.create_token(a_token("ana"), "root")
+    with pytest.raises(AlreadyExists, match="tokens/ana"):
+        access.create_token(a_token("ana"), "root")
+    access.revoke_token("ana")
+    access.create_token(a_token("ana"), "root")
+    assert len(access.list_tokens(with_ended=True)) == 2
+
+
+def test_many_callers_at_once_create_one_token_of_a_name(access: AccessStore) -> None:
+    outcomes = run_at_once(8, lambda _: access.create_token(a_token("ana"), "root"))
+    assert outcomes == Counter({"done": 1, "AlreadyExists": 7})
+
+
+def test_tokens_are_listed_by_name_and_ended_ones_only_on_request(access: AccessStore) -> None:
+    for name in ("zoe", "ana", "old", "bob"):
+        expires_s = EARLIER_S if name == "old" else math.inf
+        access.create_token(a_token(name, expires_s=expires_s), "root")
+    access.revoke_token("bob")
+    assert [t.spec.name for t in access.list_tokens(with_ended=False)] == ["ana", "zoe"]
+    names = [t.spec.name for t in access.list_tokens(with_ended=True)]
+    assert names == ["ana", "bob", "old", "zoe"]
+
+
+def test_a_token_is_revoked_by_name_or_id_and_once(access: AccessStore) -> None:
+    ana = access.create_token(a_token("ana"), "root").spec
+    bob = access.create_token(a_token("bob"), "root").spec
+    revoked = access.revoke_token("ana")
+    assert revoked.spec == ana
+    assert revoked.revoked_s is not None
+    assert access.find_token(ana.id) == revoked
+    assert access.revoke_token(bob.id).spec == bob
+    for name in ("ana", ana.id, "bob", "nobody"):
+        with pytest.raises(NotFound, match=f"tokens/{name}"):
+            access.revoke_token(name)
+
+
+def test_an_id_revokes_its_token_and_not_one_with_that_name(access: AccessStore) -> None:
+    ana = access.create_token(a_token("ana"), "root").spec
+    access.create_token(a_token(ana.id), "root")
+    assert access.revoke_token(ana.id).spec.name == "ana"
+
+
+def test_tokens_that_have_not_ended_are_bounded(
+    access: AccessStore, cluster: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_TOKENS", 2)
+    access.create_token(a_token("old", expires_s=1.0), "root")
+    for name in ("ana", "bob"):
+        access.create_token(a_token(name), "root")
+        access.create_join_token(a_join_token(), "root")
+    with pytest.raises(LimitReached, match="at most 2 tokens that have not ended"):
+        access.create_token(a_token("zoe"), "root")
+    with pytest.raises(LimitReached, match="at most 2 join tokens"):
+        access.create_join_token(a_join_token(), "root")
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        ("tokens SET secret_hash = 's3cret'", "ck_tokens_secret_hash"),
+        ("tokens SET role = 'agent'", "ck_tokens_role"),
+        ("tokens SET tenants = '{nlp}'", "ck_tokens_tenants"),
+        ("join_tokens SET used = uses + 1", "ck_join_tokens_uses"),
+        ("join_tokens SET uses = 0", "ck_join_tokens_uses"),
+        ("join_tokens SET nodes = '{}'", "ck_join_tokens_nodes"),
+        ("join_tokens SET secret_hash = 's3cret'", "ck_join_tokens_secret_hash"),
+        ("agent_certificates SET serial = '0a'", "ck_agent_certificates_serial"),
+        ("agent_certificates SET serial = 'AB'", "ck_agent_certificates_serial"),
+        ("agent_certificates SET cluster_id = NULL", "ck_agent_certificates_cluster"),
+    ],
+)
+def test_the_database_refuses_impossible_identities(
+    access: AccessStore, cluster: PostgresStore, database: Database, change: str, constraint: str
+) -> None:
+    access.create_token(a_token("ana"), "root")
+    enrol(access)
+    with pytest.raises(InvalidInput, match=constraint):
+        database.write(lambda c: c.execute(sa.text(f"UPDATE {change}")))
+
+
+def test_a_join_token_is_stored_and_listed_newest_first(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    first = access.create_join_token(a_join_token(uses=2), "ops")
+    assert (first.used, first.created_by, first.revoked_s) == (0, "ops", None)
+    assert first.spec.nodes == ("a100-*",)
+    second = access.create_join_token(a_join_token(), "ops")
+    expired = access.create_join_token(a_join_token(expires_s=EARLIER_S), "ops")
+    access.enrol(show(second.spec), a_certificate())
+    revoked = access.create_join_token(a_join_token(), "ops")
+    gone = access.revoke_join_token(C, revoked.spec.id)
+    assert gone.revoked_s is not None
+    assert access.revoke_join_token(C, revoked.spec.id) == gone
+    assert access.list_join_tokens(C, with_ended=False) == [first]
+    ids = [record.spec.id for record in access.list_join_tokens(C, with_ended=True)]
+    assert ids == [r.spec.id for r in (revoked, expired, second, first)]
+
+
+def test_calls_on_a_missing_cluster_or_join_token_say_so(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    do(cluster, lambda w: w.upsert_cluster("other", cluster.get_cluster(C).gpu_types, None))
+    token = access.create_join_token(a_join_token(cluster="other"), "ops").spec
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: access.create_join_token(a_join_token(cluster="x"), "ops"), "clusters/x"),
+        (lambda: access.list_join_tokens("x", with_ended=True), "clusters/x"),
+        (lambda: access.revoke_join_token("x", token.id), "clusters/x"),
+        (lambda: access.revoke_join_token(C, token.id), f"clusters/{C}/joinTokens/{token.id}"),
+        (lambda: access.list_certificates("x"), "clusters/x"),
+        (lambda: access.revoke_agent("x", "a"), "clusters/x"),
+        (lambda: access.revoke_agent(C, "a"), f"clusters/{C}/agents/a/certificates"),
+    ]
+    for call, resource in calls:
+        with pytest.raises(NotFound, match=f"^{resource} does not exist"):
+            call()
+
+
+def test_an_enrolment_stores_the_certificate_and_counts_one_use(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    token = access.create_join_token(a_join_token(uses=2), "ops").spec
+    certificate = a_certificate(nodes=("a100-0", "a100-1"), issued_s=1.5, expires_s=LATER_S)
+    access.enrol(show(token), certificate)
+    (stored,) = access.list_certificates(C)
+    assert stored.join_token == token.id
+    assert (stored.serial, stored.agent, stored.nodes, stored.issued_s, stored.expires_s) == (
+        certificate.serial,
+        certificate.agent,
+        certificate.nodes,
+        1.5,
+        LATER_S,
+    )
+    (record,) = access.list_join_tokens(C, with_ended=True)
+    assert record.used == 1
+
+
+def test_an_enrolment_without_the_secret_learns_nothing_of_the_token(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    token = access.create_join_token(a_join_token(), "ops").spec
+    access.revoke_join_token(C, token.id)
+    texts = set()
+    for shown in (show(token, "guess"), show(a_join_token(), "guess")):
+        with pytest.raises(NotAuthenticated) as refused:
+            access.enrol(shown, a_certificate())
+        texts.add(str(refused.value))
+    assert len(texts) == 1
+    assert "revoked" not in texts.pop()
+
+
+def test_an_enrolment_with_the_secret_learns_why_it_is_refused(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    do(cluster, lambda w: w.upsert_cluster("other", cluster.get_cluster(C).gpu_types, None))
+    elsewhere = access.create_join_token(a_join_token(cluster="other"), "ops").spec
+    expired = access.create_join_token(a_join_token(expires_s=EARLIER_S), "ops").spec
+    revoked = access.create_join_token(a_join_token(), "ops").spec
+    access.revoke_join_token(C, revoked.id)
+    used = access.create_join_token(a_join_token(), "ops").spec
+    access.enrol(show(used), a_certificate())
+    for token, why in (
+        (elsewhere, f"is not for cluster {C}"),
+        (expired, "has expired"),
+        (revoked, "was revoked"),
+        (used, "1 enrolments, which are used up"),
+    ):
+        with pytest.raises(NotAuthenticated, match=f"join token {token.id} .*{why}"):
+            access.enrol(show(token), a_certificate())
+    with pytest.raises(NotAuthenticated, match="is not for cluster nowhere"):
+        access.enrol(show(used), a_certificate(cluster="nowhere"))
+    assert len(access.list_certificates(C)) == 1
+
+
+def test_an_enrolment_for_a_node_that_the_token_does_not_allow_is_refused_without_a_use(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    token = access.create_join_token(a_join_token(nodes=("a100-*", "v?00")), "ops").spec
+    for nodes in (("a100-0", "A100-1"), ("v100",), ("xa100-0",)):
+        with pytest.raises(PermissionDenied, match=rf"does not allow node {nodes[-1]}, only a100-"):
+            access.enrol(show(token), a_certificate(nodes=nodes))
+    access.enrol(show(token), a_certificate(nodes=("a100-", "v?00")))
+
+
+def run_at_once(threads: int, work: Callable[[int], object]) -> Counter[str]:
+    """Run ``work`` in threads that start together; return how often it ended how."""
+    barrier, outcomes = threading.Barrier(threads), []
+
+    def call(number: int) -> None:
+        barrier.wait(PATIENCE_S)
+        try:
+            work(number)
+            outcomes.append("done")
+        except Exception as error:  # noqa: BLE001 - all outcomes are compared
+            outcomes.append(type(error).__name__)
+
+    running = [threading.Thread(target=call, args=(i,)) for i in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return Counter(outcomes)
+
+
+def test_a_join_token_of_ten_uses_enrols_exactly_ten_of_thirty_agents_at_once(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    token = access.create_join_token(a_join_token(uses=10), "ops").spec
+    other = connect_database(database.url, pool_size=20)  # as another replica
+    stores = (access, PostgresAccessStore(other))
+    outcomes = run_at_once(
+        30, lambda i: stores[i % 2].enrol(show(token), a_certificate(f"agent-{i}"))
+    )
+    other.engine.dispose()
+    assert outcomes == Counter({"done": 10, "NotAuthenticated": 20})
+    assert len(access.list_certificates(C)) == 10
+    assert access.list_join_tokens(C, with_ended=True)[0].used == 10
+
+
+def test_a_renewed_certificate_is_added_to_the_earlier_one(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    first = enrol(access)
+    renewed = a_certificate()
+    access.add_certificate(renewed, first)
+    stored = access.list_certificates(C)
+    assert [c.serial for c in stored] == [first, renewed.serial]
+    assert stored[0].join_token == stored[1].join_token != ""
+
+
+def test_a_renewal_for_other_nodes_or_by_another_agent_is_refused(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    first = enrol(access)
+    with pytest.raises(PermissionDenied, match="does not allow node a100-1"):
+        access.add_certificate(a_certificate(nodes=("a100-0", "a100-1")), first)
+    for certificate, replaces in ((a_certificate("thief"), first), (a_certificate(), "abc")):
+        with pytest.raises(NotAuthenticated, match="is not known; enrol again"):
+            access.add_certificate(certificate, replaces)
+    assert len(access.list_certificates(C)) == 1
+
+
+def test_certificates_of_an_agent_that_asks_too_often_are_bounded(
+    access: AccessStore, cluster: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CERTIFICATES", 2)
+    first = enrol(access)
+    access.add_certificate(a_certificate(), first)
+    with pytest.raises(LimitReached, match="already has 2 certificates"):
+        access.add_certificate(a_certificate(), first)
+
+
+def test_a_revoked_agent_has_no_valid_certificate_and_can_only_enrol_again(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    first, other = enrol(access), enrol(access, "other")
+    renewed = a_certificate()
+    access.add_certificate(renewed, first)
+    both = {first, renewed.serial}
+    assert access.revoke_agent(C, "agent-a100-0") == sorted(both)
+    assert access.revoked_certificates({*both, other, "abc"}) == both
+    assert access.revoked_certificates([]) == set()
+    with pytest.raises(NotAuthenticated, match="was revoked; enrol again"):
+        access.add_certificate(a_certificate(), renewed.serial)
+    with pytest.raises(NotFound, match="agents/agent-a100-0/certificates"):
+        access.revoke_agent(C, "agent-a100-0")
+    again = enrol(access)
+    assert access.revoked_certificates([again]) == set()
+    shown = {c.serial: c.revoked_s is None for c in access.list_certificates(C)}
+    assert shown == {first: False, renewed.serial: False, other: True, again: True}
+
+
+def test_an_agent_with_expired_certificates_only_has_nothing_to_revoke(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    enrol(access)
+    execute(database, "UPDATE agent_certificates SET expires_at = now() - interval '1 s'")
+    assert access.list_certificates(C) == []
+    with pytest.raises(NotFound):
+        access.revoke_agent(C, "agent-a100-0")
+
+
+def test_a_renewal_under_way_does_not_escape_the_revocation_of_its_agent(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    first = enrol(access)
+    other = connect_database(database.url)
+    renewed, revoked = a_certificate(), []
+    thread = threading.Thread(
+        target=lambda: revoked.extend(PostgresAccessStore(other).revoke_agent(C, "agent-a100-0"))
+    )
+    waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+
+    def renew_slowly(connection: sa.Connection) -> None:
+        enrolment.add_certificate(connection, renewed, first)
+        thread.start()
+        with database.engine.connect() as plain:
+            watching = plain.execution_options(isolation_level="AUTOCOMMIT")
+            while not watching.execute(waits).scalar_one():
+                assert thread.is_alive()
+
+    database.write(renew_slowly)
+    thread.join(PATIENCE_S)
+    other.engine.dispose()
+    assert sorted(revoked) == sorted([first, renewed.serial])
+    assert access.revoked_certificates([renewed.serial]) == {renewed.serial}
+
+
+def test_revocations_are_notified_with_their_keys(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    token = access.create_token(a_token("ana"), "root").spec
+    first, second = enrol(access), enrol(access, "other")
+    notices: list[str] = []
+    changed = threading.Condition()
+
+    def take(key: str) -> None:
+        with changed:
+            notices.append(key)
+            changed.notify_all()
+
+    def wait_for(*keys: str) -> None:
+        with changed:
+            assert changed.wait_for(lambda: {*keys} <= {*notices}, PATIENCE_S)
+
+    listener = Listener(database.url)
+    listener.subscribe(take, ACCESS_CHANNEL)
+    with listener:
+        wait_for(EVERY_CLUSTER)
+        access.revoke_token("ana")
+        wait_for(f"token/{token.id}")
+        access.revoke_agent(C, "agent-a100-0")
+        wait_for(f"certificate/{first}")
+        with pytest.raises(NotFound):
+            access.revoke_agent(C, "agent-a100-0")
+        delete_cluster(cluster)
+        wait_for(f"certificate/{second}")
+
+
+def test_certificates_of_a_deleted_cluster_are_revoked_for_a_new_one_of_its_name(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    serial = enrol(access)
+    token = access.create_join_token(a_join_token(), "ops").spec
+    delete_cluster(cluster)
+    assert access.revoked_certificates([serial]) == {serial}
+    with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
+        access.enrol(show(token), a_certificate())
+    with pytest.raises(NotAuthenticated, match="does not exist, so its certificates are revoked"):
+        access.add_certificate(a_certificate(), serial)
+    a_cluster(cluster)
+    with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
+        access.enrol(show(token), a_certificate())
+    with pytest.raises(NotAuthenticated, match="was revoked"):
+        access.add_certificate(a_certificate(), serial)
+    while cluster.purge():
+        pass
+    assert access.revoked_certificates([serial]) == {serial}
+    assert access.list_certificates(C) == []
+    assert access.list_join_tokens(C, with_ended=True) == []
+    with pytest.raises(NotAuthenticated, match="does not exist or its secret is wrong"):
+        access.enrol(show(token), a_certificate())
+
+
+def test_ended_tokens_and_expired_certificates_are_pruned(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    for name in ("revoked", "expired", "stays"):
+        access.create_token(a_token(name, expires_s=LATER_S), "root")
+    access.revoke_token("revoked")
+    ended, kept = enrol(access), enrol(access, "other")
+    access.revoke_agent(C, "other")
+    for change in (
+        "tokens SET revoked_at = now() - interval '31 days' WHERE name = 'revoked'",
+        "tokens SET expires_at = now() - interval '31 days' WHERE name = 'expired'",
+        "join_tokens SET expires_at = now() - interval '31 days'",
+        f"agent_certificates SET expires_at = now() - interval '25 h' WHERE serial = '{ended}'",
+        f"agent_certificates SET expires_at = now() - interval '23 h' WHERE serial = '{kept}'",
+    ):
+        execute(database, f"UPDATE {change}")
+    deleted = cluster.prune_batch(C, Retention(jobs_s=32 * DAY_S))
+    assert {kind: n for kind, n in deleted.items() if n} == {"agent_certificates": 1}
+    assert access.revoked_certificates([kept]) == {kept}  # of servers whose clocks are late
+    deleted = cluster.prune_batch(C, Retention(jobs_s=30 * DAY_S))
+    assert {kind: n for kind, n in deleted.items() if n} == {"tokens": 2, "join_tokens": 2}
+    assert [t.spec.name for t in access.list_tokens(with_ended=True)] == ["stays"]
+
+
+def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    submit(cluster, a_spec("a", tenant="nlp"), a_spec("b"))
+    assert access.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
+    assert access.tenants_of_jobs("x", ["a"]) == {}
+    assert access.tenants_of_jobs("x\0", ["a"]) == {}
+    assert access.tenants_of_jobs(C, []) == {}
+
+
+CALLS: dict[str, Callable[[AccessStore], object]] = {
+    "create_token": lambda a: a.create_token(a_token("ana"), "root"),
+    "find_token": lambda a: a.find_token("x"),
+    "enrol": lambda a: a.enrol(show(a_join_token()), a_certificate()),
+    "revoked_certificates": lambda a: a.revoked_certificates(["a"]),
+    "add_refusals": lambda a: a.add_refusals([]),
+    "list_audit": lambda a: a.list_audit(AuditFilter(), 0, 9),
+    "prune_audit": lambda a: a.prune_audit(0.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_another_release_s_schema_is_neither_read_nor_changed(
+    access: AccessStore, database: Database, call: str
+) -> None:
+    migrate.downgrade_schema(database, "0010")
+    with pytest.raises(NotMigrated, match=r"has schema 0010.*`tessera migrate`"):
+        CALLS[call](access)
+    migrate.upgrade_schema(database)
+    assert access.list_tokens(with_ended=True) == []

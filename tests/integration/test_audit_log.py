@@ -1,0 +1,392 @@
+"""The audit log: each change adds an entry in its own transaction, and no entry is ever changed."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tessera.db import prune
+from tessera.db.access_store import PostgresAccessStore
+from tessera.db.audit_log import MAX_TEXT
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
+from tessera.formulation.access import AuditedCall
+from tessera.formulation.errors import (
+    DeadlineTooShort,
+    InvalidInput,
+    NotAuthenticated,
+    NotFound,
+    RoundSuperseded,
+)
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.records.access import AuditFilter, AuditRecord, Refusal
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.rounds import NetworkCommit
+from tessera.formulation.records.store import Request, Retention
+from tessera.formulation.topologies.described import decode_topology
+from tessera.service.security.ports import AccessStore
+from tests.support.access import a_certificate, a_join_token, a_token, audit, show
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_round,
+    a_spec,
+    apply_event,
+    do,
+    execute,
+    run,
+    submit,
+    wait,
+)
+
+NETWORK = decode_topology(
+    '{"kind":"clos","hosts":2,"host":"a100","tors":1,"aggregations":1,"tor_bytes_per_s":25e9}'
+)
+
+JOBS = f"clusters/{C}/jobs"
+
+
+@pytest.fixture
+def access(database: Database) -> AccessStore:
+    return PostgresAccessStore(database)
+
+
+@pytest.fixture
+def cluster(store: PostgresStore) -> PostgresStore:
+    a_cluster(store)
+    return store
+
+
+def a_refusal(**overrides: Any) -> Refusal:
+    fields: dict[str, Any] = {
+        "subject": "",
+        "role": "",
+        "key": "",
+        "method": "Jobs.SubmitJob",
+        "target": f"{JOBS}/a",
+        "peer": "10.0.0.9:1",
+        "request_id": "",
+        "outcome": "UNAUTHENTICATED",
+        "detail": "the token has expired",
+        "count": 1,
+    }
+    return Refusal(**fields | overrides)
+
+
+def entries(access: AccessStore, **chosen: Any) -> list[AuditRecord]:
+    return access.list_audit(AuditFilter(**chosen), 0, 100)
+
+
+def targets(access: AccessStore, **chosen: Any) -> list[str]:
+    return [entry.target for entry in entries(access, **chosen)]
+
+
+def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    with audit(f"{JOBS}/a") as call:
+        submit(cluster, a_spec("a"))
+    (entry,) = entries(access)
+    stored = {name: getattr(entry, name) for name in AuditedCall.__slots__}
+    assert AuditedCall(**stored) == call
+    assert (entry.outcome, entry.detail, entry.count) == ("OK", "", 1)
+    assert cluster.get_job(C, "a").created_s <= entry.time_s
+
+
+def test_a_change_that_no_call_is_audited_for_adds_no_entry(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    submit(cluster, a_spec("a"))
+    access.create_token(a_token("ana"), "root")
+    assert entries(access) == []
+
+
+def test_a_thread_that_works_for_a_call_adds_its_entry(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    with audit(f"{JOBS}/a"):
+        context = contextvars.copy_context()
+    context.run(submit, cluster, a_spec("a"))
+    submit(cluster, a_spec("b"))
+    assert targets(access) == [f"{JOBS}/a"]
+
+
+def test_a_change_that_fails_leaves_no_entry(access: AccessStore, cluster: PostgresStore) -> None:
+    with audit("failing"):
+        with pytest.raises(NotFound):
+            apply_event(cluster, "missing", JobEvent.CANCEL)
+        with pytest.raises(NotAuthenticated):
+            access.enrol(show(a_join_token()), a_certificate())
+    assert entries(access) == []
+
+
+def test_a_change_whose_commit_fails_leaves_no_entry(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    """The deferred trigger refuses at the commit, after the entry was added."""
+
+    def break_at_commit(writer: PostgresWriter) -> bytes:
+        statement = """
+            INSERT INTO allocations (node_id, gpu, job_id, generation, hold)
+            SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j WHERE j.name = 'a' LIMIT 1;
+            UPDATE jobs SET state = 'held' WHERE name = 'a'
+        """
+        writer._connection.execute(sa.text(statement))
+        return b""
+
+    submit(cluster, a_spec("a"))
+    with audit("failing"), pytest.raises(InvalidInput, match="cannot own GPUs"):
+        cluster.write(None, break_at_commit)
+    assert entries(access) == []
+
+
+def test_a_validated_call_adds_no_entry(access: AccessStore, cluster: PostgresStore) -> None:
+    with audit(f"{JOBS}/a"):
+        cluster.write(
+            None, lambda w: str(w.submit_jobs(C, [a_spec("a")])).encode(), validate_only=True
+        )
+    assert entries(access) == []
+
+
+def test_a_repeated_request_adds_no_second_entry(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    request = Request(id="r", method="m", digest="d")
+    for _ in range(3):
+        with audit(f"{JOBS}/a"):
+            assert cluster.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
+    assert targets(access) == [f"{JOBS}/a"]
+
+
+def test_a_committed_round_adds_one_entry_also_when_it_is_repeated(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    submit(cluster, a_spec("a"))
+    snapshot = cluster.snapshot(C)
+    request = Request(id="r", method="Schedule", digest="d")
+    decided = a_round(snapshot, wait(snapshot, "a"), request=request)
+    with audit(f"clusters/{C}", method="Scheduler.Schedule"):
+        with pytest.raises(DeadlineTooShort):
+            cluster.commit(decided, lambda: False)
+        assert entries(access) == []
+        first = cluster.commit(decided)
+        assert cluster.commit(decided) == first
+        with pytest.raises(RoundSuperseded):
+            cluster.commit(a_round(snapshot, wait(snapshot, "a")))
+        cluster.begin_round(C, request)
+    assert [entry.method for entry in entries(access)] == ["Scheduler.Schedule"]
+
+
+def test_a_network_plan_adds_an_entry_if_it_changes_something(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    do(cluster, lambda w: w.set_topology(C, NETWORK, None))
+    submit(cluster, a_spec("a"))
+    run(cluster, a=[("a100-0", [0])])
+    decision = NetworkDecision(
+        job="a",
+        generation=1,
+        rank=0,
+        level=0,
+        tag=-1,
+        priority=1.0,
+        intensity=1.0,
+        meets=(),
+        note="",
+        routes=(),
+    )
+    outcome = NetworkOutcome(levels=1, decisions=(decision,), notes=(), violations=())
+    plan = NetworkCommit(snapshot=cluster.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
+    with audit(f"clusters/{C}/networkPlans"):
+        assert cluster.commit_network(plan) is not None
+        assert cluster.commit_network(plan) is None
+    run(cluster)
+    with audit("late"), pytest.raises(RoundSuperseded):
+        cluster.commit_network(plan)
+    assert targets(access) == [f"clusters/{C}/networkPlans"]
+
+
+def test_an_agent_that_registers_adds_an_entry(access: AccessStore, cluster: PostgresStore) -> None:
+    with audit(f"clusters/{C}/agents/x", role="agent"):
+        cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
+        with pytest.raises(InvalidInput):
+            cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="none", gpus=1)])
+    assert [entry.role for entry in entries(access)] == ["agent"]
+
+
+def test_every_change_of_identities_adds_an_entry(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    token, twice = a_token("ana"), a_join_token(uses=2)
+    first = a_certificate()
+    changes: list[Callable[[], object]] = [
+        lambda: access.create_token(token, "root"),
+        lambda: access.revoke_token("ana"),
+        lambda: access.create_join_token(twice, "ops"),
+        lambda: access.enrol(show(twice), first),
+        lambda: access.add_certificate(a_certificate(), first.serial),
+        lambda: access.revoke_join_token(C, twice.id),
+        lambda: access.revoke_agent(C, first.agent),
+    ]
+    for number, change in enumerate(changes):
+        with audit(str(number)):
+            change()
+    assert targets(access) == [str(number) for number in reversed(range(len(changes)))]
+    reads: list[Callable[[], object]] = [
+        lambda: access.find_token(token.id),
+        lambda: access.list_tokens(with_ended=True),
+        lambda: access.list_certificates(C),
+        lambda: access.add_refusals([]),
+        lambda: access.prune_audit(1e9),
+    ]
+    with audit("read"):
+        for read in reads:
+            read()
+    assert len(entries(access)) == len(changes)
+
+
+def test_entries_of_a_deleted_cluster_stay(access: AccessStore, cluster: PostgresStore) -> None:
+    with audit(f"{JOBS}/a"):
+        submit(cluster, a_spec("a"))
+    apply_event(cluster, "a", JobEvent.CANCEL)
+    with audit(f"clusters/{C}"):
+        do(cluster, lambda w: w.delete_cluster(C, None, force=True))
+    while cluster.purge():
+        pass
+    assert targets(access) == [f"clusters/{C}", f"{JOBS}/a"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit_log SET subject = 'eve'",
+        "UPDATE audit_log SET subject = 'eve' WHERE false",
+        "DELETE FROM audit_log",
+        "TRUNCATE audit_log",
+        "SET LOCAL tessera.pruning = 'on'; UPDATE audit_log SET count = 2",
+        "SET LOCAL tessera.pruning = 'on'; TRUNCATE audit_log",
+        "SET LOCAL tessera.pruning = 'off'; DELETE FROM audit_log",
+        "INSERT INTO audit_log OVERRIDING SYSTEM VALUE SELECT * FROM audit_log"
+        " ON CONFLICT (number) DO UPDATE SET subject = 'eve'",
+    ],
+)
+def test_entries_can_only_be_added(access: AccessStore, database: Database, statement: str) -> None:
+    access.add_refusals([a_refusal()])
+    before = entries(access)
+    with pytest.raises(InvalidInput, match="entries of the audit log can only be added"):
+        database.write(lambda c: c.execute(sa.text(statement)))
+    assert entries(access) == before
+
+
+def test_the_permission_to_prune_ends_with_its_transaction(
+    access: AccessStore, database: Database
+) -> None:
+    access.add_refusals([a_refusal()])
+    with database.engine.connect() as connection:
+        connection.execute(sa.text("SET LOCAL tessera.pruning = 'on'"))
+        connection.execute(sa.text("DELETE FROM audit_log"))
+        connection.rollback()
+        with pytest.raises(sa.exc.IntegrityError, match="can only be added"):
+            connection.execute(sa.text("DELETE FROM audit_log"))
+    assert len(entries(access)) == 1
+
+
+def test_refused_calls_are_added_with_their_outcomes(access: AccessStore) -> None:
+    access.add_refusals([])
+    access.add_refusals([a_refusal(), a_refusal(outcome="PERMISSION_DENIED", count=7)])
+    second, first = entries(access)
+    assert first.number < second.number
+    assert (first.outcome, first.count, first.detail) == (
+        "UNAUTHENTICATED",
+        1,
+        "the token has expired",
+    )
+    assert (second.outcome, second.count) == ("PERMISSION_DENIED", 7)
+
+
+def test_texts_that_a_stranger_chose_are_stored_in_a_bounded_form(access: AccessStore) -> None:
+    access.add_refusals([a_refusal(target="clusters/\0" + "\N{SNOWMAN}" * 100_000, detail="'; --")])
+    (entry,) = entries(access)
+    assert entry.target.startswith("clusters/\N{REPLACEMENT CHARACTER}\N{SNOWMAN}")
+    assert len(entry.target) == MAX_TEXT
+    assert entry.detail == "'; --"
+    assert targets(access, target="clusters/\0") == []
+    assert targets(access, target=entry.target) == [entry.target]
+
+
+def test_entries_are_listed_newest_first_in_pages(access: AccessStore) -> None:
+    access.add_refusals([a_refusal(target=str(i)) for i in range(7)])
+    seen, before = [], 0
+    while page := access.list_audit(AuditFilter(), before, 3):
+        seen += [entry.target for entry in page]
+        before = page[-1].number
+    assert seen == ["6", "5", "4", "3", "2", "1", "0"]
+
+
+def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: AccessStore) -> None:
+    names = (
+        JOBS,
+        f"{JOBS}/a",
+        f"{JOBS}/ab",
+        f"{JOBS}/a/history",
+        f"{JOBS}/a (and 2 more)",
+        f"{JOBS}/a-1",
+        f"clusters/{C}",
+        f"clusters/{C}2/jobs/a",
+    )
+    access.add_refusals([a_refusal(target=name) for name in names])
+    access.add_refusals([a_refusal(subject="ana", method="M", outcome="NOT_FOUND", target="x")])
+    assert set(targets(access, target=f"{JOBS}/a")) == {names[1], names[3], names[4]}
+    assert set(targets(access, target=f"clusters/{C}")) == set(names[:-1])
+    assert targets(access, target="%") == []
+    for chosen in ({"subject": "ana"}, {"method": "M"}, {"outcome": "NOT_FOUND"}):
+        assert targets(access, **chosen) == ["x"]
+        assert targets(access, target="y", **chosen) == []
+
+
+def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> None:
+    for days in (3, 2, 1):
+        add_old_entries(database, days, 1)
+    old, middle, new = sorted(entry.time_s for entry in entries(access))
+    assert [e.time_s for e in entries(access, since_s=middle)] == [new, middle]
+    assert [e.time_s for e in entries(access, until_s=middle)] == [old]
+    assert [e.time_s for e in entries(access, since_s=old + 1, until_s=new)] == [middle]
+
+
+def add_old_entries(database: Database, days: int, count: int) -> None:
+    statement = f"""
+        INSERT INTO audit_log
+            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
+        SELECT now() - interval '{days} days', '', '', '', '', '', '', '', 'OK', ''
+        FROM generate_series(1, {count})
+    """
+    execute(database, statement)
+
+
+def test_old_entries_are_pruned_in_bounded_batches(
+    access: AccessStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "BATCH_ROWS", 2)
+    add_old_entries(database, 400, 5)
+    access.add_refusals([a_refusal()])
+    assert [access.prune_audit(365 * 86_400.0) for _ in range(4)] == [2, 2, 1, 0]
+    assert access.prune_audit(float("inf")) == 0
+    assert len(entries(access)) == 1
+
+
+def test_retention_keeps_the_audit_log_for_its_own_time(
+    access: AccessStore, cluster: PostgresStore, database: Database
+) -> None:
+    add_old_entries(database, 100, 3)
+    assert cluster.prune(0.0, 0)["audit_log"] == 0
+    assert cluster.prune_batch(C, Retention(jobs_s=0.0))["audit_log"] == 0
+    assert cluster.count_old(0.0, 0, 99 * 86_400.0)["audit_log"] == 3
+    assert cluster.prune_batch(C, Retention(audit_s=101 * 86_400.0))["audit_log"] == 0
+    assert cluster.prune_batch(C, Retention(audit_s=99 * 86_400.0))["audit_log"] == 3
+    assert entries(access) == []
