@@ -1,4 +1,4 @@
-"""Who may do what: roles, identities, and the call for which a thread works."""
+"""Roles, identities, and the call for which a thread works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.formulation.errors import NotFound
 
 
 class Role(StrEnum):
-    """What an identity is trusted with. Each role but ``AGENT`` includes the ones before it."""
+    """The trust that an identity has. Each role but ``AGENT`` includes the ones before it."""
 
     VIEWER = "viewer"
     USER = "user"
@@ -30,7 +30,7 @@ TENANT_ROLES: Final = frozenset({Role.VIEWER, Role.USER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who makes a call, as the server has verified it.
+    """The maker of a call, as the server has verified it.
 
     ``clusters`` and ``tenants`` are what the identity can see; None is all of them. ``key`` names
     what proved the identity (``token/ID``, ``certificate/SERIAL``, ``oidc/ISSUER``), so that its

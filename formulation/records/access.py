@@ -1,4 +1,4 @@
-"""What the store keeps of identities: tokens, join tokens, certificates, and the audit log."""
+"""Stored records of identities: tokens, join tokens, certificates, and the audit log."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may call the server, and what each caller may do."""
+"""Rules on who may call the server, and on what each caller may do."""
