@@ -29,6 +29,7 @@ from google.protobuf.message import Message
 
 from tessera.client import ChannelRefused, open_channel
 from tessera.formulation.errors import NotAllowed, TesseraError
+from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import write_json
 from tessera.service.agent.replay_job import STOP_SIGNALS, announce_running, write_outcome
@@ -186,7 +187,9 @@ def _stop_at_signal(spec: dict[str, Any], held: threading.Lock) -> None:
 def main() -> int:
     """Read the specification and measure; return the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(DiscreetFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     text = sys.stdin.read()
     if not text:
         return 0

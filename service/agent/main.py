@@ -22,6 +22,7 @@ from tessera.client import ChannelSettings
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint, installed_version
 from tessera.formulation.runtimes import PROFILER, REPLAY
 from tessera.service.agent.credentials import (
@@ -482,11 +483,7 @@ async def _serve_until_signal(config: AgentConfig, runtime: Runtime) -> None:
 
 def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter(
-            "%(asctime)s %(levelname)s %(action)s: %(message)s", defaults={"action": "-"}
-        )
-    )
+    handler.setFormatter(DiscreetFormatter())
     logging.basicConfig(level=level, handlers=[handler])
 
 

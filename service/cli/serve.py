@@ -15,13 +15,13 @@ import typer
 
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.logs import DiscreetFormatter
 from tessera.service import wiring
 from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
 from tessera.service.cli.render import print_note
 from tessera.service.config import Config, load_config
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(action)s: %(message)s"
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.
 
@@ -155,6 +155,6 @@ def _settings(
 
 def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(LOG_FORMAT, defaults={"action": "-"}))
+    handler.setFormatter(DiscreetFormatter())
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each look at the schema

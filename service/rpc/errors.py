@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tessera.formulation import errors
+from tessera.formulation.secrets import hide_secrets
 from tessera.solvers.base import SolverFailed
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ def _end_abandoned(method: str, error: grpc.aio.InternalError) -> Never:
 
 
 def _short(value: str) -> str:
-    """Return ``value``, shortened to fit in the headers."""
+    """Return ``value`` without secrets, shortened to fit in the headers."""
+    value = hide_secrets(value)
     raw = value.encode()
     if len(raw) <= _MAX_MESSAGE_BYTES:
         return value

@@ -66,3 +66,17 @@ def test_a_long_message_is_cut_to_fit_into_headers(letter: str) -> None:
     percent_encoded = 3 * len(status.message.encode())
     base64_encoded = status.ByteSize() * 4 // 3
     assert percent_encoded + base64_encoded < 8192
+
+
+def test_no_part_of_a_status_shows_a_secret() -> None:
+    secret = "tessera_token_0123456789ab_" + "s" * 43
+    long_text = "x" * 560 + secret  # the end of the token is cut off
+    for error in (
+        InvalidInput(secret, f"{secret} is not a token"),
+        errors.NotFound(f"tokens/{secret}"),
+        errors.Unavailable(f"cannot reach postgresql://ada:ssssss@db: {secret}"),
+        errors.NotAllowed(long_text),
+    ):
+        encoded = status_of(error).SerializeToString()
+        assert b"ssss" not in encoded
+        assert b"***" in encoded
