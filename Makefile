@@ -11,11 +11,11 @@ help: ## list the targets
 
 setup: $(DEV) ## make .venv with everything, at the pinned versions
 
-$(DEV): pyproject.toml proto/pyproject.toml constraints.txt
+$(DEV): pyproject.toml proto/pyproject.toml requirements/server.lock requirements/dev.lock
 	@$(PYTHON) scripts/setup.py dev .venv
 	@touch $(DEV) $(SERVER)
 
-$(SERVER): pyproject.toml proto/pyproject.toml constraints.txt
+$(SERVER): pyproject.toml proto/pyproject.toml requirements/server.lock
 	@$(PYTHON) scripts/setup.py server .venv
 	@touch $(SERVER)
 

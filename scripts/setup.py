@@ -1,7 +1,8 @@
 """Make the virtual environment for ``make setup`` and ``make demo``: ``scripts/setup.py EXTRA FOLDER``.
 
 It prints a line for each step with the time since the start. Packages are installed at the versions
-in ``constraints.txt``, with uv if it is on PATH, and otherwise with pip.
+of ``requirements/EXTRA.lock``, with uv if it is on PATH, and otherwise with pip. A file whose hash is
+not in the lock is refused. Nothing is built but our own two projects, with the locked build tool.
 """
 
 from __future__ import annotations
@@ -50,21 +51,16 @@ def main(extra: str, folder: str) -> None:
             run(uv, "venv", "--quiet", "--python", sys.executable, folder)
         else:
             run(sys.executable, "-m", "venv", folder)
-    wanted = ("-c", "constraints.txt", "-e", "./proto", "-e", f".[{extra}]")
-    say(f"installing Tessera with the extra '{extra}', with {'uv' if uv else 'pip'}")
     if uv:
-        run(uv, "pip", "install", "--python", python, *wanted)
+        install = (uv, "pip", "install", "--python", python)
     else:
-        run(
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--progress-bar",
-            "off",
-            *wanted,
-        )
+        pip = ("--disable-pip-version-check", "--progress-bar", "off")
+        install = (python, "-m", "pip", "install", *pip)
+    lock = f"requirements/{extra}.lock"
+    say(f"installing the packages of {lock}, with {'uv' if uv else 'pip'}")
+    run(*install, "--require-hashes", "--only-binary", ":all:", "-r", lock)
+    say("installing Tessera itself")
+    run(*install, "--no-deps", "--no-build-isolation", "-e", "./proto", "-e", ".")
     say("compiling the loops of the solvers, which takes half a minute of one core, but only once")
     run(python, "-m", "tessera.solvers.kernels.warm")
     say("done")
