@@ -34,15 +34,23 @@ HOME_VARIABLE = "TESSERA_HOME"
 def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the embedded database's files. TESSERA_HOME names another one.
 
-    For root it is not below a home directory. The server then runs as a separate user that must be
-    able to reach its files. To allow this, the permissions of every directory above them are
-    loosened.
+    For root it is not below a home directory: the server then runs as a separate user.
     """
     if home := environment.get(HOME_VARIABLE):
         return Path(home).expanduser().absolute() / "pg"
     if os.geteuid() == 0:
         return Path("/var/lib/tessera/pg")
     return platformdirs.user_data_path("tessera") / "pg"
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only its user may use, unless it exists, and the missing ones above.
+
+    ``mkdir(parents=True)`` would leave those above to the umask. Raises OSError.
+    """
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def start_server(directory: Path | None = None) -> str:
@@ -55,7 +63,7 @@ def start_server(directory: Path | None = None) -> str:
     """
     place = _absolute(directory)
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(place.parent)
         with _turn(place):
             url = pgserver.ensure_running(place)
             if place not in _used:

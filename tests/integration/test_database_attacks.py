@@ -249,7 +249,7 @@ def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
         worker.start()
     for how in ("immediate", "fast", "immediate"):
         wait_for_more(acknowledged)
-        pgserver._run("pg_ctl", "-w", "-D", str(place), "-m", how, "stop")
+        pgserver.stop_server(place, [how])
         embedded.start_server(place)
     wait_for_more(acknowledged)
     over.set()

@@ -125,6 +125,7 @@ def test_a_socket_folder_prepared_by_others_is_refused(
 ) -> None:
     temporary = folder / "tmp"
     temporary.mkdir()
+    folder.chmod(0o711)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     place = folder / ("long" * 30) / "pg"
     url = embedded.start_server(place)
