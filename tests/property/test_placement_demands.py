@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import find_placement_violations, find_violations
@@ -23,6 +23,7 @@ from tessera.solvers.placement import PlacementResult, defragment, place
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.free import FreeGpus, Layout, Spots
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.laws import examples
 
 GPUS = (1, 2, 4)
 
@@ -153,7 +154,7 @@ def next_round(snapshot: Snapshot, problem: Problem, placed: PlacementResult) ->
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_no_node_gives_more_than_it_has_over_several_rounds(
     seed: int, jobs: int, other_needs: bool
 ) -> None:
@@ -173,7 +174,7 @@ def test_no_node_gives_more_than_it_has_over_several_rounds(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_no_job_waits_if_its_share_fits_a_node(seed: int, jobs: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_cluster(rng, jobs)
@@ -206,7 +207,7 @@ def a_partly_used_cluster(rng: np.random.Generator) -> tuple[FreeGpus, FreeResou
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_layout_is_found_exactly_if_some_nodes_have_room_for_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     free, rest = a_partly_used_cluster(rng)

@@ -33,6 +33,11 @@ def policy_of(name: str) -> PublishedScheduler:
     return make_scheduler(name)
 
 
+@cache
+def another_cluster() -> Snapshot:
+    return a_random_snapshot(5, jobs=6)
+
+
 def outcome(
     snapshot: Snapshot, name: str, information: Information = all_estimates
 ) -> RoundOutcome:
@@ -81,7 +86,7 @@ def test_a_round_of_any_scheduler_breaks_no_rule_and_explains_waiting_jobs(
 @given(snapshot=snapshots())
 def test_a_scheduler_keeps_no_state_between_rounds(name: str, snapshot: Snapshot) -> None:
     first = outcome(snapshot, name).decisions
-    outcome(a_random_snapshot(5, jobs=6), name)
+    outcome(another_cluster(), name)
     assert first == outcome(snapshot, name).decisions
     other = plan_round(
         snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=make_scheduler(name))

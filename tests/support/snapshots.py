@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -16,42 +17,65 @@ from tessera.formulation.values import Hold
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 
+SPEEDS: Final = (0.5, 1.0, 1.3, 2.0, math.inf)
+GPU_COUNTS: Final = (1, 2, 3, 4, 8, 16)
+NODE_GROUPS: Final = st.tuples(st.integers(1, 4), st.integers(0, 2))
+JOB_COUNTS: Final = st.integers(0, 7)
+SCHEDULABLE: Final = (False, True, True, True, True)
+
+JOB_OPTIONS: Final = {
+    "workload": (0, 1),
+    "requested_gpus": (1, 2, 4, 8),
+    "restart_s": (0.0, 60.0, 600.0),
+    "weight": (0.5, 1.0, 4.0),
+    "guaranteed": (False, True),
+    "movable": (False, True),
+    "iterations_left": (10.0, 1e5),
+}
+WAITING_STATES: Final = (JobState.QUEUED, JobState.QUEUED, JobState.HELD, JobState.STOPPING)
+RUNNING_STATES: Final = (JobState.RUNNING, JobState.STARTING)
+
+
+DIGITS: Final = st.binary(min_size=8, max_size=8)
+
+
+def draw_choices(draw: st.DrawFn, *options: Sequence[Any]) -> list[Any]:
+    """Draw an element of each of the sequences, all in one draw, because each draw is slow."""
+    number = int.from_bytes(draw(DIGITS), "little")  # large integers would rarely be drawn
+    chosen = []
+    for values in options:
+        number, index = divmod(number, len(values))
+        chosen.append(values[index])
+    return chosen
+
+
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Draw a small cluster with running, guaranteed and pinned jobs, draining nodes and holes."""
-    nodes = some_nodes((0, draw(st.integers(1, 4)), 4), (1, draw(st.integers(0, 2)), 8))
-    speed = st.sampled_from([0.5, 1.0, 1.3, 2.0, math.inf])
+    small, large = draw(NODE_GROUPS)
+    nodes = some_nodes((0, small, 4), (1, large, 8))
     estimates = []
-    for w, (t, size), gpus, degree in itertools.product(
-        range(2), ((0, 4), (1, 8)), (1, 2, 3, 4, 8, 16), (1, 2)
-    ):
-        if draw(st.booleans()):
-            seconds = draw(speed) / gpus
-            estimates.append(
-                an_estimate(w, t, gpus, -(-gpus // size), degree=degree, iter_time_s=seconds)
-            )
+    for w, (t, size), gpus in itertools.product(range(2), ((0, 4), (1, 8)), GPU_COUNTS):
+        cells = draw_choices(draw, (False, True), SPEEDS, (False, True), SPEEDS)
+        for degree, is_estimated, speed in ((1, *cells[:2]), (2, *cells[2:])):
+            if is_estimated:
+                estimates.append(
+                    an_estimate(
+                        w, t, gpus, -(-gpus // size), degree=degree, iter_time_s=speed / gpus
+                    )
+                )
     free = {n: list(range(node["gpus"])) for n, node in enumerate(nodes)}
     jobs: list[dict[str, Any]] = []
     gangs: dict[int, Gang] = {}
-    for j in range(draw(st.integers(0, 7))):
-        job = a_job(
-            f"j{j}",
-            draw(st.integers(0, 1)),
-            requested_gpus=draw(st.sampled_from([1, 2, 4, 8])),
-            restart_s=draw(st.sampled_from([0.0, 60.0, 600.0])),
-            weight=draw(st.sampled_from([0.5, 1.0, 4.0])),
-            guaranteed=draw(st.booleans()),
-            movable=draw(st.booleans()),
-            iterations_left=draw(st.sampled_from([10.0, 1e5])),
-            state=draw(
-                st.sampled_from(
-                    [JobState.QUEUED, JobState.QUEUED, JobState.HELD, JobState.STOPPING]
-                )
-            ),
+    for j in range(draw(JOB_COUNTS)):
+        *values, state, running_state, may_run = draw_choices(
+            draw, *JOB_OPTIONS.values(), WAITING_STATES, RUNNING_STATES, (False, True)
         )
+        fields = dict(zip(JOB_OPTIONS, values, strict=True))
+        job = a_job(f"j{j}", **fields, state=state)
         runs_on = [e for e in estimates if e["workload"] == job["workload"]]
-        if len(runs_on) > 0 and draw(st.booleans()):
-            cell = draw(st.sampled_from(runs_on))
+        if len(runs_on) > 0 and may_run:
+            (cell,) = draw_choices(draw, runs_on)
             share = cell["gpus"] // cell["nodes"]
             place = [
                 n
@@ -61,38 +85,32 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             if len(place) == cell["nodes"] and share * cell["nodes"] == cell["gpus"]:
                 taken = {n: tuple(sorted(free[n].pop(0) for _ in range(share))) for n in place}
                 gangs[j] = Gang(members=tuple(taken.items()))
-                job |= a_job(
+                job = a_job(
                     f"j{j}",
-                    state=draw(st.sampled_from([JobState.RUNNING, JobState.STARTING])),
+                    **fields,
+                    state=running_state,
                     cell=(cell["gpu_type"], cell["gpus"], cell["pipeline_degree"]),
-                ) | {
-                    k: job[k]
-                    for k in (
-                        "workload",
-                        "guaranteed",
-                        "movable",
-                        "restart_s",
-                        "weight",
-                        "iterations_left",
-                        "requested_gpus",
-                    )
-                }
+                )
         jobs.append(job)
-    for node in nodes:
-        node["schedulable"] = draw(st.integers(0, 4)) > 0
+    flags = draw_choices(draw, *([SCHEDULABLE] * len(nodes)))
+    for node, is_schedulable in zip(nodes, flags, strict=True):
+        node["schedulable"] = is_schedulable
+    hold, round_number, *is_leaving = draw_choices(
+        draw, (Hold.HELD, Hold.RESERVED), (1, 12), *([(False, True)] * len(nodes))
+    )
     snapshot = a_snapshot(
         nodes=nodes,
         jobs=jobs,
         estimates=estimates,
         gangs=gangs,
         workloads=2,
-        hold=draw(st.sampled_from([Hold.HELD, Hold.RESERVED])),
-        round_number=draw(st.sampled_from([1, 12])),
+        hold=hold,
+        round_number=round_number,
     )
     leaving = [  # GPUs that ended jobs have not yet released
         {"job": -1, "node": n, "gpu": gpus[0], "hold": int(Hold.RELEASING), "generation": 1}
         for n, gpus in free.items()
-        if len(gpus) > 0 and draw(st.booleans())
+        if len(gpus) > 0 and is_leaving[n]
     ]
     rows = [snapshot.allocations.row(i) for i in range(len(snapshot.allocations))]
     return replace(snapshot, allocations=Allocations.from_rows(rows + leaving))
