@@ -17,18 +17,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from tessera.formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
 from tessera.formulation.release import install_hint, installed_version
-from tessera.service.cli import (
-    cells,
-    clusters,
-    drains,
-    jobchanges,
-    jobs,
-    models,
-    networks,
-    nodes,
-    rounds,
-    tenants,
-)
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.render import print_error, print_line
 
@@ -51,6 +39,28 @@ class DeferredCommand:
     panel: str = "Servers"
     extra: str = "server"  # extra to install if a library is missing; "" if unknown
 
+
+CLIENT_MODULES: Final = {
+    "jobs": ("submit", "jobs", "job"),
+    "jobchanges": ("update", "cancel", "hold", "release"),
+    "rounds": ("round", "rounds", "replay"),
+    "networks": ("network",),
+    "clusters": ("cluster",),
+    "nodes": ("nodes",),
+    "drains": ("drain", "undrain"),
+    "tenants": ("tenants",),
+    "cells": ("cells",),
+    "models": ("models",),
+}
+"""The modules of the client's commands, with the names of the commands that each of them adds.
+
+A call imports one of them. The help imports all, because they are light."""
+
+_CLIENT: Final = {
+    name: DeferredCommand(f"tessera.service.cli.{module}:add_commands", extra="client")
+    for module, names in CLIENT_MODULES.items()
+    for name in names
+}
 
 _BUILT_IN: Final = {
     "import": DeferredCommand(
@@ -123,7 +133,8 @@ class CommandGroup(TyperGroup):
     """The root command. It is also the outermost guard, which turns errors into exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, those already loaded first."""
+        """Return the names of all commands, those of the client first."""
+        self._load_client()
         return [
             *super().list_commands(ctx),
             *(n for n in deferred_commands() if n not in self.commands),
@@ -141,9 +152,13 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` name, and load it if needed."""
-        name, entries = args[0], deferred_commands()
-        if name not in self.commands and name in entries:
-            self._load(name, entries[name])
+        name = args[0]
+        if name not in self.commands:
+            entry = _CLIENT.get(name) or deferred_commands().get(name)
+            if entry is not None:
+                self._load(name, entry)
+            else:
+                self._load_client()  # so that the error can suggest a command with a similar name
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -155,6 +170,12 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(exit_code(error)) from error
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
+
+    def _load_client(self) -> None:
+        """Register the client's commands, in the order in which the help shows them."""
+        for name, entry in _CLIENT.items():
+            if name not in self.commands:
+                self._load(name, entry)
 
     def _load(self, name: str, entry: DeferredCommand) -> None:
         """Import a command's module and register the commands that it adds."""
@@ -276,21 +297,6 @@ def root_command(
     ] = False,
 ) -> None:
     """Schedule the training of large models on clusters with different types of GPUs."""
-
-
-for _module in (
-    jobs,
-    jobchanges,
-    rounds,
-    networks,
-    clusters,
-    nodes,
-    drains,
-    tenants,
-    cells,
-    models,
-):
-    _module.add_commands(app)
 
 
 def main() -> None:
