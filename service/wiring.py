@@ -21,7 +21,6 @@ from tessera.db import embedded
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
-from tessera.db.engine import Database, connect_database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.db.tokens import ACCESS_CHANNEL
@@ -30,6 +29,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
+from tessera.service.database import open_database
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
@@ -43,16 +43,6 @@ from tessera.service.worker import SolveProcesses
 
 NETWORK_PERIOD_S: Final = 60.0
 """Seconds between checks of network plans. They are also checked when allocations change."""
-
-
-def open_database(config: Config) -> Database:
-    """Return the database of the settings. The embedded one is started if necessary.
-
-    It has a connection for each thread that may need one.
-    """
-    directory = Path(config.database_directory) if config.database_directory else None
-    size = config.connections()
-    return connect_database(config.database_url or None, directory=directory, pool_size=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

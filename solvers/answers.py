@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import sparse
 
 from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.solution import Solution, SolveStatus
@@ -59,14 +58,6 @@ def proves_nothing(problem: Problem, solution: Solution, gap: float) -> bool:
     If the answer comes close enough to a trivial bound, that is a proof like any other.
     """
     return solution.gap > gap and solution.bound >= math.floor(trivial_bound(problem))
-
-
-def usage_matrix(problem: Problem) -> sparse.csc_array:
-    """Return the amount of each row that each column uses, int64[rows, columns]."""
-    return sparse.csc_array(
-        (problem.amount.copy(), problem.row.copy(), problem.usage_start.copy()),
-        shape=(len(problem.rows), len(problem.cell)),
-    )
 
 
 def fits_alone(problem: Problem) -> Bools:

@@ -18,9 +18,9 @@ from tessera.solvers.answers import (
     after_one_run,
     find_unrunnable,
     is_answer,
-    usage_matrix,
 )
 from tessera.solvers.base import Budget, SolverFailed
+from tessera.solvers.usage import usage_matrix
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 

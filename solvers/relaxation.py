@@ -19,13 +19,13 @@ from tessera.solvers.answers import (
     objective_of,
     trivial_bound,
     usable_hint,
-    usage_matrix,
     without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.greedy import Greedy, improve_choice, repair_choice, unit_shares
 from tessera.solvers.prices import PricedProblem, price_problem
 from tessera.solvers.sums import dot
+from tessera.solvers.usage import usage_matrix
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LARGEST = 1e4

@@ -16,7 +16,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 from tessera.service.cli.render import print_line, print_note
 from tessera.service.config import Config, load_config, without_password
-from tessera.service.wiring import open_database
+from tessera.service.database import open_database
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
 """Seconds in a century. The database cannot represent times before its own calendar."""

@@ -21,6 +21,7 @@ from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
 from tessera.service.cli.render import print_note
 from tessera.service.config import Config, load_config
+from tessera.service.database import open_database
 
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.
@@ -105,7 +106,7 @@ def run_server(
         )
     _set_up_logging(log_level)
     if migrate if migrate is not None else not settings.database_url:
-        database = wiring.open_database(settings)
+        database = open_database(settings)
         upgrade_schema(database)
         database.engine.dispose()
     host = settings.listen.rpartition(":")[0]

@@ -19,13 +19,13 @@ from tessera.solvers.answers import (
     is_answer,
     make_solution,
     trivial_bound,
-    usage_matrix,
     without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.convex import cp
 from tessera.solvers.goals.rows import restrict_columns
 from tessera.solvers.greedy import Greedy
+from tessera.solvers.usage import usage_matrix
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _WHOLE = 1 - 1e-6

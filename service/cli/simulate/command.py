@@ -42,7 +42,6 @@ from tessera.simulator.logfile import log_of, write_log
 from tessera.simulator.overheads import PRESETS as OVERHEADS
 from tessera.simulator.overheads import preset_overheads as overheads_of
 from tessera.simulator.provenance import json_number, measured_commit
-from tessera.simulator.report.write import write_report
 from tessera.simulator.run import Conditions
 from tessera.simulator.traces.trace import TraceOptions
 from tessera.simulator.workloads.published import NAMES
@@ -338,8 +337,11 @@ def simulate(
         print_note(f"results written to {results}")
     _write_logs(log, runs)
     if report is not None:
-        page = write_report(view.make_report(runs, table, world, about, warned), report)
-        print_note(f"report written to {page}")
+        from tessera.service.cli.simulate import page  # noqa: PLC0415 - matplotlib starts slowly
+
+        print_note(
+            f"report written to {page.write_page(runs, table, world, about, warned, report)}"
+        )
     _report_checks(checks)
 
 

@@ -20,12 +20,10 @@ from tessera.service.cli.render import (
 from tessera.service.cli.simulate.runs import PolicyRun, ReplayOutcome
 from tessera.service.cli.simulate.world import ChosenScenario
 from tessera.simulator.comparison.comparisons import comparison_row
-from tessera.simulator.comparison.plots import MAX_DRAWN_POLICIES, comparison_plots
-from tessera.simulator.figures import Figure, Report
+from tessera.simulator.figures import Figure
 from tessera.simulator.network.figures import contention_figures
 from tessera.simulator.network.slowdowns import ContentionRecord
 from tessera.simulator.provenance import json_number
-from tessera.simulator.report.model import RunReport, report_of
 from tessera.simulator.run import Conditions, Result
 
 PolicyRow = dict[str, Figure | str]
@@ -289,33 +287,3 @@ def _outcomes(result: Result) -> list[dict[str, Any]]:
         }
         for arrival, state, start_s, end_s, restarts in columns
     ]
-
-
-def make_report(
-    runs: Sequence[PolicyRun],
-    table: Sequence[PolicyRow],
-    chosen: ChosenScenario,
-    facts: Mapping[str, Any],
-    warned: Sequence[str],
-) -> RunReport:
-    """Return the report page: table, time series, JCT, queue, gaps and GPU assignments."""
-    by_policy = {run.policy: [run.ran] for run in runs}
-    best = str(min(table, key=lambda entry: float(entry["jct_mean_s"]))["policy"])
-    shown = [run.policy for run in runs][:MAX_DRAWN_POLICIES]
-    first = runs[0].ran.figures
-    figures: dict[str, Figure] = {
-        "jobs": len(chosen.scenario.arrivals),
-        "gpus": chosen.scenario.gpus,
-        "load": chosen.load,
-        "dropped": len(chosen.dropped),
-        "window_s": first["horizon_s"],
-    }
-    return report_of(
-        Report(seed=int(facts["seed"]), figures=figures, table=list(table)),
-        title="Simulation",
-        options=facts,
-        notes=warned,
-        plots=comparison_plots(by_policy, best, shown, shown),
-        summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and"
-        f" the time series cover the first {format_span(first['horizon_s'])}.",
-    )
