@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 
@@ -150,6 +151,10 @@ def _joined(graph: Graph, start: int, end: int) -> Layer:
     return Layer(kind="+".join(graph.kind[start:end]), **amounts)
 
 
+_MOST_CUTS: Final = 100_000
+"""The number of cuts that are compared in one step, so that a long graph takes little memory."""
+
+
 def balanced_ends(
     load: Floats, parts: int, cancelled: Callable[[], bool] = never_cancelled
 ) -> Ints:
@@ -168,13 +173,17 @@ def balanced_ends(
     best = np.full((parts + 1, count + 1), np.inf)
     cut = np.zeros((parts + 1, count + 1), dtype=np.int64)
     best[0, 0] = 0.0
+    at_once = max(1, _MOST_CUTS // count)
     for k in range(1, parts + 1):
-        for end in range(k, count - (parts - k) + 1):
+        for first in range(k, count - (parts - k) + 1, at_once):
             require_caller(cancelled)
-            starts = np.arange(k - 1, end)
-            worst = np.maximum(best[k - 1, starts], total[end] - total[starts])
-            cut[k, end] = starts[int(worst.argmin())]
-            best[k, end] = worst.min()
+            ends = np.arange(first, min(first + at_once, count - (parts - k) + 1))
+            starts = np.arange(k - 1, ends[-1])
+            worst = np.maximum(best[k - 1, starts], total[ends, None] - total[starts])
+            worst[starts >= ends[:, None]] = np.inf
+            least = worst.argmin(axis=1)
+            cut[k, ends] = starts[least]
+            best[k, ends] = worst[np.arange(len(ends)), least]
     ends = [count]
     for k in range(parts, 1, -1):
         ends.append(int(cut[k, ends[-1]]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,15 +48,10 @@ def even_plans(
     rows: list[tuple[int, ...]] = []
     most_tp, most_ep = graph.tensor_limit.tolist(), graph.experts.tolist()
     for stages, gpus in dict.fromkeys(asked):
-        settings = _settings(gpus)
         for ends in cuts[stages]:
             for at, (first, last) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
-                tensor_limit, experts = min(most_tp[first:last]), max(most_ep[first:last])
-                rows += (
-                    (first, last, dp, tp, ep, len(plans), at)
-                    for dp, tp, ep in settings
-                    if tp <= tensor_limit and max(experts, 1) % ep == 0
-                )
+                settings = _settings(gpus, min(most_tp[first:last]), max(most_ep[first:last]))
+                rows += [(first, last, *setting, len(plans), at) for setting in settings]
             plans.append((stages, gpus))
     start, end, dp, tp, ep, plan, stage = np.array(rows, dtype=np.int64).reshape(-1, 7).T
     candidates = Candidates(
@@ -80,10 +76,20 @@ def even_cuts(loads: Sequence[Floats], degrees: Iterable[int]) -> dict[int, list
     }
 
 
-def _settings(gpus: int) -> list[tuple[int, int, int]]:
-    """Return the (dp, tp, ep) of a stage, which are powers of two that divide its GPUs."""
+@lru_cache(maxsize=1024)
+def _settings(gpus: int, tensor_limit: float, experts: float) -> tuple[tuple[int, int, int], ...]:
+    """Return the (dp, tp, ep) of a stage, which are powers of two that divide its GPUs.
+
+    Its layers allow tensor degrees up to ``tensor_limit``, and each GPU has the same number of
+    ``experts``.
+    """
     split = powers_dividing(gpus)
-    return [(gpus // tp, tp, ep) for tp in split for ep in split]
+    return tuple(
+        (gpus // tp, tp, ep)
+        for tp in split
+        for ep in split
+        if tp <= tensor_limit and max(experts, 1) % ep == 0
+    )
 
 
 def least_times_s(
