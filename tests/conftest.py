@@ -4,10 +4,18 @@ import signal
 
 import pytest
 
+from tests.support.data_directories import make_data_directory
 from tests.support.database import database, make_database, postgres_url, server_url, store
 from tests.support.laws import IS_FAST, load_profile
 
-__all__ = ["database", "make_database", "postgres_url", "server_url", "store"]
+__all__ = [
+    "database",
+    "make_data_directory",
+    "make_database",
+    "postgres_url",
+    "server_url",
+    "store",
+]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs with SIGINT ignored. The processes that tests start and

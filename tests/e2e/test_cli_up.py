@@ -23,9 +23,12 @@ from tessera.db.engine import Database
 from tessera.service.cli.client import connect
 from tessera.service.cli.main import app
 from tessera.v1 import jobs_pb2
+from tests.support.data_directories import MakeDataDirectory
 from tests.support.patience import PATIENCE_S
 
 TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
+
+QUICK = ["--listen", "127.0.0.1:0", "--period", "0", "--agents", "1"]
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +55,7 @@ def run_up(
     where = ("--data-dir", str(home)) if directory is None else directory
     with (home / "messages").open("w") as messages:
         process = subprocess.Popen(
-            [*TESSERA, "up", *where, "--listen", "127.0.0.1:0", "--period", "0", *options],
+            [*TESSERA, "up", *where, *QUICK, *options],
             stdout=subprocess.PIPE,
             stderr=messages,
             text=True,
@@ -71,20 +74,17 @@ def run_up(
 
 
 def expect_refusal(home: Path, *options: str, code: int) -> str:
-    """Run an `up` that must end at once with ``code``, and return its one line of error."""
-    done = subprocess.run(
-        [*TESSERA, "up", *options],
-        env={**os.environ, "TESSERA_HOME": str(home / "home")},
-        timeout=PATIENCE_S,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: ")
-    return done.stderr
+    """Run an `up` in this process that must end at once, and return its one line of error."""
+    done = CliRunner().invoke(app, ["up", *options], env={"TESSERA_HOME": str(home / "home")})
+    assert (done.exit_code, done.stdout) == (code, ""), done.stderr
+    return one_error(done.stderr)
+
+
+def one_error(messages: str) -> str:
+    """Return the messages, which must be one line of error."""
+    assert messages.count("\n") == 1
+    assert messages.startswith("error: ")
+    return messages
 
 
 def write_cluster_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
@@ -112,7 +112,8 @@ def home() -> Iterator[Path]:
 
 def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home: Path) -> None:
     bert = "--model bert --params 1.3B --batch 256 --restart 0"
-    with run_up(home, "--agents", "2", "--clock-factor", "2000") as (address, process):
+    options = ("--agents", "2", "--clock-factor", "2000")
+    with run_up(home, *options, directory=()) as (address, process):
         run_client(address, f"submit j {bert} --iterations 9000 --gpus 8")
         decided = read_json(address, "round --seed 1")
         assert (decided["running"], decided["verified"]) == (1, True)
@@ -139,7 +140,9 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
             for job in client.stream(client.jobs.WatchJob, request):
                 if job.state == jobs_pb2.RUNNING:
                     break
-        postgres = psutil.Process(int((home / "pg" / "postmaster.pid").read_text().split()[0]))
+        place = home / "home" / "pg"  # without a file and a directory, it is TESSERA_HOME's
+        assert data_directories(home) == {Path()}
+        postgres = psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
         children = [postgres, *psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
@@ -160,24 +163,9 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
         assert f"another Tessera server listens on {address}" in port
         assert "--listen 127.0.0.1:0" in port
         assert not (home / "second" / "pg").exists()
-        shared = subprocess.run(
-            [
-                *TESSERA,
-                "up",
-                "--data-dir",
-                str(home / "third"),
-                "-f",
-                other,
-                *outside,
-                "--listen",
-                "127.0.0.1:0",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
-        assert shared.returncode == 1
+        third = ("--data-dir", str(home / "third"), "-f", other, "--listen", "127.0.0.1:0")
+        shared = CliRunner().invoke(app, ["up", *third, *outside])
+        assert shared.exit_code == 1
         assert "another `tessera up` runs clusters/default on this database" in shared.stderr
         assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
         assert first.poll() is None
@@ -186,25 +174,38 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
 def test_a_port_used_by_another_program_is_recognised(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as program:
         address = f"127.0.0.1:{program.getsockname()[1]}"
-        error = expect_refusal(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
+        refused = subprocess.run(
+            [*TESSERA, "up", "--data-dir", str(home / "d"), "--listen", address],
+            timeout=PATIENCE_S,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+    error = one_error(refused.stderr)
     assert f"another program, which is not a Tessera server, listens on {address}" in error
     assert not (home / "d" / "pg").exists()
 
 
-def test_up_continues_with_the_cluster_of_its_data_directory(home: Path) -> None:
+def test_up_continues_with_the_cluster_of_its_data_directory_even_after_a_kill(
+    home: Path, make_data_directory: MakeDataDirectory
+) -> None:
+    make_data_directory(home / "pg")
     lab, other = (
         write_cluster_file(home, "lab.yaml", 3),
         write_cluster_file(home, "other.yaml", 2, gpu_type="a10"),
     )
     with run_up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (
         address,
-        _,
+        process,
     ):
         run_client(
             address,
             "submit kept --model bert --params 760M --batch 128 --iterations 1000000 --gpus 2",
         )
         assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
+        kill_and_clear(home, process, agents=3)
     with run_up(home) as (address, _):
         assert nodes_of(address) == {"n0": "READY", "n1": "READY", "n2": "READY"}
         (job,) = read_json(address, "jobs")["jobs"]
@@ -221,23 +222,48 @@ def test_up_continues_with_the_cluster_of_its_data_directory(home: Path) -> None
     write_cluster_file(home, "lab.yaml", 4)
     with run_up(home, "-f", lab) as (address, _):
         assert len(nodes_of(address)) == 4
+        (job,) = read_json(address, "jobs")["jobs"]
+        assert job["name"] == "clusters/default/jobs/kept"
 
 
-def test_each_cluster_file_has_its_own_data_directory_unless_one_is_given(home: Path) -> None:
+def kill_and_clear(home: Path, process: subprocess.Popen[str], agents: int) -> None:
+    """Kill an `up`, check that what it left is named and not taken over, and end that."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    left = [child for child in children if "service" in " ".join(child.cmdline())]
+    assert len(left) == 1 + agents  # the server and the agents
+    error = expect_refusal(home, "--data-dir", str(home), code=1)
+    assert "still used by processes of a `tessera up` that was killed" in error
+    for child in left:
+        assert str(child.pid) in error
+        child.terminate()
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    assert alive == []
+
+
+def test_a_cluster_file_has_its_own_data_directory_unless_one_is_given(
+    home: Path, database: Database
+) -> None:
     lab = write_cluster_file(home, "lab.yaml", 2)
-    with run_up(home, "--clock-factor", "60", directory=()) as (address, _):
-        assert len(nodes_of(address)) == 5
     Path(lab).write_text(f"name: lab\n{Path(lab).read_text()}")
-    with run_up(home, "--file", lab, directory=()) as (address, _):
+    outside = ("--database-url", database.url)
+    with run_up(home, "--file", lab, *outside, directory=()) as (address, _):
         assert nodes_of(address, "lab") == {"n0": "READY", "n1": "READY"}
-    folders = {p.parent.relative_to(home / "home") for p in (home / "home").rglob("up.json")}
-    assert len(folders) == 2
-    assert Path() in folders
-    assert any(str(folder).startswith("clusters/lab-") for folder in folders)
+    (folder,) = data_directories(home)
+    assert str(folder).startswith("clusters/lab-")
 
 
-def test_reset_deletes_only_what_up_made_and_starts_from_scratch(home: Path) -> None:
+def data_directories(home: Path) -> set[Path]:
+    """Return the data directories that were made in TESSERA_HOME."""
+    return {p.parent.relative_to(home / "home") for p in (home / "home").rglob("up.json")}
+
+
+def test_reset_deletes_only_what_up_made_and_starts_from_scratch(
+    home: Path, make_data_directory: MakeDataDirectory
+) -> None:
     lab, place = write_cluster_file(home, "lab.yaml", 2), home / "d"
+    make_data_directory(place / "pg")
     foreign = home / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("all of it")
@@ -259,20 +285,3 @@ def test_reset_deletes_only_what_up_made_and_starts_from_scratch(home: Path) -> 
         assert len(nodes_of(address)) == 3
     assert (place / "mine.txt").read_text() == "kept"
     assert (foreign / "thesis.tex").read_text() == "all of it"
-
-
-def test_processes_left_by_a_killed_up_are_named_and_not_taken_over(home: Path) -> None:
-    with run_up(home, "--agents", "1") as (_, process):
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        left = [child for child in children if "service" in " ".join(child.cmdline())]
-        assert len(left) == 2  # the server and an agent
-        error = expect_refusal(home, "--data-dir", str(home), code=1)
-        assert "still used by processes of a `tessera up` that was killed" in error
-        for child in left:
-            assert str(child.pid) in error
-            child.terminate()
-        psutil.wait_procs(left, timeout=PATIENCE_S)
-    with run_up(home, "--agents", "1") as (address, _):
-        assert set(nodes_of(address).values()) == {"READY"}

@@ -80,8 +80,9 @@ def test_servers_killed_at_any_moment_lose_no_acknowledged_change(stack: Stack, 
                     threading.Event().wait(rng.uniform(0, 0.03))
                 victim.kill()
                 load.wait_for_answers(5)  # from the other server
-                victim.start()
-                victim.wait()
+                with load.paused():
+                    victim.start()
+                    victim.wait()
         assert grpc.StatusCode.UNAVAILABLE in load.user.failures, "no call was interrupted"
         check_all_acknowledged(lab, load, agents)
 

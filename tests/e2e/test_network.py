@@ -14,6 +14,7 @@ from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import estimates_pb2, jobs_pb2, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.agents import is_running
+from tests.support.database import a_database
 from tests.support.patience import PATIENCE_S
 from tests.support.system import Agent, Lab, User, until
 
@@ -25,9 +26,9 @@ RUNNING = jobs_pb2.RUNNING
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """Run a database and a server process."""
-    with run_stack() as stack:
+def stack(server_url: str) -> Iterator[Stack]:
+    """Run a server process on a database of its own."""
+    with a_database(server_url) as database, run_stack(database_url=database.url) as stack:
         yield stack
 
 

@@ -96,11 +96,11 @@ class User:
         await until(reached)
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], every_s: float = 0.05) -> None:
     """Poll the condition until it is true, since nothing notifies the caller."""
     async with asyncio.timeout(PATIENCE_S):
         while not await condition():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(every_s)
 
 
 @asynccontextmanager
@@ -233,7 +233,7 @@ async def test_a_step_that_fails_on_the_node_leaves_estimates_analytic_with_a_re
             await user.schedule()
             return (await user.task()).state == TASK.FAILED
 
-        await until(failed_twice)
+        await until(failed_twice, every_s=1.0)
         failed = await user.task()
         await user.is_in("j", "RUNNING")
         cells = await user.cells()

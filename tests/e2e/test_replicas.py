@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -11,6 +12,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tessera.benchmarks.service.fleet import Fleet
+from tessera.db.engine import Database
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import RoundSuperseded
 from tessera.formulation.records.clusters import NodeSpec
@@ -19,18 +21,32 @@ from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.laws import scaled
 from tests.support.listing import list_rounds
 from tests.support.patience import PATIENCE_S
 
-ROUNDS = 200
+ROUNDS = scaled(200)
+
+
+class Race:
+    """The race of the replicas. It ends after ``ROUNDS`` rounds, once both have won and one has lost."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.replicas = [Replica(address, self) for address in addresses]
+        self._end_s = time.monotonic() + PATIENCE_S
+
+    def is_over(self, number: int) -> bool:
+        """Return whether round ``number`` may be the last one."""
+        has_competed = all(r.won for r in self.replicas) and any(r.lost for r in self.replicas)
+        return number >= ROUNDS and (has_competed or time.monotonic() > self._end_s)
 
 
 class Replica(threading.Thread):
-    """A thread that calls Schedule on one replica until the cluster has had its rounds."""
+    """A thread that calls Schedule on one replica until the race is over."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, race: Race) -> None:
         super().__init__()
-        self.address = address
+        self.address, self.race = address, race
         self.won: list[str] = []
         self.lost: list[str] = []
 
@@ -41,7 +57,7 @@ class Replica(threading.Thread):
                 parent=PARENT, options=scheduler_pb2.RoundOptions(solver="greedy")
             )
             number = 0
-            while number < ROUNDS:
+            while not self.race.is_over(number):
                 try:
                     name = stub.Schedule(request, timeout=PATIENCE_S).name
                     self.won.append(name)
@@ -81,15 +97,17 @@ def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
 
 
 @pytest.mark.slow
-def test_two_racing_replicas_assign_no_gpu_and_no_round_number_twice() -> None:
+def test_two_racing_replicas_assign_no_gpu_and_no_round_number_twice(
+    database: Database,
+) -> None:
     types, nodes = tiny_cluster()
     jobs = [spec for _, spec in philly_like(60, seed=1)]
-    with run_stack(replicas=2) as stack:
+    with run_stack(replicas=2, database_url=database.url) as stack:
         make_cluster(stack, types, nodes)
         add_estimates(stack, sample_profiles())
         submit_jobs(stack, jobs)
         with Fleet(stack.addresses[1], CLUSTER, nodes, "fleet") as fleet:
-            replicas = [Replica(address) for address in stack.addresses]
+            replicas = Race(stack.addresses).replicas
             for replica in replicas:
                 replica.start()
             max_gpus = 0

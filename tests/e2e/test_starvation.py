@@ -37,6 +37,7 @@ from tessera.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tests.support.database import a_database
 from tests.support.patience import PATIENCE_S
 from tests.support.system import until
 
@@ -68,12 +69,15 @@ UNREAD_WATCHES = 200
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def stack(server_url: str) -> Iterator[Stack]:
     """Yield a server with a crowded cluster, and with one whose client has another address."""
     types, nodes = tiny_cluster()
     profiles = sample_profiles()
     arrivals = philly_like(JOBS, seed=1, profiles=profiles)
-    with run_stack() as started:
+    with (
+        a_database(server_url) as database,
+        run_stack(database_url=database.url) as started,
+    ):
         make_cluster(started, types, nodes)
         add_estimates(started, profiles)
         make_other_cluster(started)

@@ -123,12 +123,23 @@ def fail_again(store: PostgresStore, database: Database) -> None:
     fail(store, "a")
 
 
-def test_a_failed_start_and_a_lost_node_are_distinguished(
-    one: PostgresStore, database: Database
-) -> None:
+def test_a_start_that_fails_is_a_failure_of_the_job(store: PostgresStore) -> None:
+    a_cluster(store, nodes=1, gpus=4)
+    submit(store, a_spec("a", max_retries=20))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A0, range(4))]))
+    assert job(store, "a").state is JobState.STARTING
+    fail(store, "a", "no such program")
+    assert job(store, "a").state is JobState.QUEUED
+    assert 20.0 < back_off_s(store) <= 30.0
+    assert "no such program" in reason_of(store).message
+
+
+def test_a_lost_node_is_no_failure_of_the_job(one: PostgresStore, database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
     one.expire(C)
-    assert job(one, "a").retry_s == 0.0  # a lost node is not a failure of the job
+    assert job(one, "a").state is JobState.QUEUED
+    assert (job(one, "a").retries, job(one, "a").retry_s) == (0, 0.0)
 
 
 def test_a_round_skips_a_job_in_back_off_and_gives_its_gpus_to_another(

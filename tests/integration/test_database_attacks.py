@@ -33,6 +33,7 @@ from tessera.formulation.records.store import Request
 from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from tests.support.data_directories import MakeDataDirectory
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     C,
@@ -58,9 +59,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[Path]:
+def place(folder: Path, make_data_directory: MakeDataDirectory) -> Iterator[Path]:
     """Yield the directory of the test's own database server."""
-    yield folder / "pg"
+    yield make_data_directory(folder / "pg")
     embedded.stop_server(folder / "pg")
 
 
@@ -157,13 +158,8 @@ def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
         store.get_cluster(C)
     for hog in hogs:
         hog.close()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            assert store.get_cluster(C).name == C
-            break
-        except Unavailable:
-            assert time.monotonic() < deadline_s
+    wait_for(lambda: is_available(lambda: store.get_cluster(C)))
+    assert store.get_cluster(C).name == C
     database.engine.dispose()
 
 
@@ -206,13 +202,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
     assert isinstance(errors[0], Unavailable)
     ballast.unlink()
     embedded.start_server(place)  # the server may have stopped when it could not write its log
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            submit(store, a_spec("after"))
-            break
-        except Unavailable:
-            assert time.monotonic() < deadline_s
+    wait_for(lambda: is_available(lambda: submit(store, a_spec("after"))))
     stored = {j.spec.name for j in store.list_jobs(C, [], 0, 1000)[0]}
     assert stored >= {*acknowledged, "after"}
     assert stored <= {*acknowledged, "after", f"job-{len(acknowledged)}"}
@@ -271,6 +261,15 @@ def wait_for_more(acknowledged: list[str]) -> None:
     """Wait until twenty more calls have been acknowledged."""
     enough = len(acknowledged) + 20
     wait_for(lambda: len(acknowledged) >= enough)
+
+
+def is_available(call: Callable[[], object]) -> bool:
+    """Make a call, and return whether the database could answer it."""
+    try:
+        call()
+    except Unavailable:
+        return False
+    return True
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from tessera.db import embedded, pgserver
 from tessera.formulation.errors import Unavailable
+from tests.support.data_directories import MakeDataDirectory
 from tests.support.patience import PATIENCE_S
 from tests.support.system import kill_postgres, until
 
@@ -43,11 +44,17 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[Path]:
-    """Yield the directory of a server, and check that no process is left there at the end."""
+def new_place(folder: Path) -> Iterator[Path]:
+    """Yield the path of a server's directory, and check that no process is left there at the end."""
     yield folder / "pg"
     embedded.stop_server(folder / "pg")
     assert not processes_in(folder / "pg")
+
+
+@pytest.fixture
+def place(new_place: Path, make_data_directory: MakeDataDirectory) -> Path:
+    """Return the initialised directory of a server that does not run yet."""
+    return make_data_directory(new_place)
 
 
 def processes_in(place: Path) -> list[psutil.Process]:
@@ -93,7 +100,9 @@ def close_input(process: subprocess.Popen[str]) -> None:
 USES = "print(embedded.start_server(place), flush=True); sys.stdin.read()"
 
 
-def test_no_fork_handler_runs_when_the_server_starts_stops_and_is_left_at_exit(place: Path) -> None:
+def test_no_fork_handler_runs_when_the_server_starts_stops_and_is_left_at_exit(
+    new_place: Path,
+) -> None:
     """The fork handlers of gRPC crash or hang while other threads are in its calls."""
     program = f"""{FORK_IS_DEADLY}
 embedded.start_server(place)
@@ -102,9 +111,9 @@ print(embedded.start_server(place))
 pid = libc.fork()
 print(os.waitpid(pid, 0)[1] & 127 if pid else "")
 """
-    _, signal = run_program(program, place)
+    _, signal = run_program(program, new_place)
     assert int(signal) == 6, "the trap for plain forks does not work"
-    assert not processes_in(place)
+    assert not processes_in(new_place)
 
 
 def test_stored_data_survives_a_kill_of_every_process(place: Path) -> None:
@@ -227,13 +236,13 @@ def test_an_unrelated_process_with_the_killed_servers_pid_is_left_alone(place: P
     file.unlink()
 
 
-def test_a_directory_of_another_release_is_refused(place: Path) -> None:
-    place.mkdir()
-    (place / "PG_VERSION").write_text("16\n")
+def test_a_directory_of_another_release_is_refused(new_place: Path) -> None:
+    new_place.mkdir()
+    (new_place / "PG_VERSION").write_text("16\n")
     with pytest.raises(
         Unavailable, match=r"its data are of PostgreSQL 16, but this release has 18: dump"
     ):
-        embedded.start_server(place)
+        embedded.start_server(new_place)
 
 
 def test_a_failure_names_the_program_its_output_and_the_log(place: Path) -> None:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from tessera.db import embedded, pgserver
 from tessera.formulation.errors import Unavailable
+from tests.support.data_directories import MakeDataDirectory
 
 CONNECT = """
 import os, socket, sys
@@ -32,9 +33,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(folder: Path) -> Iterator[Path]:
+def new_place(folder: Path) -> Iterator[Path]:
     yield folder / "pg"
     embedded.stop_server(folder / "pg")
+
+
+@pytest.fixture
+def place(new_place: Path, make_data_directory: MakeDataDirectory) -> Path:
+    return make_data_directory(new_place)
 
 
 def mode_of(path: Path) -> int:
@@ -45,10 +51,10 @@ def socket_of(url: str) -> Path:
     return Path(str(sa.make_url(url).query["host"])) / f".s.PGSQL.{pgserver.PORT}"
 
 
-def test_directory_and_socket_are_accessible_only_to_the_user(place: Path) -> None:
-    path = socket_of(embedded.start_server(place))
-    assert (mode_of(place), mode_of(path)) == (0o700, 0o700)
-    assert all(mode_of(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
+def test_directory_and_socket_are_accessible_only_to_the_user(new_place: Path) -> None:
+    path = socket_of(embedded.start_server(new_place))
+    assert (mode_of(new_place), mode_of(path)) == (0o700, 0o700)
+    assert all(mode_of(file) & 0o077 == 0 for file in new_place.parent.glob(".pg.*"))
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
 
@@ -92,42 +98,45 @@ def test_a_parent_folder_writable_by_anyone_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
-def test_another_users_directory_is_refused_and_left_unchanged(place: Path) -> None:
+def test_another_users_directory_is_refused_and_left_unchanged(new_place: Path) -> None:
     nobody = pwd.getpwnam("nobody")
-    place.mkdir(mode=0o700)
-    os.chown(place, nobody.pw_uid, nobody.pw_gid)
+    new_place.mkdir(mode=0o700)
+    os.chown(new_place, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match="belongs to another user"):
-        embedded.start_server(place)
-    assert (place.stat().st_uid, list(place.iterdir())) == (nobody.pw_uid, [])
+        embedded.start_server(new_place)
+    assert (new_place.stat().st_uid, list(new_place.iterdir())) == (nobody.pw_uid, [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
-def test_another_users_lock_is_refused_without_waiting(place: Path) -> None:
+def test_another_users_lock_is_refused_without_waiting(new_place: Path) -> None:
     nobody = pwd.getpwnam("nobody")
-    lock = place.with_name(".pg.lock")
+    lock = new_place.with_name(".pg.lock")
     lock.touch()
     os.chown(lock, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match=r"\.pg\.lock belongs to another user; remove it"):
-        embedded.start_server(place)
+        embedded.start_server(new_place)
 
 
-def test_a_lock_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_not_followed(new_place: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    place.with_name(".pg.lock").symlink_to(target)
+    new_place.with_name(".pg.lock").symlink_to(target)
     with pytest.raises(Unavailable, match="does not start"):
-        embedded.start_server(place)
+        embedded.start_server(new_place)
     assert not target.exists()
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
 def test_a_socket_folder_prepared_by_others_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    folder: Path,
+    make_data_directory: MakeDataDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     temporary = folder / "tmp"
     temporary.mkdir()
     folder.chmod(0o711)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    place = folder / ("long" * 30) / "pg"
+    place = make_data_directory(folder / ("long" * 30) / "pg")
     url = embedded.start_server(place)
     sockets = socket_of(url).parent
     embedded.stop_server(place)

@@ -23,6 +23,7 @@ from tessera.simulator.sweeps.runner import run_tasks
 from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer_call
 from tests.support.patience import PATIENCE_S
 from tests.support.sweeps import a_task
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -123,9 +124,12 @@ def test_no_process_outlives_a_killed_sweep(tmp_path: Path) -> None:
         f"run_tasks([a_task('a', 'hangs', file={str(file)!r})])"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as sweep:
-        while not file.exists():
+
+        def begun() -> bool:
             assert sweep.poll() is None
-            os.sched_yield()
+            return file.exists()
+
+        until(begun, "the task has begun")
         worker = psutil.Process(int(file.read_text()))
         sweep.kill()
     ended, _ = psutil.wait_procs([worker], timeout=PATIENCE_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import grpc
@@ -26,6 +27,8 @@ class Load:
     def __init__(self, lab: Lab, seed: int) -> None:
         self._lab, self._seed = lab, seed
         self._stop, self._lock = threading.Event(), threading.Lock()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         self._threads = [
             threading.Thread(target=self._repeat, args=(number, work))
             for number, work in enumerate(
@@ -53,10 +56,20 @@ class Load:
     def __exit__(self, *_: object) -> None:
         """Wait until each user has finished its call."""
         self._stop.set()
+        self._goes_on.set()
         for thread in self._threads:
             thread.join()
         self.user.__exit__()
         assert not self.errors, self.errors
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Begin no call inside the block, while a test waits for something that needs none."""
+        self._goes_on.clear()
+        try:
+            yield
+        finally:
+            self._goes_on.set()
 
     def wait_for_calls(self, begun: int) -> None:
         """Wait until ``begun`` more calls have begun."""
@@ -73,6 +86,7 @@ class Load:
         turn = 0
         while not self._stop.wait(PAUSE_S):
             turn += 1
+            self._goes_on.wait()
             try:
                 work(f"{number}-{turn}", rng)
             except (grpc.RpcError, AssertionError) as error:

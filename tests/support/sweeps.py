@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.simulator.sweeps.tasks import Task
+from tests.support.waiting import until
 
 
 def a_task(name: str, function: str = "drawn", **options: Any) -> Task:
@@ -60,8 +61,7 @@ def killed() -> dict[str, Any]:
 
 def interrupts(pid: int, kept: str) -> dict[str, Any]:
     """Interrupt a process like Ctrl-C once a result is in the folder ``kept``, and never end."""
-    while not list(Path(kept).glob("*.json")):
-        os.sched_yield()
+    until(lambda: list(Path(kept).glob("*.json")), "a result is in the folder")
     os.kill(pid, signal.SIGINT)
     signal.pause()
     return {}

@@ -7,8 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +36,7 @@ from tessera.v1 import (
 )
 from tests.support.agents import is_running, process_of
 from tests.support.patience import PATIENCE_S
+from tests.support.waiting import until as until
 
 T = TypeVar("T")
 
@@ -62,21 +61,6 @@ QUICK = [
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-
-def until(
-    condition: Callable[[], T | None],
-    what: str,
-    *,
-    within_s: float = PATIENCE_S,
-    every_s: float = 0.02,
-) -> T:
-    """Wait for ``condition`` and return its first true value. ``what`` describes it in errors."""
-    end_s, pause = time.monotonic() + within_s, threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < end_s, f"timed out waiting for: {what}"
-        pause.wait(every_s)
-    return value
 
 
 class Replica:
@@ -261,10 +245,15 @@ class Agent:
         """Start the agent, and wait until its nodes are ready."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(self._argv, stdout=out, stderr=out)
-        until(self._ready, f"agent {self.name} is ready: {self.log.read_text()[-500:]}")
+        try:
+            until(self._ready, f"agent {self.name} is ready")
+        except AssertionError as error:
+            error.add_note(self.log.read_text()[-500:])
+            raise
         return self
 
     def _ready(self) -> bool:
+        assert self.process.poll() is None, f"agent {self.name} has ended"
         nodes = self._lab.nodes()
         return all(
             name in nodes and nodes[name].state == clusters_pb2.Node.READY for name in self.nodes

@@ -106,18 +106,22 @@ def run_stack(
     replicas: int = 1,
     settings: Mapping[str, str] | None = None,
     report: Callable[[str], None] = _say_nothing,
+    database_url: str = "",
 ) -> Iterator[Stack]:
     """Start a database and servers in a temporary folder; stop and remove them at the end.
 
     ``settings`` adds to the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is
-    called with each step as it begins.
+    called with each step as it begins. If ``database_url`` is not "", it names a migrated database
+    to use instead of a new one.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
-        report("starting PostgreSQL")
-        url = embedded.start_server(folder / "pg")
-        stack.callback(embedded.stop_server, folder / "pg")
-        upgrade_schema(connect_database(url))
+        url = database_url
+        if not url:
+            report("starting PostgreSQL")
+            url = embedded.start_server(folder / "pg")
+            stack.callback(embedded.stop_server, folder / "pg")
+            upgrade_schema(connect_database(url))
         report("starting a server; the first start on a machine compiles code for up to a minute")
         servers = []
         for k in range(replicas):
