@@ -184,7 +184,7 @@ def balanced_ends(
             least = worst.argmin(axis=1)
             cut[k, ends] = starts[least]
             best[k, ends] = worst[np.arange(len(ends)), least]
-    ends = [count]
+    chosen = [count]
     for k in range(parts, 1, -1):
-        ends.append(int(cut[k, ends[-1]]))
-    return np.array(ends[::-1], dtype=np.int64)
+        chosen.append(int(cut[k, chosen[-1]]))
+    return np.array(chosen[::-1], dtype=np.int64)

@@ -66,7 +66,9 @@ def required_by(extra: str) -> list[str]:
     return list(collected)
 
 
-def installed_closure(requirements: Iterable[str]) -> tuple[dict[str, metadata.Distribution], list[str]]:
+def installed_closure(
+    requirements: Iterable[str],
+) -> tuple[dict[str, metadata.Distribution], list[str]]:
     """Return what the requirements need here, by name, and a sentence for each that is not met."""
     found: dict[str, metadata.Distribution] = {}
     faults: list[str] = []

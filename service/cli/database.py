@@ -8,11 +8,16 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.db.access_store import PostgresAccessStore
 from tessera.db.embedded import default_directory
 from tessera.db.engine import Database
 from tessera.db.migrate import head_revision, upgrade_schema
 from tessera.db.store import PostgresStore
+from tessera.formulation.access import AUDITED, AuditedCall, Role
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.access import TokenSpec
+from tessera.formulation.secrets import USER_PREFIX
 from tessera.service.cli import limits, options
 from tessera.service.cli.render import print_line, print_note
 from tessera.service.config import Config, load_config, without_password
@@ -32,8 +37,12 @@ def add_commands(app: typer.Typer) -> None:
     panel = "Servers"
     app.command("migrate", rich_help_panel=panel)(migrate_database)
     app.command("prune", rich_help_panel=panel)(prune_database)
-    group = typer.Typer(help="Show the address of the database.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Show the database's address, or create the first administrator's token in it.",
+        no_args_is_help=True,
+    )
     group.command("url")(print_url)
+    group.command("admin-token")(create_admin_token)
     app.add_typer(group, name="db", rich_help_panel=panel)
 
 
@@ -120,3 +129,40 @@ def _require_embedded(settings: Config, *, chosen: bool) -> None:
 def print_url(config: ConfigFile = None) -> None:
     """Print the database's URL with its password. The embedded database answers only while it is in use."""
     print_line(_open(load_config(config, os.environ)).url.replace("+psycopg2", "", 1))
+
+
+def create_admin_token(
+    name: Annotated[str, typer.Argument(help="Who uses the token, e.g. alice.")],
+    expires: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time after which the token expires.")
+    ] = "90d",
+    config: ConfigFile = None,
+) -> None:
+    """Create an administrator's token directly in the database, and print it on stdout.
+
+    Use it for the first administrator, who can then make other tokens with `tessera token create`.
+    """
+    clock, made = SystemClock(), make_token()
+    settings = load_config(config, os.environ)
+    spec = TokenSpec(
+        id=made.id,
+        name=require_identifier("NAME", name),
+        secret_hash=made.secret_hash,
+        role=Role.ADMIN,
+        expires_s=clock.wall_s() + options.parse_seconds("--expires", expires),
+    )
+    call = AuditedCall(
+        subject=f"user {os.getuid()} of the server's machine",
+        role=Role.ADMIN,
+        key="database",
+        method="Access.CreateToken",
+        target=name,
+        peer="",
+    )
+    token = AUDITED.set(call)
+    try:
+        PostgresAccessStore(_open(settings)).create_token(spec, call.subject)
+    finally:
+        AUDITED.reset(token)
+    print_line(made.text(USER_PREFIX))
+    print_note(f"token {name} with the role admin, in {_place(settings)}; it cannot be shown again")

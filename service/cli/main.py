@@ -51,6 +51,7 @@ CLIENT_MODULES: Final = {
     "tenants": ("tenants",),
     "cells": ("cells",),
     "models": ("models",),
+    "access": ("token", "join-token", "certificate", "audit"),
 }
 """The modules of the client's commands, with the names of the commands that each of them adds.
 
@@ -118,7 +119,8 @@ _BUILT_IN: Final = {
         "Delete old request ids, rounds, ended jobs and history from the database.",
     ),
     "db": DeferredCommand(
-        "tessera.service.cli.database:add_commands", "Show the address of the database."
+        "tessera.service.cli.database:add_commands",
+        "Show the database's address, or create the first administrator's token in it.",
     ),
 }
 

@@ -52,12 +52,13 @@ Policy = Annotated[
         " Default: the value of TESSERA_POLICY.",
     ),
 ]
-InsecureAnyInterface = Annotated[
+Insecure = Annotated[
     bool,
     typer.Option(
+        "--insecure",
         "--insecure-any-interface",
-        help="Accept connections from other machines. Callers are not authenticated, so use this only on"
-        " a trusted network.",
+        help="Accept connections from other machines without TLS and tokens. Everyone who reaches the"
+        " server may then do everything.",
     ),
 ]
 ValidateOnly = Annotated[

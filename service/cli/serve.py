@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from tessera.service import wiring
 from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
 from tessera.service.cli.render import print_note
-from tessera.service.config import Config, load_config
+from tessera.service.config import load_config
 from tessera.service.database import open_database
 
 SWITCH_S = 0.001
@@ -60,7 +60,22 @@ def run_server(
             help="Address on which the server listens. Default: 127.0.0.1:7070.",
         ),
     ] = "",
-    insecure_any_interface: options.InsecureAnyInterface = False,
+    tls: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of certificates made by `tessera ca init`. The server then takes only TLS"
+            " connections of callers with a token or a certificate.",
+        ),
+    ] = "",
+    socket: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Unix socket on which the server listens, too. Callers there need no token.",
+        ),
+    ] = "",
+    insecure: options.Insecure = False,
     database_url: Annotated[
         str,
         typer.Option(
@@ -94,8 +109,18 @@ def run_server(
 
     Options take precedence over TESSERA_* environment variables, and these over the settings file.
     """
-    settings = _settings(
-        config, listen, database_url, period, policy, insecure_any_interface=insecure_any_interface
+    given: dict[str, Any] = {
+        "insecure": insecure or "",
+        "tls_directory": tls,
+        "socket": socket,
+        "listen": listen,
+        "database_url": database_url,
+        "period_s": options.parse_seconds("--period", period) if period else "",
+        "policy": policy,
+    }
+    settings = replace(
+        load_config(config, os.environ),
+        **{name: value for name, value in given.items() if value != ""},
     )
     if print_config:
         typer.echo(str(settings), nl=False)
@@ -129,29 +154,6 @@ def run_agent(
 ) -> None:
     """Run an agent on a GPU node, like the command `tessera-agent`, which needs fewer packages."""
     raise typer.Exit(agent_program.main(arguments or []))
-
-
-def _settings(
-    file: Path | None,
-    listen: str,
-    database_url: str,
-    period: str,
-    policy: str,
-    *,
-    insecure_any_interface: bool,
-) -> Config:
-    settings = load_config(file, os.environ)
-    if insecure_any_interface:  # set before the address, which is refused without it
-        settings = replace(settings, insecure_any_interface=True)
-    if listen:
-        settings = replace(settings, listen=listen)
-    if database_url:
-        settings = replace(settings, database_url=database_url)
-    if period:
-        settings = replace(settings, period_s=options.parse_seconds("--period", period))
-    if policy:
-        settings = replace(settings, policy=policy)
-    return settings
 
 
 def _set_up_logging(level: str) -> None:

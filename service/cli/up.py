@@ -50,6 +50,9 @@ GRACE_S: Final = 15.0
 GANG_GRACE_S: Final = 2.0
 """Seconds that a gang may take to stop before its agent kills it."""
 
+MAX_SOCKET_PATH: Final = 100
+"""Longest path of a Unix socket in bytes. With a longer one, the server listens on its port alone."""
+
 SHOWN_NODES: Final = 5
 """The number of nodes that an error names."""
 
@@ -103,7 +106,7 @@ def run_up(
             metavar="HOST:PORT", help="Address on which the server listens. Port 0: any free port."
         ),
     ] = DEFAULT_SERVER,
-    insecure_any_interface: options.InsecureAnyInterface = False,
+    insecure: options.Insecure = False,
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +157,7 @@ def run_up(
         policy=policy,
         period_s=period_s,
         listen=address,
-        insecure_any_interface=insecure_any_interface,
+        insecure=insecure,
     )
     if clock_factor is not None and not clock_factor > 0:
         raise InvalidInput("--clock-factor", "must be greater than 0")
@@ -186,7 +189,7 @@ def run_up(
             period_s=period_s,
             policy=policy,
             address=address,
-            insecure_any_interface=insecure_any_interface,
+            insecure=insecure,
             instance=uuid.uuid4().hex,
             database_url=database_url,
             samples=not record.source if samples is None else samples,
@@ -228,7 +231,7 @@ class StartPlan:
     policy: str
     address: str
     instance: str  # the id by which the server is recognised
-    insecure_any_interface: bool
+    insecure: bool
     database_url: str  # "" for the embedded database
     samples: bool
     again: str  # the command that continues with the same data directory
@@ -323,7 +326,10 @@ def _embedded(directory: Path) -> Iterator[str]:
 
 def _server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[Child]:
     arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
-    arguments += ["--insecure-any-interface"] if plan.insecure_any_interface else []
+    arguments += ["--insecure"] if plan.insecure else []
+    socket = plan.home.path / "run" / "server.sock"
+    if len(os.fsencode(socket)) <= MAX_SOCKET_PATH:
+        arguments += ["--socket", str(socket)]
     settings = {
         "TESSERA_DATABASE_URL": url,
         "TESSERA_POLICY": plan.policy,

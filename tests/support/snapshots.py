@@ -16,7 +16,6 @@ from tessera.formulation.snapshot import Allocations, Snapshot
 from tessera.formulation.values import Hold
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
-
 SPEEDS: Final = (0.5, 1.0, 1.3, 2.0, math.inf)
 GPU_COUNTS: Final = (1, 2, 3, 4, 8, 16)
 NODE_GROUPS: Final = st.tuples(st.integers(1, 4), st.integers(0, 2))

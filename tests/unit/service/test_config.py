@@ -60,7 +60,7 @@ def test_variables_of_the_command_line_are_ignored() -> None:
 
 @pytest.mark.parametrize("listen", [ANY, "[::]:7070", "10.0.0.1:7070", "example.org:7070", ":7070"])
 def test_other_machines_may_connect_only_if_configured(listen: str) -> None:
-    with pytest.raises(InvalidInput, match="not authenticated"):
+    with pytest.raises(InvalidInput, match="callers need no token"):
         Config(listen=listen)
     assert Config(listen=listen, insecure_any_interface=True).listen == listen
 
