@@ -111,6 +111,11 @@ _BUILT_IN: Final = {
     "agent": DeferredCommand(
         "tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."
     ),
+    "ca": DeferredCommand(
+        "tessera.service.cli.authority:add_commands",
+        "Make and replace the certificates of a server and its authority.",
+        extra="secure",
+    ),
     "migrate": DeferredCommand(
         "tessera.service.cli.database:add_commands", "Upgrade the database schema to this release."
     ),
