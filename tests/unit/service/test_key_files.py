@@ -1,0 +1,148 @@
+"""Files of keys and certificates: each problem is one line with the path and what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tessera.formulation.errors import InvalidInput
+from tessera.service.security.authority import create_authority
+from tessera.service.security.key_files import (
+    parse_certificates,
+    parse_key,
+    read_authority,
+    read_file,
+    read_pair,
+    require_authorities,
+    require_current,
+    write_private,
+    write_public,
+)
+from tests.support.certificates import DAY_S, Site, make_site
+
+NOW_S = 1.8e9
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path, NOW_S)
+
+
+def problem_of(path: Path, read: Callable[[Path], object]) -> str:
+    """Return the problem, which is one line that begins with the path."""
+    with pytest.raises(InvalidInput) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    return caught.value.problem
+
+
+def read_certificates(path: Path) -> object:
+    return parse_certificates(path, read_file(path))
+
+
+def read_key(path: Path) -> object:
+    return parse_key(path, read_file(path, private=True))
+
+
+def test_a_missing_empty_or_foreign_file_is_named(site: Site) -> None:
+    path = site.folder / "x"
+    assert "does not exist" in problem_of(path, read_file)
+    path.write_text("\n", encoding="utf-8")
+    assert "is empty" in problem_of(path, read_file)
+    path.write_text("hello", encoding="utf-8")
+    path.chmod(0o600)
+    assert "must be PEM" in problem_of(path, read_certificates)
+    assert "must be PEM" in problem_of(path, read_key)
+    assert "Is a directory" in problem_of(site.folder, read_file)
+    pipe = site.folder / "pipe"
+    os.mkfifo(pipe)
+    assert "not a regular file" in problem_of(pipe, read_file)
+
+
+def test_a_key_and_a_certificate_in_each_other_s_place_are_recognised(site: Site) -> None:
+    site.folder.joinpath("server.pem").chmod(0o600)
+    assert "holds a private key, where" in problem_of(site.folder / "server.key", read_certificates)
+    assert "holds a certificate, where" in problem_of(site.folder / "server.pem", read_key)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o644, 0o666])
+def test_a_key_that_others_can_read_or_change_is_refused(site: Site, mode: int) -> None:
+    path = site.folder / "server.key"
+    path.chmod(mode)
+    assert f"run chmod 600 {path}" in problem_of(path, read_key)
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o440])
+def test_a_key_that_its_group_can_read_is_accepted(site: Site, mode: int) -> None:
+    (site.folder / "server.key").chmod(mode)
+    pair = read_pair(site.folder / "server.pem", site.folder / "server.key")
+    assert pair.key.public_key() == pair.certificate.public_key()
+
+
+def test_a_key_of_another_certificate_is_refused(site: Site) -> None:
+    path = site.folder / "ca.key"
+    problem = problem_of(path, lambda p: read_pair(site.folder / "server.pem", p))
+    assert "does not belong to the certificate in" in problem
+
+
+def test_half_a_certificate_is_recognised_even_after_a_whole_one(site: Site) -> None:
+    path = site.folder / "ca.pem"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:200])
+    assert "ends in the middle of a certificate" in problem_of(path, read_certificates)
+    path.write_bytes(whole.replace(b"M", b"N", 3))
+    assert "cannot be read" in problem_of(path, read_certificates)
+
+
+def test_a_certificate_out_of_its_time_is_refused_with_the_difference(site: Site) -> None:
+    path = site.folder / "server.pem"
+    certificate = parse_certificates(path, read_file(path))[0]
+    require_current(certificate, path, NOW_S)
+    late = problem_of(path, lambda p: require_current(certificate, p, NOW_S + 90 * DAY_S))
+    assert late == "expired at 2027-04-15 08:00 UTC; replace it with a new certificate"
+    early = problem_of(path, lambda p: require_current(certificate, p, NOW_S - 3900.0))
+    assert "which is 60 min from now" in early
+    assert "clocks may disagree" in early
+
+
+def test_only_certificates_of_authorities_are_trusted(site: Site) -> None:
+    path = site.folder / "server.pem"
+    server = parse_certificates(path, read_file(path))
+    problem = problem_of(path, lambda p: require_authorities(server, p, NOW_S))
+    assert "not an authority's" in problem
+
+
+def test_an_expired_authority_may_stay_next_to_a_valid_one(site: Site) -> None:
+    path, old = site.folder / "ca.pem", create_authority(NOW_S - 3651 * DAY_S)
+    both = [old.certificate, site.authority.certificate]
+    require_authorities(both, path, NOW_S)
+    assert "expired" in problem_of(path, lambda p: require_authorities(both[:1], p, NOW_S))
+
+
+def test_an_authority_is_the_first_of_the_authorities(site: Site) -> None:
+    path = site.folder / "ca.pem"
+    both = path.read_bytes() + create_authority(NOW_S).certificate_pem()
+    write_public(path, both)
+    authority, content = read_authority(path, site.folder / "ca.key", NOW_S)
+    assert authority.certificate == site.authority.certificate
+    assert content == both
+
+
+def test_private_files_are_for_their_owner_alone_and_directories_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir(mode=0o755)
+    open_folder.chmod(0o755)
+    path = open_folder / "a" / "b" / "key"
+    write_private(path, b"one")
+    write_private(path, b"two")
+    modes = [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parents[1], open_folder)]
+    assert modes == [0o600, 0o700, 0o700, 0o755]
+    assert path.read_bytes() == b"two"
+    assert [p.name for p in path.parent.iterdir()] == ["key"]
+    assert "cannot be written" in problem_of(path / "x", lambda p: write_private(p, b""))
