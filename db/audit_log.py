@@ -37,8 +37,8 @@ SELECT clock_timestamp(), r.* FROM json_to_recordset(CAST(:rows AS json)) AS
     r({", ".join(f"{name} text" for name in _TEXTS)}, count bigint)
 """)  # noqa: S608 - a constant of this module
 
-# In the collation C, "0" is the character after "/". A target such as "clusters/a/jobs/b (and 2
-# more)" is an entry of jobs/b, too.
+# In the collation C, "0" is the character after "/", and "!" the one after " ". A target such as
+# "clusters/a/jobs/b and 2 more" is of jobs/b, too.
 _LIST = sa.text(f"""
 SELECT number, extract(epoch FROM at)::float8 AS time_s, {", ".join(_TEXTS)}, count
 FROM audit_log
@@ -48,7 +48,7 @@ WHERE (:before = 0 OR number < :before)
     AND (:outcome = '' OR outcome = :outcome)
     AND (:target = '' OR target = :target
         OR (target > :target || '/' AND target < :target || '0')
-        OR (target > :target || ' (' AND target < :target || ' )'))
+        OR (target > :target || ' ' AND target < :target || '!'))
     AND (:since_s = '-Infinity' OR at >= to_timestamp(:since_s))
     AND (:until_s = 'Infinity' OR at < to_timestamp(:until_s))
 ORDER BY number DESC LIMIT :limit

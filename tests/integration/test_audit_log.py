@@ -335,7 +335,7 @@ def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Acces
         f"{JOBS}/a",
         f"{JOBS}/ab",
         f"{JOBS}/a/history",
-        f"{JOBS}/a (and 2 more)",
+        f"{JOBS}/a and 2 more",
         f"{JOBS}/a-1",
         f"clusters/{C}",
         f"clusters/{C}2/jobs/a",
