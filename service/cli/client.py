@@ -19,6 +19,7 @@ from tessera.client import (
     PLAIN_TEXT,
     ChannelRefused,
     ChannelSettings,
+    Login,
     find_settings,
     open_channel,
 )
@@ -163,18 +164,27 @@ class Client:
 def connect(server: str, settings: ChannelSettings | None = None) -> Iterator[Client]:
     """Open a channel to ``server`` (host:port) for the length of the block.
 
-    Its settings are those of the environment and the login file, unless others are given.
+    Its settings are those of the environment and the login file, unless others are given. A login
+    that is about to expire is renewed.
 
     Raises:
         CallFailed: the settings do not allow it.
     """
     try:
-        chosen = find_settings(server, os.environ) if settings is None else settings
+        chosen = find_settings(server, os.environ, _renew_login) if settings is None else settings
+        if chosen.renew_token is not None:
+            chosen.renew_token()  # its errors are clearer here than from within a call
         channel = open_channel(server, chosen, _OPTIONS)
     except ChannelRefused as error:
         raise CallFailed(str(error), Exit.REFUSED) from error
     with channel:
         yield Client(channel, server, chosen)
+
+
+def _renew_login(address: str, login: Login) -> Login:
+    from tessera.service.cli.renewal import renew_login  # noqa: PLC0415 - HTTP starts slowly
+
+    return renew_login(address, login)
 
 
 def new_request_id() -> str:

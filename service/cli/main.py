@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -17,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tessera.formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
 from tessera.formulation.release import install_hint, installed_version
+from tessera.formulation.secrets import HIDDEN, hide_secrets
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.render import print_error, print_line
 
@@ -64,6 +66,24 @@ _CLIENT: Final = {
 }
 
 _BUILT_IN: Final = {
+    "login": DeferredCommand(
+        "tessera.service.cli.login:add_commands",
+        "Log in to a server, with a code that you confirm in a browser on any device.",
+        "Access",
+        "client",
+    ),
+    "logout": DeferredCommand(
+        "tessera.service.cli.login:add_commands",
+        "Forget the login at a server.",
+        "Access",
+        "client",
+    ),
+    "whoami": DeferredCommand(
+        "tessera.service.cli.login:add_commands",
+        "Show who you are to a server: your name, role, tenants and clusters.",
+        "Access",
+        "client",
+    ),
     "import": DeferredCommand(
         "tessera.service.cli.importing:add_commands",
         "Import estimates of workloads, or the jobs of a trace.",
@@ -129,6 +149,12 @@ _BUILT_IN: Final = {
     ),
 }
 
+_UsageError: Final[Any] = typer.BadParameter.__bases__[0]
+"""The class of errors about the command line, which Typer does not export."""
+
+_LONG_WORD: Final = re.compile(r"(?<![\w./-])[A-Za-z0-9_+/=][A-Za-z0-9_+/=-]{23,}(?![\w./-])")
+"""A word without dots that is longer than names of options and most names of resources."""
+
 OWN_PLUGIN_PREFIX: Final = "tessera.benchmarks."
 """The package of `bench`, which is one of our own commands but must not be imported by the service."""
 
@@ -157,6 +183,13 @@ class CommandGroup(TyperGroup):
             _unwrap_help(command)
         return command
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the context of a command line."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except _UsageError as error:
+            raise _without_secrets(error) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` name, and load it if needed."""
         name = args[0]
@@ -172,6 +205,8 @@ class CommandGroup(TyperGroup):
         """Run the called command."""
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            raise _without_secrets(error) from None
         except TesseraError as error:
             print_error(str(error))
             raise typer.Exit(exit_code(error)) from error
@@ -202,6 +237,24 @@ class CommandGroup(TyperGroup):
         add(app)
         for added, command in typer.main.get_group(app).commands.items():
             self.commands.setdefault(added, command)
+
+
+def _without_secrets(error: Any) -> Any:
+    """Return an error about the command line that repeats no secret in it."""
+    text = error.format_message()
+    shown = _LONG_WORD.sub(lambda m: HIDDEN if _is_random(m[0]) else m[0], hide_secrets(text))
+    if shown == text:
+        return error
+    return _UsageError(
+        f"{shown} (Other users of this machine can read arguments: consider this secret known, and have it"
+        " revoked. Give tokens to `tessera login --token` on stdin, or in TESSERA_TOKEN.)",
+        ctx=error.ctx,
+    )
+
+
+def _is_random(word: str) -> bool:
+    """Return whether a word may be a secret of a form that we do not know."""
+    return any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
 
 
 def deferred_commands() -> dict[str, DeferredCommand]:

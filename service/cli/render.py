@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli.options import Output
 
 _UNBOUNDED: Final = 1_000_000
@@ -200,12 +201,12 @@ def print_line(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Print a message for the user on stderr."""
-    err.print(text)
+    err.print(hide_secrets(text))
 
 
 def print_error(text: str) -> None:
     """Print the error of a failed command on stderr."""
-    err.print(f"error: {text}", style="red")
+    err.print(f"error: {hide_secrets(text)}", style="red")
 
 
 def console_for(*, fold: bool) -> Console:

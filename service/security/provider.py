@@ -40,12 +40,12 @@ class ProviderAnswer:
         self.status, self.document = status, document
 
     def text(self, key: str) -> str:
-        """Return the text of a key, or "" if there is none."""
+        """Return the text of a key, or "" if it has no text."""
         value = self.document.get(key)
         return value if isinstance(value, str) else ""
 
     def number(self, key: str, usual: float) -> float:
-        """Return the number of a key, or ``usual`` if there is none that is finite and positive."""
+        """Return the number of a key, or ``usual`` if it has no positive one."""
         value = self.document.get(key)
         if isinstance(value, str) and value.isdecimal() and len(value) < 16:
             value = int(value)  # some providers send numbers as text

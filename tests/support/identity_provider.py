@@ -173,6 +173,7 @@ class IdentityProvider:
             "jwks_uri": f"{self.issuer}/keys",
             "device_authorization_endpoint": f"{self.issuer}/device",
             "token_endpoint": f"{self.issuer}/token",
+            "revocation_endpoint": f"{self.issuer}/revoke",
         }
         return {k: v for k, v in (usual | self.discovery).items() if v is not None}
 
@@ -198,6 +199,9 @@ class IdentityProvider:
                 return 200, {"keys": [key.as_jwk() for key in self.keys]}
             case "/device":
                 return 200, self._begin_login()
+            case "/revoke":
+                self._refresh_tokens.discard(form["token"])
+                return 200, {}
             case "/token" if form.get("grant_type") == "refresh_token":
                 return self._refresh(form)
             case "/token":
