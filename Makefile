@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full verify docs proto bench clean
+.PHONY: help setup demo test test-full verify supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -28,7 +28,7 @@ test: $(DEV) ## all tests, three files at a time; one follows the documents as a
 test-full: $(DEV) ## the same with nine times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
 
-verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, documents, bench smoke
+verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/style.py
@@ -37,8 +37,21 @@ verify: $(DEV) ## what else must hold: format, lint, style, results, types, laye
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check
 	$(BIN)/buf breaking proto --against proto/released.binpb
+	$(MAKE) supply
 	$(MAKE) docs
 	$(MAKE) bench
+
+supply: $(DEV) ## no new secret; packages locked, of allowed licences, and listed in build/sbom.json
+	$(BIN)/python scripts/leaks.py
+	$(BIN)/python scripts/lock.py --check
+	$(BIN)/python scripts/licences.py
+	$(MAKE) sbom
+
+sbom: $(DEV) ## the bill of materials, as CycloneDX JSON in build/sbom.json
+	$(BIN)/python scripts/sbom.py build/sbom.json
+
+lock: ## update the locks to pyproject.toml; UPGRADE=1 takes the newest versions
+	$(BIN)/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
 docs: $(DEV) ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
