@@ -22,6 +22,8 @@ from tessera.service.cli import limits, options
 from tessera.service.cli.render import print_line, print_note
 from tessera.service.config import Config, load_config, without_password
 from tessera.service.database import open_database
+from tessera.service.rpc.access import make_token
+from tessera.service.rpc.names import require_identifier
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
 """Seconds in a century. The database cannot represent times before its own calendar."""

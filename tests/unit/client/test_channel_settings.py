@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 
 from tessera.client import (
