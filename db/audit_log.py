@@ -45,7 +45,7 @@ FROM audit_log
 WHERE (:before = 0 OR number < :before)
     AND (:subject = '' OR subject = :subject)
     AND (:method = '' OR method = :method)
-    AND (:outcome = '' OR outcome = :outcome)
+    AND (:outcome = '' OR outcome = :outcome OR (:outcome = 'refused' AND outcome <> 'OK'))
     AND (:target = '' OR target = :target
         OR (target > :target || '/' AND target < :target || '0')
         OR (target > :target || ' ' AND target < :target || '!'))

@@ -106,7 +106,10 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """The entries of the audit log to list. "" and infinities do not restrict."""
+    """A choice of entries of the audit log. "" and infinities do not restrict.
+
+    The outcome "refused" is every one but OK.
+    """
 
     subject: str = ""
     method: str = ""

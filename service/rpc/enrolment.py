@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.access import IDENTITY, Identity
+from tessera.formulation.access import AUDITED, IDENTITY, Identity
 from tessera.formulation.errors import NotAllowed, PermissionDenied
 from tessera.formulation.records.access import CertificateRecord
 from tessera.formulation.secrets import JOIN_PREFIX, parse_token
@@ -92,8 +92,18 @@ class Enrolment:
         cluster = names.parse_cluster("parent", request.parent)
         token = parse_token("join_token", request.join_token, JOIN_PREFIX)
         fields.require_batch_size("nodes", len(request.nodes), MAX_NODES)
+        agent = names.require_identifier("agent_id", request.agent_id)
+        if (call := AUDITED.get()) is not None:
+            AUDITED.set(
+                replace(
+                    call,
+                    subject=f"join token {token.id}",
+                    key=f"join-token/{token.id}",
+                    target=f"{names.cluster_name(cluster)}/agents/{agent}",
+                )
+            )
         text, authorities, identity = self._sign(
-            settings, request.signing_request, cluster, request.agent_id, tuple(request.nodes)
+            settings, request.signing_request, cluster, agent, tuple(request.nodes)
         )
         store.enrol(token, _record(identity, self._wall_s(), token.id))
         return pb.EnrolResponse(certificate=text, authorities=authorities, port=settings.port())

@@ -93,7 +93,7 @@ def require_role(identity: Identity, method: str, rule: Rule) -> None:
     able = ", ".join(role for role in type(identity.role) if role in rule.roles)
     raise PermissionDenied(
         f"{short_method(method)} needs one of the roles {able}, and {identity.subject} has the role"
-        f" {identity.role}; ask an administrator for a token with such a role"
+        f" {identity.role}"
     )
 
 

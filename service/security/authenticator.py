@@ -37,11 +37,6 @@ REMEMBERED: Final = 10_000
 FAILURES_PER_MINUTE: Final = 600
 """Largest number of unknown tokens from one host that are looked up in a minute."""
 
-HINT: Final = (
-    "log in with `tessera login`, or set TESSERA_TOKEN or TESSERA_TOKEN_FILE to a token that an"
-    " administrator made with `tessera token create`"
-)
-
 Run = Callable[..., Awaitable[Any]]
 """A function that calls another one in a thread, like ``Calls.run``."""
 
@@ -132,12 +127,12 @@ class Authenticator:
             return await self._of_certificate(self._store, pem)
         text = _bearer(context.invocation_metadata() or ())
         if not text:
-            raise NotAuthenticated(f"the call has no token; {HINT}")
+            raise NotAuthenticated("the call has no token")
         if text.startswith(USER_PREFIX):
             return await self._of_token(self._store, text, client_of(peer))
         if self._verifier is None:
             raise NotAuthenticated(
-                f"the token is not one of this server, and it has no identity provider; {HINT}"
+                "the token is not one of this server, and it has no identity provider"
             )
         if (known := self._verifier.find_verified(text, self._wall_s())) is not None:
             return known
@@ -166,14 +161,14 @@ class Authenticator:
         try:
             token = parse_token("token", text, USER_PREFIX)
         except InvalidInput:
-            raise NotAuthenticated(f"the token is cut short or damaged; {HINT}") from None
+            raise NotAuthenticated("the token is cut short or damaged") from None
         record = await self._find(store, token, host)
         if record is None or not token.matches(record.spec.secret_hash):
-            raise NotAuthenticated(f"no such token; {HINT}")
+            raise NotAuthenticated("no such token")
         if record.revoked_s is not None:
-            raise NotAuthenticated(f"the token {record.spec.name} was revoked; {HINT}")
+            raise NotAuthenticated(f"the token {record.spec.name} was revoked")
         if not record.is_valid(self._wall_s()):
-            raise NotAuthenticated(f"the token {record.spec.name} has expired; {HINT}")
+            raise NotAuthenticated(f"the token {record.spec.name} has expired")
         spec = record.spec
         return Identity(
             subject=spec.name,
