@@ -189,6 +189,10 @@ class Config:
     """The claim that names the caller's roles or groups. Dots lead into nested claims."""
     oidc_tenants_claim: str = "tenants"
     """The claim that names the tenants of viewers and users."""
+    oidc_clusters_claim: str = ""
+    """The claim that names the clusters that the caller sees. If it is empty, all clusters."""
+    oidc_skew_s: _Seconds = 60.0
+    """Largest difference in seconds between the clocks of the server and of the provider."""
     oidc_roles: str = ""
     """What the values of the roles claim stand for, e.g. "ml-admins=admin, everyone=user". If it is
     empty, they are the names of roles.
@@ -411,6 +415,8 @@ class Config:
             scopes=self.oidc_scopes,
             roles_claim=self.oidc_roles_claim,
             tenants_claim=self.oidc_tenants_claim,
+            clusters_claim=self.oidc_clusters_claim,
+            skew_s=self.oidc_skew_s,
             role_names=self.role_names(),
             default_role=self.oidc_default_role,
             authorities=self.oidc_authorities,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from google.protobuf.message import Message
 
-from tessera.client import ChannelRefused, open_channel
+from tessera.client import ChannelRefused, ChannelSettings, open_channel
 from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 RECORDS_FILE: Final = "records.jsonl"
 CALL_S, RETRY_S = 20.0, 2.0
+MAX_REFUSED: Final = 5
+"""Number of failed attempts to read the files for TLS after which a task gives up."""
 """Deadline of a call, and pause after a server did not take the records."""
 
 RETRY_CODES: Final = frozenset(
@@ -148,27 +150,43 @@ def _digest(message: Message) -> str:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
 
 
-def send_records(request: pb.AddProfilesRequest, servers: Sequence[str]) -> None:
+def send_records(
+    request: pb.AddProfilesRequest, servers: Sequence[str], channel_files: Mapping[str, str]
+) -> None:
     """Send the records to one server after another until one accepts them, without a time limit.
+
+    ``channel_files`` are the agent's files for TLS, by their names in ``ChannelSettings``. They may
+    be replaced at any time.
 
     Raises:
         NotAllowed: a server refused them, or none can be called; says why.
     """
-    turn = 0
+    turn = refused = 0
     while True:
         address = servers[turn % len(servers)]
         turn += 1
         try:
-            with open_channel(address) as channel:
+            with open_channel(address, channel_settings(channel_files)) as channel:
                 rpc.EstimatesStub(channel).AddProfiles(request, timeout=CALL_S)
                 return
         except ChannelRefused as error:
-            raise NotAllowed(f"the records cannot be sent: {error}") from error
+            refused += 1  # the files may just be replaced
+            if refused == MAX_REFUSED:
+                raise NotAllowed(f"the records cannot be sent: {error}") from error
         except grpc.RpcError as error:
             if error.code() not in RETRY_CODES:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error
             log.warning("%s has not accepted the records yet: %s", address, error.details())
         time.sleep(RETRY_S)
+
+
+def channel_settings(files: Mapping[str, str]) -> ChannelSettings:
+    """Return the settings of a channel with these files, by their names in ``ChannelSettings``."""
+    return ChannelSettings(
+        authorities=files.get("authorities", ""),
+        certificate=Path(files["certificate"]) if "certificate" in files else None,
+        key=Path(files["key"]) if "key" in files else None,
+    )
 
 
 def write_progress(spec: TaskSpec, sizes_done: float) -> None:
@@ -197,7 +215,7 @@ def main() -> int:
     threading.Thread(target=_stop_at_signal, args=(spec, held), daemon=True).start()
     try:
         require_jax(spec["node"])
-        send_records(measure_workload(spec, held), spec["servers"])
+        send_records(measure_workload(spec, held), spec["servers"], spec.get("channel", {}))
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:
         outcome, problem = "failed", str(error)

@@ -33,6 +33,9 @@ CALL_S: Final = 20.0
 RENEW_AT: Final = 2 / 3
 """Share of a certificate's lifetime after which it is renewed."""
 
+CURRENT: Final = "current"
+"""Name of the link to the folder of the certificate's files, for processes that outlive renewals."""
+
 FATAL_CODES: Final = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -65,6 +68,10 @@ class Credentials(Protocol):
         """Return what a channel needs."""
         ...
 
+    def lasting_settings(self) -> ChannelSettings:
+        """Return what a channel of a process that outlives renewals needs."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedCredentials:
@@ -90,6 +97,10 @@ class FixedCredentials:
         """Return the files."""
         return self.channel
 
+    def lasting_settings(self) -> ChannelSettings:
+        """Return the files."""
+        return self.channel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolled:
@@ -109,7 +120,8 @@ class EnrolledCredentials:
     """Credentials that the agent gets with a join token, keeps on disk and renews.
 
     ``directory`` is the agent's own: ``identity.json`` names the folder with ``key.pem``,
-    ``certificate.pem`` and ``authorities.pem``. Each renewal makes a new key and a new folder.
+    ``certificate.pem`` and ``authorities.pem``. Each renewal makes a new key and a new folder, to
+    which the link ``current`` then leads.
     ``join_token`` returns the join token's text when it is needed, and "" if there is none.
     """
 
@@ -183,12 +195,11 @@ class EnrolledCredentials:
 
     def settings(self) -> ChannelSettings:
         """Return the certificate's files."""
-        folder = self._directory / self._require().folder
-        return ChannelSettings(
-            authorities=str(folder / "authorities.pem"),
-            certificate=folder / "certificate.pem",
-            key=folder / "key.pem",
-        )
+        return _settings_in(self._directory / self._require().folder)
+
+    def lasting_settings(self) -> ChannelSettings:
+        """Return the files under names that each renewal gives to the new ones."""
+        return _settings_in(self._directory / CURRENT)
 
     def _require(self) -> Enrolled:
         if self._held is None:
@@ -294,9 +305,21 @@ class EnrolledCredentials:
         write_json(
             str(self._directory / "identity.json"), {"for": self._whose(), "held": asdict(held)}
         )
+        link = self._directory / f"{CURRENT}.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        os.replace(link, self._directory / CURRENT)
         self._held = held
         if before is not None and before.folder != held.folder:
             shutil.rmtree(self._directory / before.folder, ignore_errors=True)
+
+
+def _settings_in(folder: Path) -> ChannelSettings:
+    return ChannelSettings(
+        authorities=str(folder / "authorities.pem"),
+        certificate=folder / "certificate.pem",
+        key=folder / "key.pem",
+    )
 
 
 def failure_text(error: BaseException) -> str:

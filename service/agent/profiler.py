@@ -58,7 +58,7 @@ class ProfilerRuntime:
             "channel": {
                 name: str(value)
                 for name in ("authorities", "certificate", "key")
-                if (value := getattr(self.credentials.settings(), name))
+                if (value := getattr(self.credentials.lasting_settings(), name))
             },
         }
         visible = {name: self._device(name, gpu) for name in VISIBILITY_VARIABLES}

@@ -311,7 +311,13 @@ class Server:
             job_bytes=config.max_job_bytes,
         )
         return Gate(
-            Authenticator(asked, run, verifier=verifier, wall_s=wall_s),
+            Authenticator(
+                asked,
+                run,
+                verifier=verifier,
+                trusts_sockets=bool(config.socket) and not config.listen.startswith("unix"),
+                wall_s=wall_s,
+            ),
             admission,
             Sessions(wall_s),
             RefusalRecorder(add_refusals),

@@ -93,9 +93,9 @@ class RecentLookups:
 class Authenticator:
     """The check of who makes a call.
 
-    A server that asks nobody who they are has no ``store``: every caller is ``LOCAL`` there. So are
-    callers on a Unix socket, whose directory only the server's user can enter. ``run`` runs blocking
-    work in a thread. It belongs to the event loop's thread.
+    A server that asks nobody who they are has no ``store``: every caller is ``LOCAL`` there. If it
+    ``trusts_sockets``, so are callers on Unix sockets: only the server's user can reach them. ``run``
+    runs blocking work in a thread. It belongs to the event loop's thread.
     """
 
     def __init__(
@@ -104,10 +104,12 @@ class Authenticator:
         run: Run,
         *,
         verifier: Verifier | None = None,
+        trusts_sockets: bool = False,
         wall_s: Callable[[], float],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._run, self._verifier, self._wall_s = store, run, verifier, wall_s
+        self._trusts_sockets = trusts_sockets
         self._recent = RecentLookups(monotonic_s)
         self._certificates: OrderedDict[bytes, AgentIdentity] = OrderedDict()
         self._failures = CallRate(FAILURES_PER_MINUTE, "unknown tokens", monotonic_s)
@@ -121,7 +123,7 @@ class Authenticator:
             Unavailable: the store or the identity provider cannot be asked.
         """
         peer = context.peer()
-        if self._store is None or peer.startswith("unix"):
+        if self._store is None or (self._trusts_sockets and peer.startswith("unix")):
             return LOCAL
         if pem := _certificate(context.auth_context()):
             return await self._of_certificate(self._store, pem)

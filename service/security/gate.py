@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import grpc.aio
 from google.protobuf.message import Message
 
-from tessera.formulation.access import AUDITED, IDENTITY, LOCAL, AuditedCall, Identity
+from tessera.formulation.access import AUDITED, IDENTITY, AuditedCall, Identity, Role
 from tessera.formulation.errors import PermissionDenied, TesseraError, Unavailable
 from tessera.service.rpc.lanes import CALLER, Share, client_of
 from tessera.service.rpc.names import find_cluster
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 1.0
 """Seconds after which a lookup of revocations is tried again."""
 
-_NOBODY = Identity(subject="", role=LOCAL.role, key="")
+_NOBODY = Identity(subject="", role=Role.VIEWER, key="", is_verified=False)
+"""The caller of an open method, or one whose identity is not known yet."""
 
 
 @dataclass(slots=True)
