@@ -43,9 +43,10 @@ log = logging.getLogger(__name__)
 
 RECORDS_FILE: Final = "records.jsonl"
 CALL_S, RETRY_S = 20.0, 2.0
+"""Deadline of a call, and pause after a server did not take the records."""
+
 MAX_REFUSED: Final = 5
 """Number of failed attempts to read the files for TLS after which a task gives up."""
-"""Deadline of a call, and pause after a server did not take the records."""
 
 RETRY_CODES: Final = frozenset(
     {
