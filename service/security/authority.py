@@ -349,8 +349,8 @@ def _sign(
     if not issuer.not_valid_before_utc <= now < issuer.not_valid_after_utc:
         raise NotAllowed(
             f"the authority is valid from {issuer.not_valid_before_utc:%Y-%m-%d} to"
-            f" {issuer.not_valid_after_utc:%Y-%m-%d}, but it is {now:%Y-%m-%d %H:%M} UTC now; make another one"
-            " with `tessera ca rotate`, or correct the clock"
+            f" {issuer.not_valid_after_utc:%Y-%m-%d}, but it is {now:%Y-%m-%d %H:%M} UTC now; make another"
+            " one with `tessera ca rotate`, or correct the clock"
         )
     end = min(now + lifetime, issuer.not_valid_after_utc)
     serial = x509.random_serial_number()

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -134,6 +135,7 @@ async def test_a_token_travels_with_calls_of_every_kind(
     sent = b"Bearer abc"
 
     def call_from_thread() -> list[bytes]:
+        channel: Any  # its methods take bytes
         with open_channel(address, settings) as channel:
             return [
                 channel.unary_unary("/test.Echo/UnaryUnary")(b"", timeout=PATIENCE_S),
@@ -143,6 +145,7 @@ async def test_a_token_travels_with_calls_of_every_kind(
             ]
 
     assert await asyncio.to_thread(call_from_thread) == [sent] * 5
+    channel: Any
     async with open_async_channel(address, settings) as channel:
         assert await channel.unary_unary("/test.Echo/UnaryUnary")(b"") == sent
         assert [a async for a in channel.unary_stream("/test.Echo/UnaryStream")(b"")] == [sent] * 2
@@ -162,6 +165,7 @@ async def test_a_renewed_token_is_asked_for_at_each_call(
     tokens = iter(("first", "second"))
     address = ports.tls if encrypted else ports.plain
     settings = replace(trust(site) if encrypted else PLAIN_TEXT, renew_token=lambda: next(tokens))
+    channel: Any
     async with open_async_channel(address, settings) as channel:
         method = channel.unary_unary("/test.Echo/UnaryUnary")
         assert [await method(b"") for _ in range(2)] == [b"Bearer first", b"Bearer second"]
@@ -187,6 +191,7 @@ async def test_a_token_in_plain_text_takes_no_proxy(
 async def test_a_new_certificate_is_served_while_calls_run(
     site: Site, ports: EchoPorts, caplog: pytest.LogCaptureFixture
 ) -> None:
+    channel: Any
     async with open_async_channel(ports.tls, trust(site)) as channel:
         stream = channel.stream_stream("/test.Echo/StreamStream")()
         await stream.write(b"")

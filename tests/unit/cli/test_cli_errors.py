@@ -19,7 +19,9 @@ from tessera.formulation.errors import (
     AlreadyExists,
     InvalidInput,
     NotAllowed,
+    NotAuthenticated,
     NotFound,
+    PermissionDenied,
     TesseraError,
     Unavailable,
 )
@@ -306,3 +308,32 @@ def test_a_flag_allows_connections_from_other_machines() -> None:
     result = CliRunner().invoke(main.app, ["serve", *listen, "--print-config"])
     assert result.exit_code == 0, result.stderr
     assert "insecure = true" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "token", "advice"),
+    [
+        (NotAuthenticated("no token"), "", "log in with `tessera login`, or set TESSERA_TOKEN"),
+        (NotAuthenticated("it is revoked"), "abc", "log in again with `tessera login`"),
+        (PermissionDenied("a viewer"), "abc", "ask an administrator of the server for a token"),
+        (grpc.StatusCode.UNAUTHENTICATED, "abc", "log in again with `tessera login`"),
+        (grpc.StatusCode.PERMISSION_DENIED, "abc", "ask an administrator"),
+    ],
+)
+def test_callers_who_are_not_known_or_allowed_learn_what_to_do(
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Answer,
+    token: str,
+    advice: str,
+) -> None:
+    monkeypatch.setenv("TESSERA_TOKEN", token)
+    result = run_command(server, SUBMIT, error)
+    assert result.exit_code == 1
+    assert advice in result.stderr
+
+
+def test_a_token_in_an_error_of_the_server_is_hidden(server: ScriptedServer) -> None:
+    token = f"tessera_token_{'a' * 12}_{'S' * 43}"
+    result = run_command(server, SUBMIT, NotAllowed(f"no such token: {token}"))
+    assert "no such token: ***" in result.stderr
