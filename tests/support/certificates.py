@@ -143,7 +143,7 @@ async def _answer_twice(
         yield await _answer(request, context)
 
 
-HANDLERS = {
+HANDLERS: dict[str, Any] = {
     "UnaryUnary": grpc.unary_unary_rpc_method_handler(_answer),
     "UnaryStream": grpc.unary_stream_rpc_method_handler(_answer_twice),
     "StreamUnary": grpc.stream_unary_rpc_method_handler(_answer_all),
