@@ -138,7 +138,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
-        state, place = sqlstate_of(error), self.engine.url.render_as_string(hide_password=True)
+        state, place = sqlstate_of(error), _hide_passwords(self.engine.url)
         if state in _WRONG_SCHEMA:
             return NotMigrated(
                 f"the schema of {place} belongs to another release; run `tessera migrate`"
@@ -200,8 +200,12 @@ def without_password(url: str) -> str:
     """
     if not url:
         return ""
-    plain = sqlalchemy_url(url).set(drivername="postgresql", password=None)
-    return plain.difference_update_query(["password"]).render_as_string()
+    return _hide_passwords(sqlalchemy_url(url).set(drivername="postgresql"))
+
+
+def _hide_passwords(url: sa.URL) -> str:
+    plain = url.set(password=None).difference_update_query(["password", "sslpassword"])
+    return plain.render_as_string()
 
 
 def connect_database(

@@ -21,6 +21,7 @@ _SECRETS: Final = re.compile(
     r"tessera_(?:token|join)_[A-Za-z0-9_-]{8,}"  # ours, whole or cut short
     r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){1,4}"  # JSON web tokens
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|(?<=[?&]password=)[^&\s]+|(?<=[?&]sslpassword=)[^&\s]+"  # a password in a URL's query
     r"|(?<=://)([^/\s:@]*):[^/\s@]+(?=@)"  # a password in a URL
 )
 

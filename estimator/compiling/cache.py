@@ -39,7 +39,7 @@ def look_up_step(folder: Path, key: str) -> CompiledStep | None:
 
 def store_step(folder: Path, key: str, compiled: CompiledStep) -> None:
     """Write a step atomically, so that a reader sees all of it or nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
         file.write(to_json(compiled))
     os.replace(file.name, folder / f"{key}.json")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import make_private, read_json, write_json
 
 
 class StaleGeneration(RuntimeError):
@@ -39,7 +39,7 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
         StaleGeneration: a newer generation, or a newer job of this name, was here before.
         ValueError: a file of the store does not hold what this module writes.
     """
-    os.makedirs(directory, exist_ok=True)
+    make_private(directory)
     lock = _lock(directory)
     try:
         fenced_job, fence = _checked_fence(directory, generation, job)
@@ -92,7 +92,7 @@ def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]
 def _lock(directory: str) -> int:
     """Return a descriptor that holds the store's lock until it is closed."""
     path = os.path.join(directory, "lock")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 

@@ -24,7 +24,7 @@ def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> No
     """Replace the file at ``path`` in one step. If ``durable``, it survives a power failure."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(open_private(temporary), "w", encoding="utf-8") as file:
             json.dump(value, file)
             if durable:
                 file.flush()
@@ -35,6 +35,27 @@ def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> No
         raise
     if durable:
         _sync_directory(os.path.dirname(path))
+
+
+def make_private(path: str) -> None:
+    """Make a directory that only its user may use, unless it exists, and the missing ones above.
+
+    ``os.makedirs`` would leave those above to the umask. Raises OSError.
+    """
+    above = os.path.dirname(path)
+    if above and above != path and not os.path.isdir(above):
+        make_private(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def open_private(path: str) -> int:
+    """Return a descriptor of a new or emptied file of our own, which is not a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
 
 
 def read_json(path: str, most_bytes: int = MAX_BYTES) -> dict[str, Any] | None:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
+from tessera.formulation.secrets import hide_secrets
 from tessera.service.agent.files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,25 @@ class ProcessIdentity:
     pid: int
     start_ticks: int  # since boot, field 22 of /proc/PID/stat
     boot: str  # boot id
+
+
+ALLOWED_VARIABLES: Final = frozenset({"TESSERA_NETWORK"})
+"""Our variables that a job's processes get. Others may be, or name, a secret of ours."""
+
+SECRET_VARIABLES: Final = frozenset({"PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE"})
+"""Variables of others with which a program of ours reaches the database."""
+
+
+def remove_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a job's processes may see: none of ours, and none with a secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in ALLOWED_VARIABLES
+        or not (
+            name.startswith("TESSERA_") or name in SECRET_VARIABLES or hide_secrets(value) != value
+        )
+    }
 
 
 def boot_id() -> str:
@@ -73,7 +94,7 @@ class Process:
             pid = os.posix_spawn(
                 argv[0],
                 argv,
-                environment,
+                remove_secrets(environment),
                 file_actions=(
                     (os.POSIX_SPAWN_DUP2, child_in, 0),
                     (os.POSIX_SPAWN_DUP2, child_out, 1),
@@ -81,8 +102,8 @@ class Process:
                         os.POSIX_SPAWN_OPEN,
                         2,
                         str(errors),
-                        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-                        0o644,
+                        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
+                        0o600,
                     ),
                 ),
                 setsid=True,

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import make_private, read_json, write_json
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
 
@@ -68,7 +68,8 @@ class StateDir:
         """Record that ``gang`` is here; return its empty directory."""
         self.remove(gang.key)
         directory = self.directory(gang.key)
-        directory.mkdir(parents=True, mode=0o700)  # somebody may have removed its parents
+        make_private(str(directory.parent))  # somebody may have removed it
+        directory.mkdir(mode=0o700)
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
@@ -132,7 +133,7 @@ def _make_private(path: Path) -> None:
         InvalidInput: another user could write there, or decide what is there.
         OSError: it cannot be made.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(str(path))
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidInput(

@@ -14,6 +14,7 @@ from typing import Final
 
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.formulation.errors import Unavailable
+from tessera.service.agent.files import make_private, open_private
 
 TAIL_CHARS: Final = 2000
 """Characters of a log that are shown when its process has ended unexpectedly."""
@@ -43,27 +44,28 @@ def run_child(
     arguments: Sequence[str],
     folder: Path,
     grace_s: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str | None] | None = None,
     keep_open: Sequence[int] = (),
 ) -> Iterator[Child]:
     """Run a Python module as a child for the duration of the block, then stop it.
 
     The child has its own session, so Ctrl-C at the terminal reaches only the parent, which stops
     its children in order. It does not get the variables with which this process calls other servers.
-    It is killed ``grace_s`` after SIGTERM. It inherits the files
-    ``keep_open``.
+    It gets our variables with those of ``environment``, where None removes one. It is killed
+    ``grace_s`` after SIGTERM. It inherits the files ``keep_open``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(str(folder))
     log = folder / f"{name}.log"
-    inherited = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES}
-    with log.open("wb") as out:
+    ours = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES}
+    inherited = {**ours, **(environment or {})}
+    with os.fdopen(open_private(str(log)), "wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env={**inherited, **(environment or {})},
+            env={key: value for key, value in inherited.items() if value is not None},
             pass_fds=keep_open,
         )
     try:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import psutil
 
 from tessera.db import embedded
 from tessera.formulation.errors import InvalidInput
+from tessera.service.agent.files import make_private, open_private
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.options import DEFAULT_CLUSTER
 
@@ -98,7 +100,8 @@ class DataDirectory:
         """Write ``record`` atomically."""
         plain = asdict(record) | {"format": RECORD_FORMAT}
         written = self.path / f".{RECORD_NAME}.new"
-        written.write_text(json.dumps(plain, indent=2), encoding="utf-8")
+        with open(open_private(str(written)), "w", encoding="utf-8") as file:
+            json.dump(plain, file, indent=2)
         written.replace(self.path / RECORD_NAME)
         self.record = record
 
@@ -140,8 +143,9 @@ def claim_directory(path: Path) -> Iterator[DataDirectory]:
         InvalidInput: it cannot be written, or its record cannot be read.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK_NAME).open("ab")
+        make_private(str(path))
+        _require_ours(path)
+        lock = os.fdopen(open_private(str(path / LOCK_NAME)), "ab")
     except OSError as error:
         raise InvalidInput(
             "--data-dir", f"{path} cannot be written ({error.strerror}); choose another directory"
@@ -156,6 +160,20 @@ def claim_directory(path: Path) -> Iterator[DataDirectory]:
             yield home
         finally:
             home.clear_running()
+
+
+def _require_ours(path: Path) -> None:
+    """Check that no other user decides what is in the data directory. Raises InvalidInput."""
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise InvalidInput(
+            "--data-dir", f"{path} belongs to another user; choose a directory of your own"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise InvalidInput(
+            "--data-dir",
+            f"every user may write to {path}; run `chmod o-w {path}`, or choose another directory",
+        )
 
 
 def _in_use(path: Path) -> str:

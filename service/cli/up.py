@@ -21,6 +21,7 @@ from tessera.db import embedded
 from tessera.db.engine import connect_database as connect_database
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.agent.files import make_private, open_private
 from tessera.service.cli import clusterfile, options, yamlfile
 from tessera.service.cli.children import Child, ending_signals, run_child
 from tessera.service.cli.client import CallFailed, Client, Exit, connect
@@ -351,13 +352,14 @@ def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Ch
     """Run an agent for its share of the nodes. Its gangs end with it."""
     cluster, agent = short_name(plan.name), f"agent-{number}"
     folder = plan.home.path / "agents" / cluster
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(str(folder))
     listed = folder / f"{agent}.json"
     rows = [
         {"node": n.name, "gpu_type": n.gpu_type, "gpus": n.gpus, "rack": n.rack}
         for n in plan.described.nodes[number :: plan.agents]
     ]
-    listed.write_text(json.dumps(rows), encoding="utf-8")
+    with open(open_private(str(listed)), "w", encoding="utf-8") as file:
+        json.dump(rows, file)
     arguments = [
         "--server",
         plan.address,
@@ -383,6 +385,7 @@ def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Ch
         arguments,
         plan.home.path / "logs",
         3 * GANG_GRACE_S,
+        {"TESSERA_DATABASE_URL": None},  # agents run users' processes
         keep_open=[plan.home.lock_fd],
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -43,10 +44,24 @@ class LoopCache(_CacheLocator):
             return None
         try:
             place = cls(Path(py_file))
-            place.ensure_cache_path()  # type: ignore[no-untyped-call] # Numba types none of it
+            place.ensure_cache_path()
         except OSError:
             return None
         return place
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder, or check it. Raises OSError.
+
+        Numba executes what it finds there, so no other user may write to it.
+        """
+        for folder in reversed((self._folder, *self._folder.parents)):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._folder, *self._folder.parents[:2]):
+            status = folder.stat()
+            if status.st_mode & stat.S_IWOTH or status.st_uid not in {0, os.geteuid()}:
+                raise PermissionError(f"another user may write to {folder}")
+        super().ensure_cache_path()  # type: ignore[no-untyped-call] # Numba types none of it
 
     def get_cache_path(self) -> str:
         """Return the folder."""

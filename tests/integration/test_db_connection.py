@@ -39,8 +39,16 @@ from tests.support.stored_cluster import (
 )
 
 
-def test_an_unreachable_database_says_what_to_do_and_keeps_the_password() -> None:
-    store = PostgresStore(connect_database("postgresql://user:secret@127.0.0.1:1/none"))
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@127.0.0.1:1/none",
+        "postgresql://user@127.0.0.1:1/none?password=secret",
+        "postgresql://user@127.0.0.1:1/none?sslmode=require&sslpassword=secret",
+    ],
+)
+def test_an_unreachable_database_says_what_to_do_and_keeps_the_password(url: str) -> None:
+    store = PostgresStore(connect_database(url))
     with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
         store.ready()
     assert "secret" not in str(error.value)

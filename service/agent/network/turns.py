@@ -26,12 +26,17 @@ SHARED_MODE = 0o1777
 
 
 def make_turn_directory(directory: Path = TURN_DIRECTORY) -> Path:
-    """Make the directory for jobs of all users. The agent calls this. Raises OSError."""
+    """Make the directory for jobs of all users. The agent calls this. Raises OSError.
+
+    Anyone may have put something in its place, so a link is refused and not opened to all users.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    if (
-        stat.S_IMODE(directory.stat().st_mode) != SHARED_MODE
-    ):  # otherwise another user's agent made it
-        directory.chmod(SHARED_MODE)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != SHARED_MODE:
+            os.fchmod(descriptor, SHARED_MODE)  # otherwise another user's agent made it
+    finally:
+        os.close(descriptor)
     return directory
 
 

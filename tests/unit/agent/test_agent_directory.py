@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
 import math
 import os
@@ -16,7 +18,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.agent import checkpoint
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import open_private, read_json, write_json
 from tessera.service.agent.main import main
 from tessera.service.agent.process import Process, identity_of
 from tessera.service.agent.replay import ReplayHandle
@@ -44,6 +46,67 @@ def test_the_data_directory_is_accessible_only_to_its_user(tmp_path: Path) -> No
     open_to_all.mkdir(mode=0o755)
     a_state(open_to_all)
     assert mode_of(open_to_all) == 0o700
+
+
+def test_all_files_are_private_under_any_umask(tmp_path: Path) -> None:
+    root, store = tmp_path / "a" / "data", tmp_path / "shared" / "checkpoints"
+    before = os.umask(0)
+    try:
+        state = StateDir(root, store)
+        state.claim()
+        gang = a_gang()
+        folder = state.add(gang)
+        state.save_lease(1.0, 2.0)
+        assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1) == 0
+        checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5)
+        sleep = ["/bin/true"]
+        Process.spawn(sleep, "", identity=folder / "process.json", errors=folder / "errors.log")
+        state.release()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", tmp_path / "shared"]
+    made += [path for parent in made for path in parent.rglob("*")]
+    assert {"lease.json", "gang.json", "errors.log", "process.json", "checkpoint.json", "lock"} <= {
+        path.name for path in made
+    }
+    assert [path for path in made if mode_of(path) & 0o077] == []
+
+
+def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_private(str(tmp_path / "link"))
+    with pytest.raises(OSError, match="link"):
+        Process.spawn(["/bin/true"], "", identity=tmp_path / "id", errors=tmp_path / "link")
+    assert not target.exists()
+
+
+def test_a_jobs_process_gets_no_secret_of_ours(tmp_path: Path) -> None:
+    secrets = {
+        "TESSERA_TOKEN": "a",
+        "TESSERA_TOKEN_FILE": "/run/token",
+        "TESSERA_JOIN_TOKEN": "b",
+        "TESSERA_JOIN_TOKEN_FILE": "/run/join",
+        "TESSERA_KEY": "/run/key",
+        "TESSERA_DATABASE_URL": "postgresql://h/d",
+        "PGPASSWORD": "c",
+        "UPSTREAM": "postgresql://me:" + "hunter2@" + "h/d",
+        "OTHERS": "tessera_join_" + "a" * 12 + "_" + "b" * 43,
+    }
+    kept = {"PATH": "/usr/bin:/bin", "TESSERA_NETWORK": "/n.json", "NCCL_IB_TC": "106"}
+    script = f"import os, sys; open({str(tmp_path / 'env')!r}, 'w').write(repr(dict(os.environ)))"
+    process = Process.spawn(
+        [sys.executable, "-I", "-S", "-c", script],
+        "",
+        identity=tmp_path / "id",
+        errors=tmp_path / "errors",
+        environment=secrets | kept,
+    )
+    asyncio.run(asyncio.wait_for(process.ended(), PATIENCE_S))
+    seen = ast.literal_eval((tmp_path / "env").read_text())
+    seen.pop("LC_CTYPE", None)  # Python's own
+    assert seen == kept
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])

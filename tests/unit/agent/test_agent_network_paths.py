@@ -111,6 +111,17 @@ def make_turns(directory: Path, level: int, time: SleepingClock) -> LinkTurns:
     )
 
 
+def test_a_link_in_the_place_of_the_turns_is_refused_and_its_target_stays_closed(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    (tmp_path / "pcie").symlink_to(target)
+    with pytest.raises(OSError, match="pcie"):
+        make_turn_directory(tmp_path / "pcie")
+    assert target.stat().st_mode & 0o7777 == 0o700
+
+
 def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path: Path) -> None:
     time = SleepingClock()
     directory = make_turn_directory(tmp_path / "pcie")

@@ -22,6 +22,7 @@ from tessera.formulation.errors import DeadlineTooShort, InvalidInput
 from tessera.formulation.network.traffic import parse_cell_traffic
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.topologies import document
+from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
 from tessera.service.agent.main import read_nodes
 from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
@@ -115,6 +116,16 @@ def test_broken_json_is_refused_wherever_documents_are_read(
 ) -> None:
     with pytest.raises(InvalidInput):
         JSON_READERS[reader](tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, "9" * 10_000, '{"a": ' * 100_000, '{"kind": NaN}', "[1e999]", "&a [*a]"],
+    ids=["open", "digits", "deep", "nan", "overflow", "alias"],
+)
+def test_a_broken_topology_inside_a_snapshot_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        decode_topology(text)
 
 
 @pytest.mark.parametrize(

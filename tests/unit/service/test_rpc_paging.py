@@ -43,6 +43,13 @@ def test_any_other_text_is_not_a_token(text: str) -> None:
         page(pb.ListJobsRequest(parent="clusters/c", page_token=text))
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 10_000, '{"a":' * 500, "[1e999, NaN]"])
+def test_a_token_with_a_broken_content_is_refused(content: str) -> None:
+    forged = base64.urlsafe_b64encode(content.encode()).decode()
+    with pytest.raises(InvalidInput, match="page_token"):
+        page(pb.ListJobsRequest(page_token=forged))
+
+
 @pytest.mark.parametrize("cursor", ["x", "-1", "1" * 19, "٣"])
 def test_a_counting_cursor_must_be_a_number(cursor: str) -> None:
     binding = page(pb.ListJobsRequest()).binding

@@ -318,6 +318,16 @@ def test_a_second_checkout_reuses_what_the_first_has_compiled(tmp_path: Path) ->
     assert not list(tmp_path.glob("*/tessera/__pycache__/*.nb?"))
 
 
+def test_compiled_code_that_another_user_could_have_written_is_not_executed(
+    tmp_path: Path,
+) -> None:
+    assert cache_hits(tmp_path / "first", PROBE, tmp_path / "cache") == 0
+    (folder,) = (tmp_path / "cache" / "tessera-scheduler").glob("loops-numba-*/probe-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    assert cache_hits(tmp_path / "second", PROBE, tmp_path / "cache") == 0
+
+
 def test_arguments_become_read_only_and_contiguous_without_needless_copies() -> None:
     array = np.arange(10)
     view = as_fixed_array(array)
