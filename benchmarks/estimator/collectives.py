@@ -83,13 +83,19 @@ class TablePredictions:
     sd: Floats | None = None  # claimed, of the logarithm
 
 
-def run_collective_section(data: Path, seeds: Sequence[int]) -> EstimatorSection:
-    """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``."""
+def run_collective_section(
+    data: Path, seeds: Sequence[int], *, stride: int = 1
+) -> EstimatorSection:
+    """Return the figures and rows of the protocol. ``data`` is the folder of ``comm.csv``.
+
+    Only each ``stride``-th table is held back as a whole. All tables are known to its prediction.
+    """
     curves = read_curves(data / "comm.csv")
     likeness = {system: _tuned_without(curves, system) for system in _systems(curves)}
     sizes = [judged for seed in seeds for judged in _sizes(curves, seed)]
-    layouts = _layouts(curves, likeness, lambda held, other: held == other)
-    new = _layouts(curves, likeness, _same_place)
+    held = curves[::stride]
+    layouts = _layouts(held, curves, likeness, lambda held, other: held == other)
+    new = _layouts(held, curves, likeness, _same_place)
     unseen = _unseen(curves, likeness)
     above = _above(curves)
     figures: dict[str, Figure] = {
@@ -137,13 +143,14 @@ def _above(curves: Sequence[Curve]) -> list[TablePredictions]:
 
 
 def _layouts(
+    held: Sequence[Curve],
     curves: Sequence[Curve],
     likeness: dict[tuple[str, str], SimilarityWeights],
     together: Callable[[Layout, Layout], bool],
 ) -> list[TablePredictions]:
-    """Predict each table from all tables that are not held back together with it."""
+    """Predict each held-back table from all ``curves`` that are not held back together with it."""
     result = []
-    for curve in curves:
+    for curve in held:
         rest = [c for c in curves if not together(curve.layout, c.layout)]
         result.append(_judged(Tables.of(rest, likeness[_system(curve.layout)]), curve))
     return result

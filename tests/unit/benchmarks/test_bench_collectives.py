@@ -104,12 +104,12 @@ def test_the_artifacts_rule_is_linear_within_the_table_and_uses_multiples_above_
     assert artifact_s(known, payload).tolist() == [1.0, 2.0, 3.0, 6.0, 8.0]
 
 
-@pytest.mark.slow
-def test_held_back_collectives_of_the_published_tables_are_within_ten_percent() -> None:
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.full), 10])
+def test_held_back_collectives_of_the_published_tables_are_within_ten_percent(stride: int) -> None:
     folder = data_dir()
     if folder is None:
         pytest.skip("no published data: set TESSERA_DATA")
-    figures = run_collective_section(folder / "arena", [0]).figures
+    figures = run_collective_section(folder / "arena", [0], stride=stride).figures
     assert figures["collectives_median_error"] <= 0.1
     assert figures["collectives_layouts_error"] <= 0.1
     assert figures["collectives_sizes_error"] <= figures["collectives_small_sizes_error"] <= 0.1
