@@ -233,8 +233,8 @@ class EnrolledCredentials:
         if not token:
             raise InvalidInput(
                 "--join-token-file",
-                "must name a file with a join token, because this agent has no valid certificate for its nodes;"
-                " make a join token with `tessera join-token create`",
+                "must name a file with a join token, because this agent has no valid certificate for its"
+                " nodes; make a join token with `tessera join-token create`",
             )
         attempt = 0
         while True:
