@@ -1,5 +1,8 @@
+"""The judge of network plans: small cases in which every plan is tried, and what it reports."""
+
 from __future__ import annotations
 
+from functools import cache
 from itertools import permutations, product
 
 import numpy as np
@@ -23,6 +26,7 @@ from tessera.formulation.network.contention import Contention, demand_of
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.tables import Ints
 from tessera.solvers.network.fluid import flop_under_levels
+from tests.support.laws import scaled
 
 
 def jobs_on_two_links(*jobs: tuple[float, float, float, float]) -> Contention:
@@ -50,6 +54,12 @@ def jobs_on_two_links(*jobs: tuple[float, float, float, float]) -> Contention:
         path_delay_s=np.zeros(2),
         link_bytes_per_s=np.ones(2),
     )
+
+
+@cache
+def drawn_space(seed: int, number: int) -> PlanSpace:
+    """Return all plans of a drawn case on a Clos network, which many tests only read."""
+    return space_of(small.on_clos(small.draw_case(seed, number)))
 
 
 def plan_of(chosen: Ints, level: Ints) -> NetworkPlan:
@@ -90,9 +100,8 @@ def test_of_three_jobs_on_two_links_the_one_that_gains_most_runs_alone() -> None
 
 
 def test_results_of_separate_parts_match_a_joint_run_of_all_jobs() -> None:
-    c = small.on_clos(small.draw_case(7, 1))
-    space = space_of(c)
-    rng = np.random.default_rng(0)
+    space = drawn_space(7, 3)
+    c, rng = space.contention, np.random.default_rng(0)
     for path in rng.choice(len(space.chosen), 6, replace=False).tolist():
         demand = demand_of(c, space.chosen[path])
         whole = flop_under_levels(
@@ -102,8 +111,8 @@ def test_results_of_separate_parts_match_a_joint_run_of_all_jobs() -> None:
 
 
 def test_no_randomly_tried_plan_does_more_work_than_the_best() -> None:
-    c = small.on_clos(small.draw_case(7, 2))
-    space = space_of(c)
+    space = drawn_space(7, 3)
+    c = space.contention
     most = space.work[space.best(space.within(3))]
     rng = np.random.default_rng(1)
     found = []
@@ -121,8 +130,7 @@ def test_no_randomly_tried_plan_does_more_work_than_the_best() -> None:
 
 
 def test_the_judge_gives_a_planted_optimum_1_and_every_other_plan_less() -> None:
-    c = small.on_clos(small.draw_case(7, 3))
-    judge = micro.CaseJudge(space_of(c), 3)
+    judge = micro.CaseJudge(drawn_space(7, 3), 3)
     space = judge.space
     best = plan_of(space.chosen[judge.path], space.level[judge.assignment])
     # the same plan with the switches exchanged
@@ -138,7 +146,7 @@ def test_the_judge_gives_a_planted_optimum_1_and_every_other_plan_less() -> None
 
 
 def test_with_one_level_only_paths_can_be_chosen() -> None:
-    judge = micro.CaseJudge(space_of(small.on_clos(small.draw_case(7, 3))), 1)
+    judge = micro.CaseJudge(drawn_space(7, 3), 1)
     for shares in (judge.priorities(), judge.compression(), judge.compression_on(0)):
         assert set(shares.values()) == {1.0}
 
@@ -170,8 +178,8 @@ def test_levels_may_invert_an_order_only_for_jobs_that_share_no_link() -> None:
 
 
 def test_the_best_order_can_become_the_best_levels() -> None:
-    for number in range(4):
-        judge = micro.CaseJudge(space_of(small.on_clos(small.draw_case(8, number))), 3)
+    for number in range(scaled(4)):
+        judge = micro.CaseJudge(drawn_space(8, number), 3)
         order = judge.best_order(judge.path)
         allowed = judge.few & without_inversion(judge.demand, order, judge.space.level)
         work = judge.space.work[judge.path]
@@ -197,8 +205,8 @@ def test_the_best_order_is_chosen_for_the_available_levels_not_for_one_level_per
 
 
 def test_doubling_the_window_hardly_changes_the_result() -> None:
-    c = small.on_clos(small.draw_case(7, 4))
-    space = space_of(c)
+    space = drawn_space(7, 3)
+    c = space.contention
     assert space.drift <= 2e-3
     for path in (0, 5, 11):
         demand = demand_of(c, space.chosen[path])
@@ -254,6 +262,7 @@ def test_one_path_choice_loads_a_link_like_all_flows_over_one_switch() -> None:
         assert len(on_cables) == 2 * len(tors)
 
 
+@pytest.mark.full  # `make bench` runs the same case and checks its bounds
 def test_the_smoke_run_keeps_its_bounds_and_reports_all_parts() -> None:
     case = find_cases()["network"]
     assert case.run is network.judge_network

@@ -258,6 +258,7 @@ def test_a_drawn_trace_runs_and_the_mechanism_does_not_change_its_jobs() -> None
     assert runs[1]["flop"] >= runs[0]["flop"] * (1 - 1e-3)
 
 
+@pytest.mark.full  # `make bench` runs the same cases and checks their bounds
 def test_small_runs_of_both_benchmarks_keep_their_bounds() -> None:
     for name in ("network-trace", "network-testbed"):
         result = run_case(find_cases()[name], find_cases()[name].smoke, ["bench"])

@@ -299,13 +299,14 @@ def test_without_jax_the_error_says_what_to_install(
 def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -> None:
     to = tmp_path / "layers.jsonl"
     quick = ["--warmups", "1", "--repeats", "1", "--samples", "2", "--to", str(to), "--json"]
-    first = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
+    step = ["--step", "tessera.estimator.tracing.models.steps:perceptron", "--argument=layers=4"]
+    first = CliRunner().invoke(main.app, ["profile", *step, *quick])
     assert first.exit_code == 0, first.stderr
     measured = json.loads(first.stdout)
     assert len(to.read_text().splitlines()) == len(measured) > 2
-    again = CliRunner().invoke(main.app, ["profile", *STEP, *quick])
+    again = CliRunner().invoke(main.app, ["profile", *step, *quick])
     assert json.loads(again.stdout) == []  # everything has been measured already
-    there = [*STEP, "--batch", "32", "--gpu", "a100", "--count", "1"]
+    there = [*step, "--batch", "32", "--gpu", "a100", "--count", "1"]
     plain = estimate_json(*there)["cells"][0]["iter_time_s"]
     with_profile = run_estimate(*there, "--profile", str(to), "--json")
     assert "100 % of the work was measured" in with_profile.stderr

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 from tessera.estimator.architectures.published import find_published
 from tessera.estimator.cells import Runtime, Setting, plan_cells
@@ -217,6 +216,8 @@ def test_large_models_run_only_on_types_with_enough_memory(estimates: list[Estim
 def test_sample_estimates_are_ordered_like_published_measurements(
     estimates: list[EstimateRecord],
 ) -> None:
+    from scipy.stats import spearmanr  # noqa: PLC0415 - it starts slowly
+
     folder = data_dir()
     if folder is None or not (folder / "arena" / "alpa_optimal.csv").is_file():
         pytest.skip("alpa_optimal.csv is not there; set TESSERA_DATA to the folder that has arena/")

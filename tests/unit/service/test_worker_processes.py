@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 import psutil
 import pytest
@@ -91,6 +92,7 @@ def kill_while_solving(workers: SolveProcesses) -> Callable[[], bool]:
 LONG = RoundOptions(solver="cp-sat", gap=1e-9)
 
 
+@cache
 def a_long_round() -> Snapshot:
     """Return a round that takes CP-SAT at least a minute."""
     return make_instance(3000, 3000, 6, 1)
@@ -185,22 +187,33 @@ def test_the_solver_gets_the_time_left_by_the_budget(workers: SolveProcesses) ->
     assert outcome.violations == ()
 
 
-def test_rounds_with_fewer_jobs_are_decided_in_the_server() -> None:
-    closed = SolveProcesses()
-    closed.close()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedProcesses:
+    """Solve processes that were closed, and the process that they had before."""
+
+    workers: SolveProcesses
+    pid: int
+
+
+@pytest.fixture(scope="module")
+def closed() -> ClosedProcesses:
+    workers = SolveProcesses()
+    (pid,) = workers.pids()
+    workers.close()
+    return ClosedProcesses(workers=workers, pid=pid)
+
+
+def test_rounds_with_fewer_jobs_are_decided_in_the_server(closed: ClosedProcesses) -> None:
     store = SnapshotStore(a_random_snapshot(1, jobs=4))
     with pytest.raises(DeadlineTooShort, match="has seen"):
-        schedule(store, closed, from_jobs=5)
+        schedule(store, closed.workers, from_jobs=5)
     with pytest.raises(Unavailable, match="shutting down"):
-        schedule(store, closed, from_jobs=4)
+        schedule(store, closed.workers, from_jobs=4)
 
 
-def test_closing_ends_every_process() -> None:
-    processes = SolveProcesses()
-    (pid,) = processes.pids()
-    processes.close()
+def test_closing_ends_every_process(closed: ClosedProcesses) -> None:
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(closed.pid, 0)
 
 
 def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.statistics import (
@@ -22,6 +21,8 @@ DRAWS = 4000
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199])
 def test_quantiles_of_t_match_scipy(freedom: int) -> None:
+    from scipy import stats  # noqa: PLC0415 - it starts slowly
+
     for confidence in (0.5, 0.9, 0.95, 0.99):
         expected = stats.t.ppf(0.5 + confidence / 2, freedom)
         assert t_quantile(freedom, confidence) == pytest.approx(expected, rel=1e-10)
@@ -38,6 +39,8 @@ def test_quantiles_of_t_match_printed_tables(
 
 
 def test_the_interval_of_a_mean_matches_scipy() -> None:
+    from scipy import stats  # noqa: PLC0415 - it starts slowly
+
     values = np.random.default_rng(3).exponential(size=6)
     interval = mean_interval(values)
     low, high = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
@@ -107,6 +110,8 @@ def test_a_total_lies_in_its_interval_and_the_interval_depends_on_the_seed() -> 
 
 
 def test_the_interval_of_a_total_matches_scipy() -> None:
+    from scipy import stats  # noqa: PLC0415 - it starts slowly
+
     values = np.random.default_rng(8).exponential(size=25)
     found = stats.bootstrap(
         (values,), np.sum, n_resamples=10_000, method="percentile", rng=np.random.default_rng(2)
