@@ -169,7 +169,9 @@ def test_a_killed_database_is_reported_clearly_and_costs_no_job(stack: Stack, us
             kill_postgres(folder)
             health = user.replicas[0].health
             with pytest.raises(grpc.RpcError) as caught:
-                user.replicas[0].jobs.GetJob(jobs_pb2.GetJobRequest(name=before.name), timeout=5)
+                user.replicas[0].jobs.GetJob(
+                    jobs_pb2.GetJobRequest(name=before.name), timeout=PATIENCE_S
+                )
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "cannot be reached or has failed; start it" in str(caught.value.details())
             until(
@@ -193,7 +195,7 @@ def test_a_killed_database_is_reported_clearly_and_costs_no_job(stack: Stack, us
 
 
 def health_status(health: health_pb2_grpc.HealthStub) -> int:
-    return int(health.Check(health_pb2.HealthCheckRequest(), timeout=5).status)
+    return int(health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status)
 
 
 def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, user: User) -> None:

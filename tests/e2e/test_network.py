@@ -228,13 +228,13 @@ def test_jobs_started_before_their_network_is_set_are_planned_later_and_not_mark
             assert lab.told(job)["routes"] == routes
             assert lab.job(job).generation == 1
             assert is_running(pids[job])
-        log = lab.leader("one").log.read_text()
-        assert "applies nothing: priorities are advice only" in log
+        advice = "applies nothing: priorities are advice only"
+        until(lambda: advice in lab.leader("one").log.read_text(), "the agent's remark in its log")
         until(
             lambda: all("advice only" in "".join(n.network_remarks) for n in lab.nodes().values()),
             "nodes show the remarks of their agents",
         )
-        assert "applies nothing: priorities are advice only" in stack.servers[0].log.read_text()
+        until(lambda: advice in stack.servers[0].log.read_text(), "the remark in the server's log")
         name = f"{lab.parent}/topology"
         lab.networks.DeleteTopology(pb.DeleteTopologyRequest(name=name), timeout=PATIENCE_S)
         with pytest.raises(grpc.RpcError):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ COMMAND_S = 900.0
 """How long a command may take; `make demo` compiles loops where no compiled ones could be copied."""
 
 CONDITION_S = 300.0
+CONDITION_PAUSE_S = 1.0
 SERVERS = re.compile(r"(?:^|\s)tessera (?:up|serve)\b")
 COMMAND = re.compile(r"(?:\$ )?tessera ")
 READY = re.compile(r"Tessera is up|serving on")
@@ -258,9 +260,10 @@ class Reader:
         return said
 
     def _until(self, condition: str) -> None:
-        until_s = time.monotonic() + CONDITION_S
+        until_s, pause = time.monotonic() + CONDITION_S, threading.Event()
         while self.terminal.run(condition, COMMAND_S)[0]:
             assert time.monotonic() < until_s, f"timed out waiting for: {condition}"
+            pause.wait(CONDITION_PAUSE_S)
 
     def _compare(self, block: Block, step: Step, said: str, how: str) -> None:
         """Compare an output with the one that is shown, word by word."""

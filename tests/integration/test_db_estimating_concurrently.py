@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -11,6 +12,7 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.values import EstimateSource, Workload
+from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import C, a_cluster, a_record, do
 
 MOE = Workload(model="moe", params="1.3B", global_batch=256)
@@ -69,13 +71,14 @@ def test_concurrent_writes_of_a_user_and_the_service_end_as_if_sequential(
     )
     with ThreadPoolExecutor(1) as pool:
         others: list[Future[None]] = []
+        pause = threading.Event()
 
         def work(writer: PostgresWriter) -> None:
             first(writer)
             others.append(pool.submit(do, store, second))
             while not (others[0].done() or is_waiting(database)):
-                pass
+                pause.wait(0.01)
 
         do(store, work)
-        others[0].result(10)
+        others[0].result(PATIENCE_S)
     assert stored_cells(store) == {("mine", 1)}

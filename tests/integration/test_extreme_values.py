@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -21,12 +21,14 @@ from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
 from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from tessera.service.rpc.names import cluster_name
+from tessera.service.worker import SolveProcesses
 from tessera.solvers.registry import solver_names as solvers
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.support.api import Api
 from tests.support.laws import IS_FAST
+from tests.support.patience import PATIENCE_S
 from tests.support.rpc import serving
 
 C: Final = "c"
@@ -36,6 +38,9 @@ LAST_S: Final = 253_402_300_799
 """The last second of the year 9999."""
 LIMIT_S: Final = 0.1 if IS_FAST else 0.3
 """The time limit of solving. Greedy answers even without time, and CBC uses all of it on two cores."""
+
+NEVER: Final = 10**9
+"""A number of jobs from which on rounds go to another process, which no round here has."""
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"objective": name} for name in OBJECTIVES},
@@ -346,15 +351,25 @@ EVERY: Final = 18 if IS_FAST else 1
 """Each value is tried with one in ``EVERY`` ways, in turn. Only the profile ``fast`` leaves any out."""
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[SolveProcesses]:
+    """Yield processes for solvers that cannot be interrupted, which all tests share."""
+    started = SolveProcesses(on_demand=True, idle_s=PATIENCE_S)
+    yield started
+    started.close()
+
+
 @pytest.mark.parametrize("what", [*JOBS, *OTHERS])
-async def test_no_accepted_value_breaks_a_round(store: PostgresStore, what: str) -> None:
+async def test_no_accepted_value_breaks_a_round(
+    store: PostgresStore, processes: SolveProcesses, what: str
+) -> None:
     turn = [*JOBS, *OTHERS].index(what)
     ways = {name: way for i, (name, way) in enumerate(WAYS.items()) if (i - turn) % EVERY == 0}
     async with serving(store) as (channel, _):
         a = Api(channel)
         await make_cluster(a, store)
         await (submit(a, "x", **JOBS[what]) if what in JOBS else OTHERS[what](a))
-    loop = RoundLoop(store, SystemClock())
+    loop = RoundLoop(store, SystemClock(), processes, from_jobs=NEVER)
     assert failures_of(loop, ways) == {}
     assert decide(loop, RoundOptions(), dry_run=False).summary.outcome == "committed"
     assert failures_of(loop, ways) == {}  # the job may run now
