@@ -48,8 +48,8 @@ class Sessions:
                 del self._open[identity.key]
 
     def end(self, key: str) -> int:
-        """End the calls that ``key`` proved; return how many."""
-        limits = self._open.get(key, set())
+        """End the calls that ``key`` proved; return how many did not end already."""
+        limits = [limit for limit in self._open.get(key, ()) if not limit.expired()]
         for limit in limits:
             limit.reschedule(asyncio.get_running_loop().time())
         return len(limits)
