@@ -8,12 +8,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc.aio
 
 from tessera.formulation.access import LOCAL, Identity, Role
-from tessera.formulation.errors import InvalidInput, NotAuthenticated
+from tessera.formulation.errors import InvalidInput, NotAuthenticated, Unavailable
 from tessera.formulation.records.access import TokenRecord
 from tessera.formulation.secrets import USER_PREFIX, SecretToken, parse_token
 from tessera.service.rpc.lanes import client_of
@@ -35,7 +36,9 @@ REMEMBERED: Final = 10_000
 """Number of tokens and certificates that are remembered."""
 
 FAILURES_PER_MINUTE: Final = 600
-"""Largest number of unknown tokens from one host that are looked up in a minute."""
+"""Largest number of unknown tokens from one host that are looked up in a minute. A token that was
+known before is always looked up.
+"""
 
 Run = Callable[..., Awaitable[Any]]
 """A function that calls another one in a thread, like ``Calls.run``."""
@@ -67,6 +70,7 @@ class RecentLookups:
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
         self._kept: OrderedDict[str, _Looked] = OrderedDict()
+        self._forgotten = 0  # the number of calls of forget()
 
     def find(self, key: str) -> tuple[bool, Any]:
         """Return whether there is a fresh result for ``key``, and the result."""
@@ -74,6 +78,23 @@ class RecentLookups:
         if looked is None or self._monotonic_s() - looked.at_s > FRESH_S:
             return False, None
         return True, looked.found
+
+    def find_earlier(self, key: str) -> Any:
+        """Return the last result for ``key``, fresh or not. None without one."""
+        looked = self._kept.get(key)
+        return None if looked is None else looked.found
+
+    async def look_up(self, key: str, look: Callable[[], Awaitable[V]]) -> V:
+        """Return what ``look`` returns, and remember it.
+
+        A revocation that is noticed meanwhile may be later than what was read, so it is read again.
+        """
+        while True:
+            began = self._forgotten
+            found = await look()
+            if began == self._forgotten:
+                self.keep(key, found)
+                return found
 
     def keep(self, key: str, found: object) -> None:
         """Remember a result."""
@@ -84,6 +105,7 @@ class RecentLookups:
 
     def forget(self, key: str) -> None:
         """Forget the result for ``key``, or every result if it is ""."""
+        self._forgotten += 1
         if key:
             self._kept.pop(key, None)
         else:
@@ -125,9 +147,11 @@ class Authenticator:
         peer = context.peer()
         if self._store is None or (self._trusts_sockets and peer.startswith("unix")):
             return LOCAL
-        if pem := _certificate(context.auth_context()):
-            return await self._of_certificate(self._store, pem)
         text = _bearer(context.invocation_metadata() or ())
+        if pem := _certificate(context.auth_context()):
+            if text:
+                raise NotAuthenticated("the call has a certificate and a token; send one of them")
+            return await self._of_certificate(self._store, pem)
         if not text:
             raise NotAuthenticated("the call has no token")
         if text.startswith(USER_PREFIX):
@@ -184,12 +208,22 @@ class Authenticator:
     async def _find(self, store: AccessStore, token: SecretToken, host: str) -> TokenRecord | None:
         key = f"token/{token.id}"
         known, record = self._recent.find(key)
-        if not known:
-            record = await self._run(store.find_token, token.id)
-            if record is None:
-                self._failures.take(host)
-            self._recent.keep(key, record)
         found: TokenRecord | None = record
+        if known:
+            return found
+        look = partial(self._run, store.find_token, token.id)
+        earlier = self._recent.find_earlier(key)
+        if earlier is not None and token.matches(earlier.spec.secret_hash):
+            return await self._recent.look_up(key, look)
+        # It counts as unknown until it is found, so that few are looked up at the same time.
+        self._failures.take(host)
+        try:
+            found = await self._recent.look_up(key, look)
+        except Unavailable:
+            self._failures.put_back(host)
+            raise
+        if found is not None and token.matches(found.spec.secret_hash):
+            self._failures.put_back(host)
         return found
 
     async def _of_certificate(self, store: AccessStore, pem: bytes) -> Identity:
@@ -197,9 +231,9 @@ class Authenticator:
         key = f"certificate/{certificate.serial}"
         known, is_revoked = self._recent.find(key)
         if not known:
-            revoked = await self._run(store.revoked_certificates, [certificate.serial])
-            is_revoked = certificate.serial in revoked
-            self._recent.keep(key, is_revoked)
+            serials = [certificate.serial]
+            look = partial(self._run, store.revoked_certificates, serials)
+            is_revoked = bool(await self._recent.look_up(key, look))
         if is_revoked:
             raise NotAuthenticated(
                 f"the certificate of agent {certificate.agent} was revoked; enrol it again with a join"

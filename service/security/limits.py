@@ -38,6 +38,12 @@ class CallRate:
         while len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
 
+    def put_back(self, name: str) -> None:
+        """Undo the last ``take`` of ``name``, because the call turned out not to count."""
+        if name in self._left:
+            left, since_s = self._left[name]
+            self._left[name] = (min(self._burst, left + 1.0), since_s)
+
     def _refilled(self, name: str) -> float:
         now_s = self._monotonic_s()
         left, since_s = self._left.get(name, (self._burst, now_s))
