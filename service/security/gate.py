@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from tessera.formulation.access import AUDITED, IDENTITY, AuditedCall, Identity, Role
 from tessera.formulation.errors import PermissionDenied, TesseraError, Unavailable
+from tessera.formulation.secrets import hide_secrets
 from tessera.service.rpc.lanes import CALLER, Share, client_of
 from tessera.service.rpc.names import find_cluster
 from tessera.service.security.admission import Admission
@@ -24,11 +25,19 @@ from tessera.service.security.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
+MAX_TEXT: Final = 300
+"""Largest number of characters of a text of a request that logs and the audit log repeat."""
+
 RETRY_S: Final = 1.0
 """Seconds after which a lookup of revocations is tried again."""
 
 _NOBODY = Identity(subject="", role=Role.VIEWER, key="", is_verified=False)
 """The caller of an open method, or one whose identity is not known yet."""
+
+
+def _shown(text: str) -> str:
+    """Return a text that a caller chose as logs may repeat it: short, and without secrets."""
+    return hide_secrets(text[:MAX_TEXT])
 
 
 @dataclass(slots=True)
@@ -48,10 +57,11 @@ class Visit:
 
         ``request`` is None for a stream of requests. Raises what ``Admission.admit`` raises.
         """
-        self.target = find_target(request)
-        self.request_id = str(getattr(request, "request_id", ""))
+        self.target = _shown(find_target(request))
+        self.request_id = _shown(getattr(request, "request_id", ""))
         cluster = find_cluster(request) if request is not None else ""
-        client = self.identity.subject if self.identity.is_verified else client_of(self.peer)
+        known = self.identity.is_verified and self.identity is not _NOBODY
+        client = self.identity.subject if known else client_of(self.peer)
         CALLER.set(Share(client=client, cluster=cluster))
         IDENTITY.set(self.identity)
         await self.gate.admission.admit(self.identity, self.method, self.rule, request)
