@@ -81,8 +81,9 @@ class Admission:
         """Check that the caller sees each job. Malformed names are left to the servicer."""
         for name in names:
             if match := _JOB.fullmatch(name):
-                tenants = await self._tenants_of_jobs(match[1], [match[2]])
-                if not identity.sees_tenant(tenants.get(match[2], "")) or match[2] not in tenants:
+                seen = identity.sees_cluster(match[1])
+                tenants = await self._tenants_of_jobs(match[1], [match[2]]) if seen else {}
+                if match[2] not in tenants or not identity.sees_tenant(tenants[match[2]]):
                     raise NotFound(name)
 
 
