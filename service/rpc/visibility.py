@@ -17,19 +17,20 @@ TenantsOfJobs = Callable[[str, Collection[str]], dict[str, str]]
 
 OTHERS: Final = "(another tenant)"
 
-_TENANT_ROWS: Final = (RowKind.QUOTA, RowKind.HELD, RowKind.KEPT)
-_NAMED_ROW: Final = re.compile(
-    rf"\b({'|'.join(_TENANT_ROWS)}|{RowKind.RESERVED})/([A-Za-z0-9][A-Za-z0-9_.-]{{0,99}})(/[a-z0-9_.-]+)?"
-)
-"""The name of a row for a tenant, or for a job that GPUs are reserved for."""
+_OF_TENANTS: Final = frozenset({RowKind.QUOTA, RowKind.HELD, RowKind.KEPT})
+"""The kinds of rows that are for a tenant. Their subject is ``TENANT`` or ``TENANT/TYPE``."""
+
 _BLOCKED: Final = "blocked job"
+_ROW: Final = "row"
+_FREE: Final = "free "
+"""The keys of evidence that names a job or a row, and the start of those with a row in the key."""
 
 
 def own_jobs(
     identity: Identity, cluster: str, names: Collection[str], tenants_of_jobs: TenantsOfJobs
 ) -> set[str]:
     """Return those of the jobs, by id, that the caller sees. Jobs that are gone are not seen."""
-    if identity.tenants is None:
+    if identity.tenants is None or not names:
         return set(names)
     tenants = tenants_of_jobs(cluster, names)
     return {name for name, tenant in tenants.items() if identity.sees_tenant(tenant)}
@@ -61,20 +62,23 @@ def hide_in_job(identity: Identity, message: jobs_pb2.Job) -> None:
 
 def hide_in_reason(identity: Identity, reason: jobs_pb2.Reason, own: Collection[str]) -> None:
     """Leave the names of other tenants, and of jobs that are not in ``own``, out of a reason."""
-    texts = [text for item in reason.evidence.items() for text in item]
-    hidden = [
-        row[2] + (row[3] or "") for text in texts for row in _foreign_rows(identity, text, own)
-    ]
-    if (blocked := reason.evidence.get(_BLOCKED, "")) not in own:
-        hidden.append(blocked)
+    hidden = set[str]()
+    for key, value in reason.evidence.items():
+        if key == _BLOCKED and value not in own:
+            hidden.add(value)
+        row = key.removeprefix(_FREE) if key.startswith(_FREE) else value if key == _ROW else ""
+        if not _is_own(identity, row, own):
+            subject = row.partition("/")[2]
+            hidden |= {subject, subject.rpartition("/")[0]}
+    hidden.discard("")
+    if not hidden:
+        return
+    # The longest goes first, because it may contain another.
+    names = "|".join(re.escape(name) for name in sorted(hidden, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])")
 
     def clean(text: str) -> str:
-        text = _NAMED_ROW.sub(
-            lambda row: row[0] if _is_own(identity, row, own) else f"{row[1]}/{OTHERS}", text
-        )
-        for name in filter(None, hidden):
-            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", OTHERS, text)
-        return text
+        return pattern.sub(OTHERS, text)
 
     evidence = {clean(key): clean(value) for key, value in reason.evidence.items()}
     reason.evidence.clear()
@@ -124,14 +128,16 @@ def _keep_own_rows(
     identity: Identity, rows: MutableMapping[str, Any], own: Collection[str]
 ) -> None:
     for name in list(rows):
-        if _foreign_rows(identity, name, own):
+        if not _is_own(identity, name, own):
             del rows[name]
 
 
-def _foreign_rows(identity: Identity, text: str, own: Collection[str]) -> list[re.Match[str]]:
-    """Return the names of rows in ``text`` that are for a tenant or job that the caller cannot see."""
-    return [row for row in _NAMED_ROW.finditer(text) if not _is_own(identity, row, own)]
-
-
-def _is_own(identity: Identity, row: re.Match[str], own: Collection[str]) -> bool:
-    return row[2] in own if row[1] == RowKind.RESERVED else identity.sees_tenant(row[2])
+def _is_own(identity: Identity, row: str, own: Collection[str]) -> bool:
+    """Return whether a row, by name, is for no tenant or job that the caller cannot see."""
+    kind, _, subject = row.partition("/")
+    if kind == RowKind.RESERVED:
+        return subject in own
+    if kind not in _OF_TENANTS:
+        return True
+    tenant, has_type, _ = subject.rpartition("/")
+    return identity.sees_tenant(subject) or (bool(has_type) and identity.sees_tenant(tenant))

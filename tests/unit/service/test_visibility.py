@@ -1,0 +1,187 @@
+"""What callers that are bound to tenants see of answers about the jobs of all tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from tessera.formulation.access import Identity, Role
+from tessera.service.rpc.visibility import (
+    OTHERS,
+    hide_in_job,
+    hide_in_nodes,
+    hide_in_plan,
+    hide_in_reason,
+    hide_in_round,
+)
+from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2
+
+JOBS = {"mine": "blue", "also-mine": "blue", "theirs": "red", "odd": "the vision team"}
+JOB = "clusters/c/jobs/"
+
+
+def caller(*tenants: str) -> Identity:
+    return Identity(
+        subject="ana", role=Role.USER, key="token/a", tenants=frozenset(tenants or ("blue",))
+    )
+
+
+OPERATOR = Identity(subject="op", role=Role.OPERATOR, key="token/o")
+
+
+def tenants_of_jobs(cluster: str, names: Collection[str]) -> dict[str, str]:
+    return {name: JOBS[name] for name in names if name in JOBS}
+
+
+def a_round() -> scheduler_pb2.Round:
+    decisions = [
+        scheduler_pb2.Decision(
+            job=f"{JOB}{name}",
+            reason=jobs_pb2.Reason(
+                message="theirs of queue 9 is blocked", evidence={"blocked job": "theirs"}
+            ),
+        )
+        for name in (*JOBS, "gone")
+    ]
+    prices = {
+        "gpus/a100": 1.0,
+        "changes": 0.5,
+        "quota/blue": 2.0,
+        "held/blue/a100": 2.5,
+        "quota/red": 3.0,
+        "kept for/red/a100": 4.0,
+        "held/the vision team": 5.0,
+        "held/the vision team/a100": 5.5,
+        "quota/\N{LATIN CAPITAL LETTER U WITH DIAERESIS}ber/a100": 6.0,
+        "quota/a/b/a100": 6.5,
+        "reserved/mine": 7.0,
+        "reserved/theirs": 8.0,
+    }
+    return scheduler_pb2.Round(
+        decisions=decisions,
+        prices=prices,
+        used_gpus=dict.fromkeys(prices, 1),
+        violations=["theirs has no GPU"],
+        running=5,
+    )
+
+
+def test_a_round_shows_a_tenant_its_own_decisions_and_rows() -> None:
+    message = a_round()
+    hide_in_round(caller(), "c", message, tenants_of_jobs)
+    assert [d.job for d in message.decisions] == [f"{JOB}mine", f"{JOB}also-mine"]
+    own = {"gpus/a100", "changes", "quota/blue", "held/blue/a100", "reserved/mine"}
+    assert set(message.prices) == set(message.used_gpus) == own
+    assert not message.violations
+    assert message.running == 5
+    assert "theirs" not in str(message)
+    assert message.decisions[0].reason.message == f"{OTHERS} of queue 9 is blocked"
+
+
+def test_tenants_with_spaces_and_letters_of_any_language_are_told_apart() -> None:
+    message = a_round()
+    hide_in_round(caller("the vision team"), "c", message, tenants_of_jobs)
+    assert {n for n in message.prices if "/" in n} == {
+        "gpus/a100",
+        "held/the vision team",
+        "held/the vision team/a100",
+    }
+    assert [d.job for d in message.decisions] == [f"{JOB}odd"]
+
+
+def test_callers_without_a_tenant_see_no_tenants_row() -> None:
+    for identity in (caller(""), Identity(**{**vars_of(caller()), "tenants": frozenset[str]()})):
+        message = a_round()
+        hide_in_round(identity, "c", message, tenants_of_jobs)
+        assert set(message.prices) == {"gpus/a100", "changes"}
+        assert not message.decisions
+
+
+def vars_of(identity: Identity) -> dict[str, object]:
+    return {name: getattr(identity, name) for name in ("subject", "role", "key", "tenants")}
+
+
+def test_operators_see_rounds_as_they_are() -> None:
+    message = a_round()
+    hide_in_round(OPERATOR, "c", message, tenants_of_jobs)
+    assert message == a_round()
+
+
+@pytest.mark.parametrize("tenant", ["red", "the vision team", "\N{SNOWMAN}", "a(b", "a/b"])
+@pytest.mark.parametrize("suffix", ["", "/a100"])
+def test_a_reason_does_not_name_other_tenants(tenant: str, suffix: str) -> None:
+    row = f"kept for/{tenant}{suffix}"
+    reason = jobs_pb2.Reason(
+        message=f"{tenant}{suffix} does not lend its quota: 4 x a100 + 4 of {row}, only 1 of {row} is left",
+        next_step=f"wait for a job of {tenant} to end",
+        evidence={"row": row, "free gpus/a100": "3", f"free {row}": "1"},
+    )
+    hide_in_reason(caller(), reason, {"mine"})
+    assert tenant not in str(reason)
+    assert reason.message.startswith(f"{OTHERS} does not lend its quota: 4 x a100")
+    assert reason.evidence["free gpus/a100"] == "3"
+    assert reason.evidence["row"] == f"kept for/{OTHERS}"
+
+
+def test_a_reason_names_the_callers_own_tenants_and_jobs() -> None:
+    reason = jobs_pb2.Reason(
+        message="GPUs are reserved for also-mine; blue may hold 4",
+        evidence={"row": "reserved/also-mine", "free held/blue": "4", "blocked job": "mine"},
+    )
+    before = jobs_pb2.Reason.FromString(reason.SerializeToString())
+    hide_in_reason(caller(), reason, {"mine", "also-mine"})
+    assert reason == before
+
+
+def test_a_reason_does_not_name_the_job_that_gpus_are_reserved_for() -> None:
+    reason = jobs_pb2.Reason(
+        message="GPUs are reserved for theirs, which has waited long",
+        next_step="wait for theirs to start",
+        evidence={"row": "reserved/theirs"},
+    )
+    message = jobs_pb2.Job(name=f"{JOB}mine", reason=reason)
+    hide_in_job(caller(), message)
+    assert "theirs" not in str(message)
+    hide_in_job(caller(), unexplained := jobs_pb2.Job(name=f"{JOB}mine"))
+    assert not unexplained.HasField("reason")
+
+
+def test_a_name_is_only_hidden_where_it_is_a_whole_word() -> None:
+    reason = jobs_pb2.Reason(
+        message="b of queue 1 is blocked, and b-2 and ab and a.b are not. Wait for b.",
+        evidence={"blocked job": "b"},
+    )
+    hide_in_reason(caller(), reason, {"mine"})
+    assert reason.message == (
+        f"{OTHERS} of queue 1 is blocked, and b-2 and ab and a.b are not. Wait for {OTHERS}."
+    )
+
+
+def test_a_node_shows_a_tenant_its_own_jobs() -> None:
+    jobs = [f"{JOB}{name}" for name in (*JOBS, "gone")]
+    nodes = [clusters_pb2.Node(jobs=jobs, free_gpus=1), clusters_pb2.Node()]
+    hide_in_nodes(caller(), "c", nodes, tenants_of_jobs)
+    assert list(nodes[0].jobs) == [f"{JOB}mine", f"{JOB}also-mine"]
+    assert nodes[0].free_gpus == 1
+    hide_in_nodes(OPERATOR, "c", nodes, tenants_of_jobs)
+
+
+def test_a_network_plan_shows_a_tenant_its_own_jobs() -> None:
+    def a_plan() -> networks_pb2.NetworkPlan:
+        meets = [f"{JOB}theirs", f"{JOB}also-mine"]
+        decisions = [
+            networks_pb2.NetworkDecision(job=f"{JOB}{name}", meets=meets)
+            for name in ("theirs", "mine", "also-mine")
+        ]
+        return networks_pb2.NetworkPlan(decisions=decisions, notes=["theirs has no path"])
+
+    plan = a_plan()
+    hide_in_plan(caller(), "c", plan, tenants_of_jobs)
+    assert [(d.job, list(d.meets)) for d in plan.decisions] == [
+        (f"{JOB}{name}", [f"{JOB}also-mine"]) for name in ("mine", "also-mine")
+    ]
+    assert not plan.notes
+    assert "theirs" not in str(plan)
+    hide_in_plan(OPERATOR, "c", whole := a_plan(), tenants_of_jobs)
+    assert whole == a_plan()
