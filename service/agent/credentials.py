@@ -17,7 +17,13 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
+from tessera.client import (
+    PLAIN_TEXT,
+    ChannelRefused,
+    ChannelSettings,
+    check_files,
+    open_async_channel,
+)
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.release import install_hint
 from tessera.service.agent.backoff import backoff_s
@@ -32,6 +38,13 @@ CALL_S: Final = 20.0
 
 RENEW_AT: Final = 2 / 3
 """Share of a certificate's lifetime after which it is renewed."""
+
+FAILURES_BEFORE_ENROLMENT: Final = 3
+"""Number of failed renewals in a row after which the agent also tries to enrol again.
+
+Servers no longer trust its certificate, or it no longer trusts theirs, if it missed the change of an
+authority.
+"""
 
 CURRENT: Final = "current"
 """Name of the link to the folder of the certificate's files, for processes that outlive renewals."""
@@ -56,8 +69,11 @@ class Credentials(Protocol):
         """Make sure that there is something to show. Raises InvalidInput: there cannot be."""
         ...
 
-    async def keep(self, renewed: Callable[[], None]) -> None:
-        """Renew what is shown before it expires, and call ``renewed`` each time; never return."""
+    async def keep(self, renewed: Callable[[], None], asked: asyncio.Event) -> None:
+        """Renew what is shown before it expires, and call ``renewed`` each time; never return.
+
+        Whenever ``asked`` is set, it is cleared, and renewal is due at once.
+        """
         ...
 
     def address(self, server: str) -> str:
@@ -85,9 +101,12 @@ class FixedCredentials:
     async def prepare(self) -> None:
         """Return at once."""
 
-    async def keep(self, renewed: Callable[[], None]) -> None:
-        """Never return."""
-        await asyncio.Event().wait()
+    async def keep(self, renewed: Callable[[], None], asked: asyncio.Event) -> None:
+        """Call ``renewed`` whenever that is asked, because the files may be new; never return."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            renewed()
 
     def address(self, server: str) -> str:
         """Return the server's own address."""
@@ -159,34 +178,46 @@ class EnrolledCredentials:
         if self._held is None or self._held.expires_s <= self._wall_s():
             await self._enrol()
 
-    async def keep(self, renewed: Callable[[], None]) -> None:
-        """Renew the certificate after two thirds of its lifetime, or enrol again once it expired."""
+    async def keep(self, renewed: Callable[[], None], asked: asyncio.Event) -> None:
+        """Renew the certificate after two thirds of its lifetime, or when that is asked.
+
+        Once it expired, or cannot be renewed, the agent enrols again if it has a join token.
+        """
         attempt = 0
         while True:
-            held = self._require()
-            wait_s = held.renew_at_s() - self._wall_s()
-            if wait_s > 0 and not attempt:
-                await asyncio.sleep(min(wait_s, 3600.0))
+            wait_s = self._require().renew_at_s() - self._wall_s()
+            if wait_s > 0 and not attempt and not asked.is_set():
+                await _wait_until_asked(asked, min(wait_s, 3600.0))
                 continue
-            server = self._servers[attempt % len(self._servers)]
+            asked.clear()
             try:
-                if held.expires_s > self._wall_s():
-                    await self._renew(server)
-                else:
-                    await self._enrol()
-            except (grpc.aio.AioRpcError, Unavailable, InvalidInput, OSError) as error:
+                await self._replace(attempt)
+            except (grpc.aio.AioRpcError, Unavailable, InvalidInput, OSError, ValueError) as error:
                 attempt += 1
                 log.log(
                     logging.WARNING if attempt % 10 == 1 else logging.DEBUG,
                     "cannot renew the certificate, which expires in %.0f s: %s",
-                    held.expires_s - self._wall_s(),
+                    self._require().expires_s - self._wall_s(),
                     failure_text(error),
                     extra={"action": "renewal_failed"},
                 )
-                await asyncio.sleep(backoff_s(self._agent, attempt, 1))
+                await _wait_until_asked(asked, backoff_s(self._agent, attempt, 1))
             else:
                 attempt = 0
                 renewed()
+
+    async def _replace(self, attempt: int) -> None:
+        """Renew the certificate, or enrol again if it has expired or cannot be renewed."""
+        server = self._servers[attempt % len(self._servers)]
+        if self._require().expires_s <= self._wall_s():
+            await self._enrol()
+        elif attempt >= FAILURES_BEFORE_ENROLMENT and (token := self._join_token()):
+            try:
+                await self._renew(server)
+            except (grpc.aio.AioRpcError, ChannelRefused):
+                await self._enrol_at(server, token)
+        else:
+            await self._renew(server)
 
     def address(self, server: str) -> str:
         """Return the server's address with the port that asks for certificates."""
@@ -218,7 +249,7 @@ class EnrolledCredentials:
             held = Enrolled(**stored["held"])
         except (KeyError, TypeError):
             return None
-        return held if (self._directory / held.folder / "key.pem").is_file() else None
+        return held if _are_usable(_settings_in(self._directory / held.folder)) else None
 
     def _whose(self) -> dict[str, Any]:
         return {"cluster": self._cluster, "agent": self._agent, "nodes": sorted(self._nodes)}
@@ -227,7 +258,7 @@ class EnrolledCredentials:
         """Enrol at whichever server answers.
 
         Raises:
-            InvalidInput: there is no join token, or a server refuses it.
+            InvalidInput: there is no join token, a server refuses it, or --ca is wrong.
         """
         token = self._join_token()
         if not token:
@@ -241,6 +272,8 @@ class EnrolledCredentials:
             server = self._servers[attempt % len(self._servers)]
             try:
                 await self._enrol_at(server, token)
+            except ChannelRefused as error:
+                raise InvalidInput("--ca", str(error)) from error
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() in FATAL_CODES:
                     raise InvalidInput(
@@ -320,6 +353,21 @@ def _settings_in(folder: Path) -> ChannelSettings:
         certificate=folder / "certificate.pem",
         key=folder / "key.pem",
     )
+
+
+def _are_usable(settings: ChannelSettings) -> bool:
+    """Return whether the files are there and whole. A power failure may leave half of them."""
+    try:
+        check_files(settings)
+    except ChannelRefused:
+        return False
+    return True
+
+
+async def _wait_until_asked(asked: asyncio.Event, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await asked.wait()
 
 
 def failure_text(error: BaseException) -> str:

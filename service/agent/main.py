@@ -100,8 +100,13 @@ class _LeaveRequest(Exception):
     """A request that the agent end."""
 
 
-async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event) -> None:
-    """Run the agent until ``leave`` is set.
+async def run_agent(
+    config: AgentConfig,
+    runtime: Runtime,
+    leave: asyncio.Event,
+    renew: asyncio.Event | None = None,
+) -> None:
+    """Run the agent until ``leave`` is set. Renew its certificate whenever ``renew`` is set.
 
     Its children continue to run, unless ``config.stop_on_exit`` is set.
 
@@ -141,7 +146,9 @@ async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event)
                 clock=time.monotonic,
             )
             tasks.create_task(watch_lease(lease, supervisor))
-            tasks.create_task(_stay_connected(link, supervisor, config.credentials))
+            tasks.create_task(
+                _stay_connected(link, supervisor, config.credentials, renew or asyncio.Event())
+            )
             await leave.wait()
             if config.stop_on_exit:
                 await supervisor.close()
@@ -153,7 +160,7 @@ async def run_agent(config: AgentConfig, runtime: Runtime, leave: asyncio.Event)
 
 
 async def _stay_connected(
-    link: ServerLink, supervisor: Supervisor, credentials: Credentials
+    link: ServerLink, supervisor: Supervisor, credentials: Credentials, renew: asyncio.Event
 ) -> None:
     """Keep the credentials valid and the stream open.
 
@@ -168,7 +175,7 @@ async def _stay_connected(
     renewing = None
     try:
         await credentials.prepare()
-        renewing = asyncio.create_task(credentials.keep(link.renew))
+        renewing = asyncio.create_task(credentials.keep(link.renew, renew))
         await link.run()
     except AgentSuperseded:
         log.error("replaced by another process: stopping all gangs", extra={"action": "superseded"})
@@ -475,10 +482,12 @@ def make_runtimes(options: argparse.Namespace, config: AgentConfig) -> dict[str,
 
 
 async def _serve_until_signal(config: AgentConfig, runtime: Runtime) -> None:
-    leave = asyncio.Event()
+    leave, renew, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    await run_agent(config, runtime, leave)
+        loop.add_signal_handler(number, leave.set)
+    # Not SIGHUP: an agent in a terminal that is closed must end.
+    loop.add_signal_handler(signal.SIGUSR1, renew.set)
+    await run_agent(config, runtime, leave, renew)
 
 
 def _set_up_logging(level: str) -> None:

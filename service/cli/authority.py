@@ -142,10 +142,11 @@ def rotate_authority(directory: Directory) -> None:
     print_line(str(directory / AUTHORITIES))
     print_note(
         "it holds the new authority, and after it the old one. Next, in this order:\n"
-        f"  1. give clients the new {AUTHORITIES}; agents get it when they renew their certificates;\n"
-        f"  2. then run `tessera ca server {directory}`, so that the new authority signs the server's"
-        " certificate;\n"
-        f"  3. once all agents have renewed theirs, run `tessera ca retire {directory}`"
+        f"  1. give clients and agents (--ca) the new {AUTHORITIES}, and let agents renew their\n"
+        "     certificates: they do so after two thirds of the lifetime, or at once at SIGUSR1;\n"
+        f"  2. once all have (`tessera certificate list`), run `tessera ca server {directory}`, so that the\n"
+        "     new authority signs the server's certificate;\n"
+        f"  3. then run `tessera ca retire {directory}`"
     )
 
 

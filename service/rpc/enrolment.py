@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.formulation.access import AUDITED, IDENTITY, Identity
-from tessera.formulation.errors import NotAllowed, PermissionDenied
+from tessera.formulation.errors import InvalidInput, NotAllowed, PermissionDenied, Unavailable
 from tessera.formulation.records.access import CertificateRecord
 from tessera.formulation.secrets import JOIN_PREFIX, parse_token
 from tessera.service.rpc import fields, names
@@ -58,7 +58,7 @@ class Enrolment:
         Raises:
             NotAuthenticated: the join token proves nothing.
             PermissionDenied: it does not allow a node.
-            NotAllowed: this server signs no certificates.
+            NotAllowed: this server signs no certificates. Unavailable: it cannot at present.
             TooBusy: the caller's host enrols too often.
         """
         self._rate.take(CALLER.get().client)
@@ -131,9 +131,16 @@ class Enrolment:
         agent: str,
         nodes: tuple[str, ...],
     ) -> tuple[str, str, AgentIdentity]:
-        """Return the certificate, the authorities to trust (PEM), and what the certificate states."""
+        """Return the certificate, the authorities to trust (PEM), and what the certificate states.
+
+        Raises:
+            Unavailable: the files of the authority are wrong, e.g. because they are being replaced.
+        """
         now_s = self._wall_s()
-        authority, trusted = read_authority(settings.ca_certificate, settings.ca_key, now_s)
+        try:
+            authority, trusted = read_authority(settings.ca_certificate, settings.ca_key, now_s)
+        except InvalidInput as error:  # not the agent's fault, so it must try again
+            raise Unavailable(f"this server cannot sign certificates now: {error}") from error
         text, identity = sign_agent_certificate(
             authority,
             signing_request,

@@ -121,7 +121,10 @@ def read_pair(certificate_path: Path, key_path: Path) -> KeyedCertificate:
 def read_authority(
     certificate_path: Path, key_path: Path, now_s: float
 ) -> tuple[KeyedCertificate, bytes]:
-    """Return an authority, and the file of all authorities to trust, of which it is the first.
+    """Return the authority that the key belongs to, and the file of all authorities to trust.
+
+    It is usually the first of the file. While ``tessera ca rotate`` has written one of the two
+    files, it is another one.
 
     Raises:
         InvalidInput: a file is wrong, or the authority is not one, or not valid now.
@@ -129,10 +132,12 @@ def read_authority(
     content = read_file(certificate_path)
     authorities = parse_certificates(certificate_path, content)
     require_authorities(authorities, certificate_path, now_s)
-    require_current(authorities[0], certificate_path, now_s)
     key = parse_key(key_path, read_file(key_path, private=True))
-    require_pair(authorities[0], certificate_path, key, key_path)
-    return KeyedCertificate(authorities[0], key), content
+    owned = [held for held in authorities if held.public_key() == key.public_key()]
+    authority = owned[0] if owned else authorities[0]
+    require_pair(authority, certificate_path, key, key_path)
+    require_current(authority, certificate_path, now_s)
+    return KeyedCertificate(authority, key), content
 
 
 def require_pair(

@@ -132,6 +132,17 @@ def test_an_authority_is_the_first_of_the_authorities(site: Site) -> None:
     assert content == both
 
 
+def test_half_of_a_rotation_leaves_the_authority_whose_key_is_there(site: Site) -> None:
+    path, old = site.folder / "ca.pem", site.authority
+    new = create_authority(NOW_S)
+    write_public(path, new.certificate_pem() + old.certificate_pem())
+    authority, _ = read_authority(path, site.folder / "ca.key", NOW_S)
+    assert authority.certificate == old.certificate
+    write_private(site.folder / "ca.key", new.key_pem())
+    authority, _ = read_authority(path, site.folder / "ca.key", NOW_S)
+    assert authority.certificate == new.certificate
+
+
 def test_private_files_are_for_their_owner_alone_and_directories_stay_as_they_are(
     tmp_path: Path,
 ) -> None:

@@ -81,6 +81,13 @@ def open_async_channel(
     return grpc.aio.insecure_channel(address, options=plan.options, interceptors=interceptors)
 
 
+def check_files(settings: ChannelSettings) -> None:
+    """Check that the files for TLS are there and whole. Raises ChannelRefused."""
+    _read_authorities(settings.authorities)
+    if settings.certificate is not None and settings.key is not None:
+        _read_pair(settings.certificate, settings.key)
+
+
 def is_on_this_machine(address: str) -> bool:
     """Return whether what is sent to ``address`` cannot leave this machine."""
     if address.startswith(("unix:", "unix-abstract:")):
