@@ -144,14 +144,25 @@ def create_admin_token(
 
     Use it for the first administrator, who can then make other tokens with `tessera token create`.
     """
-    clock, made = SystemClock(), make_token()
     settings = load_config(config, os.environ)
+    lifetime_s = options.parse_seconds("--expires", expires)
+    print_line(store_admin_token(_open(settings), name, lifetime_s))
+    print_note(f"token {name} with the role admin, in {_place(settings)}; it cannot be shown again")
+
+
+def store_admin_token(database: Database, name: str, lifetime_s: float) -> str:
+    """Store a new administrator's token, with an entry in the audit log; return its text.
+
+    Raises:
+        InvalidInput: the name is wrong. AlreadyExists: a token of this name is not revoked.
+    """
+    made = make_token()
     spec = TokenSpec(
         id=made.id,
         name=require_identifier("NAME", name),
         secret_hash=made.secret_hash,
         role=Role.ADMIN,
-        expires_s=clock.wall_s() + options.parse_seconds("--expires", expires),
+        expires_s=SystemClock().wall_s() + lifetime_s,
     )
     call = AuditedCall(
         subject=f"user {os.getuid()} of the server's machine",
@@ -161,10 +172,9 @@ def create_admin_token(
         target=name,
         peer="",
     )
-    token = AUDITED.set(call)
+    audited = AUDITED.set(call)
     try:
-        PostgresAccessStore(_open(settings)).create_token(spec, call.subject)
+        PostgresAccessStore(database).create_token(spec, call.subject)
     finally:
-        AUDITED.reset(token)
-    print_line(made.text(USER_PREFIX))
-    print_note(f"token {name} with the role admin, in {_place(settings)}; it cannot be shown again")
+        AUDITED.reset(audited)
+    return made.text(USER_PREFIX)

@@ -17,7 +17,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2_grpc
 
-from tessera.client import PLAIN_TEXT, open_channel
+from tessera.client import open_channel
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, EstimateSource, Workload
@@ -82,7 +82,7 @@ class User:
         self.replicas = [
             Replica(
                 self._channels.enter_context(
-                    open_channel(address, PLAIN_TEXT, [*CHANNEL_OPTIONS, *QUICK])
+                    open_channel(address, stack.channel, [*CHANNEL_OPTIONS, *QUICK])
                 )
             )
             for address in stack.addresses

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.client import PLAIN_TEXT, open_channel
+from tessera.client import PLAIN_TEXT, ChannelSettings, open_channel
 from tessera.db import embedded
 from tessera.db.engine import connect_database
 from tessera.db.migrate import upgrade_schema
+from tessera.service.cli.database import store_admin_token
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 ]
+
+
+TOKEN_S: Final = 86_400.0
+"""The lifetime in seconds of the administrator's token of a temporary Tessera."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +42,8 @@ class ServerProcess:
     address: str
     log: Path
     environment: Mapping[str, str]
+    channel: ChannelSettings = PLAIN_TEXT
+    """What a channel to the server needs."""
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +71,7 @@ class ServerProcess:
 
     def wait(self) -> None:
         """Wait until the server serves. Raises RuntimeError."""
-        with open_channel(self.address, PLAIN_TEXT, CHANNEL_OPTIONS) as channel:
+        with open_channel(self.address, self.channel, CHANNEL_OPTIONS) as channel:
             _wait_until_serving(channel, self.process, self.log)
 
     def kill(self) -> None:
@@ -90,6 +99,8 @@ class Stack:
     clusters: clusters_pb2_grpc.ClustersStub
     estimates: estimates_pb2_grpc.EstimatesStub
     scheduler: scheduler_pb2_grpc.SchedulerStub
+    channel: ChannelSettings = PLAIN_TEXT
+    """What a channel to the servers needs."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -107,12 +118,16 @@ def run_stack(
     settings: Mapping[str, str] | None = None,
     report: Callable[[str], None] = _say_nothing,
     database_url: str = "",
+    tls: Path | None = None,
 ) -> Iterator[Stack]:
     """Start a database and servers in a temporary folder; stop and remove them at the end.
 
     ``settings`` adds to the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is
     called with each step as it begins. If ``database_url`` is not "", it names a migrated database
     to use instead of a new one.
+    With ``tls``, a directory of ``tessera ca init`` for 127.0.0.1 and the addresses after it, the
+    servers use TLS and the stubs have an administrator's token. Each server then has an address of
+    its own, because agents expect all servers to listen for them on the same port.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
@@ -123,18 +138,31 @@ def run_stack(
             stack.callback(embedded.stop_server, folder / "pg")
             upgrade_schema(connect_database(url))
         report("starting a server; the first start on a machine compiles code for up to a minute")
-        servers = []
-        for k in range(replicas):
+        servers, channel_settings = [], PLAIN_TEXT
+        environment = {"TESSERA_DATABASE_URL": url, **(settings or {})}
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(replicas)]
+        if tls is not None:
+            environment["TESSERA_TLS_DIRECTORY"] = str(tls)
+            database = connect_database(url)
+            stack.callback(database.engine.dispose)
+            token = store_admin_token(database, "stack", TOKEN_S)
+            channel_settings = ChannelSettings(authorities=str(tls / "ca.pem"), token=token)
+            port = free_ports([f"127.0.0.{k + 1}" for k in range(replicas)])
+            addresses = [f"127.0.0.{k + 1}:{port}" for k in range(replicas)]
+        for k, address in enumerate(addresses):
             server = ServerProcess(
-                address=f"127.0.0.1:{free_port()}",
+                address=address,
                 log=folder / f"server-{k}.log",
-                environment={"TESSERA_DATABASE_URL": url, **(settings or {})},
+                environment=environment,
+                channel=channel_settings,
             )
             stack.callback(server.stop)
             servers.append(server)
         for server in servers:
             server.wait()
-        channel = stack.enter_context(open_channel(servers[0].address, PLAIN_TEXT, CHANNEL_OPTIONS))
+        channel = stack.enter_context(
+            open_channel(servers[0].address, channel_settings, CHANNEL_OPTIONS)
+        )
         yield Stack(
             servers=tuple(servers),
             database_url=url,
@@ -143,6 +171,7 @@ def run_stack(
             clusters=clusters_pb2_grpc.ClustersStub(channel),
             estimates=estimates_pb2_grpc.EstimatesStub(channel),
             scheduler=scheduler_pb2_grpc.SchedulerStub(channel),
+            channel=channel_settings,
         )
 
 
@@ -151,6 +180,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def free_ports(hosts: Sequence[str]) -> int:
+    """Return a TCP port that was free a moment ago on all hosts, as was the next one."""
+    while True:
+        port = free_port()
+        try:
+            for host, number in itertools.product(hosts, (port, port + 1)):
+                with socket.socket() as probe:
+                    probe.bind((host, number))
+        except (OSError, OverflowError):  # taken, or beyond the last port
+            continue
+        return port
 
 
 def _wait_until_serving(
