@@ -75,6 +75,24 @@ def init_authority(
     DIR then holds ca.pem, which clients need, and ca.key, server.pem and server.key. Keep the keys
     secret.
     """
+    server = make_authority(directory, host, days)
+    print_line(str(directory / AUTHORITIES))
+    print_note(
+        f"the server's certificate is valid until {_day(server.certificate.not_valid_after_utc)}. Next:\n"
+        f"  * give the server {directory / CERTIFICATE} and {directory / KEY};\n"
+        f"  * give clients {directory / AUTHORITIES}, and set TESSERA_CA to its path;\n"
+        f"  * keep {directory / AUTHORITY_KEY} secret: whoever has it can be any agent or server"
+    )
+
+
+def make_authority(
+    directory: Path, hosts: Sequence[str], days: int = SERVER_DAYS
+) -> KeyedCertificate:
+    """Write the files of a new authority, and of a server's certificate, which is returned.
+
+    Raises:
+        NotAllowed: a file exists. InvalidInput: a host is wrong, or a file cannot be written.
+    """
     existing = [name for name in FILES if (directory / name).exists()]
     if existing:
         raise NotAllowed(
@@ -83,17 +101,11 @@ def init_authority(
         )
     now_s = SystemClock().wall_s()
     authority = create_authority(now_s)
-    server = issue_server_certificate(authority, host, now_s, days)
+    server = issue_server_certificate(authority, hosts, now_s, days)
     write_private(directory / AUTHORITY_KEY, authority.key_pem())
     _write_server(directory, server)
     write_public(directory / AUTHORITIES, authority.certificate_pem())
-    print_line(str(directory / AUTHORITIES))
-    print_note(
-        f"the server's certificate is valid until {_day(server.certificate.not_valid_after_utc)}. Next:\n"
-        f"  * give the server {directory / CERTIFICATE} and {directory / KEY};\n"
-        f"  * give clients {directory / AUTHORITIES}, and set TESSERA_CA to its path;\n"
-        f"  * keep {directory / AUTHORITY_KEY} secret: whoever has it can be any agent or server"
-    )
+    return server
 
 
 def renew_server(
