@@ -60,8 +60,7 @@ class Visit:
         self.target = _shown(find_target(request))
         self.request_id = _shown(getattr(request, "request_id", ""))
         cluster = find_cluster(request) if request is not None else ""
-        known = self.identity.is_verified and self.identity is not _NOBODY
-        client = self.identity.subject if known else client_of(self.peer)
+        client = self.identity.subject if self.identity.is_verified else client_of(self.peer)
         CALLER.set(Share(client=client, cluster=cluster))
         IDENTITY.set(self.identity)
         await self.gate.admission.admit(self.identity, self.method, self.rule, request)
