@@ -121,7 +121,7 @@ _Instance = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The files of TLS (PEM). None where there is none."""
+    """The files of TLS (PEM). A file that is not set is None."""
 
     certificate: Path
     key: Path
@@ -178,7 +178,7 @@ class Config:
     can reach the server, or a proxy ends TLS. With TLS they always do.
     """
     oidc_issuer: str = ""
-    """URL of the identity provider whose tokens (JWT) are accepted, besides the server's own."""
+    """URL of the identity provider whose tokens (JWT) are accepted in addition to the server's own."""
     oidc_audience: str = ""
     """The audience that these tokens must be for."""
     oidc_client_id: str = ""

@@ -1,4 +1,4 @@
-"""How long an agent waits before it tries again."""
+"""The time that an agent waits before it tries again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent shows servers: nothing, a certificate of the site, or one that it enrolled for."""
+"""Credentials of an agent: none, a certificate of the site, or one that the agent enrolled for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FATAL_CODES: Final = frozenset(
 
 
 class Credentials(Protocol):
-    """What an agent shows servers."""
+    """The credentials that an agent shows servers."""
 
     async def prepare(self) -> None:
         """Make sure that there is something to show. Raises InvalidInput: there cannot be."""
@@ -141,7 +141,7 @@ class EnrolledCredentials:
     ``directory`` is the agent's own: ``identity.json`` names the folder with ``key.pem``,
     ``certificate.pem`` and ``authorities.pem``. Each renewal makes a new key and a new folder, to
     which the link ``current`` then leads.
-    ``join_token`` returns the join token's text when it is needed, and "" if there is none.
+    ``join_token`` returns the join token's text when it is needed, or "" without one.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ def parse_time(where: str, text: str, now: Timestamp) -> Timestamp:
 
 
 def parse_past(where: str, text: str, now: Timestamp) -> Timestamp:
-    """Return a time such as ``2026-11-03T12:00:00Z``, or one so long ago, such as ``24h``."""
+    """Return a time such as ``2026-11-03T12:00:00Z``, or a length of time before ``now``, such as ``24h``."""
     if durations.is_duration(text):
         return to_timestamp(
             where, now.ToDatetime(UTC) - timedelta(seconds=parse_seconds(where, text))

@@ -27,7 +27,7 @@ ENROLMENTS_PER_MINUTE: Final = 1_200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolmentSettings:
-    """What certificates of agents are signed with, and the port where agents use them."""
+    """The authority that signs certificates of agents, and the port where agents use them."""
 
     ca_certificate: Path
     ca_key: Path

@@ -81,7 +81,7 @@ CALLER: Final = ContextVar("CALLER", default=_NOBODY)
 
 
 def client_of(peer: str) -> str:
-    """Return the client of a peer's address: its host, by which unknown callers are told apart.
+    """Return the client of a peer's address: its host, which distinguishes unknown callers.
 
     ``ipv4:10.0.0.7:50123`` is ``10.0.0.7``, and all callers on a Unix socket are one client.
     """

@@ -1,4 +1,4 @@
-"""What a caller that is bound to tenants sees of answers about the jobs of all tenants.
+"""The view that a caller bound to tenants has of answers about the jobs of all tenants.
 
 The names of other tenants and of their jobs are left out. Totals of the cluster stay.
 """

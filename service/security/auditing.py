@@ -34,7 +34,7 @@ AUDITED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What makes two refusals alike: all but the request's id and the caller's port."""
+    """The facts that make two refusals alike: all but the request's id and the caller's port."""
 
     call: AuditedCall
     outcome: str

@@ -1,4 +1,4 @@
-"""Who makes a call: the check of its certificate or token."""
+"""The check of a caller's certificate or token."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """What was looked up, and when."""
+    """The result of a lookup, and its time."""
 
     found: Any
     at_s: float

@@ -13,7 +13,7 @@ REMEMBERED: Final = 10_000
 
 
 class CallRate:
-    """A limit on the calls of each caller: so many in a minute, a sixth of them at once.
+    """A limit on the number of calls of each caller in a minute. A sixth may be made at once.
 
     It is a token bucket for each name. A rate of 0 is no limit. It belongs to one thread.
     """

@@ -1,4 +1,4 @@
-"""What each role may call: one rule for every method of the API.
+"""The methods that each role may call: one rule for every method of the API.
 
 A method without a rule cannot be called. ``tests/unit/service/security/test_roles.py`` compares the
 rules with the methods of all services.
@@ -31,7 +31,7 @@ def _no_names(_request: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Who may call a method, and what its requests name.
+    """The roles that may call a method, and the resources that its requests name.
 
     ``jobs`` returns the full names of the jobs that a request names: a caller that is bound to
     tenants must see each of them. ``has_specs`` says that the request submits jobs, which name their

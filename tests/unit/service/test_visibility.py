@@ -1,4 +1,4 @@
-"""What callers that are bound to tenants see of answers about the jobs of all tenants."""
+"""The view that callers bound to tenants have of answers about the jobs of all tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes a call, by its metadata, its certificate and a store of tokens."""
+"""The identity of a caller, by its metadata, its certificate and a store of tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def text_of(token_id: str, secret: str = SECRET, prefix: str = USER_PREFIX) -> s
 
 
 class Call:
-    """What the authenticator asks of a call."""
+    """The parts of a call that the authenticator reads."""
 
     def __init__(
         self,
