@@ -25,7 +25,7 @@ demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, 
 test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
 
-test-full: $(DEV) ## the same with nine times the examples of each law, for a night
+test-full: $(DEV) ## the same with 15 times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test
 
 verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke

@@ -46,7 +46,7 @@ SETTINGS = {
     "TESSERA_ROUND_THREADS": "1",
 }
 
-KILLS = scaled(7)
+KILLS = scaled(11)
 
 pytestmark = pytest.mark.slow
 

@@ -459,7 +459,7 @@ class World:
             assert state is job(self.store, name).state
 
 
-@examples(25, HealthCheck.function_scoped_fixture)
+@examples(30, HealthCheck.function_scoped_fixture)
 @given(happenings=st.lists(HAPPENINGS, min_size=30, max_size=60))
 def test_nothing_that_happens_breaks_the_stores_promises(
     database: Database, happenings: list[tuple[str, str, int]]
