@@ -196,7 +196,7 @@ def free_ports(hosts: Sequence[str]) -> int:
 
 
 def _wait_until_serving(
-    channel: grpc.Channel, process: subprocess.Popen[bytes], log: Path, limit_s: float = 180.0
+    channel: grpc.Channel, process: subprocess.Popen[bytes], log: Path, limit_s: float = 600.0
 ) -> None:
     stub, until = health_pb2_grpc.HealthStub(channel), time.monotonic() + limit_s
     while time.monotonic() < until:
