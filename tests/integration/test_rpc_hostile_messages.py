@@ -19,10 +19,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from grpc import StatusCode
 
+from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.service.rpc.server import SERVICES
 from tessera.v1 import (
+    access_pb2,
     agents_pb2,
     clusters_pb2,
     estimates_pb2,
@@ -53,6 +55,7 @@ EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
 """The number of messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
 MODULES: Final = (
+    access_pb2,
     agents_pb2,
     clusters_pb2,
     estimates_pb2,
@@ -111,7 +114,29 @@ def valid_requests() -> dict[str, list[Message]]:
         sent_bytes=9.0,
     )
     observed = agents_pb2.Observed(revision=1, gangs=[gang], network_remarks=["none"])
+    token = access_pb2.Token(name="ana", role="user", tenants=["t"], clusters=["c"])
+    join_token = access_pb2.JoinToken(nodes=["n*"], uses=2)
+    enrol = agents_pb2.EnrolRequest(
+        parent=C,
+        agent_id="agent",
+        nodes=["n1"],
+        join_token="tessera_join_" + 12 * "a" + "_" + 43 * "b",
+        signing_request="none",
+    )
     return {
+        "GetCaller": [access_pb2.GetCallerRequest()],
+        "GetLogin": [access_pb2.GetLoginRequest()],
+        "CreateToken": [access_pb2.CreateTokenRequest(token=token)],
+        "ListTokens": [access_pb2.ListTokensRequest(with_ended=True)],
+        "RevokeToken": [access_pb2.RevokeTokenRequest(name="ana")],
+        "CreateJoinToken": [access_pb2.CreateJoinTokenRequest(parent=C, join_token=join_token)],
+        "ListJoinTokens": [access_pb2.ListJoinTokensRequest(parent=C, with_ended=True)],
+        "RevokeJoinToken": [access_pb2.RevokeJoinTokenRequest(parent=C, id=12 * "a")],
+        "ListCertificates": [access_pb2.ListCertificatesRequest(parent=C)],
+        "RevokeAgent": [access_pb2.RevokeAgentRequest(parent=C, agent="agent")],
+        "ListAuditEntries": [access_pb2.ListAuditEntriesRequest(target=C, page_size=2)],
+        "Enrol": [enrol],
+        "RenewCertificate": [agents_pb2.RenewCertificateRequest(signing_request="none")],
         "UpsertCluster": [a_cluster("a100", "v100")],
         "GetCluster": [clusters_pb2.GetClusterRequest(name=C)],
         "ListClusters": [clusters_pb2.ListClustersRequest(page_size=2)],
@@ -316,7 +341,8 @@ async def test_hostile_messages_are_answered_and_do_no_harm(
 ) -> None:
     method = METHODS[path]
     rng = np.random.default_rng([SEED, *path.encode()])
-    async with serving(store, default_deadline_s=20.0) as (channel, _):
+    access = PostgresAccessStore(database)
+    async with serving(store, default_deadline_s=20.0, access=access) as (channel, _):
         await make_resources(Api(channel), channel)
         for _ in range(EXAMPLES):
             valid = valid_requests()[method.name]

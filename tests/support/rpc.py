@@ -27,7 +27,9 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
     """Yield a channel to a server over ``store``, and the server, which is stopped at the end.
 
     With ``real_time`` among the settings, the server has the system's time, like the database.
+    ``access`` is the store of tokens, if there is one.
     """
+    access = settings.pop("access", None)
     clock, numbers = SystemClock(), itertools.count(1)
     defaults: dict[str, Any] = {"listen": "127.0.0.1:0", "grace_s": 2.0, "poll_s": 30.0}
     wall_s = clock.wall_s if settings.pop("real_time", False) else lambda: WALL_S
@@ -40,6 +42,7 @@ async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio
         clock,
         new_id=lambda: f"job-{next(numbers)}",
         wall_s=wall_s,
+        access=access,
     )
     port = await server.start()
     try:

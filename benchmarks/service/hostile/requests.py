@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from tessera.v1 import (
+    access_pb2,
     agents_pb2,
     clusters_pb2,
     estimates_pb2,
@@ -30,6 +31,7 @@ FLOODED_CLUSTER: Final = "flooded"
 """The cluster in which attackers create large numbers of resources."""
 
 MODULES: Final = (
+    access_pb2,
     agents_pb2,
     clusters_pb2,
     estimates_pb2,
@@ -117,7 +119,34 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         architecture="{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 64,"
         " vocabulary: 100, positions: rotary, dtype: bf16}",
     )
+    # Names of tokens and agents that do not exist, so that nobody loses access.
+    join_token = access_pb2.JoinToken(nodes=["unused-*"])
     result: dict[tuple[str, str], Message] = {
+        ("Access", "GetCaller"): access_pb2.GetCallerRequest(),
+        ("Access", "GetLogin"): access_pb2.GetLoginRequest(),
+        ("Access", "CreateToken"): access_pb2.CreateTokenRequest(
+            token=access_pb2.Token(name="unused", role="viewer", all_tenants=True)
+        ),
+        ("Access", "ListTokens"): access_pb2.ListTokensRequest(),
+        ("Access", "RevokeToken"): access_pb2.RevokeTokenRequest(name="unused"),
+        ("Access", "CreateJoinToken"): access_pb2.CreateJoinTokenRequest(
+            parent=place, join_token=join_token
+        ),
+        ("Access", "ListJoinTokens"): access_pb2.ListJoinTokensRequest(parent=place),
+        ("Access", "RevokeJoinToken"): access_pb2.RevokeJoinTokenRequest(parent=place, id="unused"),
+        ("Access", "ListCertificates"): access_pb2.ListCertificatesRequest(parent=place),
+        ("Access", "RevokeAgent"): access_pb2.RevokeAgentRequest(parent=place, agent="unused"),
+        ("Access", "ListAuditEntries"): access_pb2.ListAuditEntriesRequest(page_size=100),
+        ("Agents", "Enrol"): agents_pb2.EnrolRequest(
+            parent=place,
+            agent_id="unused",
+            nodes=["unused-0"],
+            join_token="tessera_join_" + 12 * "a" + "_" + 43 * "b",
+            signing_request="no request",
+        ),
+        ("Agents", "RenewCertificate"): agents_pb2.RenewCertificateRequest(
+            signing_request="no request"
+        ),
         ("Clusters", "UpsertCluster"): clusters_pb2.UpsertClusterRequest(
             cluster=clusters_pb2.Cluster(name=place, gpu_types=[gpu_type])
         ),
