@@ -42,6 +42,11 @@ UPDATE join_tokens SET revoked_at = coalesce(revoked_at, clock_timestamp())
 WHERE cluster_id = :cluster AND id = :id
 """)
 
+_NODES_OF_AGENT = sa.text("""
+SELECT n.name FROM nodes n JOIN agents a ON a.id = n.agent_id
+WHERE a.cluster_id = :cluster AND a.name = :agent ORDER BY n.name
+""")
+
 _USE = sa.text("UPDATE join_tokens SET used = used + 1 WHERE id = :id")
 
 _ADD_CERTIFICATE = sa.text("""
@@ -128,7 +133,7 @@ def enrol(connection: sa.Connection, token: SecretToken, certificate: Certificat
     Raises:
         NotAuthenticated: no such token, another secret, or it is used up, revoked, expired, or of
             another cluster. The message says which only if the secret is right.
-        PermissionDenied: the token does not allow a node.
+        PermissionDenied: the token does not allow a node, or one that the agent has already.
     """
     row = connection.execute(_JOIN_TOKEN, {"id": token.id}).mappings().one_or_none()
     # The secret is compared before the lock, so that nobody without it can hold up enrolments.
@@ -154,12 +159,20 @@ def enrol(connection: sa.Connection, token: SecretToken, certificate: Certificat
         raise _refusal(token, "has expired")
     if record.used >= record.spec.uses:
         raise _refusal(token, f"was good for {record.spec.uses:,} enrolments, which are used up")
+    allowed = ", ".join(record.spec.nodes)
     for node in certificate.nodes:
-        if not any(matches_pattern(pattern, node) for pattern in record.spec.nodes):
-            allowed = ", ".join(record.spec.nodes)
+        if not _allows(record.spec, node):
             raise PermissionDenied(
                 f"join token {token.id} does not allow node {node}, only {allowed}; ask an operator for"
                 " one that does"
+            )
+    # Whoever speaks as an agent takes its nodes from it.
+    values = {"cluster": key, "agent": certificate.agent}
+    for node in connection.execute(_NODES_OF_AGENT, values).scalars():
+        if not _allows(record.spec, node):
+            raise PermissionDenied(
+                f"agent {certificate.agent} has node {node}, which join token {token.id} does not allow, only"
+                f" {allowed}; choose another --agent-id, or ask an operator for a token that allows it"
             )
     connection.execute(_USE, {"id": token.id})
     _add(connection, key, certificate, token.id)
@@ -255,6 +268,10 @@ def _add(
 def find_revoked(connection: sa.Connection, serials: list[str]) -> set[str]:
     """Return those of ``serials`` that are revoked. Unknown ones are not."""
     return set(connection.execute(_REVOKED, {"serials": serials}).scalars())
+
+
+def _allows(spec: JoinTokenSpec, node: str) -> bool:
+    return any(matches_pattern(pattern, node) for pattern in spec.nodes)
 
 
 def _refusal(token: SecretToken, why: str) -> NotAuthenticated:

@@ -266,6 +266,17 @@ def test_an_enrolment_for_a_node_that_the_token_does_not_allow_is_refused_withou
     access.enrol(show(token), a_certificate(nodes=("a100-", "v?00")))
 
 
+def test_a_join_token_does_not_make_its_holder_an_agent_with_other_nodes(
+    access: AccessStore, cluster: PostgresStore
+) -> None:
+    """Whoever speaks as an agent replaces it, and takes its nodes from it."""
+    token = access.create_join_token(a_join_token(nodes=("v100-0",)), "ops").spec
+    with pytest.raises(PermissionDenied, match=r"agent agent-a100-0 has node a100-0, .* v100-0;"):
+        access.enrol(show(token), a_certificate("agent-a100-0", nodes=("v100-0",)))
+    assert access.list_certificates(C) == []
+    access.enrol(show(token), a_certificate("agent-new", nodes=("v100-0",)))
+
+
 def run_at_once(threads: int, work: Callable[[int], object]) -> Counter[str]:
     """Run ``work`` in threads that start together; return how often it ended how."""
     barrier, outcomes = threading.Barrier(threads), []
