@@ -412,7 +412,7 @@ def _credentials(options: argparse.Namespace, nodes: Sequence[pb.AgentNode]) -> 
     """Return what the agent shows servers. Raises InvalidInput."""
     if (options.certificate is None) != (options.key is None):
         raise InvalidInput("--key", "must be given together with --certificate")
-    text = os.environ.get("TESSERA_JOIN_TOKEN", "")
+    text = os.environ.pop("TESSERA_JOIN_TOKEN", "")  # the processes of jobs must not get it
     enrols = options.join_token_file is not None or text
     if not options.ca:
         if enrols or options.certificate:

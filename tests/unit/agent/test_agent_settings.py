@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.backoff import backoff_s
-from tessera.service.agent.main import main, parse_node, read_nodes
+from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
+from tessera.service.agent.main import _parser, build_config, main, parse_node, read_nodes
 from tessera.service.agent.process import boot_id
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import AgentLease
@@ -120,3 +122,48 @@ def test_a_job_with_a_slash_in_its_name_stays_in_its_directory(tmp_path: Path) -
     state = a_state(tmp_path)
     assert state.directory(("../../etc", 1)).parent == tmp_path / "gangs"
     assert state.checkpoints("../x").parent == tmp_path / "checkpoints"
+
+
+def credentials_of(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *flags: str, token: str = ""
+) -> object:
+    monkeypatch.setenv("TESSERA_CA", "")
+    if token:
+        monkeypatch.setenv("TESSERA_JOIN_TOKEN", token)
+    always = (
+        "--server",
+        "127.0.0.1:1",
+        "--cluster",
+        "c",
+        "--data-dir",
+        str(root),
+        "--node",
+        "n:t:1",
+    )
+    options = _parser().parse_args([*always, *flags])
+    return build_config(options, "first").credentials
+
+
+def test_a_join_token_is_only_sent_to_servers_of_a_trusted_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidInput, match=r"--ca.*secrets are only sent"):
+        credentials_of(tmp_path, monkeypatch, "--join-token-file", "t")
+    with pytest.raises(InvalidInput, match=r"--ca.*secrets are only sent"):
+        credentials_of(tmp_path, monkeypatch, "--certificate", "c", "--key", "k")
+    with pytest.raises(InvalidInput, match=r"--ca.*secrets are only sent"):
+        credentials_of(tmp_path, monkeypatch, token="secret")
+
+
+def test_the_join_token_does_not_reach_the_processes_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = credentials_of(tmp_path, monkeypatch, "--ca", "ca.pem", token="secret")
+    assert isinstance(found, EnrolledCredentials)
+    assert "TESSERA_JOIN_TOKEN" not in os.environ
+
+
+def test_without_an_authority_and_a_token_an_agent_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert credentials_of(tmp_path, monkeypatch) == FixedCredentials()
