@@ -99,3 +99,21 @@ def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
 
 def test_three_replicas_fit_into_postgresqls_connection_limit() -> None:
     assert 3 * Config().connections() <= 97  # 3 of its 100 are reserved for the superuser
+
+
+def test_a_server_that_asks_callers_does_not_listen_on_a_unix_socket_for_all() -> None:
+    assert Config(listen="unix:/run/t.s", socket="/run/me/t.s").socket
+    with pytest.raises(InvalidInput, match=r"must be a host and a port.* set socket"):
+        Config(listen="unix:/run/t.s", authenticate=True)
+
+
+def test_callers_need_a_token_with_authenticate_or_tls_and_not_otherwise(tmp_path: Path) -> None:
+    assert not Config().asks_callers()
+    assert Config(authenticate=True).asks_callers()
+    assert Config(listen=ANY, tls_directory=str(tmp_path)).asks_callers()
+
+
+def test_authentication_without_tls_does_not_open_the_server_to_other_machines() -> None:
+    """Tokens would travel in plain text."""
+    with pytest.raises(InvalidInput, match="can be reached from other machines"):
+        Config(listen=ANY, authenticate=True)
