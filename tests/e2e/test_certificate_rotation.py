@@ -6,6 +6,7 @@ import shutil
 import signal
 import ssl
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,7 @@ from cryptography import x509
 from tessera.client import ChannelSettings, open_channel
 from tessera.db.engine import Database
 from tessera.service.cli.authority import (
-    init_authority,
+    make_authority,
     renew_server,
     retire_authority,
     rotate_authority,
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     folder = tmp_path / "tls"
-    init_authority(folder, ["localhost", "127.0.0.1", "127.0.0.2"])
+    make_authority(folder, ["localhost", "127.0.0.1", "127.0.0.2"])
     return folder
 
 
@@ -86,6 +87,10 @@ def count_lines(agent: Agent, action: str) -> int:
     return agent.log.read_text().count(f" {action}: ")
 
 
+def has_connected(agent: Agent, times: int) -> bool:
+    return count_lines(agent, "connect") == times
+
+
 def renew_agents(agents: Sequence[Agent]) -> None:
     """Let all agents renew their certificates, and wait until they have connected with them."""
     renewals = [count_lines(agent, "certificate_renewed") + 1 for agent in agents]
@@ -93,7 +98,7 @@ def renew_agents(agents: Sequence[Agent]) -> None:
         agent.process.send_signal(signal.SIGUSR1)
     for agent, number in zip(agents, renewals, strict=True):
         until(
-            lambda agent=agent, number=number: count_lines(agent, "connect") == number + 1,
+            partial(has_connected, agent, number + 1),
             f"{agent.name} has connected with its certificate number {number + 1}",
         )
         assert count_lines(agent, "certificate_renewed") == number

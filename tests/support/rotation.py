@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -85,20 +85,19 @@ class SteadyCalls:
         self._user = ChannelSettings(authorities=authorities, token=user)
         self._operator = ChannelSettings(authorities=authorities, token=operator)
         self._channels = ExitStack()
-        self._stop, self._streams = threading.Event(), list[grpc.Call]()
+        self._stop, self._streams = threading.Event(), list[Any]()
         self.answers: Counter[str] = Counter()
         self.failures: list[str] = []
         self._numbers = itertools.count()
         self._waiting: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._repeat, args=(kind, make(), work))
-            for kind, make, work in (
-                ("get", lambda: self._connect(self._user), self._get),
-                ("submit", lambda: self._connect(self._user), self._submit),
-                ("schedule", lambda: self._connect(self._operator), self._schedule),
-                ("connect", list, self._call_once),
-            )
+        users, operators = self._connect(self._user), self._connect(self._operator)
+        clients: list[tuple[str, list[Replica], Callable[[Replica | None], None]]] = [
+            ("get", users, self._get),
+            ("submit", self._connect(self._user), self._submit),
+            ("schedule", operators, self._schedule),
+            ("connect", [], self._call_once),
         ]
+        self._threads = [threading.Thread(target=self._repeat, args=client) for client in clients]
         for number, replica in enumerate(self._connect(self._user)):
             for name in self._watched[number::2]:
                 stream = replica.jobs.WatchJob(jobs_pb2.WatchJobRequest(name=name))
@@ -153,7 +152,7 @@ class SteadyCalls:
             else:
                 self.answers[kind] += 1
 
-    def _watch(self, stream: grpc.Call) -> None:
+    def _watch(self, stream: Any) -> None:
         try:
             for job in stream:
                 assert job.state == jobs_pb2.RUNNING, job

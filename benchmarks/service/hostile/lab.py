@@ -101,7 +101,7 @@ class Lab:
     def fill(self) -> None:
         """Create the clusters, start their agents, and start their jobs."""
         for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER, FLOODED_CLUSTER):
-            self._make_cluster(cluster)
+            make_small_cluster(self.stack, cluster)
         for cluster in (ATTACKED_CLUSTER, NEIGHBOUR_CLUSTER):
             nodes = [(f"n{k}", GPU_TYPE, 2) for k in range(NODES)]
             folder = self.stack.folder / "agents" / cluster
@@ -115,15 +115,6 @@ class Lab:
         for start in range(0, jobs, BATCH):
             request = submit_request(FLOODED_CLUSTER, min(BATCH, jobs - start))
             self.stack.jobs.SubmitJobs(request)
-
-    def _make_cluster(self, cluster: str) -> None:
-        kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
-        made = clusters_pb2.Cluster(name=cluster_name(cluster), gpu_types=[kind])
-        self.stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=made))
-        request = estimates_pb2.UpsertCellsRequest(
-            parent=cluster_name(cluster), cells=[cell_of(gpus) for gpus in (1, 2, 4)]
-        )
-        self.stack.estimates.UpsertCells(request)
 
     def _make_crowd(self) -> None:
         """Fill a cluster of 64 GPUs with more jobs than it can run, and run its first round."""
@@ -220,6 +211,17 @@ class Lab:
             raised = find_raised(log)
         result, self._errors = raised[self._errors :], len(raised)
         return result
+
+
+def make_small_cluster(stack: Stack, cluster: str) -> None:
+    """Create a cluster without nodes, with Cells for the jobs of the benchmark."""
+    kind = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
+    made = clusters_pb2.Cluster(name=cluster_name(cluster), gpu_types=[kind])
+    stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=made))
+    request = estimates_pb2.UpsertCellsRequest(
+        parent=cluster_name(cluster), cells=[cell_of(gpus) for gpus in (1, 2, 4)]
+    )
+    stack.estimates.UpsertCells(request)
 
 
 def find_raised(log: Iterable[str]) -> list[str]:

@@ -54,7 +54,16 @@ SIGTERM_EXTRA_S: Final = 20.0
 class Attackers:
     """Processes that attack at the same time."""
 
-    def __init__(self, lab: Lab, kinds: Sequence[str], *, seconds: float, load: float, seed: int):
+    def __init__(
+        self,
+        address: str,
+        kinds: Sequence[str],
+        *,
+        seconds: float,
+        load: float,
+        seed: int,
+        authorities: str = "",
+    ) -> None:
         self._seconds = seconds
         self._processes = [
             subprocess.Popen(
@@ -63,7 +72,8 @@ class Attackers:
                     "-m",
                     "tessera.benchmarks.service.hostile.attacker",
                     kind,
-                    lab.address,
+                    address,
+                    f"--authorities={authorities}",
                     f"--seconds={seconds}",
                     f"--load={load}",
                     f"--seed={seed}",
@@ -163,7 +173,7 @@ class Siege:
         pid = self._lab.server.process.pid
         before_mib = measure_rss_mib(pid)
         with Attackers(
-            self._lab, kinds, seconds=self._seconds, load=self._load, seed=self._seed
+            self._lab.address, kinds, seconds=self._seconds, load=self._load, seed=self._seed
         ) as attackers:
             self._monitor.take_seen()
             self._working.resume()
@@ -238,7 +248,7 @@ class Siege:
         patience_s = self._lab.grace_s + SIGTERM_EXTRA_S
         seconds = self._seconds + patience_s
         with Attackers(
-            self._lab, list(KINDS), seconds=seconds, load=self._load, seed=self._seed + 1
+            self._lab.address, list(KINDS), seconds=seconds, load=self._load, seed=self._seed + 1
         ) as attackers:
             self._working.resume()
             attackers.begin()

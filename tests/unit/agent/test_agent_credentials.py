@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -70,6 +71,10 @@ class ScriptedCredentials(EnrolledCredentials):
         return (self._directory / "current").resolve()
 
 
+def has_counted(count: Callable[[], int], number: int) -> bool:
+    return count() == number
+
+
 def unavailable() -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "handshake failed")
@@ -109,7 +114,7 @@ async def test_a_certificate_is_renewed_when_that_is_asked_although_it_is_not_du
     async with kept(held, asked) as renewals:
         for number in (1, 2):
             asked.set()
-            await until(lambda number=number: renewals() == number)
+            await until(partial(has_counted, renewals, number))
     assert held.calls == ["enrol", "renew", "renew"]
     assert held.folder_in_use() != first
     assert not first.exists()
