@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -71,22 +70,29 @@ def connect_migrated(url: str) -> Database:
     return database
 
 
-def server_processes(place: Path) -> list[psutil.Process]:
+def freeze_server(place: Path) -> list[psutil.Process]:
+    """Suspend every process of the server, and return them.
+
+    The first one is suspended before the others are listed, so that it starts no further one.
+    """
     first = psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
-    return [first, *first.children(recursive=True)]
+    first.suspend()
+    wait_for(lambda: first.status() == psutil.STATUS_STOPPED)
+    others = first.children(recursive=True)
+    for process in others:
+        process.suspend()
+    return [first, *others]
 
 
 @contextlib.contextmanager
 def stop_server(place: Path) -> Iterator[None]:
     """Suspend every process of the server inside the block."""
-    frozen = server_processes(place)
-    for process in frozen:
-        process.send_signal(signal.SIGSTOP)
+    frozen = freeze_server(place)
     try:
         yield
     finally:
         for process in frozen:
-            process.send_signal(signal.SIGCONT)
+            process.resume()
 
 
 async def until_health_is(stub: health_pb2_grpc.HealthStub, status: int) -> None:
