@@ -234,7 +234,7 @@ async def test_gangs_start_without_the_map_when_a_tool_hangs(
 ) -> None:
     nic = FakeInterface()
     nic.free.clear()
-    agent = NetworkSupervisor(tmp_path, nic, patience_s=0.01)
+    agent = NetworkSupervisor(tmp_path, nic, patience_s=0.5)
     agent.hears(a_tagged_gang(), t10=1)
     await until(lambda: agent.runtime.started)
     assert "NCCL_IB_TC" in agent.runtime.started["a"]
