@@ -79,8 +79,11 @@ class Site:
         name: str = "agent",
         *,
         authority: KeyedCertificate | None = None,
+        cluster: str = "main",
+        agent: str = "agent-1",
         nodes: Sequence[str] = ("n0",),
         now_s: float | None = None,
+        hours: float = 24.0,
     ) -> ChannelSettings:
         """Write a certificate of an agent, and return the settings of its channel."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -88,11 +91,11 @@ class Site:
         pem, _ = sign_agent_certificate(
             signer,
             signing_request(key),
-            cluster="main",
-            agent="agent-1",
+            cluster=cluster,
+            agent=agent,
             nodes=nodes,
             now_s=self.now_s if now_s is None else now_s,
-            hours=24.0,
+            hours=hours,
         )
         paths = (self.folder / f"{name}.pem", self.folder / f"{name}.key")
         write_public(paths[0], pem.encode())
