@@ -152,12 +152,17 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _list_clusters(self, request: pb.ListClustersRequest) -> pb.ListClustersResponse:
         page = page_of(request, request.page_size, request.page_token, most=1000)
-        found = self._store.list_clusters(page.cursor, page.size + 1)
-        seen = IDENTITY.get().sees_cluster
+        seen, found, after = IDENTITY.get().sees_cluster, list[ClusterRecord](), page.cursor
+        # A page is full, and its token names a cluster that the caller sees.
+        while len(found) <= page.size:
+            batch = self._store.list_clusters(after, page.size + 1)
+            found += [cluster for cluster in batch if seen(cluster.name)]
+            if len(batch) <= page.size:
+                break
+            after = batch[-1].name
         last = found[page.size - 1].name if len(found) > page.size else ""
         return pb.ListClustersResponse(
-            clusters=[convert.of_cluster(c) for c in found[: page.size] if seen(c.name)],
-            next_page_token=page.token(last),
+            clusters=map(convert.of_cluster, found[: page.size]), next_page_token=page.token(last)
         )
 
     def _upsert_nodes(self, request: pb.UpsertNodesRequest) -> pb.UpsertNodesResponse:
