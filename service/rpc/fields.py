@@ -132,7 +132,8 @@ def request_key(message: _M, request_id: str) -> Request | None:
     method = type(message).__name__.removesuffix("Request")
     digest = message_digest(message, without=("request_id",))
     if (caller := IDENTITY.get()).is_verified:  # nobody gets the answer to another's request
-        digest = hashlib.sha256(f"{digest} {caller.subject}".encode()).hexdigest()
+        proof = caller.key.partition("/")[0]  # a token and a provider may give the same name
+        digest = hashlib.sha256(f"{digest} {proof} {caller.subject}".encode()).hexdigest()
     return Request(id=key, method=method, digest=digest)
 
 
