@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -16,7 +16,10 @@ from google.protobuf.message import DecodeError
 from tessera.formulation import errors
 from tessera.service.rpc.errors import translate_errors
 from tessera.service.rpc.handlers import Behaviour, Parse, rewrap_handler
-from tessera.service.security.gate import Gate
+from tessera.service.security.gate import Gate, Visit
+
+MAX_OPEN_BYTES: Final = 256 * 1024
+"""Largest request of a method that anyone may call. An enrolment for 1,000 nodes fits."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -56,6 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 translate_errors(method, context),
                 self._gate.enter(method, context) as visit,
             ):
+                _require_size(request, visit)
                 message = _parsed(request, parse)
                 await visit.admit(message)
                 return await behaviour(message, context)
@@ -73,6 +77,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._gate.enter(method, context) as visit,
             ):
                 if isinstance(request, bytes):
+                    _require_size(request, visit)
                     message = _parsed(request, parse)
                     await visit.admit(message)
                     answers = behaviour(message, context)
@@ -105,6 +110,15 @@ async def _send(
             f"the client of this stream has read no message for {unread_s:g} s; call again, and read the"
             " messages as they arrive"
         ) from None
+
+
+def _require_size(request: bytes, visit: Visit) -> None:
+    """Refuse a large request of a caller that proved nothing, before it is parsed."""
+    if visit.rule.is_open and len(request) > MAX_OPEN_BYTES:
+        raise errors.InvalidInput(
+            "request",
+            f"has {len(request):,} bytes; this method takes at most {MAX_OPEN_BYTES:,}",
+        )
 
 
 def _parsed(request: bytes, parse: Parse | None) -> Any:
