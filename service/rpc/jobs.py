@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
@@ -125,6 +125,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         ):
             while True:
                 record = await self._watched.get((cluster, job))
+                if not IDENTITY.get().sees_tenant(record.spec.tenant):  # another job of this name
+                    raise NotFound(names.job_name(cluster, job))
                 compared = replace(record, service_gpu_s=0.0)
                 if compared != sent:
                     yield _shown(record)
