@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
@@ -73,7 +74,7 @@ class Setup:
 async def setup(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setup]:
     with a_database(server_url) as database:
         folder = tmp_path_factory.mktemp("site")
-        async with secured_server(folder, database, max_open_jobs=50) as server:
+        async with secured_server(folder, database, max_open_jobs=50, poll_s=0.2) as server:
             found = Setup(server)
             await fill(server, found.admin)
             yield found
@@ -95,7 +96,7 @@ async def test_no_answer_to_a_tenant_names_another_one(setup: Setup) -> None:
         assert "theirs" not in answer, path
         whole = str(await setup.call(setup.admin, path, request))
         seen += FOREIGN in whole or "theirs" in whole
-    assert seen >= 4  # jobs, tenants, the round, and the list of rounds or nodes
+    assert seen >= 3  # the jobs, the tenants and the round
 
 
 async def test_pages_hold_a_tenants_own_jobs_and_are_full(setup: Setup) -> None:
@@ -123,9 +124,8 @@ async def test_a_page_token_of_another_tenant_shows_nothing_of_it(setup: Setup) 
 
 async def test_a_cluster_out_of_sight_leaves_no_trace_in_pages(setup: Setup) -> None:
     for name in ("alpha", "secret-1", "secret-2", "zeta"):
-        made = {"cluster": {"name": f"clusters/{name}"}}
         path = "/tessera.v1.Clusters/UpsertCluster"
-        await setup.call(setup.admin, path, type(requests_for()[path])(**made))
+        await setup.call(setup.admin, path, requests_for(cluster=name)[path])
     path = "/tessera.v1.Clusters/ListClusters"
     seen = ["alpha", "main", "zeta"]
     who = setup.add(OWN, clusters=seen)
@@ -142,8 +142,6 @@ async def test_a_cluster_out_of_sight_leaves_no_trace_in_pages(setup: Setup) -> 
 
 
 def _decode(token: str) -> bytes:
-    import base64
-
     return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
 
 
@@ -280,13 +278,9 @@ async def test_a_revoked_token_ends_its_streams_and_leaves_others_alone(
     assert (code, details) == (StatusCode.UNAUTHENTICATED, f"the token {name} was revoked")
     job = jobs_pb2.Job(name=f"{PLACE}/jobs/ours-3", weight=float(next(_numbers)) + 10)
     await setup.call(setup.own, UPDATE, jobs_pb2.UpdateJobRequest(job=job))
-    hold = jobs_pb2.HoldJobRequest(name=job.name)
-    await setup.call(setup.own, "/tessera.v1.Jobs/HoldJob", hold)
     while (found := await other.read()).weight != job.weight:
         assert found is not grpc.aio.EOF
     other.cancel()
-    release = jobs_pb2.ReleaseJobRequest(name=job.name)
-    await setup.call(setup.own, "/tessera.v1.Jobs/ReleaseJob", release)
 
 
 async def test_a_token_that_expires_ends_its_streams(setup: Setup) -> None:
@@ -323,7 +317,6 @@ async def test_a_client_without_a_certificate_does_not_reach_the_port_for_agents
         ([("authorization", "Basic YTpi"), ("authorization", "TOKEN")], "several"),
         ([("authorization", "TOKEN, TOKEN")], "cut short or damaged"),
         ([("authorization", "TOKEN TOKEN")], "cut short or damaged"),
-        ([("authorization", "TOKEN\t")], ""),
         ([("authorization", "Bearer")], "must be `Bearer` and a token"),
         ([("authorization", "")], "must be `Bearer` and a token"),
         ([("authorization", "Basic YTpi")], "must be `Bearer` and a token"),
@@ -346,9 +339,8 @@ async def test_odd_metadata_proves_nothing(
     nobody = setup.server.user()
     code, details = await setup.server.outcome(nobody, CALLER_PATH, GET_CALLER, filled)
     assert setup.own.token not in details
-    if why:
-        assert code is StatusCode.UNAUTHENTICATED
-        assert why in details
+    assert code is StatusCode.UNAUTHENTICATED
+    assert why in details
 
 
 async def test_a_huge_header_is_refused_and_the_server_goes_on(setup: Setup) -> None:
