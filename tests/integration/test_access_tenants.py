@@ -19,7 +19,7 @@ from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
 from tessera.formulation.access import Role
 from tessera.formulation.clock import SystemClock
 from tessera.service.security.roles import RULES
-from tessera.v1 import access_pb2, access_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from tessera.v1 import access_pb2, access_pb2_grpc, clusters_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.database import a_database
 from tests.support.patience import PATIENCE_S
 from tests.support.secured_server import (
@@ -129,7 +129,7 @@ async def test_a_cluster_out_of_sight_leaves_no_trace_in_pages(setup: Setup) -> 
     path = "/tessera.v1.Clusters/ListClusters"
     seen = ["alpha", "main", "zeta"]
     who = setup.add(OWN, clusters=seen)
-    request, found = type(requests_for()[path])(page_size=1), []
+    request, found = clusters_pb2.ListClustersRequest(page_size=1), []
     for _ in seen:
         page = await setup.call(who, path, request)
         found += [cluster.name for cluster in page.clusters]
@@ -146,8 +146,8 @@ def _decode(token: str) -> bytes:
 
 
 def a_submission(name: str, tenant: str = "", **rest: Any) -> jobs_pb2.SubmitJobRequest:
-    request = jobs_pb2.SubmitJobRequest()
-    request.CopyFrom(requests_for()[SUBMIT])
+    text = requests_for()[SUBMIT].SerializeToString()
+    request = jobs_pb2.SubmitJobRequest.FromString(text)
     request.job_id, request.job.tenant = name, tenant
     for key, value in rest.items():
         setattr(request, key, value)

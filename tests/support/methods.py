@@ -12,7 +12,7 @@ from tessera.service.rpc.server import SERVICES
 
 def methods_of(*services: str) -> dict[str, MethodDescriptor]:
     """Return the methods of services, by path, e.g. ``/tessera.v1.Jobs/GetJob``."""
-    pool = descriptor_pool.Default()  # type: ignore[no-untyped-call] # it has no annotations
+    pool = descriptor_pool.Default()
     found = (pool.FindServiceByName(name) for name in services)
     return {f"/{s.full_name}/{method.name}": method for s in found for method in s.methods}
 

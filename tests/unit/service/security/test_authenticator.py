@@ -181,7 +181,11 @@ async def test_headers_with_other_names_prove_nothing(
     authenticator: Authenticator, store: TokenStore
 ) -> None:
     good = store.add("aaaaaaaaaaaa")
-    names = {"authorization-bin": good.encode(), "x-authorization": good, "cookie": good}
+    names: dict[str, Any] = {
+        "authorization-bin": good.encode(),
+        "x-authorization": good,
+        "cookie": good,
+    }
     assert "no token" in await refusal(authenticator, Call(**names))
 
 
