@@ -22,6 +22,7 @@ from tessera.service.cli import options
 from tessera.service.cli.render import print_note
 from tessera.service.config import load_config
 from tessera.service.database import open_database
+from tessera.service.file_limit import raise_file_limit
 
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.
@@ -136,6 +137,7 @@ def run_server(
         database.engine.dispose()
     host = settings.listen.rpartition(":")[0]
     sys.setswitchinterval(SWITCH_S)
+    raise_file_limit()
 
     def serving(port: int) -> None:
         # Loaded objects live until the end, so the collector need not scan them again, which takes

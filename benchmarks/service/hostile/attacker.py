@@ -15,6 +15,7 @@ from typing import Final
 from tessera.benchmarks.service.hostile.attacks import KINDS
 from tessera.benchmarks.service.hostile.caller import AttackOrders
 from tessera.benchmarks.service.hostile.knocks import TLS_KINDS
+from tessera.service.file_limit import raise_file_limit
 
 ALL_KINDS: Final = {**KINDS, **TLS_KINDS}
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--authorities", default="")
     orders = parser.parse_args()
     os.nice(NICENESS)
+    raise_file_limit()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     if not sys.stdin.readline():
