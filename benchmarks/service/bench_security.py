@@ -32,8 +32,8 @@ LEAST_SAMPLES: Final = 50
 """Number of calls and of checks below which quantiles have no meaning."""
 
 BUSY_DATABASE_MS: Final = 2.5
-"""Time of a query of a constant from a thread (p99), in milliseconds, above which the machine is too
-busy for the bound of checks.
+"""Time of asking the database whether it is ready (p99), in milliseconds, above which the machine is
+too busy for the bound of checks.
 """
 
 
@@ -72,7 +72,7 @@ def time_security(
     ``token_check_ms`` is the largest p99 of four kinds of checks: of the server's own token and of one of
     an identity provider, remembered and not. Each kind has its p50 and p99. A token that is not remembered
     takes a thread, and the database or RSA. The bound of 5 ms keeps a first call from feeling slower. It is
-    waived where a thread waits above 2.5 ms for a constant from the database (``control_p99_ms``).
+    waived where asking the database whether it is ready takes above 2.5 ms (``control_p99_ms``).
 
     ``submissions_per_s`` is of single SubmitJob calls from four threads, to each server in turn, and
     ``enrolments_per_s`` of agents from four threads. A host may enrol 200 at once, and then 20 a second.

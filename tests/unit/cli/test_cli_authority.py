@@ -88,7 +88,7 @@ def test_a_rotation_that_was_interrupted_is_begun_again(folder: Path) -> None:
     (old,) = authorities(folder)
     lost = create_authority(SystemClock().wall_s()).certificate_pem()
     write_public(folder / "ca.pem", lost + (folder / "ca.pem").read_bytes())
-    assert "does not belong" in run_command("server", folder).stderr
+    assert run_command("server", folder).exit_code == 0  # signed by the one whose key is there
     assert run_command("rotate", folder).exit_code == 0
     assert authorities(folder)[1:] == [old]
     assert run_command("server", folder).exit_code == 0
