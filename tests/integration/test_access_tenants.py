@@ -1,4 +1,4 @@
-"""What a tenant sees and changes over sockets, and how a revocation ends its calls."""
+"""The view of a tenant over sockets, and the end of its calls by a revocation."""
 
 from __future__ import annotations
 
