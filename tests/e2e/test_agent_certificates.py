@@ -1,0 +1,203 @@
+"""Real agents that enrol at a real server with TLS, renew their certificates, and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.db.engine import Database
+from tessera.formulation.access import Role
+from tessera.formulation.records.access import JoinTokenSpec
+from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
+from tests.support.access import LATER_S
+from tests.support.agents import until
+from tests.support.secured_server import PLACE, SecuredServer, requests_for, secured_server
+
+SECRET = 43 * "s"
+SHORT_HOURS = 0.02
+"""The shortest lifetime of a certificate that a server signs, 72 s."""
+
+
+class Agent:
+    """A real agent process."""
+
+    def __init__(self, server: SecuredServer, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self.token_file = folder / "join-token"
+        self._log = folder / "agent.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def give_token(self, *nodes: str, mode: int = 0o600) -> None:
+        """Write a file with a join token for ``nodes``."""
+        number = len(self._server.access.list_join_tokens("main", with_ended=True))
+        spec = JoinTokenSpec(
+            id=f"j{number:011d}",
+            secret_hash=hash_secret(SECRET),
+            cluster="main",
+            nodes=nodes,
+            uses=1,
+            expires_s=LATER_S,
+        )
+        self._server.access.create_join_token(spec, "tests")
+        self.token_file.write_text(format_token(JOIN_PREFIX, spec.id, SECRET) + "\n")
+        self.token_file.chmod(mode)
+
+    def start(self, *nodes: str) -> None:
+        argv = [sys.executable, "-m", "tessera.service.agent.main", "--cluster=main"]
+        argv += ["--clock-factor=100", f"--server={self._server.address}", "--agent-id=agent"]
+        argv += [f"--ca={self._server.site.authorities}", f"--data-dir={self._folder / 'data'}"]
+        argv += [f"--join-token-file={self.token_file}", *(f"--node={n}:a40:2" for n in nodes)]
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(argv, stdout=out, stderr=out)
+
+    def kill(self) -> None:
+        """Kill the agent. Its jobs continue."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def status(self) -> int:
+        """Return the status with which the agent ends."""
+        process = self._process
+        assert process is not None
+        return await asyncio.to_thread(process.wait)
+
+    def identity(self) -> Any:
+        """Return what the agent stored of its certificate, or None."""
+        path = self._folder / "data" / "identity" / "identity.json"
+        return json.loads(path.read_text())["held"] if path.exists() else None
+
+    def folders(self) -> list[str]:
+        folder = self._folder / "data" / "identity"
+        return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+class User:
+    """An administrator of the server."""
+
+    def __init__(self, server: SecuredServer) -> None:
+        self._server, self._who = server, server.user(server.add_token("ada", Role.ADMIN))
+
+    async def call(self, method: str, request: Any = None) -> Any:
+        path = f"/tessera.v1.{method}"
+        return await self._server.call(self._who, path, request or requests_for()[path])
+
+    async def is_ready(self, node: str = "n0") -> bool:
+        request = clusters_pb2.ListNodesRequest(parent=PLACE)
+        nodes = (await self.call("Clusters/ListNodes", request)).nodes
+        ready = clusters_pb2.Node.READY
+        return any(n.name.endswith(f"/{node}") and n.state == ready for n in nodes)
+
+    async def job(self) -> Any:
+        return await self.call("Jobs/GetJob", jobs_pb2.GetJobRequest(name=f"{PLACE}/jobs/long"))
+
+    async def run_job(self) -> Any:
+        """Submit a job that runs for very long, and return it once it runs."""
+        text = requests_for()["/tessera.v1.Jobs/SubmitJob"].SerializeToString()
+        request = jobs_pb2.SubmitJobRequest.FromString(text)
+        request.job_id = "long"
+        await self.call("Jobs/SubmitJob", request)
+        schedule = scheduler_pb2.ScheduleRequest(parent=PLACE)
+        await self.call("Scheduler/Schedule", schedule)
+        return await self.wait_for_job()
+
+    async def wait_for_job(self, iterations: float = 0.0) -> Any:
+        while True:
+            job = await self.job()
+            if job.state == jobs_pb2.RUNNING and job.iterations_done > iterations:
+                return job
+            await asyncio.sleep(0.2)
+
+    async def wait_until_ready(self, node: str = "n0") -> None:
+        while not await self.is_ready(node):
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def server(database: Database, tmp_path: Path) -> AsyncIterator[SecuredServer]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    short: dict[str, Any] = {"agent_certificate_hours": SHORT_HOURS, "inspect_s": 1.0}
+    async with secured_server(folder, database, heartbeat_s=2.0, **short) as server:
+        yield server
+
+
+@pytest.fixture
+async def user(server: SecuredServer) -> User:
+    user = User(server)
+    await user.call("Clusters/UpsertCluster")
+    await user.call("Estimates/UpsertCells")
+    return user
+
+
+@pytest.fixture
+def agent(server: SecuredServer, user: User, tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(server, tmp_path)
+    yield agent
+    agent.kill()
+    for path in tmp_path.glob("data/gangs/*/process.json"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_a_renewal_does_not_disturb_a_job_and_a_restart_needs_no_token(
+    server: SecuredServer, user: User, agent: Agent
+) -> None:
+    agent.give_token("n*")
+    agent.start("n0")
+    await user.wait_until_ready()
+    first = agent.identity()
+    assert (await asyncio.to_thread(agent.token_file.stat)).st_mode & 0o777 == 0o600
+    agent.token_file.unlink()
+    before = await user.run_job()
+    # The agent starts again with the certificate that it has stored.
+    agent.kill()
+    agent.start("n0")
+    restarted = await user.wait_for_job(before.iterations_done + 50)
+    assert agent.identity() == first
+    # It renews the certificate, and the job goes on.
+    await until(lambda: agent.identity() != first)
+    await until(lambda: agent.log.count("connected to") == 3)
+    after = await user.wait_for_job(restarted.iterations_done + 50)
+    assert (after.generation, after.retries) == (before.generation, 0)
+    assert agent.folders() == [agent.identity()["folder"]]
+    assert await user.is_ready()
+    records = server.access.list_certificates("main")
+    assert [(record.agent, record.nodes) for record in records] == [("agent", ("n0",))] * 2
+    assert SECRET not in agent.log
+
+
+async def test_an_agent_with_other_nodes_or_without_a_token_does_not_start(
+    user: User, agent: Agent
+) -> None:
+    agent.start("n0")
+    assert await agent.status() == 2
+    assert "must name a file with a join token" in agent.log
+    agent.give_token("n0", mode=0o644)
+    agent.start("n0")
+    assert await agent.status() == 2
+    assert "other users can read" in agent.log
+    agent.token_file.chmod(0o600)
+    agent.start("n0")
+    await user.wait_until_ready()
+    agent.kill()
+    agent.start("n0", "n1")
+    assert await agent.status() == 2
+    assert "refused to enrol this agent" in agent.log
+    assert SECRET not in agent.log
