@@ -372,11 +372,15 @@ async def test_certificates_that_name_no_agent_are_refused(
     assert "cannot be read" in await refusal(authenticator, Call(certificate=b"-----BEGIN"))
 
 
-async def test_nobody_is_asked_on_a_socket_or_by_a_server_without_a_store(
-    authenticator: Authenticator, clock: Clock
+@pytest.mark.parametrize("peer", ["unix:", "unix:/run/x.sock"])
+async def test_nobody_is_asked_on_a_socket_that_only_the_servers_user_reaches(
+    store: TokenStore, clock: Clock, peer: str
 ) -> None:
-    assert await identify(authenticator, Call(peer="unix:")) is LOCAL
-    assert await identify(authenticator, Call(peer="unix:/run/x.sock")) is LOCAL
+    assert await identify(make(store, clock, trusts_sockets=True), Call(peer=peer)) is LOCAL
+    assert "no token" in await refusal(make(store, clock), Call(peer=peer))
+
+
+async def test_a_server_without_a_store_asks_nobody(clock: Clock) -> None:
     open_ = Authenticator(None, run, wall_s=clock)
     assert await identify(open_, Call("Bearer nonsense")) is LOCAL
     assert await open_.revoked(["token/aaaaaaaaaaaa"]) == []
