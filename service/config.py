@@ -346,12 +346,6 @@ class Config:
         self.profiling()
         self.tls_files()
         self.oidc()
-        if self.listen.startswith("unix:") and self.asks_callers():
-            raise InvalidInput(
-                "listen",
-                "must be a host and a port, since callers on a Unix socket are not asked who they are; set"
-                " socket for a Unix socket next to it",
-            )
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
         if not (allowed or _is_local(self.listen)):
             raise InvalidInput(

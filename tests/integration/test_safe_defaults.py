@@ -76,3 +76,13 @@ async def test_a_socket_in_a_directory_that_others_can_enter_is_refused(
         with pytest.raises(InvalidInput, match="other users can enter"):
             async with run_server(settings(database, socket=str(tmp_path / "tessera.sock"))):
                 pass
+
+
+async def test_callers_on_a_socket_of_the_setting_listen_are_asked_for_tokens(
+    database: Database, tmp_path: Path
+) -> None:
+    """Its directory is not checked, so others may reach it."""
+    address = f"unix:{tmp_path / 'tessera.sock'}"
+    async with run_server(settings(database, listen=address, authenticate=True)):
+        with pytest.raises(grpc.aio.AioRpcError, match="the call has no token"):
+            await ask(address)

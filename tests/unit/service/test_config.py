@@ -101,12 +101,6 @@ def test_three_replicas_fit_into_postgresqls_connection_limit() -> None:
     assert 3 * Config().connections() <= 97  # 3 of its 100 are reserved for the superuser
 
 
-def test_a_server_that_asks_callers_does_not_listen_on_a_unix_socket_for_all() -> None:
-    assert Config(listen="unix:/run/t.s", socket="/run/me/t.s").socket
-    with pytest.raises(InvalidInput, match=r"must be a host and a port.* set socket"):
-        Config(listen="unix:/run/t.s", authenticate=True)
-
-
 def test_callers_need_a_token_with_authenticate_or_tls_and_not_otherwise(tmp_path: Path) -> None:
     assert not Config().asks_callers()
     assert Config(authenticate=True).asks_callers()
