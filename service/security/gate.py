@@ -31,8 +31,8 @@ MAX_TEXT: Final = 300
 RETRY_S: Final = 1.0
 """Seconds after which a lookup of revocations is tried again."""
 
-_NOBODY = Identity(subject="", role=Role.VIEWER, key="", is_verified=False)
-"""The caller of an open method, or one whose identity is not known yet."""
+_NOBODY = Identity(subject="", role=Role.VIEWER, key="", clusters=frozenset(), tenants=frozenset())
+"""The caller of an open method, or one whose identity is not known yet. It sees nothing."""
 
 
 def _shown(text: str) -> str:
@@ -60,7 +60,8 @@ class Visit:
         self.target = _shown(find_target(request))
         self.request_id = _shown(getattr(request, "request_id", ""))
         cluster = find_cluster(request) if request is not None else ""
-        client = self.identity.subject if self.identity.is_verified else client_of(self.peer)
+        known = self.identity.is_verified and self.identity is not _NOBODY
+        client = self.identity.subject if known else client_of(self.peer)
         CALLER.set(Share(client=client, cluster=cluster))
         IDENTITY.set(self.identity)
         await self.gate.admission.admit(self.identity, self.method, self.rule, request)

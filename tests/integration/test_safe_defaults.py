@@ -1,4 +1,4 @@
-"""What a server asks of callers with the settings that it has by default, and on Unix sockets."""
+"""The proofs that a server asks of callers by default, and on Unix sockets."""
 
 from __future__ import annotations
 
