@@ -84,7 +84,10 @@ class Agent:
 
     def folders(self) -> list[str]:
         folder = self._folder / "data" / "identity"
-        return sorted(path.name for path in folder.iterdir() if path.is_dir())
+        assert (folder / "current").resolve().name == self.identity()["folder"]
+        return sorted(
+            path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()
+        )
 
 
 class User:

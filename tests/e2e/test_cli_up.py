@@ -25,6 +25,7 @@ from tessera.service.cli.main import app
 from tessera.v1 import jobs_pb2
 from tests.support.data_directories import MakeDataDirectory
 from tests.support.patience import PATIENCE_S
+from tests.support.waiting import until
 
 TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 
@@ -124,13 +125,12 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
         assert states[-1] == "SUCCEEDED"
         assert jobs[-1]["iterations_done"] == 9000.0
         assert "SUCCEEDED" in run_client(address, "jobs --all")
-        assert [node["free_gpus"] for node in read_json(address, "nodes")["nodes"]] == [
-            4,
-            4,
-            4,
-            4,
-            16,
-        ]
+        until(  # the agents report that the job's processes are gone
+            lambda: (
+                [n["free_gpus"] for n in read_json(address, "nodes")["nodes"]] == [4, 4, 4, 4, 16]
+            ),
+            "all GPUs are free again",
+        )
         assert read_json(address, "replay 1")["same_decisions"]
 
         run_client(address, f"submit long {bert} --iterations 1000000000 --gpus 4")

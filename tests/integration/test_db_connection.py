@@ -243,6 +243,10 @@ def test_old_rows_are_pruned_and_young_ones_are_kept(
         "network_plans": 0,
         "measurements": 0,
         "workloads": 0,
+        "audit_log": 0,
+        "tokens": 0,
+        "join_tokens": 0,
+        "agent_certificates": 0,
     }
     assert store.prune(3600.0, 2) == deleted
     assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -49,6 +49,9 @@ class TwoClusters:
         self.loaded = threading.Semaphore(0)  # counts the snapshots of ``huge``
         self.committed: list[RoundCommit] = []
         self.recorded: dict[int, tuple[RoundRecord, Snapshot]] = {}
+
+    def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "")
 
     def ready(self) -> None:
         return None
