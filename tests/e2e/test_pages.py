@@ -114,7 +114,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = place / ".venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     site = next(environment.glob("lib/python*/site-packages"))
-    paths = [place, place / "proto" / "gen", sysconfig.get_path("purelib")]
+    protos = place / "proto"
+    paths = [place, protos / "gen", protos / "client", sysconfig.get_path("purelib")]
     (site / "here.pth").write_text("".join(f"{path}\n" for path in paths))
     project = tomllib.loads((place / "pyproject.toml").read_text())["project"]
     _describe(site, project)
@@ -176,6 +177,7 @@ class Reader:
             k: v for k, v in os.environ.items() if not k.startswith(("TESSERA_", "PYTHON"))
         }
         environment |= {"TESSERA_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+        environment["XDG_CONFIG_HOME"] = str(home / "config")  # logins
         environment["PATH"] = os.pathsep.join(
             p for p in environment["PATH"].split(os.pathsep) if not p.startswith(sys.prefix)
         )
