@@ -5,7 +5,6 @@ Unknown keys are errors.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 import tomllib
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from pydantic import Field
 
+from tessera.client import is_on_this_machine
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
@@ -347,7 +347,7 @@ class Config:
         self.tls_files()
         self.oidc()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
-        if not (allowed or _is_local(self.listen)):
+        if not (allowed or is_on_this_machine(self.listen)):
             raise InvalidInput(
                 "listen",
                 f"{self.listen} can be reached from other machines, and callers need no token; use TLS"
@@ -594,19 +594,6 @@ def _type_in_words(kind: type[_Value]) -> str:
 def _days_s(days: float) -> float:
     """Return days in seconds. 0 days are infinite."""
     return days * 86_400.0 if days else math.inf
-
-
-def _is_local(listen: str) -> bool:
-    """Return whether only this machine can reach the address."""
-    if listen.startswith("unix:"):
-        return True
-    host = listen.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def without_password(url: str) -> str:

@@ -6,7 +6,7 @@ The names of other tenants and of their jobs are left out. Totals of the cluster
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from typing import Any, Final
 
 from tessera.formulation.access import Identity
@@ -42,11 +42,11 @@ def hide_in_round(
     """Leave the decisions on other tenants' jobs and the rows of other tenants out of a round."""
     if identity.tenants is None:
         return
-    ids = [decision.job.rpartition("/")[2] for decision in message.decisions]
-    own = own_jobs(identity, cluster, ids, tenants_of_jobs)
-    kept = [d for d, job in zip(message.decisions, ids, strict=True) if job in own]
+    own = own_jobs(identity, cluster, _jobs_of(message.decisions), tenants_of_jobs)
+    kept = [decision for decision in message.decisions if short_id(decision.job) in own]
     for decision in kept:
-        hide_in_reason(identity, decision.reason, own)
+        if decision.HasField("reason"):
+            hide_in_reason(identity, decision.reason, own)
     del message.decisions[:]
     message.decisions.extend(kept)
     for rows in (message.prices, message.used_gpus):
@@ -57,7 +57,7 @@ def hide_in_round(
 def hide_in_job(identity: Identity, message: jobs_pb2.Job) -> None:
     """Leave the names of other tenants and their jobs out of the reason why a job waits."""
     if identity.tenants is not None and message.HasField("reason"):
-        hide_in_reason(identity, message.reason, {message.name.rpartition("/")[2]})
+        hide_in_reason(identity, message.reason, {short_id(message.name)})
 
 
 def hide_in_reason(identity: Identity, reason: jobs_pb2.Reason, own: Collection[str]) -> None:
@@ -95,10 +95,10 @@ def hide_in_nodes(
     """Leave other tenants' jobs out of the lists of jobs that hold GPUs of nodes."""
     if identity.tenants is None:
         return
-    ids = {job.rpartition("/")[2] for node in nodes for job in node.jobs}
+    ids = {short_id(job) for node in nodes for job in node.jobs}
     own = own_jobs(identity, cluster, ids, tenants_of_jobs) if ids else set()
     for node in nodes:
-        kept = [job for job in node.jobs if job.rpartition("/")[2] in own]
+        kept = [job for job in node.jobs if short_id(job) in own]
         del node.jobs[:]
         node.jobs.extend(kept)
 
@@ -112,16 +112,26 @@ def hide_in_plan(
     """Leave the decisions on other tenants' jobs, and their names, out of a network plan."""
     if identity.tenants is None:
         return
-    ids = [decision.job.rpartition("/")[2] for decision in plan.decisions]
-    own = own_jobs(identity, cluster, ids, tenants_of_jobs)
-    kept = [d for d, job in zip(plan.decisions, ids, strict=True) if job in own]
+    own = own_jobs(identity, cluster, _jobs_of(plan.decisions), tenants_of_jobs)
+    kept = [decision for decision in plan.decisions if short_id(decision.job) in own]
     for decision in kept:
-        met = [job for job in decision.meets if job.rpartition("/")[2] in own]
+        met = [job for job in decision.meets if short_id(job) in own]
         del decision.meets[:]
         decision.meets.extend(met)
     del plan.decisions[:]
     plan.decisions.extend(kept)
     del plan.notes[:]  # they may name any job
+
+
+def short_id(name: str) -> str:
+    """Return the last part of a resource name, e.g. ``a`` of ``clusters/main/jobs/a``."""
+    return name.rpartition("/")[2]
+
+
+def _jobs_of(
+    decisions: Iterable[scheduler_pb2.Decision | networks_pb2.NetworkDecision],
+) -> list[str]:
+    return [short_id(decision.job) for decision in decisions]
 
 
 def _keep_own_rows(
