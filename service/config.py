@@ -310,11 +310,11 @@ class Config:
     agent_streams: _LargeCount = 10_000
     """Largest number of agents' streams at the same time."""
     agent_streams_per_client: _LargeCount = 5_000
-    """Largest number of these streams from one host."""
+    """Largest number of these streams of one client: an identity, or else a host."""
     watches: _LargeCount = 2_000
     """Largest number of streams that watch jobs at the same time."""
     watches_per_client: _LargeCount = 200
-    """Largest number of these streams from one host."""
+    """Largest number of these streams of one client: an identity, or else a host."""
     unread_s: _Positive = 60.0
     """Time after which a stream ends if its client has not taken a message."""
     poll_s: _Positive = 1.0
@@ -348,9 +348,12 @@ class Config:
         self.oidc()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
         if not (allowed or is_on_this_machine(self.listen)):
+            danger = (
+                "tokens are sent in plain text" if self.authenticate else "callers need no token"
+            )
             raise InvalidInput(
                 "listen",
-                f"{self.listen} can be reached from other machines, and callers need no token; use TLS"
+                f"{self.listen} can be reached from other machines, and {danger}; use TLS"
                 " (make certificates with `tessera ca init DIR`, then add --tls DIR), listen on 127.0.0.1,"
                 " or set insecure (--insecure) if you trust everybody on the network",
             )

@@ -108,6 +108,5 @@ def test_callers_need_a_token_with_authenticate_or_tls_and_not_otherwise(tmp_pat
 
 
 def test_authentication_without_tls_does_not_open_the_server_to_other_machines() -> None:
-    """Tokens would travel in plain text."""
-    with pytest.raises(InvalidInput, match="can be reached from other machines"):
+    with pytest.raises(InvalidInput, match="other machines, and tokens are sent in plain text"):
         Config(listen=ANY, authenticate=True)
