@@ -1,0 +1,221 @@
+"""Execution plans: what can be launched, one JSON, one digest and one text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    Recomputation,
+    Schedule,
+    TuningSpace,
+    ZeroStage,
+    read_execution_plan,
+)
+from tessera.formulation.values import Workload
+from tests.support.execution_plans import execution_plans
+
+GPT = Workload(model="gpt", params="1.3B", global_batch=128)
+
+
+def even_plan(count: int = 2, **changes: Any) -> ExecutionPlan:
+    """Return a plan of equal stages of 12 layers, each on 8 GPUs."""
+    parts = (PlanStage(start=12 * i, end=12 * (i + 1), dp=4, tp=2) for i in range(count))
+    plan = ExecutionPlan(stages=tuple(parts), micro_batch=16, accumulation=8)
+    return replace(plan, **changes)
+
+
+@given(execution_plans())
+def test_the_json_of_a_plan_gives_the_plan_again(plan: ExecutionPlan) -> None:
+    assert read_execution_plan("plan", plan.to_json()) == plan
+
+
+@given(execution_plans(), execution_plans())
+def test_plans_have_one_digest_only_if_they_are_equal(a: ExecutionPlan, b: ExecutionPlan) -> None:
+    assert (a.digest == b.digest) == (a == b)
+
+
+@given(execution_plans())
+def test_fields_in_another_order_or_stated_defaults_change_nothing(plan: ExecutionPlan) -> None:
+    plain = {"precision": "bf16", "chunks": 1} | json.loads(plan.to_json())
+    text = json.dumps(dict(reversed(plain.items())), indent=2)
+    assert read_execution_plan("plan", text).digest == plan.digest
+
+
+def test_the_digest_of_a_plan_never_changes() -> None:
+    # Stored plans are named by it. A field that is added later must have a default.
+    plan = even_plan(zero=ZeroStage.OPTIMIZER, shape=(8, 8))
+    assert plan.digest == "192b46f0fef095b942ca765925cc4fc22e371f4e7231b3a80bf44911bc3ce855"
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (
+            even_plan(accumulation=1, zero=ZeroStage.OPTIMIZER),
+            "2 x (dp4 tp2), 1F1B, ZeRO-1, micro-batch 4",
+        ),
+        (even_plan(1), "dp4 tp2, micro-batch 4 x 8"),
+        (
+            ExecutionPlan(
+                stages=(
+                    PlanStage(start=0, end=3, dp=4, tp=2, sp=True),
+                    PlanStage(start=3, end=5, dp=8),
+                    PlanStage(start=5, end=9, dp=8),
+                ),
+                micro_batch=16,
+                schedule=Schedule.GPIPE,
+            ),
+            "(dp4 tp2 sp) + 2 x dp8, GPipe, micro-batch 16 in all",
+        ),
+        (
+            even_plan(
+                4,
+                schedule=Schedule.INTERLEAVED,
+                chunks=2,
+                recomputation=Recomputation.SELECTIVE,
+                precision=Precision.FP8,
+            ),
+            "2 x (dp4 tp2), interleaved 1F1B with 2 chunks, selective recomputation, fp8,"
+            " micro-batch 4 x 8",
+        ),
+        (
+            ExecutionPlan(
+                stages=(PlanStage(start=0, end=1),),
+                micro_batch=1,
+                zero=ZeroStage.PARAMETERS,
+                offload=Offload.PARAMETERS,
+            ),
+            "dp1, ZeRO-3, parameters offload, micro-batch 1",
+        ),
+    ],
+)
+def test_a_plan_reads_as_people_write_it(plan: ExecutionPlan, text: str) -> None:
+    assert str(plan) == text
+
+
+def test_the_chunks_of_an_interleaved_plan_share_their_gpus() -> None:
+    plan = even_plan(4, schedule=Schedule.INTERLEAVED, chunks=2)
+    assert (plan.pipeline_degree, plan.gpus, plan.layers) == (2, 16, 48)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"stages": ()}, "stages", "at least one stage"),
+        ({"micro_batch": 6}, "micro_batch", "divided equally among the 4 replicas"),
+        ({"micro_batch": 0}, "micro_batch", "whole number from 1"),
+        ({"accumulation": True}, "accumulation", "whole number from 1"),
+        ({"shape": (8, 4)}, "shape", "12 GPUs, but the stages have 16"),
+        ({"shape": (4, 12)}, "shape", "the most GPUs first"),
+        ({"chunks": 2}, "chunks", "unless the schedule is interleaved"),
+        ({"schedule": Schedule.INTERLEAVED}, "chunks", "at least 2"),
+        ({"schedule": Schedule.INTERLEAVED, "chunks": 3}, "chunks", "divide the 2 stages"),
+        ({"offload": Offload.PARAMETERS}, "offload", "ZeRO stage 3"),
+        ({"model": "x" * 201}, "model", "200 characters"),
+    ],
+)
+def test_a_plan_that_could_not_be_launched_is_refused(
+    change: dict[str, Any], field: str, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said) as refused:
+        even_plan(**change)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"start": 2, "end": 2}, "a stage has layers"),
+        ({"start": 0, "end": 2, "dp": 4, "ep": 3}, "must divide the stage's 4 GPUs"),
+        ({"start": 0, "end": 2, "sp": True}, "needs a tensor-parallel degree"),
+        ({"start": -1, "end": 2}, "from 0 to"),
+        ({"start": 0, "end": 2, "tp": 2**31}, "from 1 to"),
+    ],
+)
+def test_an_impossible_stage_is_refused(stage: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        PlanStage(**stage)
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"), [((0, 13), "misses layer 12"), ((0, 11), "repeats layer 11")]
+)
+def test_each_layer_is_in_exactly_one_stage(starts: tuple[int, int], said: str) -> None:
+    stages = tuple(PlanStage(start=s, end=s + 12, dp=4) for s in starts)
+    with pytest.raises(InvalidInput, match=said):
+        ExecutionPlan(stages=stages, micro_batch=4)
+
+
+def test_chunks_on_the_same_gpus_have_the_same_parallelism() -> None:
+    stages = (PlanStage(start=0, end=1, dp=2), PlanStage(start=1, end=2, tp=2))
+    with pytest.raises(InvalidInput, match=r"parallelism of stages\[0\]"):
+        ExecutionPlan(
+            stages=stages, micro_batch=2, accumulation=2, schedule=Schedule.INTERLEAVED, chunks=2
+        )
+
+
+def test_an_interleaved_plan_needs_whole_turns_of_micro_batches() -> None:
+    with pytest.raises(InvalidInput, match="multiple of the pipeline degree 2"):
+        even_plan(4, schedule=Schedule.INTERLEAVED, chunks=2, accumulation=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "bert/1.3B"}, "made for the model bert/1.3B, not for gpt/1.3B"),
+        ({"accumulation": 4}, "64 an iteration, but the workload's global batch is 128"),
+    ],
+)
+def test_a_plan_for_another_workload_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        even_plan(**change).check_fits("plan", GPT)
+
+
+def test_a_plan_for_other_gpus_or_layers_is_refused() -> None:
+    plan = even_plan(model="gpt/1.3B")
+    plan.check_fits("plan", GPT, gpus=16, layers=24)
+    with pytest.raises(InvalidInput, match="is for 16 GPUs, not for 8"):
+        plan.check_fits("plan", GPT, gpus=8)
+    with pytest.raises(InvalidInput, match=r"ends at layer 24, but the model gpt/1.3B has 26"):
+        plan.check_fits("plan", GPT, layers=26)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{}", "plan.stages"),
+        ("[]", "plan"),
+        ("nonsense", "plan"),
+        ('{"stages":{},"micro_batch":1}', "plan.stages"),
+        ('{"stages":[1],"micro_batch":1}', "plan.stages[0]"),
+        ('{"stages":[{"start":0}],"micro_batch":1}', "plan.stages[0].end"),
+        ('{"stages":[{"start":0,"end":1}]}', "plan.micro_batch"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1.5}', "plan.micro_batch"),
+        ('{"stages":[{"start":0,"end":1,"pp":2}],"micro_batch":1}', "plan.stages[0].pp"),
+        ('{"stages":[{"start":0,"end":1,"dp":"2"}],"micro_batch":1}', "plan.stages[0].dp"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1,"zero":true}', "plan.zero"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1,"schedule":"2f2b"}', "plan.schedule"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1,"shape":[[1]]}', "plan.shape[0]"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1,"model":1}', "plan.model"),
+        ('{"stages":[{"start":0,"end":1}],"micro_batch":1,"lr":1}', "plan.lr"),
+    ],
+)
+def test_bad_json_is_refused_with_the_name_of_the_field(text: str, field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_execution_plan("plan", text)
+    assert refused.value.field == field
+
+
+def test_a_plan_may_name_a_space_for_tuners() -> None:
+    plan = even_plan(space=TuningSpace.HALVES)
+    assert json.loads(plan.to_json())["space"] == "halves"
