@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.estimator.collectives.links import LinkNetwork
 from tessera.estimator.costs import candidates_of, stage_costs
-from tessera.estimator.graph import Graph, merge_layers
+from tessera.estimator.graph import Graph, join_layers, merged_ends
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.memory import MemoryCopies, States, UsableMemory
 from tessera.estimator.pipeline import DEFAULT_OVERLAP, Overlap
@@ -27,7 +27,7 @@ from tessera.estimator.plans import (
     Candidates,
     Compute,
     Network,
-    Plan,
+    PricedPlan,
     Shape,
     StageCosts,
     Training,
@@ -36,6 +36,14 @@ from tessera.estimator.plans import (
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    Recomputation,
+    ZeroStage,
+)
 from tessera.formulation.tables import Ints
 
 COARSE_LAYERS = 16
@@ -134,8 +142,26 @@ def data_sheet_setting(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CoarseGraph:
+    """A graph whose neighbouring layers are joined. ``ends`` are those of the original layers."""
+
+    graph: Graph
+    ends: Ints
+
+    def fine_stage(self, stage: PlanStage) -> PlanStage:
+        """Return a stage of coarse layers as one of the original layers."""
+        start = int(self.ends[stage.start - 1]) if stage.start else 0
+        return replace(stage, start=start, end=int(self.ends[stage.end - 1]))
+
+    def coarse_stage(self, stage: PlanStage) -> PlanStage:
+        """Return a stage of the original layers, whose ends are among these, as one of coarse ones."""
+        start, end = np.searchsorted(self.ends, [stage.start, stage.end]).tolist()
+        return replace(stage, start=start + 1 if stage.start else 0, end=end + 1)
+
+
 @lru_cache(maxsize=64)
-def _coarse_graph_cache(graph: Graph, most: int) -> list[Graph]:
+def _coarse_graph_cache(graph: Graph, most: int) -> list[CoarseGraph]:
     """Return the cache entry for the graph in ``most`` layers, a list that is empty at first.
 
     The coarse graph of a job is the same on all GPU types.
@@ -145,15 +171,18 @@ def _coarse_graph_cache(graph: Graph, most: int) -> list[Graph]:
 
 def coarsen_graph(
     graph: Graph, most: int, cancelled: Callable[[], bool] = never_cancelled
-) -> Graph:
+) -> CoarseGraph:
     """Return :func:`tessera.estimator.graph.merge_layers` of the graph, computed once for each graph."""
     entry = _coarse_graph_cache(graph, most)
     if not entry:
-        entry.append(merge_layers(graph, most, cancelled))
+        ends = merged_ends(graph, most, cancelled)
+        entry.append(CoarseGraph(graph=join_layers(graph, ends), ends=ends))
     return entry[0]
 
 
-def coarse_for(graph: Graph, stages: int, cancelled: Callable[[], bool] = never_cancelled) -> Graph:
+def coarse_for(
+    graph: Graph, stages: int, cancelled: Callable[[], bool] = never_cancelled
+) -> CoarseGraph:
     """Return the graph in :data:`COARSE_LAYERS` layers, or one for each stage if that is more."""
     return coarsen_graph(graph, max(COARSE_LAYERS, stages), cancelled)
 
@@ -173,7 +202,7 @@ def plan_cells(
     micro_batches: MicroBatches | None = None,
     planner: Planner = Planner.EXACT,
     cancelled: Callable[[], bool] = never_cancelled,
-) -> dict[int, Plan]:
+) -> dict[int, PricedPlan]:
     """Return the planner's plan of each pipeline degree. A degree without a plan is absent.
 
     If ``degrees`` is None, the degrees are those of :func:`degrees_of`. If ``micro_batches`` is
@@ -186,15 +215,38 @@ def plan_cells(
     wanted = sorted(set(degrees_of(setting.shape.gpus) if degrees is None else degrees))
     if wanted and wanted[0] < 1:
         raise InvalidInput("degrees", f"must be at least 1, not {wanted[0]}")
-    coarse = replace(setting, graph=coarse_for(setting.graph, wanted[-1], cancelled))
-    best: dict[int, Plan] = {}
+    coarse = coarse_for(setting.graph, wanted[-1] if wanted else 1, cancelled)
+    best: dict[int, PricedPlan] = {}
     for count, some in degrees_by_micro_batches(wanted, setting.training, micro_batches).items():
         training = setting.training.within(count)
-        within = replace(coarse, training=training)
+        within = replace(setting, graph=coarse.graph, training=training)
         for stages, plan in _plans_of_degrees(within, some, planner, cancelled).items():
             if stages not in best or plan.iter_time_s < best[stages].iter_time_s:
                 best[stages] = plan
-    return dict(sorted(best.items()))
+    return {
+        degree: replace(plan, stages=tuple(map(coarse.fine_stage, plan.stages)))
+        for degree, plan in sorted(best.items())
+    }
+
+
+def execution_plan_of(setting: Setting, plan: PricedPlan, model: str = "") -> ExecutionPlan:
+    """Return a plan that :func:`plan_cells` found for this setting, as data to launch it by.
+
+    ``model`` is the name of the model in plans.
+    """
+    training, states = setting.training.within(plan.micro_batches), setting.runtime.states
+    return ExecutionPlan(
+        stages=plan.stages,
+        micro_batch=training.micro_batch,
+        accumulation=training.micro_batches,
+        schedule=training.schedule,
+        zero=ZeroStage(states.zero),
+        offload=Offload.OPTIMIZER if states.offload else Offload.NONE,
+        recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+        precision=Precision(setting.graph.dtype),
+        shape=setting.shape.each_node,
+        model=model,
+    )
 
 
 def degrees_by_micro_batches(
@@ -222,7 +274,7 @@ def micro_batches_of(rule: MicroBatches | None, stages: int, training: Training)
 
 def _plans_of_degrees(
     setting: Setting, degrees: Sequence[int], planner: Planner, cancelled: Callable[[], bool]
-) -> dict[int, Plan]:
+) -> dict[int, PricedPlan]:
     """Return the plans of a coarse setting at its number of micro-batches."""
     costs, options = cost_candidates(setting)
     if not len(options):

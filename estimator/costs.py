@@ -144,12 +144,12 @@ def _summed(layers: Floats, ends: tuple[Ints, Ints, Ints]) -> Floats:
 def _can_run(graph: Graph, training: Training, candidates: Candidates) -> Bools:
     """Return which candidates can run.
 
-    Their degrees must be within the limits of the layers, and each replica needs a sample.
+    Their degrees must be within the limits of the layers, and replicas need equal numbers of samples.
     """
     start, end = candidates.start, candidates.end
     tensor_limit = _over_segments(graph.tensor_limit, np.minimum)[start, end]
     experts = _over_segments(graph.experts, np.maximum)[start, end]
-    runs = (candidates.tp <= tensor_limit) & (candidates.dp <= training.micro_batch)
+    runs = (candidates.tp <= tensor_limit) & (training.micro_batch % candidates.dp == 0)
     runs &= np.maximum(experts, 1) % candidates.ep == 0
     runs &= candidates.gpus % candidates.ep == 0
     return np.asarray(runs & (candidates.start < candidates.end), dtype=np.bool_)

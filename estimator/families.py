@@ -23,9 +23,10 @@ from tessera.estimator.cells import coarse_for, data_sheet_setting
 from tessera.estimator.graph import Graph, balanced_ends
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.memory import States
-from tessera.estimator.plans import Plan, Stage, Training, shape_of
+from tessera.estimator.plans import PricedPlan, Training, shape_of
 from tessera.estimator.traffic import gradient_share, traffic_of
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import PlanStage
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 HOST_GPUS: Final = 8
@@ -214,15 +215,17 @@ def _stage_traffic(
     """
     setting = data_sheet_setting(graph, training, hardware, shape_of(gpus, HOST_GPUS), States())
     coarse = coarse_for(graph, stages)
-    ends = balanced_ends(coarse.flops, stages).tolist()
+    ends = balanced_ends(coarse.graph.flops, stages).tolist()
     dp = gpus // (tp * stages)
-    plan = Plan(
+    plan = PricedPlan(
         stages=tuple(
-            Stage(start=a, end=b, dp=dp, tp=tp) for a, b in zip([0, *ends], ends, strict=False)
+            coarse.fine_stage(PlanStage(start=a, end=b, dp=dp, tp=tp))
+            for a, b in zip([0, *ends], ends, strict=False)
         ),
         micro_batches=training.micro_batches,
         iter_time_s=0.0,
         memory_bytes=(0.0,) * stages,
+        merged_layers=len(coarse.graph),
     )
     cell_traffic = traffic_of(setting, plan)
     return cell_traffic if tp == 1 else _inside_hosts(cell_traffic, hardware)

@@ -50,6 +50,16 @@ class Layer:
     exchanged: float = 0.0
     tensor_limit: float = 2.0**30  # largest tensor degree (attention heads, channels)
     experts: float = 1.0  # must be a multiple of the expert degree
+    # The parts of ``flops``, ``touched``, ``kernels`` and ``kept`` that are the scores of attention
+    # and their product with the values. They are 0 if the layer's operators are not known apart.
+    attention_flops: float = 0.0
+    attention_touched: float = 0.0
+    attention_kernels: float = 0.0
+    attention_kept: float = 0.0
+    keys_values: float = 0.0  # activations that attention reads of every position of a sequence
+    # Activations that products with weights read and write in a forward pass.
+    product_touched: float = 0.0
+    heads: float = 0.0  # of keys and values, which a tensor group divides; 0 if not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +83,13 @@ class Graph:
     exchanged: Floats
     tensor_limit: Floats
     experts: Floats
+    attention_flops: Floats
+    attention_touched: Floats
+    attention_kernels: Floats
+    attention_kept: Floats
+    keys_values: Floats
+    product_touched: Floats
+    heads: Floats
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -127,9 +144,24 @@ def merge_layers(graph: Graph, most: int, cancelled: Callable[[], bool] = never_
     Raises:
         DeadlineTooShort: it was cancelled.
     """
+    return join_layers(graph, merged_ends(graph, most, cancelled))
+
+
+def merged_ends(graph: Graph, most: int, cancelled: Callable[[], bool] = never_cancelled) -> Ints:
+    """Return the ends of the layers that :func:`merge_layers` joins, at most ``most``.
+
+    Raises:
+        DeadlineTooShort: it was cancelled.
+    """
     if len(graph) <= most:
+        return np.arange(1, len(graph) + 1, dtype=np.int64)
+    return balanced_ends(graph.flops + 1e-9 * graph.flops.sum(), most, cancelled)
+
+
+def join_layers(graph: Graph, ends: Ints) -> Graph:
+    """Return the graph with the layers up to each of ``ends`` joined into one."""
+    if len(ends) == len(graph):
         return graph
-    ends = balanced_ends(graph.flops + 1e-9 * graph.flops.sum(), most, cancelled)
     starts = np.concatenate([[0], ends[:-1]])
     joined = [_joined(graph, int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
     return graph_of(graph.name, graph.dtype, joined)
@@ -148,6 +180,7 @@ def _joined(graph: Graph, start: int, end: int) -> Layer:
     amounts["working"] = float(part["working"].max())
     amounts["tensor_limit"] = float(part["tensor_limit"].min())
     amounts["experts"] = float(part["experts"].max())
+    amounts["heads"] = float(part["heads"].max())
     return Layer(kind="+".join(graph.kind[start:end]), **amounts)
 
 

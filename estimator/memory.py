@@ -9,8 +9,9 @@ import numpy as np
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB
-from tessera.estimator.plans import Schedule, StageCosts, Training
+from tessera.estimator.plans import StageCosts, Training
 from tessera.formulation.errors import TesseraError
+from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Floats, Ints
 
 
@@ -26,6 +27,9 @@ class States:
     and parameters from stage 3 on."""
     offload: bool = False
     """Whether optimizer states are in the host's memory and updated there."""
+    offload_parameters: bool = False
+    """Whether parameters are in the host's memory, too, and gathered from there before each pass
+    (ZeRO-Infinity, SC 2021, section 5). The price of a plan adds the time that this takes."""
     host_bytes_per_s: float = 16e9  # between host and one GPU: half of PCI Express 4.0 x16
     host_update_bytes_per_s: float = 100e9
     """Bytes of states per second that the processors of one host update. In ZeRO-Offload, Table 4,
@@ -91,7 +95,9 @@ def state_bytes(
     """Return the bytes of states on a GPU that holds ``parameters`` with ``replicas`` replicas."""
     weight, gradient, optimizer = parameter_bytes(graph, training)
     divided = [replicas if states.zero >= stage else 1 for stage in (3, 2, 1)]
-    on_gpu = weight / divided[0] + gradient / divided[1]
+    on_gpu = gradient / divided[1]
+    if not states.offload_parameters:
+        on_gpu = on_gpu + weight / divided[0]
     if not states.offload:
         on_gpu = on_gpu + optimizer / divided[2]
     return np.asarray(parameters * on_gpu, dtype=np.float64)

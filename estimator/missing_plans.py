@@ -31,7 +31,7 @@ def explain_missing_degrees(
     that have one.
     """
     wanted = sorted(set(degrees))
-    coarse = coarse_for(setting.graph, wanted[-1])
+    coarse = coarse_for(setting.graph, wanted[-1]).graph
     overflows: dict[int, Overflow | None] = {s: None for s in wanted if s not in known}
     for count, some in degrees_by_micro_batches(list(overflows), setting.training, rule).items():
         if not some:

@@ -8,7 +8,8 @@ the slowest:
 (Alpa, section 5.2; Crius, section 5.1; Arena, section 3.4). Every term is a sum or a maximum over
 stages, so a search may fix the maxima and add up the rest. The formula gives the same time for GPipe
 and 1F1B. If all stages have the same ratio of backward to forward time, it is exact for GPipe and
-never too short for 1F1B. :func:`simulated_s` runs both schedules event by event.
+never too short for 1F1B. :func:`simulated_s` runs both schedules event by event. With v chunks of
+layers on each stage, filling and draining take 1 / v of the time: see :func:`iteration_s`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from tessera.estimator.plans import Schedule, StageCosts
+from tessera.estimator.plans import StageCosts
+from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Floats, Ints
 
 
@@ -84,14 +86,22 @@ def pipelined_s(slot_s: Floats, micro_batches: int | Ints) -> Floats:
 
 
 def iteration_s(
-    plans: Pipelines, micro_batches: int | Ints, overlap: Overlap = DEFAULT_OVERLAP
+    plans: Pipelines,
+    micro_batches: int | Ints,
+    overlap: Overlap = DEFAULT_OVERLAP,
+    chunks: int = 1,
 ) -> Floats:
-    """Return the seconds of an iteration of each plan, shape (P,)."""
+    """Return the seconds of an iteration of each plan, shape (P,).
+
+    With an interleaved schedule, each stage has ``chunks`` chunks of layers, and its values are
+    their sums. Filling and draining the pipeline then take ``1 / chunks`` of the time (Narayanan et
+    al., SC 2021, section 2.2).
+    """
     steady_s = sum(slots.max(axis=1) for slots in paces_s(plans, overlap))
     first_s = plans.busy_s.sum(axis=1) + first_send_s(plans.send_s, overlap).sum(axis=1)
     synced_s = exposed_sync_s(plans.sync_s, plans.backward_s, overlap)
     after_s = synced_s.sum(axis=1) if overlap.sync is Sync.IN_TURN else synced_s.max(axis=1)
-    pipeline_s: Floats = first_s + (micro_batches - 1) * steady_s
+    pipeline_s: Floats = first_s / chunks + (micro_batches - 1 / chunks) * steady_s
     pipeline_s += after_s + plans.update_s.max(axis=1)
     return pipeline_s
 

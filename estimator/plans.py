@@ -5,41 +5,72 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from tessera.estimator.graph import Graph
+from tessera.formulation.execution_plan import PlanStage, Schedule
 from tessera.formulation.tables import Bools, Floats, Ints
-
-
-class Schedule(StrEnum):
-    """The order of forward and backward passes in a pipeline.
-
-    The model gives both the same iteration time, but 1F1B needs less memory.
-    """
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """An equal number of GPUs on each of some nodes."""
+    """Numbers of GPUs on some nodes, which are equal except perhaps on the last node."""
 
     nodes: int
     gpus_per_node: int
+    on_last_node: int = 0
+    """GPUs on the last node if it has fewer than the others. 0 means as many as the others."""
 
     @property
     def gpus(self) -> int:
         """Return the number of GPUs."""
-        return self.nodes * self.gpus_per_node
+        return sum(self.each_node)
+
+    @property
+    def each_node(self) -> tuple[int, ...]:
+        """Return the GPUs of each node, falling."""
+        most = self.gpus_per_node
+        return (most,) * (self.nodes - 1) + (self.on_last_node or most,)
+
+
+MAX_SHAPES: Final = 3
+"""Number of shapes for which the Cells of a GPU count are estimated: the fewest nodes that the GPUs
+fit on, twice and four times as many."""
 
 
 def shape_of(gpus: int, node_gpus: int) -> Shape:
-    """Return the shape with the fewest nodes on which the GPUs are spread evenly."""
+    """Return the shape with the fewest nodes of ``node_gpus`` GPUs.
+
+    The GPUs are spread evenly if they can be. Otherwise all nodes but the last are full.
+    """
     nodes = -(-gpus // node_gpus)
-    while gpus % nodes:
-        nodes += 1
-    return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+    if gpus % nodes == 0:
+        return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+    rest = gpus - (nodes - 1) * node_gpus
+    return Shape(nodes=nodes, gpus_per_node=node_gpus, on_last_node=rest)
+
+
+def shapes_of(gpus: int, node_gpus: int, nodes: int | None = None) -> list[Shape]:
+    """Return the shapes to estimate, the most compact one first, at most :data:`MAX_SHAPES`.
+
+    The wider ones have twice as many nodes as the one before, and equal numbers of GPUs on each.
+    They have at most ``nodes`` nodes, or any number if it is None.
+    """
+    shapes = [shape_of(gpus, node_gpus)]
+    for _ in range(1, MAX_SHAPES):
+        wider = 2 * shapes[-1].nodes
+        if gpus % wider or (nodes is not None and wider > nodes):
+            break
+        shapes.append(Shape(nodes=wider, gpus_per_node=gpus // wider))
+    return shapes
+
+
+def shape_on(gpus: int, nodes: int, node_gpus: int) -> Shape | None:
+    """Return the estimated shape of ``gpus`` GPUs on ``nodes`` nodes, or None if there is none."""
+    if gpus % nodes == 0:
+        return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
+    shape = shape_of(gpus, node_gpus)
+    return shape if shape.nodes == nodes else None
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -77,12 +108,13 @@ class Training:
         return replace(self, global_batch=global_batch).within(self.micro_batches)
 
     def within(self, micro_batches: int) -> Training:
-        """Return the training in at most ``micro_batches`` micro-batches.
+        """Return the training in at most ``micro_batches`` equal micro-batches.
 
-        There are fewer if the global batch does not fill that many micro-batches.
+        There are fewer if the global batch cannot be divided into that many equal ones.
         """
-        size = math.ceil(self.global_batch / micro_batches)
-        return replace(self, micro_batches=math.ceil(self.global_batch / size))
+        most = min(micro_batches, self.global_batch)
+        count = next(n for n in range(most, 0, -1) if self.global_batch % n == 0)
+        return replace(self, micro_batches=count)
 
     @property
     def forwards(self) -> int:
@@ -130,7 +162,7 @@ class StageCosts:
     """The costs of candidates, row by row, of shape (K,), in seconds of the stage's slowest GPU.
 
     ``forward_s`` is ``inf`` if a candidate cannot run: a degree is above the limit of its layers,
-    or the replicas cannot share a micro-batch.
+    or the replicas cannot share a micro-batch equally.
     """
 
     candidates: Candidates
@@ -153,30 +185,18 @@ class StageCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A stage of a plan: layers ``start`` to ``end`` (exclusive), ``dp`` replicas of ``tp`` GPUs."""
+class PricedPlan:
+    """The stages of an execution plan, with the time and memory that the cost model predicts.
 
-    start: int
-    end: int
-    dp: int
-    tp: int
-    ep: int = 1
-    sp: bool = False
+    ``stages`` count the model's own layers. They were priced on a graph of ``merged_layers`` layers
+    (:func:`tessera.estimator.graph.merge_layers`), whose ends include those of the stages.
+    """
 
-    @property
-    def gpus(self) -> int:
-        """Return the number of GPUs."""
-        return self.dp * self.tp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """An execution plan: stages in order, with the time and memory that the cost model predicts."""
-
-    stages: tuple[Stage, ...]
+    stages: tuple[PlanStage, ...]
     micro_batches: int
     iter_time_s: float
     memory_bytes: tuple[float, ...]  # of the fullest GPU of each stage
+    merged_layers: int
 
     @property
     def gpus(self) -> int:

@@ -53,7 +53,7 @@ def _of_type(hardware: Hardware, counts: tuple[int, ...]) -> tuple[EstimateRecor
     ]
     records: list[EstimateRecord] = []
     for model in sampled_models():
-        coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS))
+        coarse = replace(model, graph=coarsen_graph(model.graph, COARSE_LAYERS).graph)
         for batch in coarse.batches:
             records += _records(coarse, batch, hardware, asked)
     return tuple(records)

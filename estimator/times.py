@@ -169,7 +169,7 @@ class CellTimes:
         if subject not in self._parts:
             setting = self._setting_of(subject)
             deepest = max(self._degrees_of(subject))
-            coarse = replace(setting, graph=coarse_for(setting.graph, deepest))
+            coarse = replace(setting, graph=coarse_for(setting.graph, deepest).graph)
             self._parts[subject] = parts_of(coarse, self._rates, self._chooser.candidates(coarse))
         return self._parts[subject]
 

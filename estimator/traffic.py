@@ -16,14 +16,15 @@ import numpy as np
 from tessera.estimator.cells import Setting, coarsen_graph
 from tessera.estimator.costs import message_counts
 from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
-from tessera.estimator.plans import Candidates, Plan, Stage, StageCosts, Training
+from tessera.estimator.plans import Candidates, PricedPlan, StageCosts, Training
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import PlanStage
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 BytesAndMessages = tuple[float, int]
 
 
-def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
+def traffic_of(setting: Setting, plan: PricedPlan) -> CellTraffic:
     """Return the traffic of one iteration of ``plan``.
 
     ``plan`` is a plan that :mod:`tessera.estimator.cells` returned for this setting. Compute is its
@@ -35,19 +36,13 @@ def traffic_of(setting: Setting, plan: Plan) -> CellTraffic:
         InvalidInput: the plan cannot run in this setting (it has more replicas than samples, or a
             degree above a limit).
     """
-    coarse = replace(
-        setting,
-        graph=coarsen_graph(
-            setting.graph, plan.stages[-1].end
-        ),  # the number of layers with which the plan was made
-        training=setting.training.within(plan.micro_batches),
-    )
-    training = coarse.training
-    stages = tuple(
-        _stage(coarse, stage, last=k + 1 == len(plan.stages)) for k, stage in enumerate(plan.stages)
-    )
+    merged = coarsen_graph(setting.graph, plan.merged_layers)
+    training = setting.training.within(plan.micro_batches)
+    coarse = replace(setting, graph=merged.graph, training=training)
+    parts = [merged.coarse_stage(stage) for stage in plan.stages]
+    stages = tuple(_stage(coarse, part, last=k + 1 == len(parts)) for k, part in enumerate(parts))
     passes = training.forwards + 2  # a backward pass costs two forward ones
-    compute_s, last_backward_s = _compute_s(coarse, plan.stages)
+    compute_s, last_backward_s = _compute_s(coarse, parts)
     if not np.isfinite(compute_s):
         raise InvalidInput("plan", f"cannot run in this setting: {plan.stages}")
     start_s = gradient_share(stages) * (compute_s - last_backward_s)
@@ -71,7 +66,7 @@ def gradient_share(stages: Sequence[StageTraffic]) -> float:
     return gradients / (gradients + others) if gradients + others else 0.0
 
 
-def _compute_s(setting: Setting, stages: Sequence[Stage]) -> tuple[float, float]:
+def _compute_s(setting: Setting, stages: Sequence[PlanStage]) -> tuple[float, float]:
     """Return the seconds of the pipeline without communication.
 
     The second result is the seconds of its longest backward pass and update.
@@ -89,7 +84,7 @@ def _without_collectives(costs: StageCosts) -> StageCosts:
     return replace(costs, comm_s=none, send_s=none, receive_s=none, sync_s=none)
 
 
-def _candidates(stages: Sequence[Stage]) -> Candidates:
+def _candidates(stages: Sequence[PlanStage]) -> Candidates:
     def column(name: str) -> list[int]:
         return [getattr(stage, name) for stage in stages]
 
@@ -103,7 +98,7 @@ def _candidates(stages: Sequence[Stage]) -> Candidates:
     )
 
 
-def _stage(setting: Setting, stage: Stage, *, last: bool) -> StageTraffic:
+def _stage(setting: Setting, stage: PlanStage, *, last: bool) -> StageTraffic:
     graph, training, zero = setting.graph, setting.training, setting.runtime.states.zero
     layers = slice(stage.start, stage.end)
     width = graph.element_bytes

@@ -15,17 +15,24 @@ from typing import Final
 from tessera.estimator.architectures import files
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.calibration import Calibration, Measurement, Residual, Subject
-from tessera.estimator.cells import Setting, data_sheet_setting, degrees_of, plan_cells
+from tessera.estimator.cells import (
+    Setting,
+    data_sheet_setting,
+    degrees_of,
+    execution_plan_of,
+    plan_cells,
+)
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.memory import States, parameter_bytes
-from tessera.estimator.plans import Plan, Shape, Training, shape_of
+from tessera.estimator.plans import PricedPlan, Shape, Training, shape_on, shapes_of
 from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import CellTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
@@ -204,14 +211,15 @@ class CellSubject(Subject):
 
     workload: Workload
     pipeline_degree: int
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellEstimate:
-    """An estimate with its plan. If nothing fits, the plan is None."""
+    """An estimate with its priced plan. If nothing fits, the plan is None."""
 
     record: EstimateRecord
-    plan: Plan | None
+    plan: PricedPlan | None
 
 
 class Estimator:
@@ -230,7 +238,7 @@ class Estimator:
 
         Cells of other models and GPU types are left out.
         """
-        self._hardware, self._models = hardware, dict(models)
+        self.hardware, self._models = hardware, dict(models)
         times = CellTimes(self._setting, _degrees)
         learned = self._measurements(measurements)
         self._calibration = Calibration(times, learned)
@@ -243,23 +251,39 @@ class Estimator:
         gpus: int,
         degrees: Sequence[int] | None = None,
         cancelled: Callable[[], bool] = never_cancelled,
+        *,
+        nodes: int | None = None,
     ) -> list[CellEstimate]:
-        """Return the Cell of each pipeline degree, whether or not it fits.
+        """Return the Cell of each shape and pipeline degree, whether or not it fits.
 
-        If ``degrees`` is None, they are 1, 2, 4 ... up to the number of GPUs.
+        Shapes are those of :func:`tessera.estimator.plans.shapes_of` on up to ``nodes`` nodes. If
+        ``degrees`` is None, they are 1, 2, 4 ... up to the number of GPUs.
 
         Raises:
             DeadlineTooShort: it was cancelled.
         """
-        shape = shape_of(gpus, self._hardware[gpu_type].gpus_per_node)
         wanted = sorted({d for d in degrees or degrees_of(gpus) if d <= gpus})
+        shapes = shapes_of(gpus, self.hardware[gpu_type].gpus_per_node, nodes) if wanted else []
+        return [
+            estimate
+            for shape in shapes
+            for estimate in self._cells_on(workload, gpu_type, shape, wanted, cancelled)
+        ]
+
+    def _cells_on(
+        self,
+        workload: Workload,
+        gpu_type: str,
+        shape: Shape,
+        wanted: Sequence[int],
+        cancelled: Callable[[], bool],
+    ) -> list[CellEstimate]:
+        """Return the Cell of each wanted pipeline degree on a shape."""
         of_degree = {
-            d: Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=d, nodes=shape.nodes)
+            d: Cell(gpu_type=gpu_type, gpus=shape.gpus, pipeline_degree=d, nodes=shape.nodes)
             for d in wanted
         }
-        subjects = {d: self._subject(workload, cell) for d, cell in of_degree.items()}
-        if not subjects:
-            return []
+        subjects = {d: self._subject(workload, cell, shape) for d, cell in of_degree.items()}
         setting = self._setting(next(iter(subjects.values())))
         plans = plan_cells(setting, wanted, cancelled=cancelled)
         times = self._calibration.estimates([subjects[degree] for degree in plans])
@@ -267,17 +291,25 @@ class Estimator:
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
         for degree in wanted:
             plan, time = plans.get(degree), by_degree.get(degree)
-            fits = plan is not None and time is not None
             record = EstimateRecord(
                 workload=workload,
                 cell=of_degree[degree],
                 source=EstimateSource.PROFILED if profile else EstimateSource.ANALYTIC,
-                iter_time_s=time.iter_time_s if time is not None and fits else math.inf,
-                sd=time.sd if time is not None and fits else None,
-                provenance=self._provenance(plan if fits else None, profile),
-                traffic=traffic_of(setting, plan) if plan is not None and fits else None,
+                iter_time_s=math.inf,
+                provenance=self._provenance(None, profile),
             )
-            estimates.append(CellEstimate(record=record, plan=plan if fits else None))
+            if plan is None or time is None:
+                estimates.append(CellEstimate(record=record, plan=None))
+                continue
+            execution = execution_plan_of(setting, plan, model_name(workload))
+            record = replace(
+                record.with_plan(execution),
+                iter_time_s=time.iter_time_s,
+                sd=time.sd,
+                provenance=self._provenance(execution, profile),
+                traffic=traffic_of(setting, plan),
+            )
+            estimates.append(CellEstimate(record=record, plan=plan))
         return estimates
 
     def know(self, workload: Workload, model: Model) -> None:
@@ -287,7 +319,7 @@ class Estimator:
         """
         self._models[workload] = model
 
-    def _provenance(self, plan: Plan | None, profile: Profile | None) -> str:
+    def _provenance(self, plan: ExecutionPlan | None, profile: Profile | None) -> str:
         how = "analytic"
         if profile is not None:
             how = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
@@ -295,28 +327,32 @@ class Estimator:
             how += f", calibrated on {self.learned} measurements"
         if plan is None:
             return f"{how}: no plan fits in memory"
-        return f"{how}: {describe_plan(plan)}"[:MAX_PROVENANCE]
+        return f"{how}: {plan}"[:MAX_PROVENANCE]
 
-    def _subject(self, workload: Workload, cell: Cell) -> CellSubject:
+    def _subject(self, workload: Workload, cell: Cell, shape: Shape) -> CellSubject:
         return CellSubject(
             family=workload.model,
             gpu_type=cell.gpu_type,
-            nodes=cell.nodes,
-            gpus_per_node=cell.gpus // cell.nodes,
+            nodes=shape.nodes,
+            gpus_per_node=shape.gpus_per_node,
             global_batch=workload.global_batch,
             parameters=self._models[workload].graph.parameters,
             workload=workload,
             pipeline_degree=cell.pipeline_degree,
+            shape=shape,
         )
+
+    def setting(self, workload: Workload, cell: Cell, shape: Shape) -> Setting:
+        """Return the setting in which a workload's Cell is estimated on a shape."""
+        return self._setting(self._subject(workload, cell, shape))
 
     def _setting(self, subject: Subject) -> Setting:
         if not isinstance(subject, CellSubject):
             raise AssertionError("every subject here is a Cell")
-        model, hardware = self._models[subject.workload], self._hardware[subject.gpu_type]
-        shape = Shape(nodes=subject.nodes, gpus_per_node=subject.gpus_per_node)
+        model, hardware = self._models[subject.workload], self.hardware[subject.gpu_type]
         training = model.training.at(subject.global_batch)
         setting = data_sheet_setting(
-            model.graph, training, hardware, shape, States(zero=model.zero)
+            model.graph, training, hardware, subject.shape, States(zero=model.zero)
         )
         profile = model.profiles.get(subject.gpu_type)
         if profile is None:
@@ -326,14 +362,16 @@ class Estimator:
 
     def _measurements(self, measurements: Sequence[MeasurementRecord]) -> list[Measurement]:
         """Return one measurement for each Cell that the time model covers."""
-        measured = [
-            Measurement(subject=self._subject(r.workload, r.cell), iter_time_s=r.iter_time_s)
-            for r in measured_cells(measurements)
-            if r.workload in self._models
-            and r.cell.gpu_type in self._hardware
-            and r.cell.gpus % r.cell.nodes == 0
-            and r.cell.pipeline_degree >= 1
-        ]
+        measured = list[Measurement]()
+        for r in measured_cells(measurements):
+            cell = r.cell
+            if r.workload not in self._models or cell.gpu_type not in self.hardware:
+                continue
+            shape = shape_on(cell.gpus, cell.nodes, self.hardware[cell.gpu_type].gpus_per_node)
+            if shape is None or cell.pipeline_degree < 1:
+                continue
+            subject = self._subject(r.workload, cell, shape)
+            measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
         return measured[-MAX_LEARNED:]
 
 
@@ -341,15 +379,6 @@ def _degrees(subject: Subject) -> Sequence[int]:
     if not isinstance(subject, CellSubject):
         raise AssertionError("every subject here is a Cell")
     return [subject.pipeline_degree]
-
-
-def describe_plan(plan: Plan) -> str:
-    """Return a plan as a line of text: layers, replicas and tensor parallel parts of each stage."""
-    stages = "; ".join(
-        f"layers {s.start}-{s.end - 1} dp {s.dp} tp {s.tp}" + (f" ep {s.ep}" if s.ep > 1 else "")
-        for s in plan.stages
-    )
-    return f"{plan.micro_batches} micro-batches; coarse {stages}"
 
 
 def measured_cells(measurements: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
@@ -399,9 +428,9 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-ESTIMATES_VERSION: Final = 2
-"""Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans.
-"""
+ESTIMATES_VERSION: Final = 3
+"""Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans,
+and version 3 the plans themselves and wider shapes."""
 
 
 def estimates_fingerprint(
@@ -411,11 +440,13 @@ def estimates_fingerprint(
     hardware: Mapping[str, Hardware],
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
+    stated: Sequence[ExecutionPlan] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
-    ``profiles`` the measurements of the workload by GPU type.
+    ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
+    state for its jobs.
     """
     plain = [
         installed_version(),
@@ -426,5 +457,6 @@ def estimates_fingerprint(
         {t: asdict(h) for t, h in hardware.items() if t in asked},
         _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
+        *([plan.digest for plan in stated],) * bool(stated),
     ]
     return _digest(plain)

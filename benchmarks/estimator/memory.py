@@ -56,8 +56,9 @@ from tessera.estimator.costs import stage_costs
 from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import A10, A40, GIB, Hardware
 from tessera.estimator.memory import MemoryCopies, States, in_flight
-from tessera.estimator.plans import Candidates, Groups, Primitive, Schedule, Shape, Training
+from tessera.estimator.plans import Candidates, Groups, Primitive, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 

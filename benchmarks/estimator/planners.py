@@ -38,7 +38,7 @@ from tessera.benchmarks.estimator.speed import setting_of
 from tessera.estimator.architectures.published import PublishedModel
 from tessera.estimator.cells import MicroBatches, Planner, Setting, plan_cells
 from tessera.estimator.hardware import ALL, Hardware
-from tessera.estimator.plans import Plan
+from tessera.estimator.plans import PricedPlan
 from tessera.estimator.samples import sampled_models
 from tessera.simulator.figures import Figure
 
@@ -63,7 +63,9 @@ class PlannerComparison:
     best: float | None  # share of the fastest degrees, or None if the planner has no plan
 
 
-def judge_planner(exact: Mapping[int, Plan], other: Mapping[int, Plan]) -> PlannerComparison:
+def judge_planner(
+    exact: Mapping[int, PricedPlan], other: Mapping[int, PricedPlan]
+) -> PlannerComparison:
     """Compare a planner's Cells with the exact ones, by degree."""
     both = sorted(exact.keys() & other.keys())
     fastest = [min((p.iter_time_s for p in x.values()), default=None) for x in (exact, other)]
@@ -110,7 +112,7 @@ def _compared(
 
     Return both comparisons, and the processor seconds with the given micro-batches.
     """
-    result: dict[Planner, dict[int, Plan]] = {}
+    result: dict[Planner, dict[int, PricedPlan]] = {}
     seconds: dict[Planner, float] = {}
     for planner in Planner:
         start_s = time.process_time()

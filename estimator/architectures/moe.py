@@ -85,6 +85,7 @@ def _expert_layer(c: MixtureOfExperts) -> Layer:
         boundary=c.tokens * c.hidden,
         tensor_limit=tensor_limit(c),
         experts=c.experts,
+        heads=c.kv_heads or c.heads,
     )
 
 
@@ -110,6 +111,7 @@ def expert_part(c: MixtureOfExperts) -> Part:
     experts = Part(
         flops=one.flops,
         touched=one.touched,
+        product_touched=one.product_touched,
         kernels=one.kernels,
         kept=one.kept,
         working=one.working,

@@ -30,6 +30,12 @@ class Part:
     working: float = 0.0
     reduced: float = 0.0
     exchanged: float = 0.0
+    attention_flops: float = 0.0
+    attention_touched: float = 0.0
+    attention_kernels: float = 0.0
+    attention_kept: float = 0.0
+    keys_values: float = 0.0
+    product_touched: float = 0.0
 
     def __add__(self, other: Part) -> Part:
         """Return both parts, one after the other."""
@@ -38,12 +44,23 @@ class Part:
         return Part(**total)
 
     def layer(
-        self, kind: str, *, boundary: float, tensor_limit: float, experts: float = 1.0
+        self,
+        kind: str,
+        *,
+        boundary: float,
+        tensor_limit: float,
+        experts: float = 1.0,
+        heads: float = 0.0,
     ) -> Layer:
         """Return the part as a layer."""
         amounts = {f: getattr(self, f) for f in _FIELDS}
         return Layer(
-            kind=kind, boundary=boundary, tensor_limit=tensor_limit, experts=experts, **amounts
+            kind=kind,
+            boundary=boundary,
+            tensor_limit=tensor_limit,
+            experts=experts,
+            heads=heads,
+            **amounts,
         )
 
 
@@ -58,6 +75,7 @@ def linear_part(tokens: float, wide_in: float, wide_out: float, *, bias: Bias, k
     return Part(
         flops=2 * tokens * wide_in * wide_out,
         touched=tokens * (wide_in + wide_out),
+        product_touched=tokens * (wide_in + wide_out),
         kernels=1,
         weights=wide_in * wide_out + (wide_out if bias == "split" else 0.0),
         shared_weights=wide_out if bias == "whole" else 0.0,
@@ -118,7 +136,15 @@ def attention_part(a: Attention, queries: float, keys: float, *, cross: bool = F
     if a.rotary:
         into += Part(touched=2 * (queries * q + keys * kv), kernels=1)
     out = linear_part(queries, q, a.hidden, bias="whole" if a.out_bias else "none", keeps=False)
-    return into + _scores(a, queries, keys) + out + Part(reduced=queries * a.hidden)
+    core = _scores(a, queries, keys)
+    named = Part(
+        attention_flops=core.flops,
+        attention_touched=core.touched,
+        attention_kernels=core.kernels,
+        attention_kept=core.kept - queries * q,  # the output projection needs its input
+        keys_values=2 * keys * kv,
+    )
+    return into + core + named + out + Part(reduced=queries * a.hidden)
 
 
 def _scores(a: Attention, queries: float, keys: float) -> Part:

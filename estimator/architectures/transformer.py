@@ -242,6 +242,7 @@ def block_layer(c: Transformer, *, causal: bool) -> Layer:
         f"{'decoder' if causal else 'encoder'} block {shape_name(c)} s{c.tokens}",
         boundary=c.tokens * c.hidden,
         tensor_limit=tensor_limit(c),
+        heads=c.kv_heads or c.heads,
     )
 
 
@@ -250,6 +251,7 @@ def _decoder_layer(c: Transformer) -> Layer:
         f"cross block {shape_name(c)} s{c.target_tokens}x{c.tokens}",
         boundary=(c.target_tokens + c.tokens) * c.hidden,
         tensor_limit=tensor_limit(c),
+        heads=c.kv_heads or c.heads,
     )
 
 

@@ -4,17 +4,17 @@
       - name: h100-lab
         like: h100              # optional: the catalogue entry for missing fields
         memory_gib: 80
-        flops: {f32: 67e12, tf32: 494e12, bf16: 989e12, f16: 989e12}
+        flops: {f32: 67e12, tf32: 494e12, bf16: 989e12, f16: 989e12, fp8: 1979e12}
         memory_bytes_per_s: 3.35e12
         gpus_per_node: 8
         link: nvlink            # or xgmi, pcie
         link_bytes_per_s: 450e9       # of one GPU, one direction
         network_bytes_per_s: 400e9    # of one node, one direction, all its ports
 
-Without ``like``, every field is required except ``tf32`` and ``bf16``. If ``tf32`` is absent, the
-type does not support it. If ``bf16`` is absent, it equals f16. An entry with a name of the catalogue
-replaces that type. Numbers may be written as 450e9. YAML 1.1 reads this as a string, so strings that
-are numbers are accepted.
+Without ``like``, every field is required except ``tf32``, ``bf16`` and ``fp8``. If ``tf32`` or
+``fp8`` is absent, the type does not support it. If ``bf16`` is absent, it equals f16. An entry with a
+name of the catalogue replaces that type. Numbers may be written as 450e9. YAML 1.1 reads this as a
+string, so strings that are numbers are accepted.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class FlopsEntry(Entry):
     tf32: _Flops = 0.0
     bf16: _Flops = 0.0
     f16: _Flops = 0.0
+    fp8: _Flops = 0.0
 
 
 class HardwareEntry(Entry):
@@ -102,6 +103,7 @@ _FLOPS: Final = {
     "tf32": "tf32_flops",
     "bf16": "bf16_flops",
     "f16": "fp16_flops",
+    "fp8": "fp8_flops",
 }
 
 

@@ -28,6 +28,7 @@ class Hardware:
     fp16_flops: float  # per second, on tensor cores, fp32 accumulate
     tf32_flops: float | None = None  # per second, on tensor cores; if None, the type has no tf32
     bf16_flops: float | None = None  # if None, as fp16
+    fp8_flops: float | None = None  # per second, on tensor cores; if None, the type has no fp8
     memory_bytes_per_s: float
     gpus_per_node: int
     link: Link = Link.NVLINK

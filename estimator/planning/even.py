@@ -16,7 +16,8 @@ from tessera.estimator.graph import Graph, balanced_ends
 from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
 from tessera.estimator.planning.options import least_in_each
 from tessera.estimator.planning.search import Latency
-from tessera.estimator.plans import Candidates, Schedule, StageCosts, Training, powers_dividing
+from tessera.estimator.plans import Candidates, StageCosts, Training, powers_dividing
+from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Floats, Ints
 
 EvenPlanKey = tuple[int, int]

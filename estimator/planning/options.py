@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
-from tessera.estimator.plans import Candidates, Schedule, Stage, StageCosts, powers_of_two
+from tessera.estimator.plans import Candidates, StageCosts, powers_of_two
 from tessera.formulation.errors import TesseraError
+from tessera.formulation.execution_plan import PlanStage, Schedule
 from tessera.formulation.tables import Bools, Floats, Ints
 
 FITS_ANYWHERE = 2**30
@@ -102,11 +103,11 @@ def stage_depths(
     return np.where((left >= 0) & np.isfinite(costs.busy_s), depth, 0).astype(np.int64)
 
 
-def stages_at(candidates: Candidates, rows: Ints) -> tuple[Stage, ...]:
+def stages_at(candidates: Candidates, rows: Ints) -> tuple[PlanStage, ...]:
     """Return these candidates as stages of a plan."""
     c = candidates
     return tuple(
-        Stage(
+        PlanStage(
             start=int(c.start[i]),
             end=int(c.end[i]),
             dp=int(c.dp[i]),

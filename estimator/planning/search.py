@@ -26,7 +26,7 @@ from tessera.estimator.pipeline import (
 from tessera.estimator.planning.chain import suffix_tables, walk_plan
 from tessera.estimator.planning.labels import Criteria, RestBounds, complete_labels, rest_of
 from tessera.estimator.planning.options import NoPlan, StageOptions, least_in_each, stages_at
-from tessera.estimator.plans import Plan, StageCosts, Training
+from tessera.estimator.plans import PricedPlan, StageCosts, Training
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -133,16 +133,17 @@ def plan_of(
     costs: StageCosts,
     training: Training,
     room: UsableMemory | None = None,
-) -> Plan:
+) -> PricedPlan:
     """Return a search result as a plan, with the memory of each stage."""
     rows = np.array(result.rows, dtype=np.int64)
     flights = in_flight(training.schedule, len(rows), training.micro_batches)
     every = memory_bytes(costs, 0, room)[rows] + costs.flight_bytes[rows] * flights
-    return Plan(
+    return PricedPlan(
         stages=stages_at(costs.candidates, rows),
         micro_batches=training.micro_batches,
         iter_time_s=result.latency_s,
         memory_bytes=tuple(every.tolist()),
+        merged_layers=int(costs.candidates.end[rows[-1]]),
     )
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from tessera.estimator.planning.options import StageOptions, options_of, stages_at
 from tessera.estimator.planning.stages import stage_shares
-from tessera.estimator.plans import Candidates, Stage
+from tessera.estimator.plans import Candidates
 from tessera.formulation.errors import TesseraError
+from tessera.formulation.execution_plan import PlanStage
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -42,7 +43,7 @@ class SearchSpace:
         """Return the number of plans."""
         return int(self._ways()[self.stages, 0, self.gpus])
 
-    def plans(self) -> Iterator[tuple[Stage, ...]]:
+    def plans(self) -> Iterator[tuple[PlanStage, ...]]:
         """Yield every plan once, in order of the rows of its stages."""
         for rows in self.rows():
             yield stages_at(self.candidates, np.array(rows, dtype=np.int64))

@@ -55,7 +55,7 @@ def a_measurement(iter_time_s: float, **changes: Any) -> MeasurementRecord:
 
 
 def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() -> None:
-    cells = an_estimator().cells(BERT, "a100", 4)
+    cells = an_estimator().cells(BERT, "a100", 4, nodes=1)
     assert [c.record.cell.pipeline_degree for c in cells] == [1, 2, 4]
     for cell in cells:
         assert cell.plan is not None
@@ -64,6 +64,36 @@ def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() ->
         assert cell.record.sd is not None
         assert 0.1 < cell.record.sd < 1.0
         assert (cell.record.source, cell.record.cell.nodes) == (EstimateSource.ANALYTIC, 1)
+
+
+def test_the_plan_of_an_estimate_is_for_its_workload_shape_and_layers() -> None:
+    for cell in an_estimator().cells(BERT, "a100", 8):
+        plan, layers = cell.record.plan, len(model_of("w", BERT, ()).graph)
+        assert plan is not None
+        plan.check_fits("plan", BERT, gpus=8, layers=layers)
+        assert (plan.model, len(plan.shape)) == ("bert/1.3B", cell.record.cell.nodes)
+        assert cell.record.cell.plan == plan.digest
+        assert str(plan) in cell.record.provenance
+
+
+def test_wider_shapes_are_estimated_up_to_the_nodes_of_the_cluster() -> None:
+    def shapes(gpus: int, nodes: int | None) -> set[tuple[int, ...]]:
+        cells = an_estimator().cells(BERT, "a100", gpus, [2], nodes=nodes)
+        return {cell.record.plan.shape for cell in cells if cell.record.plan}
+
+    assert shapes(8, None) == {(4, 4), (2,) * 4, (1,) * 8}
+    assert shapes(8, 4) == {(4, 4), (2,) * 4}
+    assert shapes(5, None) == {(4, 1)}
+    assert shapes(12, None) == {(4,) * 3, (2,) * 6, (1,) * 12}
+
+
+def test_replicas_always_have_equal_numbers_of_samples() -> None:
+    odd = replace(BERT, global_batch=250)
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    cells = Estimator(types, {odd: model_of("w", odd, ())}).cells(odd, "a100", 4)
+    plans = [cell.record.plan for cell in cells if cell.record.plan is not None]
+    assert {plan.global_batch for plan in plans} == {250}
+    assert {plan.accumulation for plan in plans} == {10}  # the most up to 16 that divide 250
 
 
 def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
@@ -75,12 +105,12 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
 
 
 def test_degrees_above_the_gpu_count_are_left_out() -> None:
-    cells = an_estimator().cells(BERT, "a100", 2, [1, 2, 4])
+    cells = an_estimator().cells(BERT, "a100", 2, [1, 2, 4], nodes=1)
     assert [c.record.cell.pipeline_degree for c in cells] == [1, 2]
 
 
 def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
-    usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8])
+    usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8], nodes=6)
     assert deep.plan is not None
     assert len(deep.plan.stages) == COARSE_LAYERS + 8
     assert 0.5 < deep.record.iter_time_s / usual.record.iter_time_s < 4

@@ -11,9 +11,10 @@ from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cells import Setting, data_sheet_setting, plan_cells
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
-from tessera.estimator.plans import Plan, Shape, Stage
+from tessera.estimator.plans import PricedPlan, Shape
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import PlanStage
 from tessera.formulation.network.traffic import (
     CellTraffic,
     Pattern,
@@ -35,14 +36,15 @@ def a_setting(zero: int = 0) -> Setting:
     )
 
 
-def one_stage(setting: Setting, *, dp: int, tp: int) -> Plan:
+def one_stage(setting: Setting, *, dp: int, tp: int) -> PricedPlan:
     """Return an execution plan with one stage of all layers."""
-    stage = Stage(start=0, end=16, dp=dp, tp=tp)
-    return Plan(
+    stage = PlanStage(start=0, end=len(setting.graph), dp=dp, tp=tp)
+    return PricedPlan(
         stages=(stage,),
         micro_batches=setting.training.micro_batches,
         iter_time_s=1.0,
         memory_bytes=(0.0,),
+        merged_layers=16,
     )
 
 
@@ -90,7 +92,7 @@ def test_only_gradients_wait_for_the_last_backward_pass() -> None:
 def test_plans_made_together_with_deeper_ones_have_the_same_work() -> None:
     setting = a_setting()
     (usual,), (finer, *_) = (plan_cells(setting, asked).values() for asked in ([1], [1, 20]))
-    assert finer.stages[-1].end == 20  # coarse layers; the usual number is 16
+    assert (usual.merged_layers, finer.merged_layers) == (16, 20)
     work = [traffic_of(setting, plan).work_flop for plan in (usual, finer)]
     assert work[0] == pytest.approx(work[1])
 

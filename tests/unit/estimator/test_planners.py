@@ -14,11 +14,9 @@ from tessera.benchmarks.estimator import planners
 from tessera.benchmarks.estimator.speed import setting_of
 from tessera.estimator.architectures.published import find_published
 from tessera.estimator.cells import (
-    COARSE_LAYERS,
     MicroBatches,
     Planner,
     Setting,
-    coarsen_graph,
     plan_cells,
 )
 from tessera.estimator.collectives import LinkNetwork
@@ -26,7 +24,7 @@ from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
 from tessera.estimator.memory import limit_bytes
 from tessera.estimator.planning.assembly import pure_candidates
 from tessera.estimator.planning.stages import Stages
-from tessera.estimator.plans import Candidates, Plan, Shape, Training
+from tessera.estimator.plans import Candidates, PricedPlan, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.service.cli import main
 from tessera.simulator.traces.files import profiles_of
@@ -55,7 +53,7 @@ def a_setting_on_8_gpus(*boundaries: float, flops: tuple[float, ...] = (1e12,) *
     )
 
 
-def stage_ends(plan: Plan) -> list[int]:
+def stage_ends(plan: PricedPlan) -> list[int]:
     return [stage.end for stage in plan.stages]
 
 
@@ -82,7 +80,7 @@ def test_a_plan_has_all_layers_and_gpus_fits_and_is_no_faster_than_the_exact_one
 ) -> None:
     setting = published_setting(model, params, batch, kind, gpus)
     exact, plans = plan_cells(setting, None, rule), plan_cells(setting, None, rule, planner)
-    layers = len(coarsen_graph(setting.graph, COARSE_LAYERS))
+    layers = len(setting.graph)
     assert plans
     assert plans.keys() <= exact.keys()
     for degree, plan in plans.items():
@@ -173,8 +171,10 @@ def test_more_stages_than_layers_or_gpus_have_no_plan(planner: Planner) -> None:
 
 
 def test_a_planners_share_is_the_exact_time_divided_by_the_planners_time() -> None:
-    def plan(seconds: float) -> Plan:
-        return Plan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
+    def plan(seconds: float) -> PricedPlan:
+        return PricedPlan(
+            stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=(), merged_layers=1
+        )
 
     exact = {1: plan(3.0), 2: plan(2.0), 4: plan(5.0)}
     verdict = planners.judge_planner(exact, {1: plan(4.0), 4: plan(5.0)})

@@ -40,7 +40,8 @@ from tessera.estimator.planning.tuning import (
     proxy_alone,
     whole_space,
 )
-from tessera.estimator.plans import Schedule, Training
+from tessera.estimator.plans import Training
+from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork
 from tests.support.planning import every_candidate, random_costs

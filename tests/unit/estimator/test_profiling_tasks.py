@@ -321,8 +321,8 @@ def test_profiled_cells_follow_the_device_and_have_less_uncertainty() -> None:
     analytic = Estimator(hardware, known_models([BERT], ()))
     slow = Estimator(hardware, known_models([BERT], (), a_slow_device(2.0)))
     for gpus, degree in ((1, 1), (8, 1), (8, 4)):
-        (before,) = analytic.cells(BERT, "a100", gpus, [degree])
-        (after,) = slow.cells(BERT, "a100", gpus, [degree])
+        (before,) = analytic.cells(BERT, "a100", gpus, [degree], nodes=2)
+        (after,) = slow.cells(BERT, "a100", gpus, [degree], nodes=2)
         assert (before.record.source, after.record.source) == (
             EstimateSource.ANALYTIC,
             EstimateSource.PROFILED,
@@ -332,7 +332,7 @@ def test_profiled_cells_follow_the_device_and_have_less_uncertainty() -> None:
         assert after.record.sd is not None
         assert Residual().noise_sd < after.record.sd < before.record.sd
         assert "profiled on NVIDIA A100, 2026-11-21, 4 records" in after.record.provenance
-    (elsewhere,) = slow.cells(BERT, "v100", 8, [1])
+    (elsewhere,) = slow.cells(BERT, "v100", 8, [1], nodes=1)
     assert elsewhere.record.source is EstimateSource.ANALYTIC
 
 

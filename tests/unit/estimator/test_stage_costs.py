@@ -149,15 +149,10 @@ def one_row(found: Candidates, k: int) -> Candidates:
     return Candidates(**{f: getattr(found, f)[[k]] for f in Candidates.__dataclass_fields__})
 
 
-def test_the_replica_with_most_samples_determines_the_time() -> None:
-    four, three = (
-        stage_costs_of(one_candidate(dp=dp), network=RecordingNetwork()) for dp in (4, 3)
-    )
+def test_replicas_that_cannot_share_a_micro_batch_equally_cannot_run() -> None:
+    assert not np.isfinite(stage_costs_of(one_candidate(dp=3)).forward_s).any()
     training = replace(TRAINING, global_batch=16 * 6 * 3)  # each of three replicas gets 6 samples
-    assert three.forward_s == pytest.approx(
-        stage_costs_of(one_candidate(dp=3), training=training).forward_s
-    )
-    assert three.forward_s > four.forward_s
+    assert np.isfinite(stage_costs_of(one_candidate(dp=3), training=training).forward_s).all()
 
 
 def test_a_tensor_group_reduces_once_per_pass_and_boundary() -> None:

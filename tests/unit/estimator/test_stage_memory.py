@@ -16,9 +16,10 @@ from tessera.estimator.memory import (
     memory_bytes,
     parameter_bytes,
 )
-from tessera.estimator.plans import Candidates, Schedule, Shape, StageCosts, Training
+from tessera.estimator.plans import Candidates, Shape, StageCosts, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.errors import TesseraError
+from tessera.formulation.execution_plan import Schedule
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 TRAINING = Training(global_batch=64)

@@ -1,0 +1,350 @@
+"""Iteration time and memory of a given execution plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tessera.estimator.cells import Setting
+from tessera.estimator.graph import Graph
+from tessera.estimator.memory import Overflow, limit_bytes
+from tessera.estimator.pipeline import Pipelines, iteration_s
+from tessera.estimator.plans import Candidates, StageCosts
+from tessera.estimator.pricing.compute import PlanCompute
+from tessera.estimator.pricing.context import context_graph, context_training, exposed_ring_s
+from tessera.estimator.pricing.flights import held_bytes
+from tessera.estimator.rooflines import RooflineCompute
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    Recomputation,
+    Schedule,
+)
+from tessera.formulation.tables import Floats
+
+_DTYPES = {Precision.F32: "f32", Precision.BF16: "bf16", Precision.F16: "f16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPrice:
+    """The predicted time and memory of an execution plan.
+
+    ``memory_bytes`` has the bytes on the fullest GPU of each stage, for as many stages as the
+    pipeline degree. ``overflow`` is the stage that exceeds the GPU's memory most, or None if the
+    plan fits.
+    """
+
+    plan: ExecutionPlan
+    iter_time_s: float
+    memory_bytes: tuple[float, ...]
+    limit_bytes: float
+    overflow: Overflow | None
+
+
+def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
+    """Return the price of a plan of a setting's own layers.
+
+    The plan decides micro-batches, schedule, precision, recomputation, ZeRO and offload. Everything
+    else is the setting's.
+
+    Raises:
+        InvalidInput: the plan is for other GPUs, layers or batches, or the model or the GPU type
+            does not allow one of its degrees or switches; names the field of the plan.
+    """
+    _check_plan(setting, plan)
+    run, kernels = plan_setting(setting, plan), plan_compute(setting, plan)
+    costs = _stage_costs(run, kernels, plan)
+    degree, chunks = plan.pipeline_degree, plan.chunks
+
+    def total(column: Floats) -> Floats:
+        """Return the sums over the chunks of each stage, shape (1, stages)."""
+        return np.asarray(column.reshape(chunks, degree).sum(axis=0, keepdims=True))
+
+    pipelines = Pipelines(
+        busy_s=total(costs.busy_s),
+        send_s=total(costs.send_s) * (degree > 1),
+        receive_s=total(costs.receive_s) * (degree > 1),
+        backward_s=total(costs.backward_s),
+        sync_s=total(costs.sync_s),
+        update_s=total(costs.update_s),
+    )
+    seconds = iteration_s(pipelines, plan.accumulation, run.runtime.overlap, chunks)
+    if not np.isfinite(seconds[0]):
+        raise InvalidInput("stages", f"cannot run in this setting: {plan}")
+    parts = _memory_parts(run, kernels, plan, costs)
+    needed = sum(parts.values(), np.full(degree, run.runtime.room.context_bytes))
+    most = limit_bytes(run.hardware.memory_bytes, run.runtime.room)
+    return PlanPrice(
+        plan=plan,
+        iter_time_s=float(seconds[0]),
+        memory_bytes=tuple(needed.tolist()),
+        limit_bytes=most,
+        overflow=_overflow(parts, needed, most),
+    )
+
+
+def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
+    """Return the setting with a plan's micro-batches and switches."""
+    graph = setting.graph
+    if plan.precision in _DTYPES:
+        graph = replace(graph, dtype=_DTYPES[plan.precision])
+    elif graph.dtype == "f32":
+        graph = replace(graph, dtype="bf16")  # fp8 is for products; the rest is in 16 bits
+    if plan.recomputation is Recomputation.SELECTIVE:
+        graph = _without_scores(graph)
+    training = replace(
+        setting.training,
+        global_batch=plan.global_batch,
+        micro_batches=plan.accumulation,
+        checkpointing=plan.recomputation is Recomputation.FULL,
+        schedule=Schedule.GPIPE if plan.schedule is Schedule.GPIPE else Schedule.ONE_F_ONE_B,
+    )
+    states = replace(
+        setting.runtime.states,
+        zero=plan.zero.value,
+        offload=plan.offload is not Offload.NONE,
+        offload_parameters=plan.offload is Offload.PARAMETERS,
+    )
+    return replace(
+        setting,
+        graph=graph,
+        training=training,
+        runtime=replace(setting.runtime, states=states),
+        compute=plan_compute(setting, plan),
+    )
+
+
+def plan_compute(setting: Setting, plan: ExecutionPlan) -> PlanCompute:
+    """Return the setting's kernel times under a plan's recomputation and precision."""
+    base, hardware = setting.compute, setting.hardware
+    return PlanCompute(
+        base=base,
+        roofline=base if isinstance(base, RooflineCompute) else RooflineCompute(hardware=hardware),
+        recomputation=plan.recomputation,
+        precision=plan.precision,
+        fp8_flops=hardware.fp8_flops or 0.0,
+    )
+
+
+def _without_scores(graph: Graph) -> Graph:
+    """Return the graph without the scores of attention among what is kept.
+
+    The backward pass makes those of one layer again, which are then in its working set. It counts
+    twice there, so half of them is added.
+    """
+    return replace(
+        graph,
+        kept=graph.kept - graph.attention_kept,
+        working=graph.working + graph.attention_kept / 2,
+    )
+
+
+def _stage_costs(run: Setting, kernels: PlanCompute, plan: ExecutionPlan) -> StageCosts:
+    """Return the costs of all stages in order, each in the groups of its context degree."""
+    # Degrees were checked with the heads. The limit only has the powers of two that divide them.
+    graph = run.graph
+    limit = np.where(graph.heads > 0, graph.heads, graph.tensor_limit)
+    run = replace(run, graph=replace(graph, tensor_limit=limit))
+    columns: dict[str, Floats] = {}
+    every = np.arange(len(plan.stages))
+    degrees = np.array([stage.cp for stage in plan.stages])
+    for cp in sorted(set(degrees.tolist())):
+        rows = every[degrees == cp]
+        costs = _context_costs(run, kernels, [plan.stages[row] for row in rows], cp)
+        for name in _COST_COLUMNS:
+            columns.setdefault(name, np.zeros(len(every)))[rows] = getattr(costs, name)
+    return StageCosts(candidates=_candidates(run.graph, plan.stages), **columns)
+
+
+_COST_COLUMNS = (
+    "forward_s",
+    "backward_s",
+    "comm_s",
+    "send_s",
+    "receive_s",
+    "sync_s",
+    "update_s",
+    "state_bytes",
+    "flight_bytes",
+    "working_bytes",
+)
+
+
+def _context_costs(
+    run: Setting, kernels: PlanCompute, stages: list[PlanStage], cp: int
+) -> StageCosts:
+    candidates = _candidates(run.graph, stages)
+    within = replace(
+        run,
+        graph=context_graph(run.graph, cp) if cp > 1 else run.graph,
+        training=context_training(run.training, cp),
+    )
+    costs = within.costs(candidates)
+    comm_s = costs.comm_s + _fetch_s(within, candidates)
+    if cp > 1:
+        comm_s = comm_s + exposed_ring_s(
+            within.graph,
+            within.training,
+            run.shape,
+            candidates,
+            kernels,
+            run.network,
+            cp,
+        )
+    return replace(costs, comm_s=comm_s)
+
+
+def _fetch_s(run: Setting, candidates: Candidates) -> Floats:
+    """Return the seconds in which a micro-batch's weights come from the host, shape (K,).
+
+    Each replica fetches its part before each pass, and nothing hides it (ZeRO-Infinity, SC 2021,
+    sections 4.1 and 6.1).
+    """
+    states, graph = run.runtime.states, run.graph
+    if not states.offload_parameters:
+        return np.zeros(len(candidates))
+    dense = _sums(graph.weights, candidates) / candidates.tp
+    dense = (dense + _sums(graph.shared_weights, candidates)) / candidates.dp
+    replicas = np.maximum(candidates.gpus // candidates.ep, 1)
+    experts = _sums(graph.expert_weights, candidates) / candidates.ep / replicas
+    passes = run.training.forwards + 1
+    moved = passes * graph.element_bytes * (dense + experts)
+    return np.asarray(moved / states.host_bytes_per_s, dtype=np.float64)
+
+
+def _sums(column: Floats, candidates: Candidates) -> Floats:
+    running = np.concatenate([[0.0], np.cumsum(column)])
+    return np.asarray(running[candidates.end] - running[candidates.start], dtype=np.float64)
+
+
+def _candidates(graph: Graph, stages: Sequence[PlanStage]) -> Candidates:
+    """Return stages as candidates, in which a context group counts as replicas.
+
+    A stage without experts divides none.
+    """
+    experts = [bool((graph.experts[s.start : s.end] > 1).any()) for s in stages]
+    rows = [
+        (s.start, s.end, s.dp * s.cp, s.tp, s.ep if divided else 1, s.sp)
+        for s, divided in zip(stages, experts, strict=True)
+    ]
+    start, end, dp, tp, ep, sp = np.array(rows, dtype=np.int64).T
+    return Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool))
+
+
+def _memory_parts(
+    run: Setting, kernels: PlanCompute, plan: ExecutionPlan, costs: StageCosts
+) -> dict[str, Floats]:
+    """Return the parts of each stage's bytes by their names, each of shape (stages,).
+
+    Chunks are not computed at the same time, but the buffers for their gradients are.
+    """
+    degree, chunks = plan.pipeline_degree, plan.chunks
+
+    def by_chunk(column: Floats) -> Floats:
+        return column.reshape(chunks, degree)
+
+    working = by_chunk(costs.working_bytes)
+    if chunks > 1:
+        copies = replace(run.runtime.copies, gradients=0.0)
+        without = replace(run, runtime=replace(run.runtime, copies=copies))
+        bare = by_chunk(_stage_costs(without, kernels, plan).working_bytes)
+        working = bare.max(axis=0, keepdims=True) + (working - bare).sum(axis=0, keepdims=True)
+    return {
+        "states": by_chunk(costs.state_bytes).sum(axis=0),
+        "activations in flight": held_bytes(
+            plan.schedule, by_chunk(costs.flight_bytes), plan.accumulation
+        ),
+        "working activations": working[0],
+    }
+
+
+def _overflow(parts: dict[str, Floats], needed: Floats, most: float) -> Overflow | None:
+    stage = int(needed.argmax())
+    if needed[stage] <= most:
+        return None
+    largest = max(parts, key=lambda name: float(parts[name][stage]))
+    return Overflow(
+        stage=stage,
+        needed_bytes=float(needed[stage]),
+        limit_bytes=most,
+        largest=largest,
+        largest_bytes=float(parts[largest][stage]),
+    )
+
+
+def _check_plan(setting: Setting, plan: ExecutionPlan) -> None:
+    graph, shape = setting.graph, setting.shape
+    if plan.gpus != shape.gpus:
+        raise InvalidInput("stages", f"have {plan.gpus} GPUs, but there are {shape.gpus}")
+    if plan.shape and plan.shape != shape.each_node:
+        there = "+".join(map(str, shape.each_node))
+        stated = "+".join(map(str, plan.shape))
+        raise InvalidInput(
+            "shape", f"is {stated} GPUs, but the GPUs are on nodes of {there}; leave it out"
+        )
+    if plan.layers != len(graph):
+        raise InvalidInput(
+            "stages", f"end at layer {plan.layers}, but the model has {len(graph)} layers"
+        )
+    if plan.global_batch != setting.training.global_batch:
+        raise InvalidInput(
+            "micro_batch",
+            f"x accumulation is {plan.global_batch} samples, but the global batch is"
+            f" {setting.training.global_batch}; make them equal",
+        )
+    _check_operators(setting, plan)
+    for index, stage in enumerate(plan.stages):
+        check_degrees(graph, stage, f"stages[{index}].")
+
+
+def _check_operators(setting: Setting, plan: ExecutionPlan) -> None:
+    """Refuse switches that need attention's operators or a GPU's fp8 where they are not known."""
+    wants = {
+        "recomputation": plan.recomputation is Recomputation.SELECTIVE,
+        "cp": any(stage.cp > 1 for stage in plan.stages),
+        "precision": plan.precision is Precision.FP8,
+    }
+    if not setting.graph.attention_flops.any():
+        for field, wanted in wants.items():
+            if wanted:
+                raise InvalidInput(
+                    field,
+                    f"cannot be priced for {setting.graph.name}, because its graph does not say which"
+                    " operators are attention; describe the model with --model, --architecture or"
+                    " --hf, or leave this out",
+                )
+    if wants["precision"] and setting.hardware.fp8_flops is None:
+        raise InvalidInput(
+            "precision",
+            f"of fp8 is not possible on {setting.hardware.name}, which has no products in fp8 (or its"
+            " entry lacks flops.fp8); use bf16",
+        )
+
+
+def check_degrees(graph: Graph, stage: PlanStage, prefix: str = "") -> None:
+    """Refuse degrees that a stage's layers do not allow.
+
+    Raises:
+        InvalidInput: names the field with ``prefix`` before it.
+    """
+    rows = slice(stage.start, stage.end)
+    heads = {int(n) for n in graph.heads[rows] if n}
+    for count in heads:
+        if count % stage.tp:
+            raise InvalidInput(
+                f"{prefix}tp",
+                f"is {stage.tp}, but must divide the {count} attention heads (of keys and values)",
+            )
+    limit = int(graph.tensor_limit[rows].min())
+    if not heads and stage.tp > limit:
+        raise InvalidInput(f"{prefix}tp", f"is {stage.tp}, but the layers allow at most {limit}")
+    for count in {int(n) for n in graph.experts[rows]}:
+        if max(count, 1) % stage.ep and count > 1:
+            raise InvalidInput(f"{prefix}ep", f"is {stage.ep}, but must divide the {count} experts")
+    if stage.ep > 1 and not (graph.experts > 1).any():
+        raise InvalidInput(f"{prefix}ep", f"is {stage.ep}, but the model has no experts")

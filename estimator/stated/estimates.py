@@ -1,0 +1,93 @@
+"""Estimates of the execution plans that users state for jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tessera.estimator.cells import Setting
+from tessera.estimator.plans import PricedPlan, Shape, shape_on, shapes_of
+from tessera.estimator.pricing.price import PlanPrice, price_plan
+from tessera.estimator.stated.comparison import join_chunks
+from tessera.estimator.traffic import traffic_of
+from tessera.estimator.workloads import MAX_PROVENANCE, Estimator
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.values import Cell, EstimateSource, Workload
+
+
+def estimate_stated_plan(
+    estimator: Estimator,
+    workload: Workload,
+    gpu_type: str,
+    plan: ExecutionPlan,
+    nodes: int | None = None,
+) -> list[EstimateRecord]:
+    """Return the estimate of a plan on each shape for which it may be used.
+
+    A plan that names no shape is priced on those of our own plans, on up to ``nodes`` nodes. Its
+    time is that of the cost model, without what measurements of other Cells teach. A plan that
+    cannot run there is infeasible.
+    """
+    node_gpus = estimator.hardware[gpu_type].gpus_per_node
+    return [
+        _estimate_on(estimator, workload, gpu_type, plan, shape)
+        for shape in _shapes(plan, node_gpus, nodes)
+    ]
+
+
+def _shapes(plan: ExecutionPlan, node_gpus: int, nodes: int | None) -> Iterator[Shape]:
+    if not plan.shape:
+        yield from shapes_of(plan.gpus, node_gpus, nodes)
+        return
+    shape = shape_on(plan.gpus, len(plan.shape), node_gpus)
+    if shape is not None and shape.each_node == plan.shape and plan.shape[0] <= node_gpus:
+        yield shape
+
+
+def _estimate_on(
+    estimator: Estimator, workload: Workload, gpu_type: str, plan: ExecutionPlan, shape: Shape
+) -> EstimateRecord:
+    cell = Cell(
+        gpu_type=gpu_type,
+        gpus=plan.gpus,
+        pipeline_degree=plan.pipeline_degree,
+        nodes=shape.nodes,
+    )
+    setting = estimator.setting(workload, cell, shape)
+    record = EstimateRecord(
+        workload=workload,
+        cell=cell,
+        iter_time_s=math.inf,
+        source=EstimateSource.PROFILED if setting.timed else EstimateSource.ANALYTIC,
+    ).with_plan(plan)
+    try:
+        price = price_plan(setting, plan)
+    except InvalidInput as wrong:
+        return replace(record, provenance=f"stated: {wrong}"[:MAX_PROVENANCE])
+    if price.overflow is not None:
+        return replace(record, provenance=f"stated: {price.overflow}"[:MAX_PROVENANCE])
+    return replace(
+        record,
+        iter_time_s=price.iter_time_s,
+        provenance=f"stated: {plan}"[:MAX_PROVENANCE],
+        traffic=_traffic(setting, price),
+    )
+
+
+def _traffic(setting: Setting, price: PlanPrice) -> CellTraffic | None:
+    """Return the plan's traffic, or None if it divides sequences, which the traffic model lacks."""
+    plan = join_chunks(price.plan) if price.plan.chunks > 1 else price.plan
+    if any(stage.cp > 1 for stage in plan.stages):
+        return None
+    priced = PricedPlan(
+        stages=plan.stages,
+        micro_batches=plan.accumulation,
+        iter_time_s=price.iter_time_s,
+        memory_bytes=price.memory_bytes,
+        merged_layers=len(setting.graph),
+    )
+    return traffic_of(setting, priced)

@@ -1,0 +1,155 @@
+"""The formats of files that state execution plans, and their recognition by content."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final
+
+from tessera.estimator.documents import read_document
+from tessera.estimator.stated import deepspeed, megatron, torchtitan
+from tessera.estimator.stated.shell import has_conditions, read_words
+from tessera.estimator.stated.statement import StatedPlan, quote_value
+from tessera.formulation.documents import (
+    EXECUTION_PLAN,
+    STATED_PLAN,
+    check_counts,
+    check_scalar,
+    to_utf8,
+)
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, execution_plan_of
+
+_SECTION: Final = re.compile(r"^\s*\[{1,2}([A-Za-z0-9_.\"' -]+)\]{1,2}\s*(?:#.*)?$", re.MULTILINE)
+
+
+class PlanFormat(StrEnum):
+    """The formats of files that state execution plans."""
+
+    JSON = "json"  # Tessera's own
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    DEEPSPEED = "deepspeed"
+
+
+def read_stated_plan(
+    field: str, text: str, plan_format: PlanFormat | None = None
+) -> StatedPlan | ExecutionPlan:
+    """Return the plan, or the part of one, that a text states.
+
+    If ``plan_format`` is None, the text's content decides.
+
+    Raises:
+        InvalidInput: the format is not recognised, the text is too large or not valid, or a field
+            cannot be read. The error names the text's own field.
+    """
+    to_utf8(field, text, STATED_PLAN)
+    kind = recognise_format(field, text) if plan_format is None else plan_format
+    if kind is PlanFormat.TORCHTITAN:
+        return torchtitan.read_torchtitan(field, _read_toml(field, text))
+    if kind is PlanFormat.MEGATRON and not _is_mapping(text):
+        words = read_words(field, text)
+        stated = megatron.read_megatron(field, megatron.parse_arguments(field, words))
+        if has_conditions(text):
+            return replace(stated, notes=(*stated.notes, f"all branches of {field} were read"))
+        return stated
+    limits = EXECUTION_PLAN if kind is PlanFormat.JSON else STATED_PLAN
+    plain = read_document(field, text, limits)
+    if kind is PlanFormat.JSON:
+        return execution_plan_of(field, plain)
+    if not isinstance(plain, Mapping):
+        raise InvalidInput(field, f"must be a mapping of names to values, not {quote_value(plain)}")
+    if kind is PlanFormat.DEEPSPEED:
+        return deepspeed.read_deepspeed(field, plain)
+    return megatron.read_megatron(field, _arguments_of(field, plain))
+
+
+def recognise_format(field: str, text: str) -> PlanFormat:
+    """Return the format of a text.
+
+    Raises:
+        InvalidInput: it has none of the formats' marks.
+    """
+    if _is_mapping(text):
+        return _format_of_mapping(read_document(field, text, STATED_PLAN))
+    sections = {name.split(".")[0].strip("\"' ") for name in _SECTION.findall(text)}
+    if sections & torchtitan.SECTIONS:
+        return PlanFormat.TORCHTITAN
+    if re.search(r"(?:^|\s|['\"(=])--[A-Za-z]", text):
+        return PlanFormat.MEGATRON
+    raise InvalidInput(
+        field,
+        "is in no known format (Tessera's JSON, arguments of Megatron-LM, TOML of torchtitan, JSON of"
+        " DeepSpeed); say which one it is with --plan-format",
+    )
+
+
+def _format_of_mapping(plain: object) -> PlanFormat:
+    names = {str(name) for name in plain} if isinstance(plain, Mapping) else set()
+    if "stages" in names:
+        return PlanFormat.JSON
+    own = {megatron.canonical_name(name) for name in names - deepspeed.READ}
+    if own & megatron.READ or "MODEL_ARGS" in names or not names & deepspeed.KNOWN:
+        return PlanFormat.MEGATRON
+    return PlanFormat.DEEPSPEED
+
+
+def _is_mapping(text: str) -> bool:
+    """Return whether a text is a mapping in JSON or YAML, and not a list of arguments."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith("{") or bool(re.match(r"(?:--)?[A-Za-z_][\w-]*:(?:\s|$)", first))
+
+
+def _arguments_of(field: str, plain: Mapping[str, Any]) -> dict[str, object]:
+    """Return the arguments of a mapping, which may be below ``MODEL_ARGS`` as in Megatron's tests."""
+    inner = plain.get("MODEL_ARGS", plain)
+    if not isinstance(inner, Mapping):
+        raise InvalidInput(f"{field}: MODEL_ARGS", f"must be a mapping, not {quote_value(inner)}")
+    arguments: dict[str, object] = {}
+    for key, value in inner.items():
+        name = megatron.canonical_name(str(key))
+        if isinstance(value, Mapping):
+            raise InvalidInput(name[:120], "must be a value or a list, not a mapping")
+        if name in arguments:
+            raise InvalidInput(
+                name[:120], "occurs twice, with dashes and underscores; state it once"
+            )
+        if value is not None and value is not False:
+            arguments[name] = value
+    return arguments
+
+
+def _read_toml(field: str, text: str) -> Mapping[str, Any]:
+    """Return the value of a TOML text within the limits. Raises InvalidInput."""
+    _check_nesting(field, text)
+    try:
+        plain = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(field, f"is not valid TOML: {error}") from error
+    nodes, left = 0, [("", 0, plain)]
+    while left:
+        place, depth, value = left.pop()
+        nodes += 1
+        check_counts(field, depth, nodes, STATED_PLAN)
+        if isinstance(value, dict):
+            left += [(f"{place}.{k}".lstrip(".")[:120], depth + 1, v) for k, v in value.items()]
+        elif isinstance(value, list):
+            left += [(place, depth + 1, one) for one in value]
+        else:
+            check_scalar(field, place, value, STATED_PLAN)
+    return plain
+
+
+def _check_nesting(field: str, text: str) -> None:
+    """Refuse deep nesting before TOML's recursive parser sees it."""
+    opened = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        opened = opened + 1 if bracket in "[{" else max(0, opened - 1)
+        check_counts(field, opened, 0, STATED_PLAN)
+    for line in text.splitlines():
+        if line.partition("=")[0].count(".") > STATED_PLAN.depth:
+            check_counts(field, STATED_PLAN.depth + 1, 0, STATED_PLAN)

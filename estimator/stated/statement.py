@@ -1,0 +1,188 @@
+"""A stated plan: what a file or a command's options say about an execution plan.
+
+Fields that nobody stated are None. :mod:`tessera.estimator.stated.completion` decides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum, StrEnum
+from typing import Any, Final
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import (
+    MAX_COUNT,
+    Offload,
+    Precision,
+    Recomputation,
+    Schedule,
+    ZeroStage,
+)
+
+
+class Division(StrEnum):
+    """The rule by which a model's blocks are divided into stages, apart from stated ends."""
+
+    EQUAL = "equal"  # each stage has as many; it is an error if that is impossible (Megatron-LM)
+    SPREAD = "spread"  # the first stages have one more where they do not divide (torchtitan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedPlan:
+    """The part of an execution plan that was stated, and what it says about the model.
+
+    ``names`` has the source's own name of each field, for errors. ``usual`` has the values that the
+    source assumes where nothing is stated.
+    """
+
+    gpus: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    chunks: int | None = None
+    blocks_per_chunk: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    expert_tp: int | None = None
+    """GPUs that divide each expert. A plan divides experts over ``ep * expert_tp`` GPUs instead."""
+    sp: bool | None = None
+    schedule: Schedule | None = None
+    zero: ZeroStage | None = None
+    offload: Offload | None = None
+    recomputation: Recomputation | None = None
+    precision: Precision | None = None
+    micro_batch: int | None = None
+    """Samples of a micro-batch in each replica."""
+    accumulation: int | None = None
+    global_batch: int | None = None
+    first_blocks: int | None = None
+    """Blocks of the first stage. If it is None, they follow from ``division``."""
+    last_blocks: int | None = None
+    embedding_blocks: int | None = None
+    """The number of blocks as which the embedding counts in the division."""
+    head_blocks: int | None = None
+    division: Division | None = None
+    blocks: int | None = None
+    heads: int | None = None
+    experts: int | None = None
+    sequence: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Sentences about what is assumed, for the user."""
+
+    def name(self, field_name: str) -> str:
+        """Return the source's own name of a field."""
+        return self.names.get(field_name, field_name)
+
+    def value(self, field_name: str, default: Any) -> Any:
+        """Return what was stated, or what the source assumes, or else ``default``."""
+        stated = getattr(self, field_name)
+        return self.usual.get(field_name, default) if stated is None else stated
+
+    @property
+    def states_nothing(self) -> bool:
+        """Return whether no field was stated."""
+        return all(getattr(self, name) is None for name in STATED_FIELDS)
+
+
+STATED_FIELDS: Final = tuple(
+    f.name for f in fields(StatedPlan) if f.name not in ("names", "usual", "notes")
+)
+
+
+def combine(plans: Iterable[StatedPlan]) -> StatedPlan:
+    """Return what all the plans state together.
+
+    Raises:
+        InvalidInput: two of them state different values of a field; names it as the later one does.
+    """
+    whole = StatedPlan()
+    for plan in plans:
+        for name in STATED_FIELDS:
+            ours, theirs = getattr(whole, name), getattr(plan, name)
+            if ours is not None and theirs is not None and ours != theirs:
+                raise InvalidInput(
+                    plan.name(name),
+                    f"states {plain_value(theirs)}, but {whole.name(name)} states"
+                    f" {plain_value(ours)}; state one of them, or the same value",
+                )
+        stated = {n: v for n in STATED_FIELDS if (v := getattr(plan, n)) is not None}
+        whole = replace(
+            whole,
+            **stated,
+            names={**plan.names, **whole.names},
+            usual={**plan.usual, **whole.usual},
+            notes=whole.notes + plan.notes,
+        )
+    return whole
+
+
+def plain_value(value: object) -> str:
+    """Return a value as a file would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def name_set(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+def read_count(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number from a text or a plain value.
+
+    Raises:
+        InvalidInput: it is not one; names ``name``.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    if type(value) is int and least <= value <= MAX_COUNT:
+        return value
+    hint = "; write the number" if isinstance(value, str) and "$" in value else ""
+    raise InvalidInput(
+        name, f"must be a whole number from {least} to {MAX_COUNT}, not {quote_value(value)}{hint}"
+    )
+
+
+def read_flag(name: str, value: object) -> bool:
+    """Return a boolean from a plain value, or from ``true`` or ``false`` in any case."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if isinstance(value, bool):
+        return value
+    raise InvalidInput(name, f"must be true or false, not {quote_value(value)}")
+
+
+def read_choice(name: str, value: object, choices: Mapping[str, Any]) -> Any:
+    """Return the meaning of one of some texts."""
+    if isinstance(value, str) and value in choices:
+        return choices[value]
+    raise InvalidInput(name, f"must be one of {', '.join(choices)}, not {quote_value(value)}")
+
+
+def quote_value(value: object) -> str:
+    """Return a value in an error, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+Reader = Callable[[str, object], dict[str, Any]]
+"""A reader of one field of a file: from its name and value to fields of :class:`StatedPlan`."""
+
+
+def count_of(target: str, least: int = 1) -> Reader:
+    """Return the reader of a whole number."""
+    return lambda name, value: {target: read_count(name, value, least)}
+
+
+def flag_of(target: str) -> Reader:
+    """Return the reader of a boolean."""
+    return lambda name, value: {target: read_flag(name, value)}
+
+
+def choice_of(target: str, choices: Mapping[str, Any]) -> Reader:
+    """Return the reader of one of some texts."""
+    return lambda name, value: {target: read_choice(name, value, choices)}
