@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from tessera.db import audit_log, enrolment, migrate, prune, tenants, tokens
+from tessera.db import audit_log, enrolment, migrate, tokens
 from tessera.db.engine import Database
 from tessera.formulation.records.access import (
     AuditFilter,
@@ -93,11 +93,6 @@ class PostgresAccessStore:
         with self._database.read() as connection:
             return enrolment.find_revoked(connection, list(serials))
 
-    def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
-        """Return the tenant of each of these jobs that exists."""
-        with self._database.read() as connection:
-            return tenants.tenants_of_jobs(connection, cluster, names)
-
     def add_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Add refused calls to the audit log."""
         self._database.write(lambda c: audit_log.add_refusals(c, refusals))
@@ -106,7 +101,3 @@ class PostgresAccessStore:
         """Return entries of the audit log, the newest first."""
         with self._database.read() as connection:
             return audit_log.list_entries(connection, chosen, before, limit)
-
-    def prune_audit(self, keep_s: float) -> int:
-        """Delete a bounded number of old entries of the audit log; return how many."""
-        return prune.prune_audit(self._database, keep_s)

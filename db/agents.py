@@ -12,6 +12,7 @@ from tessera.db import inventory
 from tessera.db.clock_watch import CLOCK_S
 from tessera.db.documents import dump_json
 from tessera.db.network import decision_from
+from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
 from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import NotAllowed, NotFound
@@ -116,14 +117,11 @@ JOIN allocations l ON l.node_id = n.id LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of tessera.db.rows
 
-_HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
-"""The condition that a time lies in the future, because the clock was set back since."""
-
 _HEARD_NOW = sa.text(f"""
 WITH heard_agents AS (
-  UPDATE agents SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_HEARD_AHEAD}
+  UPDATE agents SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
 )
-UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {_HEARD_AHEAD}
+UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
 """)  # noqa: S608 - constants only
 """A reset of times that lie in the future, so that the silence of these nodes counts again."""
 
@@ -133,8 +131,8 @@ SELECT {CLOCK_S}, coalesce((
     SELECT max(coalesce({SILENT_S}, 'Infinity'))
     FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
     WHERE EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
-), '-Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{_HEARD_AHEAD})
-OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{_HEARD_AHEAD})
+), '-Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{HEARD_AHEAD})
+OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{HEARD_AHEAD})
 """)  # noqa: S608 - constants only
 
 _LOSERS = sa.text("""
@@ -156,7 +154,8 @@ def register_agent(
     """Register an agent and its nodes.
 
     Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
-    this incarnation started are left out. ``desired`` returns their names.
+    this incarnation started are left out. ``desired`` returns their names. If a node is new, has
+    returned, has changed or is left without an agent, a round is requested.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type or a count outside 1..64.
@@ -168,7 +167,7 @@ def register_agent(
     specs = [spec for spec in specs if spec.name not in deleted]
     names = [spec.name for spec in specs]
     stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
-    dead = []
+    dead, returned = [], len(stored) < len(specs)
     # Refuse nodes of other live agents, and take over those of dead ones.
     for node in stored:
         foreign = node.agent is not None and node.agent != agent
@@ -180,13 +179,15 @@ def register_agent(
             )
         if silent_s > silence_s:
             dead.append(node.id)
+        returned |= node.agent is None or silent_s > silence_s
     _lose_nodes(turn, dead)
     rack = {node.name: node.rack for node in stored}
-    inventory.upsert_nodes(
+    changed = inventory.upsert_nodes(
         turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
     )
     values = me | {"names": names}
-    connection.execute(_LEAVE, values)
+    left = connection.execute(_LEAVE, values).rowcount > 0
+    turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})
     turn.end()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, Workload
 
@@ -37,6 +39,12 @@ def cell_of_job(row: sa.RowMapping) -> Cell | None:
     )
 
 
+@lru_cache(maxsize=4096)
+def stored_plan(document: str | None) -> ExecutionPlan | None:
+    """Return the execution plan of a stored document, or None if there is none."""
+    return read_execution_plan("plan", document) if document else None
+
+
 def estimate_rows(
     estimates: Iterable[EstimateRecord],
     workloads: Mapping[Workload, int],
@@ -60,6 +68,7 @@ def estimate_rows(
             "k": int(e.source),
             "v": e.provenance,
             "u": e.sd,
+            "c": e.complete,
             "x": "" if e.traffic is None else e.traffic.to_json(),
         }
         for key, e in sorted(rows.items(), key=lambda row: row[0])

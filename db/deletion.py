@@ -10,7 +10,7 @@ from tessera.db import derived_estimates, enrolment, workloads
 from tessera.db.documents import dump_json
 from tessera.db.rows import enter_cluster
 from tessera.db.tables import LIVE
-from tessera.db.turn import STATE_CHANNEL, Turn
+from tessera.db.turn import STATE_CHANNEL, Turn, request_round
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, StaleEtag, Use
 from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.values import EstimateSource
@@ -293,7 +293,7 @@ def delete_nodes(
     run(_TELL_AGENTS, nodes)
     for statement in _DROP_NODES:
         run(statement, nodes)
-    turn.changed = True
+    turn.changed = turn.needs_round = True
     turn.end()
 
 
@@ -325,6 +325,8 @@ def delete_cells(connection: sa.Connection, cluster: str, cells: CellFilter) -> 
     deleted = connection.execute(_DROP_CELLS, values).rowcount
     connection.execute(_ESTIMATE_AGAIN, {"ids": ids})
     derived_estimates.notify_estimators(connection, cluster)
+    if deleted:
+        request_round(connection, key, ids)
     return deleted
 
 

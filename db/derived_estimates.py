@@ -9,11 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from tessera.db import profiling
-from tessera.db.cells import cell_on, estimate_rows
+from tessera.db.cells import cell_on, estimate_rows, stored_plan
 from tessera.db.documents import dump_json, reason_plain
+from tessera.db.limits import require_few_estimates
+from tessera.db.plans import ensure_plans, ensure_unnamed_plan
 from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
-from tessera.db.workloads import ensure_plans, ensure_workloads, lock_workloads, require_types
+from tessera.db.turn import request_round
+from tessera.db.workloads import ensure_workloads, lock_workloads, require_types
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
@@ -63,14 +66,15 @@ FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 """)
 
-_MEASUREMENTS = sa.text("""
+_MEASUREMENTS = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,
     p.name AS plan, m.iter_time_s
 FROM measurements m JOIN workloads w ON w.id = m.workload_id
 JOIN gpu_types t ON t.id = m.gpu_type_id JOIN plans p ON p.id = m.plan_id
 WHERE w.cluster_id = :cluster AND m.iter_time_s IS NOT NULL
+    AND m.source = {int(EstimateSource.MEASURED)}
 ORDER BY m.changed_at DESC, m.id DESC LIMIT :latest
-""")
+""")  # noqa: S608 - a constant of formulation
 
 _WANTED = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, w.derived_from,
@@ -78,29 +82,53 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
-    bool_or(j.profile) AS profile
+    bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
+    w.derived_from = '' AND EXISTS (
+        SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
+    (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
+        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
-        SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived))
+        SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
+        OR (j.stated_plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
+            WHERE e.workload_id = w.id AND e.plan_id = j.stated_plan_id)))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
-# Source 0 is measured, the others are computed.
+# Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
+# the plans that users state for jobs.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, traffic, derived)
+     sd, complete, traffic, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    x text)
+    c boolean, x text)
 WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
+    OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w AND j.stated_plan_id = r.p)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
-    sd = excluded.sd, traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
+    sd = excluded.sd, complete = excluded.complete,
+    traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
 WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
+""")
+
+# Another plan is now the best one of the shape and degree. Plans that jobs run by or state are kept.
+_REPLACE = sa.text("""
+DELETE FROM estimates e
+USING json_to_recordset(CAST(:rows AS json)) AS r(
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, k bigint)
+WHERE r.k > 0 AND e.derived AND e.source > 0
+    AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g AND e.nodes = r.n
+    AND e.pipeline_degree = r.d AND e.plan_id <> r.p
+    AND NOT EXISTS (SELECT FROM jobs j
+        WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
+    AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
+        AND j.cell_type_id = e.gpu_type_id AND j.cell_gpus = e.gpus
+        AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
 """)
 
 _DERIVED_FROM = sa.text("""
@@ -168,6 +196,9 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 counts=tuple(sorted({*r.counts, *r.bounds})),
                 derived_from=r.derived_from,
                 profile=r.profile,
+                plans_only=r.plans_only,
+                plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
+                has_reason=r.has_reason,
             )
             for r in connection.execute(_WANTED, of)
         ),
@@ -186,18 +217,28 @@ def put_derived_estimates(
 
     Rows that users wrote are not changed. If they have a row for a GPU type and a number of GPUs,
     only measured estimates are added next to it. A measured row of the service is replaced only by
-    a measured one. Computed rows, analytic or profiled, are always the latest ones.
+    a measured one. Computed rows, analytic or profiled, are always the latest ones: a row of another
+    plan on the same shape is deleted, unless a job runs by that plan.
+    If live jobs have one of the workloads, a round is requested.
 
     Raises:
-        NotFound: the cluster. InvalidInput: unknown GPU type.
+        NotFound: the cluster. InvalidInput: unknown GPU type, or a plan that is not stored.
+        LimitReached: a workload would have too many estimates.
     """
     key = enter_cluster(connection, cluster)
     types = require_types(connection, key, {e.cell.gpu_type for e in estimates})
     ids = ensure_workloads(connection, key, {e.workload for e in estimates} | derived_from.keys())
     lock_workloads(connection, ids.values())
-    plans = ensure_plans(connection, key, {e.cell.plan for e in estimates})
+    plans = ensure_plans(connection, key, estimates)
     rows = estimate_rows(estimates, ids, {name: t.id for name, t in types.items()}, plans)
-    kept = connection.execute(_DERIVE, {"rows": dump_json(rows)}).rowcount if rows else 0
+    kept = 0
+    if rows:
+        values = {"rows": dump_json(rows)}
+        kept = connection.execute(_DERIVE, values).rowcount
+        connection.execute(_REPLACE, values)
+        require_few_estimates(connection, ids)
+    if kept:
+        request_round(connection, key, {ids[e.workload] for e in estimates})
     if derived_from:
         news = [{"id": ids[w], "derived_from": text} for w, text in derived_from.items()]
         connection.execute(_DERIVED_FROM, {"rows": dump_json(sorted(news, key=lambda r: r["id"]))})
@@ -207,7 +248,14 @@ def put_derived_estimates(
 def record_wait_reasons(
     connection: sa.Connection, cluster: str, reasons: Mapping[Workload, Reason | None]
 ) -> None:
-    """Record why workloads have no estimates, for readers of their jobs. None clears the reason."""
+    """Record why workloads have no estimates, for rounds and readers of their jobs.
+
+    None clears the reason. With NO_ESTIMATE, none can be derived: jobs that state a GPU type then
+    run without one, by the plan "".
+    """
+    key = enter_cluster(connection, cluster)
+    if any(reason is not None for reason in reasons.values()):
+        ensure_unnamed_plan(connection, key)
     rows = [
         {
             "model": w.model,
@@ -217,9 +265,7 @@ def record_wait_reasons(
         }
         for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
     ]
-    connection.execute(
-        _SAY, {"cluster": enter_cluster(connection, cluster), "rows": dump_json(rows)}
-    )
+    connection.execute(_SAY, {"cluster": key, "rows": dump_json(rows)})
 
 
 def notify_estimators(connection: sa.Connection, cluster: str) -> None:

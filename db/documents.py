@@ -53,6 +53,8 @@ def summary_json(summary: RoundSummary) -> str:
     # rest.
     if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
         del plain["bound_is_trivial"]
+    if math.isinf(summary.promises_due_s):
+        del plain["promises_due_s"]
     return dump_json(_plain(plain))
 
 

@@ -57,13 +57,17 @@ def find_skipped(
 ) -> dict[int, str]:
     """Return why decisions are not applied, by position in ``decisions``.
 
-    A decision is skipped if its job or one of its nodes has another version than in the snapshot.
-    It is also skipped if it needs a GPU whose owner keeps it because the owner's own decision is
-    skipped. This repeats until nothing more is skipped.
+    A decision is skipped if its job or one of its nodes has another version than in the snapshot,
+    or if its execution plan is not stored any more. It is also skipped if it needs a GPU whose owner
+    keeps it because the owner's own decision is skipped. This repeats until nothing more is skipped.
     """
     skipped: dict[int, str] = {}
     for i, decision in enumerate(decisions):
-        reason = _stale_job(snapshot, decision, world) or _stale_node(snapshot, decision, world)
+        reason = (
+            _stale_job(snapshot, decision, world)
+            or _stale_node(snapshot, decision, world)
+            or _stale_plan(snapshot, decision, world)
+        )
         if reason:
             skipped[i] = reason
     return _keep_owners(snapshot, decisions, world, skipped)
@@ -91,6 +95,12 @@ def _stale_node(snapshot: Snapshot, decision: Decision, world: CommitState) -> s
         if node is None or node.version != before:
             return f"node {name} changed during the solve"
     return ""
+
+
+def _stale_plan(snapshot: Snapshot, decision: Decision, world: CommitState) -> str:
+    if decision.kind not in CHANGES_GPUS or snapshot.plans[decision.cell.plan] in world.plans:
+        return ""
+    return "its execution plan was deleted during the solve"
 
 
 def _keep_owners(

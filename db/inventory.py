@@ -224,8 +224,10 @@ def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequen
             connection.execute(statement, {"cluster": key, "names": list(names)})
 
 
-def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
+def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
     """Create or change nodes, all or none. A node's version rises only if it changed.
+
+    Return whether any changed.
 
     Raises:
         NotFound: a version was given for a node that does not exist. StaleEtag.
@@ -249,7 +251,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
         ):
             changed.append(node)
     if not changed:
-        return
+        return False
     rows = [
         {"name": n.name, "gpu_type_id": types[n.gpu_type].id, "gpus": n.gpus, "rack": n.rack}
         for n in changed
@@ -257,6 +259,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> None:
     values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dump_json(rows)}
     for statement in (_PUT_NODES, _DROP_GPUS, _PUT_GPUS):
         turn.connection.execute(statement, values)
+    return True
 
 
 def _require_node(cluster: str, node: NodeSpec, old: sa.Row[tuple[object, ...]] | None) -> None:

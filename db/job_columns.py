@@ -12,14 +12,16 @@ from tessera.db.tables.jobs import jobs
 from tessera.formulation.records.jobs import JobSpec
 
 STATED_COLUMNS: Final = tuple(
-    f.name for f in fields(JobSpec) if f.name not in {"name", "workload", "avoid_nodes"}
+    f.name
+    for f in fields(JobSpec)
+    if f.name not in {"name", "workload", "avoid_nodes", "stated_plan"}
 )
 """The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
 
 UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})
 """Fields of a job that may change after its submission. Its name and its workload may not."""
 
-SUBMITTED_COLUMNS: Final = ("name", "workload_id", *STATED_COLUMNS)
+SUBMITTED_COLUMNS: Final = ("name", "workload_id", "stated_plan_id", *STATED_COLUMNS)
 """The columns of a submitted row of ``jobs``, in addition to its cluster."""
 
 

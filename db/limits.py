@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ from tessera.db.rows import cluster_id
 from tessera.formulation.errors import LimitReached
 from tessera.formulation.lifecycle import TERMINAL, JobState
 from tessera.formulation.records.store import StoreLimits
+from tessera.formulation.values import Workload
 
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 
@@ -21,6 +22,10 @@ MAX_TOKENS: Final = 10_000
 
 MAX_CERTIFICATES: Final = 100
 """Largest number of certificates of an agent that have not expired, if it asks for another one."""
+
+MAX_ESTIMATES_PER_WORKLOAD: Final = 20_000
+"""Largest number of estimates of a workload, with all its GPU types, shapes and execution plans. A
+round makes columns of them for each job, so they must not grow without bound."""
 
 SAFE_DISTANCE_JOBS: Final = 100_000
 """Distance from the limit of open jobs up to which submissions do not wait for each other.
@@ -48,6 +53,11 @@ WHERE cluster_id = :cluster AND revoked_at IS NULL AND expires_at > clock_timest
 _CERTIFICATES = sa.text("""
 SELECT count(*) FROM agent_certificates
 WHERE cluster_id = :cluster AND agent = :agent AND expires_at > clock_timestamp()
+""")
+
+_ESTIMATES = sa.text("""
+SELECT workload_id, count(*) AS estimates FROM estimates WHERE workload_id = ANY(:workloads)
+GROUP BY workload_id HAVING count(*) > :most ORDER BY workload_id LIMIT 1
 """)
 
 # The states are listed, so that the index on them is enough.
@@ -127,6 +137,19 @@ def require_few_certificates(connection: sa.Connection, cluster: int, agent: str
         raise LimitReached(
             f"agent {agent} already has {MAX_CERTIFICATES} certificates that have not expired; find out"
             " why it asks so often"
+        )
+
+
+def require_few_estimates(connection: sa.Connection, workloads: Mapping[Workload, int]) -> None:
+    """Check the number of estimates of workloads after some were added. Raises LimitReached."""
+    values = {"workloads": sorted(workloads.values()), "most": MAX_ESTIMATES_PER_WORKLOAD}
+    row = connection.execute(_ESTIMATES, values).one_or_none()
+    if row is not None:
+        key = next(workload.key for workload, at in workloads.items() if at == row.workload_id)
+        raise LimitReached(
+            f"workload {key} can have at most {MAX_ESTIMATES_PER_WORKLOAD:,} estimates, and this would"
+            f" make {row.estimates:,}; delete Cells that nobody needs (tessera cells delete), or offer"
+            " fewer execution plans"
         )
 
 

@@ -14,6 +14,9 @@ from tessera.db.documents import dump_json
 from tessera.db.turn import JobChange, Turn, notify_attention
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
 from tessera.formulation.records.agents import ObservedGang
+from tessera.formulation.records.jobs import runtime_of_model
+from tessera.formulation.runtimes import is_training
+from tessera.formulation.values import EstimateSource
 
 MAX_ERROR_CHARS = 4000
 
@@ -30,11 +33,12 @@ _ON_NODES = sa.text("""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
-    j.iterations_done, max(t.generation) AS traffic_of
+    j.iterations_done, max(t.generation) AS traffic_of, w.model
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
+JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id
 WHERE n.agent_id = :agent
-GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
+GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id, w.model
 """)
 
 _PROGRESS = sa.text("""
@@ -63,13 +67,14 @@ Meanwhile caches fill, and kernels are compiled and chosen.
 REPORTS_PER_MEASUREMENT = 5
 """Number of reports whose median is the measurement. Later ones are ignored."""
 
+# A row with any replayed report is replayed: source 3 is above 0, which is measured.
 _MEASURE = sa.text("""
 INSERT INTO measurements AS m (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, job_id,
-    generation, samples)
+    generation, samples, source)
 SELECT j.workload_id, j.cell_type_id, j.cell_gpus, l.nodes, j.cell_degree, j.cell_plan_id, j.id,
-    j.generation, ARRAY[c.iter_time_s]
+    j.generation, ARRAY[c.iter_time_s], c.source
 FROM json_to_recordset(CAST(:rows AS json)) AS
-    c(id bigint, generation bigint, iter_time_s float8)
+    c(id bigint, generation bigint, iter_time_s float8, source bigint)
 JOIN jobs j ON j.id = c.id AND j.generation = c.generation
 CROSS JOIN LATERAL (SELECT count(DISTINCT a.node_id) AS nodes FROM allocations a
     WHERE a.job_id = j.id AND a.generation = j.generation AND a.hold = 'held') AS l
@@ -81,7 +86,7 @@ ON CONFLICT (job_id, generation) DO UPDATE SET
     skipped = least(m.skipped + 1, :warm_up),
     samples = CASE WHEN m.skipped < :warm_up THEN excluded.samples
         ELSE m.samples || excluded.samples END,
-    changed_at = now(),
+    changed_at = now(), source = greatest(m.source, excluded.source),
     iter_time_s = CASE WHEN m.skipped = :warm_up AND cardinality(m.samples) >= :enough - 1 THEN (
         SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x)
         FROM unnest(m.samples || excluded.samples) AS x) END
@@ -112,7 +117,7 @@ class ReportDifferences:
     """The differences between a report and the stored state."""
 
     progress: list[dict[str, object]] = field(default_factory=list)
-    measured: list[dict[str, object]] = field(default_factory=list)
+    reported: list[dict[str, object]] = field(default_factory=list)
     traffic: list[dict[str, object]] = field(default_factory=list)
     changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, object]] = field(default_factory=list)
@@ -158,9 +163,9 @@ def _advance_progress(connection: sa.Connection, found: ReportDifferences) -> No
     if found.progress:
         connection.execute(_LOCK_JOBS, {"ids": [row["id"] for row in found.progress]})
         connection.execute(_PROGRESS, {"rows": dump_json(found.progress)})
-    if found.measured:
+    if found.reported:
         values = {
-            "rows": dump_json(found.measured),
+            "rows": dump_json(found.reported),
             "warm_up": WARM_UP_REPORTS,
             "enough": REPORTS_PER_MEASUREMENT,
         }
@@ -218,7 +223,10 @@ def compare_report(
                 leader.phase == "running"
                 and MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
             ):
-                findings.measured.append(done | {"iter_time_s": leader.iter_time_s})
+                trains = is_training(leader.runtime, runtime_of_model(row.model))
+                source = EstimateSource.MEASURED if trains else EstimateSource.REPLAYED
+                time = {"iter_time_s": leader.iter_time_s, "source": int(source)}
+                findings.reported.append(done | time)
     return findings
 
 

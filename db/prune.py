@@ -18,6 +18,7 @@ from tessera.db.engine import Database
 from tessera.db.rows import cluster_id
 from tessera.db.tables import LIVE
 from tessera.formulation.records.store import Retention
+from tessera.formulation.values import EstimateSource
 
 KEEP_EVENTS: Final = 50
 """Number of latest entries of a live job's history that are kept as long as the job."""
@@ -70,7 +71,7 @@ _OLD_SNAPSHOTS = """
     WHERE r.cluster_id = :cluster AND r.snapshot IS NOT NULL ORDER BY r.number DESC
 """
 
-_OLD_PLANS = """
+_OLD_NETWORK_PLANS = """
     SELECT p.cluster_id, p.number FROM network_plans p JOIN networks n ON n.cluster_id = p.cluster_id
     WHERE n.cluster_id = :cluster AND p.number <= n.last_plan - :least_rounds
         AND (p.planned_at < now() - make_interval(secs => :rounds_s)
@@ -95,7 +96,8 @@ _OLD_MEASUREMENTS = f"""
     WHERE w.cluster_id = :cluster AND m.changed_at < now() - make_interval(secs => :jobs_s)
         AND m.id NOT IN (
             SELECT x.id FROM measurements x JOIN workloads v ON v.id = x.workload_id
-            WHERE v.cluster_id = :cluster ORDER BY x.changed_at DESC LIMIT {MAX_MEASUREMENTS})
+            WHERE v.cluster_id = :cluster AND x.source = {int(EstimateSource.MEASURED)}
+            ORDER BY x.changed_at DESC LIMIT {MAX_MEASUREMENTS})
 """  # noqa: S608 - constants only
 
 _UNUSED_WORKLOADS = """
@@ -106,6 +108,16 @@ _UNUSED_WORKLOADS = """
         AND NOT EXISTS (SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
 """
 """The workloads that only have estimates made by the service. Another job would get these again."""
+
+_UNUSED_PLANS = """
+    SELECT p.id FROM plans p WHERE p.cluster_id = :cluster AND p.name <> ''
+        AND NOT EXISTS (SELECT FROM estimates e WHERE e.plan_id = p.id)
+        AND NOT EXISTS (SELECT FROM measurements m WHERE m.plan_id = p.id)
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.cell_plan_id = p.id)
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.stated_plan_id = p.id)
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = p.cluster_id AND j.admitted
+            AND j.certificate @> jsonb_build_array(jsonb_build_object('plan', p.name)))
+"""
 
 _OLD_ENTRIES = """
     SELECT number FROM audit_log WHERE at < now() - make_interval(secs => :audit_s)
@@ -179,7 +191,7 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
     "jobs": _RowKind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
     "job_history": _RowKind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
     "network_plans": _RowKind(
-        _OLD_PLANS,
+        _OLD_NETWORK_PLANS,
         ("DELETE FROM network_plans WHERE cluster_id = :cluster AND number = ANY(:keys)",),
     ),
     "measurements": _RowKind(
@@ -192,6 +204,11 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
             "DELETE FROM workloads WHERE id = ANY(:keys)",
         ),
         locks="FOR UPDATE OF w SKIP LOCKED",  # a job that is being submitted has locked its workload
+    ),
+    "plans": _RowKind(
+        _UNUSED_PLANS,
+        ("DELETE FROM plans WHERE id = ANY(:keys)",),
+        locks="FOR UPDATE OF p SKIP LOCKED",  # an estimate that is being stored has locked its plan
     ),
     "tokens": _RowKind(
         _OLD_TOKENS, ("DELETE FROM tokens WHERE id = ANY(:keys)",), of_cluster=False
@@ -222,11 +239,6 @@ def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[
     with database.read() as connection:
         values = _values(retention) | {"cluster": cluster_id(connection, cluster)}
     return {name: _delete(database, kind, values) for name, kind in _KINDS.items()}
-
-
-def prune_audit(database: Database, keep_s: float) -> int:
-    """Delete up to ``BATCH_ROWS`` entries of the audit log older than ``keep_s``; return how many."""
-    return _delete(database, _KINDS["audit_log"], _values(Retention(audit_s=keep_s)))
 
 
 def prune_database(database: Database, retention: Retention) -> dict[str, int]:

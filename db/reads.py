@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
-from tessera.db.cells import cell_on
+from tessera.db.cells import cell_on, stored_plan
 from tessera.db.rows import (
     CLUSTER,
     CLUSTERS_AFTER,
@@ -37,8 +37,8 @@ _JOB = sa.text("SELECT id FROM jobs WHERE cluster_id = :cluster AND name = :name
 
 _ESTIMATES = sa.text("""
 SELECT e.id, w.model, w.params, w.global_batch, t.name AS gpu_type, e.gpus, e.nodes,
-    e.pipeline_degree, p.name AS plan, e.iter_time_s, e.source, e.provenance, e.sd,
-    e.traffic
+    e.pipeline_degree, p.name AS plan, p.document AS plan_document, e.iter_time_s,
+    e.source, e.provenance, e.sd, e.traffic, e.complete
 FROM estimates e JOIN workloads w ON w.id = e.workload_id
 JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
 WHERE w.cluster_id = :cluster AND e.id > :after
@@ -142,7 +142,9 @@ def list_estimates(
             source=EstimateSource(r.source),
             provenance=r.provenance,
             sd=r.sd,
+            complete=r.complete,
             traffic=parse_cell_traffic(r.traffic) if r.traffic else None,
+            plan=stored_plan(r.plan_document),
         )
         for r in rows[:limit]
     ]

@@ -52,7 +52,11 @@ _WORLD = {
         " WHERE n.cluster_id = :cluster AND l.hold <> 'releasing'",
     ),
     "types": json_rows("t.name, t.id", "gpu_types t WHERE t.cluster_id = :cluster"),
-    "plans": json_rows("p.name, p.id", "plans p WHERE p.cluster_id = :cluster"),
+    "plans": json_rows(  # locked, so that retention does not delete them before they are used
+        "p.name, p.id",
+        "(SELECT q.name, q.id FROM plans q WHERE q.cluster_id = :cluster AND q.name = ANY(:plans)"
+        " FOR KEY SHARE) AS p",
+    ),
 }
 
 _READ_WORLD = sa.text(f"SELECT {named_subqueries(_WORLD)}")
@@ -134,7 +138,7 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _RoundTurn | Rou
 def _commit(turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
-    world = _world(turn, [snapshot.jobs.name[d.job] for d in decisions])
+    world = _world(turn, snapshot, decisions)
     skips = find_skipped(snapshot, decisions, world)
     changes = [
         change
@@ -172,10 +176,11 @@ def _commit(turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot) -> Ro
     return RoundRecord(summary=summary, decisions=records)
 
 
-def _world(turn: Turn, names: Sequence[str]) -> CommitState:
-    found = turn.connection.execute(
-        _READ_WORLD, {"cluster": turn.cluster, "names": list(names)}
-    ).one()
+def _world(turn: Turn, snapshot: Snapshot, decisions: Sequence[Decision]) -> CommitState:
+    names = [snapshot.jobs.name[d.job] for d in decisions]
+    plans = {snapshot.plans[d.cell.plan] for d in decisions if d.kind in CHANGES_GPUS}
+    values = {"cluster": turn.cluster, "names": names, "plans": sorted(plans)}
+    found = turn.connection.execute(_READ_WORLD, values).one()
     return CommitState(
         jobs={
             name: CurrentJob(key=key, version=version, state=_STATE[state], generation=generation)

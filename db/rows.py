@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db.cells import cell_of_job
+from tessera.db.cells import cell_of_job, stored_plan
 from tessera.db.documents import certificate_from
 from tessera.db.job_columns import stated_in
 from tessera.db.tables import LIVE
@@ -18,7 +18,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
-from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.values import EstimateSource, GpuType, Workload
 
 Row = sa.RowMapping
 
@@ -166,7 +166,8 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     (SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]') FROM job_avoids v
         JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
     c.name AS cluster, w.model, w.params, w.global_batch, w.waits_for, w.derived_from, t.name AS cell_type,
-    p.name AS cell_plan,
+    p.name AS cell_plan, p.document AS plan_document, s.document AS stated_document,
+    m.iter_time_s AS reported_iter_time_s, m.source AS reported_source,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
     extract(epoch FROM j.ended_at)::float8 AS ended_s
@@ -175,6 +176,8 @@ JOIN clusters c ON c.id = j.cluster_id
 JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 LEFT JOIN plans p ON p.id = j.cell_plan_id
+LEFT JOIN plans s ON s.id = j.stated_plan_id
+LEFT JOIN measurements m ON m.job_id = j.id AND m.generation = j.generation
 """  # noqa: S608 - a constant of this module
 
 JOBS_NAMED = sa.text(_JOBS + "WHERE j.cluster_id = :cluster AND j.name = ANY(:names) ORDER BY j.id")
@@ -214,6 +217,7 @@ def job_spec(row: Row) -> JobSpec:
             model=row["model"], params=row["params"], global_batch=row["global_batch"]
         ),
         avoid_nodes=tuple(row["avoid_nodes"]),
+        stated_plan=stored_plan(row["stated_document"]),
         **stated_in(row),
     )
 
@@ -224,7 +228,15 @@ def allocation_record(row: Row, shares: Shares) -> AllocationRecord | None:
     if cell is None:
         return None
     return AllocationRecord(
-        cell=cell, rate=row["cell_rate"], generation=row["generation"], shares=shares
+        cell=cell,
+        rate=row["cell_rate"],
+        generation=row["generation"],
+        shares=shares,
+        plan=stored_plan(row["plan_document"]),
+        iter_time_s=row["reported_iter_time_s"] or 0.0,
+        iter_time_source=None
+        if row["reported_iter_time_s"] is None
+        else EstimateSource(row["reported_source"]),
     )
 
 

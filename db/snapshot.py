@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -14,6 +15,7 @@ from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
+from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import (
     STATES,
     Allocations,
@@ -27,7 +29,7 @@ from tessera.formulation.snapshot import (
     Snapshot,
     Tenants,
 )
-from tessera.formulation.tables import Ints
+from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Hold, Workload
 
@@ -38,7 +40,8 @@ _TABLES = {
         "t.ordinal",
     ),
     "workloads": json_rows(
-        "w.id, w.model, w.params, w.global_batch",
+        "w.id, w.model, w.params, w.global_batch,"
+        f" coalesce(w.waits_for->>'code' = '{ReasonCode.NO_ESTIMATE}', false)",
         "workloads w WHERE w.cluster_id = c.id",
         "w.model, w.params, w.global_batch",
     ),
@@ -108,13 +111,19 @@ _JOB_EXPRESSIONS = {
     "current_gpus": "coalesce(j.cell_gpus, 0)",
     "current_degree": "coalesce(j.cell_degree, 0)",
     "current_plan": "coalesce(j.cell_plan_id, 0)",
+    "stated_plan": "coalesce(j.stated_plan_id, 0)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
 to other tables are their keys.
 """
 
-_JOB_COLUMNS = {"id": "int8"} | wire_types(Jobs)
+_NOT_STORED = frozenset({"unestimated", "assumed_efficiency"})
+"""Columns of ``Jobs`` that follow from other tables, or that only rounds fill."""
+
+_JOB_COLUMNS = {"id": "int8"} | {
+    name: kind for name, kind in wire_types(Jobs).items() if name not in _NOT_STORED
+}
 
 _JOBS = f"""
 SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
@@ -124,7 +133,7 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
-    e.source, coalesce(e.sd, 'NaN')
+    e.source, coalesce(e.sd, 'NaN'), e.complete
 FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only
@@ -186,6 +195,10 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, cluster.nodes)
     )
     jobs, job_at = _jobs(connection, cluster, type_at, workload_at, plan_at)
+    estimates = _estimates(connection, cluster.id, type_at, workload_at, plan_at)
+    plans = tuple(name for _, name in cluster.plans)
+    if "" in plans:  # the plan by which jobs without estimates run
+        jobs = replace(jobs, unestimated=_unestimated(cluster.workloads, jobs, estimates))
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), wire_types(Allocations))
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
@@ -209,10 +222,10 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         nodes=_nodes(cluster.nodes, type_at),
         workloads=tuple(
             Workload(model=model, params=params, global_batch=batch)
-            for _, model, params, batch in cluster.workloads
+            for _, model, params, batch, _ in cluster.workloads
         ),
-        plans=tuple(name for _, name in cluster.plans),
-        estimates=_estimates(connection, cluster.id, type_at, workload_at, plan_at),
+        plans=plans,
+        estimates=estimates,
         jobs=jobs,
         allocations=Allocations(
             job=job_at.of(a["job"]),
@@ -324,7 +337,15 @@ def _jobs(
         j[kind] = type_at.of(j[kind])
     j["workload"] = workload_at.of(j["workload"])
     j["current_plan"] = plan_at.of(j["current_plan"], absent=0)
+    j["stated_plan"] = plan_at.of(j["stated_plan"])
     return Jobs(name=names, tenant=tenants, **j), keys
+
+
+def _unestimated(workloads: Sequence[Sequence[Any]], jobs: Jobs, estimates: Estimates) -> Bools:
+    """Return whether each job's workload has no estimates, and none can be derived, bool[jobs]."""
+    underivable = np.array([row[-1] for row in workloads], dtype=np.bool_)
+    underivable[estimates.workload] = False
+    return underivable[jobs.workload] if len(jobs) else np.zeros(0, np.bool_)
 
 
 def _tenants(

@@ -15,6 +15,7 @@ from tessera.db import (
     derived_estimates,
     migrate,
     network,
+    outlook,
     prune,
     purge,
     reads,
@@ -28,13 +29,13 @@ from tessera.db.clock_watch import ClockWatch
 from tessera.db.engine import Database
 from tessera.db.limits import require_few
 from tessera.db.observe import record_observation
-from tessera.db.tables import LIVE
 from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import (
+    ClusterOutlook,
     ClusterRecord,
     NodeRecord,
     NodeSpec,
@@ -66,13 +67,6 @@ A lease that lasts longer than any valid one was taken before the database's clo
 
 _LEASE_MARGIN_S = 60.0
 """Seconds by which leases of other releases and settings may last longer than ours."""
-
-
-_RETRY = sa.text(f"""
-SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8
-FROM jobs j JOIN clusters c ON c.id = j.cluster_id
-WHERE c.name = :cluster AND j.{LIVE} AND j.retry_at > clock_timestamp()
-""")  # noqa: S608 - a constant of tessera.db.tables
 
 
 class _DryRun(Exception):
@@ -302,11 +296,11 @@ class PostgresStore:
         values = {"cluster": cluster, "holder": holder, "ttl_s": ttl_s, "margin_s": _LEASE_MARGIN_S}
         return self._database.write(lambda c: c.execute(_LEASE, values).rowcount > 0)
 
-    def retry_in_s(self, cluster: str) -> float:
-        """Return the seconds until the next back-off of a job ends, or inf if no job waits."""
+    def outlooks(self, clusters: Collection[str]) -> dict[str, ClusterOutlook]:
+        """Return what time alone will bring to each of these clusters that exists."""
         with self._database.read() as connection:
-            seconds = connection.execute(_RETRY, {"cluster": cluster}).scalar()
-        return math.inf if seconds is None else float(seconds)
+            silence_s = self._believed_silence_s(connection)
+            return outlook.load_outlooks(connection, clusters, silence_s)
 
     def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
         """Register an agent and its nodes."""

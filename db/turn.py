@@ -5,7 +5,7 @@ No other module changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tessera.db.documents import dump_json
 from tessera.db.rows import json_rows
-from tessera.db.tables import LEAVES
+from tessera.db.tables import LEAVES, LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance_state
 from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
@@ -24,8 +24,22 @@ STATE_CHANNEL = "tessera"
 ROUNDS_CHANNEL = "tessera_rounds"
 """Channel that receives a cluster's name when it needs a round before its next period."""
 
-NEEDS_ROUND = frozenset({JobEvent.CRASH, JobEvent.FAIL})
-"""Events after which a cluster needs a round soon: a failed job leaves its GPUs to others."""
+NEEDS_ROUND = frozenset(
+    {
+        JobEvent.CANCEL,
+        JobEvent.CRASH,
+        JobEvent.FAIL,
+        JobEvent.FINISH,
+        JobEvent.HOLD,
+        JobEvent.LOST,
+        JobEvent.RELEASE,
+    }
+)
+"""Events after which a cluster needs a round soon: a job leaves GPUs to others, or needs some.
+
+The others are a round's own decisions and what follows from them. A round may give GPUs away as
+soon as their job has to leave, so it need not wait for GONE.
+"""
 
 QUIET_EVENTS = frozenset({JobEvent.RAN, JobEvent.GONE})
 """Events that do not change the job's version: a round decided without them is still right."""
@@ -157,6 +171,12 @@ SELECT pg_notify(:channel, :name)
 
 _NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
 
+_REQUEST_ROUND = sa.text(f"""
+SELECT pg_notify('{ROUNDS_CHANNEL}', c.name) FROM clusters c WHERE c.id = :cluster AND EXISTS (
+    SELECT FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE}
+        AND (CAST(:workloads AS bigint[]) IS NULL OR j.workload_id = ANY(CAST(:workloads AS bigint[]))))
+""")  # noqa: S608 - constants of db
+
 
 class Turn:
     """A lock on the cluster's row until the transaction ends, which makes turns exclusive."""
@@ -212,7 +232,10 @@ class Turn:
         self.apply(gone)
 
     def end(self) -> bool:
-        """Settle, and notify listeners if the desired state has changed; return whether it has."""
+        """Settle, and notify listeners if the desired state has changed; return whether it has.
+
+        If an event needs a round, it is requested, too.
+        """
         self.settle()
         if self.changed:
             values = {
@@ -223,7 +246,7 @@ class Turn:
             }
             self.connection.execute(_REVISE, values)
         if self.needs_round:
-            self.connection.execute(_NOTIFY, {"channel": ROUNDS_CHANNEL, "name": self.name})
+            request_round(self.connection, self.cluster)
         return self.changed
 
     def _release(self, jobs: Iterable[int]) -> None:
@@ -249,6 +272,18 @@ class Turn:
             names = ("nodes", "gpus", "jobs", "generations")
             values = {name: list(column) for name, column in zip(names, columns, strict=True)}
             self.connection.execute(_RESERVE, values)
+
+
+def request_round(
+    connection: sa.Connection, cluster: int, workloads: Collection[int] | None = None
+) -> None:
+    """Ask for a round soon, after the commit. ``cluster`` is a key.
+
+    Nobody is asked if the cluster has no live job. If ``workloads`` (keys) are given, one of them
+    must have a live job.
+    """
+    values = {"cluster": cluster, "workloads": None if workloads is None else sorted(workloads)}
+    connection.execute(_REQUEST_ROUND, values)
 
 
 def notify_attention(connection: sa.Connection, cluster: str) -> None:

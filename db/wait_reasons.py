@@ -66,15 +66,28 @@ def _why(row: sa.RowMapping, given: Reason | None, number: int) -> WaitReason:
 
 def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:
     """Return why a queued job waits, with the latest facts about its workload's estimates."""
-    if reason is not None and reason.code is not ReasonCode.NO_ESTIMATE:
+    if reason is not None and reason.code not in _WITHOUT_ESTIMATE:
         return reason
     if row["waits_for"] is not None:
-        return reason_from(row["waits_for"])
+        latest = reason_from(row["waits_for"])
+        underivable = latest is not None and latest.code is ReasonCode.NO_ESTIMATE
+        if row["requested_type"] and underivable:
+            return None if reason is None else _RUNS_WITHOUT
+        return latest
     return reason if reason is None or not row["derived_from"] else _ESTIMATED_SINCE
 
 
+_WITHOUT_ESTIMATE: Final = frozenset({ReasonCode.NO_ESTIMATE, ReasonCode.ESTIMATING})
+
+_RUNS_WITHOUT = Reason(
+    code=ReasonCode.ESTIMATING,
+    message="since the last round it is known that its Cells cannot be estimated, so it will run on the"
+    " GPUs that it requests, at an unknown rate",
+    next_step="wait for the next round, or run one",
+)
+
 _ESTIMATED_SINCE = Reason(
-    code=ReasonCode.NO_ESTIMATE,
+    code=ReasonCode.ESTIMATING,
     message="its Cells have been estimated since the last round",
     next_step="wait for the next round, or run one",
 )

@@ -9,6 +9,9 @@ import sqlalchemy as sa
 
 from tessera.db.cells import estimate_rows
 from tessera.db.documents import dump_json
+from tessera.db.limits import require_few_estimates
+from tessera.db.plans import ensure_plans
+from tessera.db.turn import request_round
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -37,23 +40,16 @@ FOR KEY SHARE OF w
 """)
 """A query with a lock, so that retention does not delete a workload that a job is about to use."""
 
-_ADD_PLANS = sa.text("""
-INSERT INTO plans (cluster_id, name) SELECT :cluster, unnest(CAST(:names AS text[]))
-ON CONFLICT DO NOTHING
-""")
-
-_PLANS = sa.text("SELECT name, id FROM plans WHERE cluster_id = :cluster AND name = ANY(:names)")
-
 _UPSERT = sa.text("""
 INSERT INTO estimates
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, traffic)
+     sd, complete, traffic)
 SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    x text)
+    c boolean, x text)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
-    sd = excluded.sd, derived = false,
+    sd = excluded.sd, complete = excluded.complete, derived = false,
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
 """)
 
@@ -76,6 +72,8 @@ WHERE e.derived AND e.source > {int(EstimateSource.MEASURED)}
     AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id AND j.cell_type_id = r.t
         AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
+    AND NOT EXISTS (SELECT FROM jobs j
+        WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
 """)  # noqa: S608 - a constant of formulation
 
 _SMALLEST = sa.text("""
@@ -206,14 +204,17 @@ def upsert_estimates(
     """Create or replace estimates. Of two with the same Cell and shape, the later one is kept.
 
     Computed estimates of the service for the same GPUs are deleted, except those that jobs run on.
+    If live jobs have one of the workloads, a round is requested.
 
     Raises:
-        InvalidInput: unknown GPU type; or ``nodes`` is 0 and no node of the type is known yet.
+        InvalidInput: unknown GPU type; a plan of which only the name is known; or ``nodes`` is 0 and
+            no node of the type is known yet.
+        LimitReached: a workload would have too many estimates.
     """
     types = require_types(connection, cluster, {e.cell.gpu_type for e in estimates})
     workload_ids = ensure_workloads(connection, cluster, {e.workload for e in estimates})
     lock_workloads(connection, workload_ids.values())
-    plan_ids = ensure_plans(connection, cluster, {e.cell.plan for e in estimates})
+    plan_ids = ensure_plans(connection, cluster, estimates)
     shaped = [replace(e, cell=_shaped(e.cell, types[e.cell.gpu_type].node_gpus)) for e in estimates]
     type_ids = {name: t.id for name, t in types.items()}
     rows = estimate_rows(shaped, workload_ids, type_ids, plan_ids)
@@ -223,6 +224,8 @@ def upsert_estimates(
         connection.execute(_WAIT_NO_MORE, {"ids": sorted(workload_ids.values())})
         if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():
             connection.execute(_GIVE_WAY, values)
+        require_few_estimates(connection, workload_ids)
+        request_round(connection, cluster, workload_ids.values())
     return len(rows)
 
 
@@ -239,10 +242,3 @@ def _shaped(cell: Cell, node_gpus: int) -> Cell:
             f"the cluster has no node of type {cell.gpu_type}: state a number of nodes, or add nodes first",
         )
     return cell.on(-(-cell.gpus // node_gpus))
-
-
-def ensure_plans(connection: sa.Connection, cluster: int, names: Collection[str]) -> dict[str, int]:
-    """Return the keys of execution plans, creating missing ones."""
-    values = {"cluster": cluster, "names": sorted(names)}
-    connection.execute(_ADD_PLANS, values)
-    return {name: key for name, key in connection.execute(_PLANS, values)}

@@ -23,8 +23,9 @@ from tessera.db import tenants as settings
 from tessera.db.documents import dump_json
 from tessera.db.job_columns import SUBMITTED_COLUMNS, UPDATABLE_COLUMNS, typed_columns
 from tessera.db.limits import require_few, require_few_clusters, require_few_open_jobs
+from tessera.db.plans import ensure_stated_plans
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
-from tessera.db.turn import JobChange, Turn
+from tessera.db.turn import JobChange, Turn, request_round
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -110,7 +111,7 @@ class PostgresWriter:
         """
         turn = Turn.take(self._connection, cluster)
         names = [node.name for node in nodes]
-        inventory.upsert_nodes(turn, nodes)
+        turn.needs_round = inventory.upsert_nodes(turn, nodes)
         agents.give_nodes_back(turn, names)
         turn.end()
         require_few(self._connection, cluster, "nodes", self._limits)
@@ -131,10 +132,10 @@ class PostgresWriter:
         """
         turn = Turn.take(self._connection, cluster)
         values = {"cluster": turn.cluster, "names": list(names)}
-        if draining:
-            self._connection.execute(_DRAIN, values | {"reason": reason, "drained_by": drained_by})
-        else:
-            self._connection.execute(_UNDRAIN, values)
+        said = {"reason": reason, "drained_by": drained_by} if draining else {}
+        changed = self._connection.execute(_DRAIN if draining else _UNDRAIN, values | said)
+        if changed.rowcount:
+            request_round(self._connection, turn.cluster)
         records = nodes_named(self._connection, turn.cluster, names)
         if missing := set(names) - {node.spec.name for node in records}:
             raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
@@ -164,17 +165,20 @@ class PostgresWriter:
         if workloads.require_fit(self._connection, key, jobs, workload_ids):
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
-        rows = []
+        rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
         for job in jobs:
-            row = asdict(job)
-            del row["workload"], row["avoid_nodes"]
+            row = asdict(replace(job, stated_plan=None))
+            del row["workload"], row["avoid_nodes"], row["stated_plan"]
             row["workload_id"] = workload_ids[job.workload]
+            if job.stated_plan is not None:
+                row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
             # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
         found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
+        request_round(self._connection, key)
         require_few_open_jobs(self._connection, cluster, {job.tenant for job in jobs}, self._limits)
         order = {name: i for i, name in enumerate(names)}
         records = jobs_named(self._connection, key, names)
@@ -207,6 +211,8 @@ class PostgresWriter:
             )  # names: UPDATABLE_COLUMNS
             update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
             self._connection.execute(sa.text(update), values | {"job": job})
+        if set(fields) - {"labels"}:
+            request_round(self._connection, turn.cluster)
         if new.tenant != old.tenant:
             require_few_open_jobs(self._connection, cluster, [new.tenant], self._limits)
         if "avoid_nodes" in fields:
@@ -224,7 +230,9 @@ class PostgresWriter:
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""
-        put = settings.upsert_tenants(Turn.take(self._connection, cluster), tenants)
+        turn = Turn.take(self._connection, cluster)
+        put = settings.upsert_tenants(turn, tenants)
+        request_round(self._connection, turn.cluster)
         require_few(self._connection, cluster, "tenants", self._limits)
         return put
 
@@ -232,9 +240,9 @@ class PostgresWriter:
         self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
     ) -> None:
         """Delete the settings of tenants."""
-        settings.delete_tenants(
-            Turn.take(self._connection, cluster), names, allow_missing=allow_missing
-        )
+        turn = Turn.take(self._connection, cluster)
+        settings.delete_tenants(turn, names, allow_missing=allow_missing)
+        request_round(self._connection, turn.cluster)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

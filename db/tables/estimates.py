@@ -35,8 +35,13 @@ plans = sa.Table(
     metadata,
     id_column(),
     reference_column("cluster_id", "clusters.id"),
-    text_column("name"),
+    text_column("name"),  # its digest; "" is the best plan that the author of a Cell found
+    text_column("document", default=""),  # its canonical JSON; "" if nothing but a name is known
     sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint(
+        "document = '' OR name = encode(sha256(convert_to(document, 'UTF8')), 'hex')",
+        name="digest",
+    ),
 )
 
 estimates = sa.Table(
@@ -57,6 +62,7 @@ estimates = sa.Table(
         "derived"
     ),  # made by the service, which may replace it; it never replaces users' rows
     text_column("traffic", default=""),  # of its plan (formulation.network); "" if unknown
+    flag_column("complete"),  # its profile has all shapes that run of the workload on the type
     sa.UniqueConstraint(
         "workload_id",
         "gpu_type_id",
@@ -102,10 +108,12 @@ measurements = sa.Table(
     count_column("skipped"),  # number of reports that were ignored as warm-up
     sa.Column("samples", ARRAY(DOUBLE_PRECISION), nullable=False, server_default=sa.text("'{}'")),
     real_column("iter_time_s", nullable=True),  # the median of the samples once there are enough
+    count_column("source"),  # MEASURED, or REPLAYED if the job's runtime trained nothing
     moment_column("changed_at"),
     sa.UniqueConstraint("job_id", "generation"),
     sa.CheckConstraint("gpus > 0 AND nodes BETWEEN 1 AND gpus", name="shape"),
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s < 'Infinity'", name="iter_time"),
+    sa.CheckConstraint("source IN (0, 3)", name="source"),
     sa.Index(None, "workload_id"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),

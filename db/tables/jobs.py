@@ -43,6 +43,8 @@ jobs = sa.Table(
     flag_column("profile"),  # whether the layers of its workload are to be measured
     count_column("min_gpus", 0),  # lower bound on its GPUs; 0 if it has none
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
+    reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
+    flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
     text_column("state", default=JobState.QUEUED.value),
     count_column("version", 1),
     count_column("generation", 0),
@@ -76,6 +78,7 @@ jobs = sa.Table(
         "min_gpus BETWEEN 0 AND requested_gpus AND (max_gpus = 0 OR max_gpus >= requested_gpus)",
         name="gpu_bounds",
     ),
+    sa.CheckConstraint("NOT stated_plan_first OR stated_plan_id IS NOT NULL", name="stated_plan"),
     sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
     sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
     sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),
@@ -124,6 +127,11 @@ sa.Index(
     "ix_jobs_cell_plan_id",
     jobs.c.cell_plan_id,
     postgresql_where=sa.text("cell_plan_id IS NOT NULL"),
+)
+sa.Index(
+    "ix_jobs_stated_plan_id",
+    jobs.c.stated_plan_id,
+    postgresql_where=sa.text("stated_plan_id IS NOT NULL"),
 )
 sa.Index("ix_jobs_leader_id", jobs.c.leader_id, postgresql_where=sa.text("leader_id IS NOT NULL"))
 

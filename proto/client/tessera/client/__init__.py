@@ -1,6 +1,7 @@
 """Channels to a Tessera server, with the identity of whoever opens them."""
 
 from tessera.client.channels import check_files as check_files
+from tessera.client.channels import is_loopback as is_loopback
 from tessera.client.channels import is_on_this_machine as is_on_this_machine
 from tessera.client.channels import open_async_channel as open_async_channel
 from tessera.client.channels import open_channel as open_channel

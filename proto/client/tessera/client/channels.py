@@ -95,7 +95,11 @@ def is_on_this_machine(address: str) -> bool:
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return False
-    host = match["host"].strip("[]")
+    return is_loopback(match["host"].strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, by its name or its IP address, is this machine."""
     if host == "localhost":
         return True
     try:

@@ -105,7 +105,7 @@ def _change_file(environment: Mapping[str, str] | None) -> Iterator[dict[str, An
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with _hold_lock(path.parent / LOCK_NAME):
+        with hold_lock(path.parent / LOCK_NAME):
             entries = _load(path)
             yield entries
             _write(path, json.dumps(entries, indent=2))
@@ -116,7 +116,8 @@ def _change_file(environment: Mapping[str, str] | None) -> Iterator[dict[str, An
 
 
 @contextlib.contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if necessary, inside the block. Raises OSError."""
     # Only some systems have this, and most callers never log in.
     import fcntl  # noqa: PLC0415
 

@@ -10,6 +10,7 @@ from typing import Final
 from tessera.client.refusals import ChannelRefused, show_path
 
 MAX_FILE_BYTES: Final = 4 << 20
+"""Largest size of a file. The certificates of all public authorities take a quarter of a MiB."""
 
 OTHERS_RIGHTS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 """The rights that nobody but the owner may have. The group may read, as Kubernetes mounts secrets."""

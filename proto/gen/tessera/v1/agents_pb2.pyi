@@ -321,6 +321,7 @@ class ObservedGang(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     PERIOD_S_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job's id."""
     generation: _builtins.int
@@ -332,7 +333,7 @@ class ObservedGang(_message.Message):
     that they are unknown.
     """
     iter_time_s: _builtins.float
-    """The measured seconds of one iteration. 0 means that they are unknown."""
+    """The seconds of one iteration, as the job's process reported them. 0 means that they are unknown."""
     error: _builtins.str
     """Why the member failed."""
     period_s: _builtins.float
@@ -341,6 +342,11 @@ class ObservedGang(_message.Message):
     that they are not measured.
     """
     sent_bytes: _builtins.float
+    runtime: _builtins.str
+    """The name of the runtime whose process reported iter_time_s. The time is a measurement only if
+    this runtime trains the model: "replay" repeats the time that it was given. Empty: the agent
+    does not say, and the runtime that the server asked for counts.
+    """
     def __init__(
         self,
         *,
@@ -353,10 +359,11 @@ class ObservedGang(_message.Message):
         error: _builtins.str = ...,
         period_s: _builtins.float = ...,
         sent_bytes: _builtins.float = ...,
+        runtime: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "node", b"node", "period_s", b"period_s", "phase", b"phase", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "node", b"node", "period_s", b"period_s", "phase", b"phase", "runtime", b"runtime", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,6 +613,7 @@ class DesiredGang(_message.Message):
     RUNTIME_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
     JOB_NUMBER_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -617,8 +625,11 @@ class DesiredGang(_message.Message):
     gpus: _builtins.int
     pipeline_degree: _builtins.int
     plan: _builtins.str
+    """The digest of the execution plan. Empty: the best plan, which was not recorded."""
     iter_time_s: _builtins.float
-    """The expected seconds of one iteration."""
+    """The expected seconds of one iteration. 0: unknown, because nothing is known of the model. The
+    replay runtime then takes 1 s.
+    """
     iterations_total: _builtins.float
     iterations_done: _builtins.float
     """The iterations that the server knows to be done. A checkpoint may be further on."""
@@ -632,6 +643,8 @@ class DesiredGang(_message.Message):
     """A number that rises with each job that is submitted to this database. It distinguishes the job
     from an earlier one of the same name that was deleted or pruned. 0 means that it is unknown.
     """
+    execution_plan: _builtins.str
+    """The canonical JSON of the execution plan. Empty if the plan was not recorded."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
         """The members of the gang on this agent's nodes."""
@@ -671,10 +684,11 @@ class DesiredGang(_message.Message):
         runtime: _builtins.str = ...,
         network: Global___GangNetwork | None = ...,
         job_number: _builtins.int = ...,
+        execution_plan: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

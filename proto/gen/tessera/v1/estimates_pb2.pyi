@@ -32,6 +32,10 @@ class _EstimateSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Estima
     """Computed from measured layers of the model."""
     ANALYTIC: _EstimateSource.ValueType  # 3
     """Computed from the model and the hardware catalogue."""
+    REPLAYED: _EstimateSource.ValueType  # 4
+    """Repeated by a runtime that trains nothing, such as "replay": it is the time that the runtime was
+    given. It says nothing about the Cell, so no estimate has this source. Jobs show it.
+    """
 
 class EstimateSource(_EstimateSource, metaclass=_EstimateSourceEnumTypeWrapper):
     """Where an estimate comes from."""
@@ -43,6 +47,10 @@ PROFILED: EstimateSource.ValueType  # 2
 """Computed from measured layers of the model."""
 ANALYTIC: EstimateSource.ValueType  # 3
 """Computed from the model and the hardware catalogue."""
+REPLAYED: EstimateSource.ValueType  # 4
+"""Repeated by a runtime that trains nothing, such as "replay": it is the time that the runtime was
+given. It says nothing about the Cell, so no estimate has this source. Jobs show it.
+"""
 Global___EstimateSource: _TypeAlias = EstimateSource  # noqa: Y015
 
 @_typing.final
@@ -92,7 +100,9 @@ class Cell(_message.Message):
     pipeline_degree: _builtins.int
     """The number of pipeline stages. 0 means that a full search chose it and did not report it."""
     plan: _builtins.str
-    """The id of the execution plan. Empty: the best plan of the Cell."""
+    """The digest of the execution plan: the SHA-256 of its canonical JSON, in hexadecimal digits.
+    Empty: the best plan of the Cell, which was not recorded.
+    """
     def __init__(
         self,
         *,
@@ -125,6 +135,8 @@ class CellEstimate(_message.Message):
     PROVENANCE_FIELD_NUMBER: _builtins.int
     SD_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job whose workload is meant, "clusters/{cluster}/jobs/{job}". It replaces the workload."""
     nodes: _builtins.int
@@ -141,6 +153,15 @@ class CellEstimate(_message.Message):
     sd: _builtins.float
     """The standard deviation of the logarithm of iter_time_s, 0 or more. 0.1 means about 10 %. Unset:
     unknown.
+    """
+    execution_plan: _builtins.str
+    """The execution plan that the Cell names, as JSON. In answers it is the canonical JSON. In requests
+    the Cell may then leave its plan and pipeline degree empty. A plan that is stored already can
+    also be named by its digest alone.
+    """
+    complete: _builtins.bool
+    """Whether the profile that the estimate is from has every shape on which the workload runs on the
+    GPU type. Then nothing is inferred for other shapes: what has no estimate does not run.
     """
     @_builtins.property
     def workload(self) -> Global___Workload: ...
@@ -165,10 +186,12 @@ class CellEstimate(_message.Message):
         provenance: _builtins.str = ...,
         sd: _builtins.float | None = ...,
         traffic: Global___CellTraffic | None = ...,
+        execution_plan: _builtins.str = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "complete", b"complete", "execution_plan", b"execution_plan", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sd: _TypeAlias = _typing.Literal["sd"]  # noqa: Y015
     _WhichOneofArgType__sd: _TypeAlias = _typing.Literal["_sd", b"_sd"]  # noqa: Y015
@@ -601,9 +624,7 @@ class PlannedStage(_message.Message):
     SEQUENCE_PARALLEL_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     first_layer: _builtins.int
-    """The first layer, and the layer after the last one. They count the model's coarse layers, into
-    which neighbouring layers are joined.
-    """
+    """The first layer, and the layer after the last one."""
     end_layer: _builtins.int
     data_parallel: _builtins.int
     tensor_parallel: _builtins.int

@@ -125,6 +125,8 @@ class Job(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     MIN_GPUS_FIELD_NUMBER: _builtins.int
     MAX_GPUS_FIELD_NUMBER: _builtins.int
+    STATED_PLAN_FIELD_NUMBER: _builtins.int
+    STATED_PLAN_FIRST_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -190,6 +192,14 @@ class Job(_message.Message):
     requests.
     """
     max_gpus: _builtins.int
+    stated_plan: _builtins.str
+    """The execution plan that the job runs by, on the GPUs that it requests. Empty: rounds choose its
+    plans. In requests it is Tessera's JSON, or arguments of Megatron-LM, TOML of torchtitan or JSON
+    of DeepSpeed if the service knows the model. In answers it is the canonical JSON. The plan is
+    priced on each GPU type, like the plans that the service finds.
+    """
+    stated_plan_first: _builtins.bool
+    """Whether only the first start must use the stated plan. Later rounds may then choose another one."""
     etag: _builtins.str
     """All fields from here on are output only. The etag is that of the stored version."""
     state: Global___JobState.ValueType
@@ -306,6 +316,8 @@ class Job(_message.Message):
         profile: _builtins.bool = ...,
         min_gpus: _builtins.int = ...,
         max_gpus: _builtins.int = ...,
+        stated_plan: _builtins.str = ...,
+        stated_plan_first: _builtins.bool = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -327,7 +339,7 @@ class Job(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "tenant", b"tenant", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
@@ -375,9 +387,27 @@ class Allocation(_message.Message):
     RATE_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
+    ITER_TIME_S_FIELD_NUMBER: _builtins.int
+    ITER_TIME_SOURCE_FIELD_NUMBER: _builtins.int
     rate: _builtins.float
-    """The samples/s on the shape that the job was given."""
+    """The samples/s on the shape that the job was given. 0: unknown. Then nothing is known of the
+    job's model, and it runs on exactly what it requested until it is measured. Its deadline cannot
+    be promised.
+    """
     generation: _builtins.int
+    execution_plan: _builtins.str
+    """The canonical JSON of the execution plan that the Cell names, in answers that are about a job.
+    Empty if the plan was not recorded.
+    """
+    iter_time_s: _builtins.float
+    """The seconds of one iteration that the job's process reported: the median of several reports,
+    once it is warm. 0: not known yet.
+    """
+    iter_time_source: _estimates_pb2.EstimateSource.ValueType
+    """MEASURED if the process trained, and REPLAYED if it trained nothing and repeated the time that it
+    was given. Unset while iter_time_s is 0.
+    """
     @_builtins.property
     def cell(self) -> _estimates_pb2.Cell: ...
     @_builtins.property
@@ -389,10 +419,13 @@ class Allocation(_message.Message):
         rate: _builtins.float = ...,
         shares: _abc.Iterable[Global___NodeShare] | None = ...,
         generation: _builtins.int = ...,
+        execution_plan: _builtins.str = ...,
+        iter_time_s: _builtins.float = ...,
+        iter_time_source: _estimates_pb2.EstimateSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "generation", b"generation", "rate", b"rate", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "execution_plan", b"execution_plan", "generation", b"generation", "iter_time_s", b"iter_time_s", "iter_time_source", b"iter_time_source", "rate", b"rate", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

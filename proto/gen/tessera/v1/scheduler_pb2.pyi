@@ -62,9 +62,9 @@ class RoundOptions(_message.Message):
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
-    """The objective. Default (also ""): "throughput". It is one of throughput, deadline, jct (mean
-    completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
-    makespan; or
+    """The objective. Default (also ""): "jct + throughput". It is one of throughput, deadline, jct
+    (mean completion time), balanced, cost, finish-time-fairness, max-min (least attained service)
+    and makespan; or
       a sum:      "0.7*throughput + 0.3*jct"
       an order:   "finish-time-fairness then throughput": the first goal decides, and the next one
                   decides among equals
@@ -596,7 +596,7 @@ class Round(_message.Message):
     unit: _builtins.str
     """The unit of the objective."""
     samples_per_s: _builtins.float
-    """The raw samples/s of all jobs that run after the round."""
+    """The raw samples/s of all jobs that run after the round. Jobs of unknown rate count as 0."""
     bound_is_trivial: _builtins.bool
     """Whether no solver looked for a bound: greedy and published schedulers do not. The bound is then
     what all jobs would reach if each had the cluster to itself. It is valid, but the gap says

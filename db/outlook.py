@@ -1,0 +1,74 @@
+"""The outlook of clusters, which time alone brings: ends of back-offs, due promises, silent nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from tessera.db.rows import SILENT_S
+from tessera.db.tables import LIVE
+from tessera.formulation.records.clusters import ClusterOutlook
+
+HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
+"""The condition that a time lies in the future, because the clock was set back since."""
+
+# A node is schedulable as for a snapshot (``tessera.db.snapshot``). It has fallen silent as for
+# ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
+# out: that round was refused, and another one would be, too.
+_OUTLOOK = sa.text(f"""
+SELECT c.name, w.retry_in_s, p.promise_in_s, n.silent_in_s, n.schedulable,
+    coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
+FROM clusters c
+CROSS JOIN LATERAL (
+    SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8 AS retry_in_s
+    FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.retry_at > clock_timestamp()
+) w
+LEFT JOIN LATERAL (
+    SELECT (r.summary->>'promises_due_s')::float8
+        - extract(epoch FROM clock_timestamp())::float8 AS promise_in_s
+    FROM rounds r WHERE r.cluster_id = c.id AND r.number = c.decided_round
+        AND r.summary ? 'promises_due_s'
+) p ON p.promise_in_s > 0 OR c.decided_round = c.last_round
+CROSS JOIN LATERAL (
+    SELECT min(:silence_s - s.silent_s) FILTER (WHERE s.silent_s <= :silence_s) AS silent_in_s,
+        concat(count(*) FILTER (WHERE s.is_schedulable), ':',
+            sum(s.id) FILTER (WHERE s.is_schedulable)) AS schedulable,
+        bool_or(coalesce(s.silent_s, 'Infinity') > :silence_s
+            AND EXISTS (SELECT FROM allocations l WHERE l.node_id = s.id)) AS is_lost,
+        bool_or(s.is_ahead) AS is_ahead
+    FROM (
+        SELECT n.id, {SILENT_S} AS silent_s,
+            coalesce(extract(epoch FROM clock_timestamp() - a.heard_at)::float8 <= :silence_s, false)
+                AS is_schedulable,
+            coalesce(a.{HEARD_AHEAD}, n.{HEARD_AHEAD}, false) AS is_ahead
+        FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id
+    ) s
+) n
+WHERE c.name = ANY(:names)
+""")  # noqa: S608 - constants only
+
+
+def load_outlooks(
+    connection: sa.Connection, clusters: Collection[str], silence_s: float
+) -> dict[str, ClusterOutlook]:
+    """Return the outlook of each of these clusters that exists, by name.
+
+    A node that was not heard for ``silence_s`` has fallen silent.
+    """
+    values = {"names": sorted(clusters), "silence_s": silence_s}
+    return {
+        row.name: ClusterOutlook(
+            event_in_s=0.0 if row.needs_round else _seconds(row.retry_in_s),
+            promises_due_in_s=_seconds(row.promise_in_s),
+            look_in_s=_seconds(row.silent_in_s),
+            schedulable=row.schedulable,
+        )
+        for row in connection.execute(_OUTLOOK, values)
+    }
+
+
+def _seconds(seconds: float | None) -> float:
+    """Return a number of seconds, but at least 0, or inf for None."""
+    return math.inf if seconds is None else max(0.0, seconds)

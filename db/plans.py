@@ -1,0 +1,95 @@
+"""Execution plans in the database. Each is kept once in a cluster, under its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from tessera.db.cells import stored_plan
+from tessera.db.documents import dump_json
+from tessera.db.rows import cluster_id
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+
+_ADD = sa.text("""
+INSERT INTO plans AS p (cluster_id, name, document)
+SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, document text)
+ON CONFLICT (cluster_id, name) DO UPDATE SET document = excluded.document
+    WHERE p.document = '' AND excluded.document <> ''
+""")
+
+_KEYS = sa.text("""
+SELECT name, id FROM plans WHERE cluster_id = :cluster AND name = ANY(:names) ORDER BY name
+FOR KEY SHARE
+""")
+"""A query with a lock, so that retention does not delete a plan that is about to be used."""
+
+_DOCUMENT = sa.text("SELECT document FROM plans WHERE cluster_id = :cluster AND name = :name")
+
+
+def ensure_plans(
+    connection: sa.Connection, cluster: int, estimates: Sequence[EstimateRecord]
+) -> dict[str, int]:
+    """Return the keys of the estimates' execution plans by name, creating missing ones.
+
+    They exist until the transaction ends.
+
+    Raises:
+        InvalidInput: an estimate names a plan that is not stored, and does not say what it is.
+    """
+    plans = {e.cell.plan: "" for e in estimates}
+    plans |= {e.plan.digest: e.plan.to_json() for e in estimates if e.plan is not None}
+    return _ensure(connection, cluster, plans)
+
+
+def ensure_stated_plans(
+    connection: sa.Connection, cluster: int, jobs: Iterable[JobSpec]
+) -> dict[str, int]:
+    """Return the keys of the plans that jobs state, by digest, creating missing ones.
+
+    They exist until the transaction ends.
+    """
+    stated = [job.stated_plan for job in jobs if job.stated_plan is not None]
+    if not stated:
+        return {}
+    return _ensure(connection, cluster, {plan.digest: plan.to_json() for plan in stated})
+
+
+def _ensure(connection: sa.Connection, cluster: int, plans: Mapping[str, str]) -> dict[str, int]:
+    rows = [
+        {"name": name, "document": document}
+        for name, document in sorted(plans.items())
+        if document or not name
+    ]
+    values = {"cluster": cluster, "names": sorted(plans)}
+    while True:  # again if retention deletes a plan between the two statements
+        connection.execute(_ADD, {"cluster": cluster, "rows": dump_json(rows)})
+        keys = {name: key for name, key in connection.execute(_KEYS, values)}
+        unknown = plans.keys() - keys.keys()
+        if not unknown & {row["name"] for row in rows}:
+            break
+    if unknown:
+        raise InvalidInput(
+            "plan",
+            f"the execution plan {min(unknown)[:80]!r} is not stored, so nothing could be launched by it;"
+            " send the plan itself, or leave the plan empty if the best one is meant",
+        )
+    return keys
+
+
+def ensure_unnamed_plan(connection: sa.Connection, cluster: int) -> None:
+    """Create the plan "", which stands for the best one, if it is missing. It is never deleted."""
+    rows = dump_json([{"name": "", "document": ""}])
+    connection.execute(_ADD, {"cluster": cluster, "rows": rows})
+
+
+def get_plan(connection: sa.Connection, cluster: str, digest: str) -> ExecutionPlan:
+    """Return the execution plan of a digest. Raises NotFound."""
+    values = {"cluster": cluster_id(connection, cluster), "name": digest}
+    plan = stored_plan(connection.execute(_DOCUMENT, values).scalar())
+    if plan is None:
+        raise NotFound(f"clusters/{cluster}/executionPlans/{digest}")
+    return plan
