@@ -1,17 +1,16 @@
-"""Cells: the resources that a workload can run on, with the rate at the best shape and at others.
+"""Cells on shapes: the resources that a workload can run on, with the rate on each shape.
 
 A Cell (``values.CellKey``) has a rate for each shape, that is, for each number of nodes that its
-GPUs are spread over.
+GPUs are spread over. A row of ``Cells`` is a Cell on one shape.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import deque
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import ClassVar, Final
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tessera.formulation.demand import Demands
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
+from tessera.formulation.values import CellKey
 
 LOCALITY_FACTOR = 0.9
 """Share of the rate that is kept for each halving of GPUs per node, where no estimate exists.
@@ -29,7 +29,7 @@ The value is from Arena's simulator, its rule 2.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes(Table):
-    """Estimated rates by shape. The rows of one Cell are adjacent, fewest nodes first."""
+    """Rates by shape. The rows of one Cell are adjacent, fewest nodes first."""
 
     INDEX: ClassVar[str] = "shapes"
     nodes: Ints
@@ -38,7 +38,10 @@ class Shapes(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells(CellTable):
-    """Feasible Cells of all workloads, sorted by (workload, type, gpus, falling rate)."""
+    """Feasible Cells on feasible shapes, sorted by (workload, type, gpus, falling rate, nodes).
+
+    All rows of a Cell point to the same shapes.
+    """
 
     INDEX: ClassVar[str] = "cells"
     workload: Ints
@@ -46,11 +49,12 @@ class Cells(CellTable):
     gpus: Ints
     pipeline_degree: Ints
     plan: Ints  # index into Snapshot.plans
-    nodes: Ints  # of the shape that `rate` holds for: the fewest that this cluster allows
+    nodes: Ints  # of the shape that `rate` holds for
     rate: Floats  # samples/s at that shape
     first_shape: Ints  # the Cell's rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
+    complete: Bools = usual(False, is_new=True)  # if true, it runs on no shapes other than these
     cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
     host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that a job on it needs in all
 
@@ -66,190 +70,219 @@ class Cells(CellTable):
         return Demands(gpus=self.gpus, cpus=self.cpus, host_bytes=self.host_bytes)
 
     def rate_on(self, cell: int, nodes: int) -> float:
-        """Return samples/s of ``cell`` spread over ``nodes`` nodes; 0 if it is known not to run.
+        """Return samples/s of the Cell of row ``cell`` spread over ``nodes`` nodes.
 
-        The shape's own estimate is used if there is one. Otherwise the rate is the Cell's, times
-        0.9 for each halving of GPUs per node below the Cell's shape. A better shape than the Cell's
-        runs at the Cell's rate.
+        The shape's own estimate is used if there is one. It is 0 if the Cell is known not to run
+        there. A complete profile says so of each shape that it lacks. Otherwise the rate is that of
+        the nearest narrower shape that runs, times 0.9 for each halving of GPUs per node. If only
+        wider shapes are known to run, no job is placed on this one; a job that is there all the
+        same counts as running as on the nearest wider one.
         """
         first = int(self.first_shape[cell])
+        inferred = 0.0
         for row in range(first, first + int(self.shape_count[cell])):
-            if self.shapes.nodes[row] == nodes:
-                return float(self.shapes.rate[row])
-        halvings = max(0.0, math.log2(nodes / int(self.nodes[cell])))
-        return float(self.rate[cell] * LOCALITY_FACTOR**halvings)
+            spread, rate = int(self.shapes.nodes[row]), float(self.shapes.rate[row])
+            if spread == nodes:
+                return rate
+            if spread > nodes and inferred:
+                break
+            if rate > 0 and not self.complete[cell]:
+                inferred = rate * LOCALITY_FACTOR ** max(0.0, math.log2(nodes / spread))
+        return inferred
+
+    def row_on(self, cell: int, nodes: int) -> int:
+        """Return the row that a job gets if row ``cell`` was chosen and ``nodes`` nodes are given.
+
+        On its own shape, that is the row itself. On another shape, it is the fastest row for that
+        shape of the same workload, type and GPU count. If there is no such row, it is the row
+        itself, at the rate that ``rate_on`` infers.
+        """
+        if self.nodes[cell] == nodes:
+            return cell
+        low, high = 0, len(self)
+        for column in (self.workload, self.gpu_type, self.gpus):
+            low, high = _equal_range(column.data, int(column[cell]), low, high)
+        # Rows of a count are sorted by falling rate, so the first is the fastest.
+        return next((row for row in range(low, high) if self.nodes[row] == nodes), cell)
+
+    def placed_rate(self, cell: int, nodes: int) -> float:
+        """Return samples/s of a job that is given ``nodes`` nodes for row ``cell``."""
+        return self.rate_on(self.row_on(cell, nodes), nodes)
+
+
+def _equal_range(values: Sequence[int], wanted: int, low: int, high: int) -> tuple[int, int]:
+    """Return the range within ``low : high``, where ``values`` rise, that holds ``wanted``."""
+    low = bisect_left(values, wanted, low, high)
+    return low, bisect_left(values, wanted + 1, low, high)
 
 
 def build_cells(snapshot: Snapshot) -> Cells:
-    """Group the estimates into Cells and find the rate of each at its best shape on this cluster.
+    """Return each Cell on each shape that this cluster can have and that is known to run.
 
-    The best shape has ``ceil(gpus / node size)`` nodes. Its rate is its own estimate if there is
-    one. Otherwise it is that of the nearest better shape measured elsewhere, times 0.9 for each
-    halving, or else that of the nearest worse one. Cells without a feasible estimate, or larger
-    than the cluster, are left out.
+    A shape's rate is its own estimate. The shape with the fewest nodes, ``ceil(gpus / node size)``,
+    is inferred if no estimate of the same workload, type and GPU count is about it: from the
+    nearest narrower shape, which was measured elsewhere, times 0.9 for each halving, or else from
+    the nearest wider one. An execution plan with a name was made for its own shape, so nothing is
+    inferred from it for narrower ones. Nothing at all is inferred where some estimate of the
+    workload and type is from a complete profile.
+
+    Cells larger than the cluster are left out, and so are shapes for which it has too few nodes.
     """
-    e = snapshot.estimates
+    e = _in_order(snapshot.estimates)
     batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
-    unsorted = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan)
-    order = np.lexsort((e.nodes, *reversed(unsorted)))
-    keys = [key[order] for key in unsorted]
-    spread, rate = e.nodes[order], batch[e.workload[order]] / e.iter_time_s[order]
-    # Rows of one Cell are now adjacent: find where each Cell begins.
-    new = np.ones(len(order), dtype=np.bool_)
-    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    first = np.flatnonzero(new)
-    count = np.diff(np.append(first, len(order)))
-    workload, gpu_type, gpus, degree, plan = (key[first] for key in keys)
-    # The best shape has the fewest nodes that this cluster allows.
-    size, capacity = snapshot.node_size()[gpu_type], snapshot.schedulable_gpus()[gpu_type]
-    fewest = -(-gpus // np.maximum(size, 1))
-    best = _best_rate(spread, rate, first, np.repeat(fewest, count), fewest)
-    keep = np.flatnonzero((gpus <= capacity) & (best > 0))
-    by = keep[
-        np.lexsort(
-            (plan[keep], degree[keep], -best[keep], gpus[keep], gpu_type[keep], workload[keep])
-        )
-    ]
+    # Estimates of one Cell are adjacent, and so are Cells of one workload, type and GPU count.
+    new_count = _begins(e.workload, e.gpu_type, e.gpus)
+    new_cell = new_count | _begins(e.pipeline_degree, e.plan)
+    first = np.flatnonzero(new_cell)
+    cell = np.cumsum(new_cell) - 1
+    gpu_type, gpus = e.gpu_type[first], e.gpus[first]
+    fewest = -(-gpus // np.maximum(snapshot.node_size()[gpu_type], 1))
+    known = _KnownShapes(
+        cell=cell,
+        nodes=e.nodes,
+        rate=batch[e.workload] / e.iter_time_s,
+        count=(np.cumsum(new_count) - 1)[first],
+        fewest=fewest,
+        complete=_marked_pairs(e)[first],
+        is_named=np.array([name != "" for name in snapshot.plans], dtype=np.bool_)[e.plan[first]],
+    )
+    known = known.with_fewest_nodes()
+    fits = (known.rate > 0) & (known.nodes >= fewest[known.cell])
+    fits &= (gpus <= snapshot.schedulable_gpus()[gpu_type])[known.cell]
+    wide = np.flatnonzero(fits & (known.nodes > fewest[known.cell]))
+    of = known.cell[wide]
+    fits[wide] = _has_nodes(snapshot, gpu_type[of], gpus[of], known.nodes[wide])
+    row = np.flatnonzero(fits)
+    count = known.count[known.cell[row]]
+    row = row[np.lexsort((known.nodes[row], -known.rate[row], count))]
+    of = known.cell[row]
+    begin = np.searchsorted(known.cell, np.arange(len(first) + 1))
     return Cells(
-        workload=workload[by],
-        gpu_type=gpu_type[by],
-        gpus=gpus[by],
-        pipeline_degree=degree[by],
-        plan=plan[by],
-        nodes=fewest[by],
-        rate=best[by],
-        first_shape=first[by],
-        shape_count=count[by],
-        shapes=Shapes(nodes=spread, rate=rate),
+        workload=e.workload[first][of],
+        gpu_type=gpu_type[of],
+        gpus=gpus[of],
+        pipeline_degree=e.pipeline_degree[first][of],
+        plan=e.plan[first][of],
+        nodes=known.nodes[row],
+        rate=known.rate[row],
+        first_shape=begin[of],
+        shape_count=np.diff(begin)[of],
+        shapes=Shapes(nodes=known.nodes, rate=known.rate),
+        complete=known.complete[of],
     )
 
 
-def _best_rate(spread: Ints, rate: Floats, first: Ints, target: Ints, fewest: Ints) -> Floats:
-    """Return samples/s of each group at ``fewest`` nodes, float64[groups].
-
-    ``spread``, ``rate`` and ``target`` (the group's ``fewest``) have one entry for each shape.
-    ``first`` holds the first shape of each group.
-    """
-    if len(first) == 0:
-        return np.zeros(0)
-    runs, none = rate > 0, np.iinfo(np.int64).max
-    position = np.arange(len(spread), dtype=np.int64)
-
-    def at(index: Ints) -> Floats:
-        return np.where((index >= 0) & (index < none), rate[np.clip(index, 0, len(rate) - 1)], 0.0)
-
-    exact = np.maximum.reduceat(np.where(spread == target, position, -1), first)
-    better = np.maximum.reduceat(np.where(runs & (spread < target), position, -1), first)
-    worse = np.minimum.reduceat(np.where(runs & (spread > target), position, none), first)
-    halvings = np.log2(fewest / np.maximum(spread[np.maximum(better, 0)], 1))
-    inferred = np.where(better >= 0, at(better) * LOCALITY_FACTOR**halvings, at(worse))
-    return np.where(exact >= 0, at(exact), inferred)
+def _marked_pairs(e: Estimates) -> Bools:
+    """Return whether some estimate of the same workload and type is complete, bool[estimates]."""
+    if not e.complete.any():
+        return e.complete
+    new = _begins(e.workload, e.gpu_type)
+    marked = np.logical_or.reduceat(e.complete, np.flatnonzero(new))
+    pairs: Bools = marked[np.cumsum(new) - 1]
+    return pairs
 
 
-def find_undominated(cells: Cells) -> Bools:
-    """Return, bool[cells], the Cells that no other Cell of the same workload and type dominates.
-
-    A Cell is dominated by one that needs no more GPUs, CPU cores and host memory, and has no lower
-    rate. Of equal Cells, the first in table order stays.
-    """
-    return _unbeaten(cells, np.arange(len(cells), dtype=np.int64))
-
-
-def find_undominated_from(cells: Cells, workload: int, least: int) -> Ints:
-    """Return the indices of the undominated Cells of ``workload`` on ``least`` or more GPUs.
-
-    Smaller Cells do not count as dominating.
-    """
-    first, last = np.searchsorted(cells.workload, [workload, workload + 1]).tolist()
-    large = first + np.flatnonzero(cells.gpus[first:last] >= least)
-    undominated: Ints = large[_unbeaten(cells, large)]
-    return undominated
+def _in_order(e: Estimates) -> Estimates:
+    """Return the estimates as snapshots should have them, sorted by Cell and then by nodes."""
+    keys = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan, e.nodes)
+    rises = np.zeros(max(len(e) - 1, 0), dtype=np.bool_)  # whether the key so far rises
+    same = ~rises
+    for key in keys:
+        rises |= same & (key[1:] > key[:-1])
+        same &= key[1:] == key[:-1]
+    if (rises | same).all():
+        return e
+    return e.at(np.lexsort(keys[::-1]))
 
 
-def _unbeaten(cells: Cells, among: Ints) -> Bools:
-    """Return, bool[among], the Cells ``among`` (rising indices) that no other of them dominates."""
-    if len(among) == 0:
-        return np.ones(0, dtype=np.bool_)
-    workload, gpu_type, rate = cells.workload[among], cells.gpu_type[among], cells.rate[among]
-    group = np.ones(len(among), dtype=np.bool_)
-    group[1:] = (np.diff(workload) != 0) | (np.diff(gpu_type) != 0)
-    demand = cells.demand.at(among)
-    if not demand.of_gpus_alone:
-        return _unbeaten_in_all(demand, rate, np.flatnonzero(group))
-    # The running maximum restarts in each group: ranks are offset so that later groups rank higher.
-    order = np.argsort(rate, kind="stable")
-    rank = np.empty(len(among), dtype=np.int64)
-    rank[order] = np.unique(rate[order], return_inverse=True)[1]
-    rank += np.cumsum(group) * len(among)
-    so_far = np.maximum.accumulate(rank)
-    keep = np.ones(len(among), dtype=np.bool_)
-    keep[1:] = rank[1:] > so_far[:-1]
-    return keep
+def _begins(*keys: Ints) -> Bools:
+    """Return the rows at which one of the adjacent ``keys`` changes, bool[rows]."""
+    new = np.zeros(len(keys[0]), dtype=np.bool_)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    return new
 
 
-def _unbeaten_in_all(demand: Demands, rate: Floats, first: Ints) -> Bools:
-    """Return, bool[Cells], those that no Cell of their group dominates in every resource.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _KnownShapes:
+    """Rates of Cells by shape, fewest nodes first in each Cell, and facts about the Cells."""
 
-    Groups begin at ``first``.
-    """
-    keep = np.ones(len(rate), dtype=np.bool_)
-    for start, end in pairwise([*first.tolist(), len(rate)]):
-        own = slice(start, end)
-        # [i, j]: whether j is as good as i in each respect, and better in one
-        needs = [column[own] for column in (demand.gpus, demand.cpus, demand.host_bytes)]
-        losses = [*needs, -rate[own]]
-        as_good = np.logical_and.reduce([loss[None, :] <= loss[:, None] for loss in losses])
-        better = np.logical_or.reduce([loss[None, :] < loss[:, None] for loss in losses])
-        earlier = np.tri(end - start, k=-1, dtype=np.bool_)
-        keep[own] = ~(as_good & (better | earlier)).any(axis=1)
-    return keep
+    cell: Ints  # int64[shapes], rising
+    nodes: Ints  # int64[shapes]
+    rate: Floats  # float64[shapes], samples/s; 0 if it does not run
+    count: Ints  # int64[cells], rising; a number for each workload, type and GPU count
+    fewest: Ints  # int64[cells], the fewest nodes that this cluster allows
+    complete: Bools  # bool[cells], whether they run on no other shapes
+    is_named: Bools  # bool[cells], whether the Cell's execution plan has a name
 
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _CacheEntry:
-    """Cells, together with everything that they depend on."""
-
-    estimates: Estimates
-    given: tuple[Ints, Ints, Ints]  # batches of the workloads, node sizes and GPUs of the types
-    cells: Cells
-    best: Bools
-
-    def holds(self, estimates: Estimates) -> bool:
-        """Return whether these are the estimates. If so, remember the new object."""
-        old = self.estimates
-        same = old is estimates or (len(old) == len(estimates) and old.equals(estimates))
-        if same:
-            self.estimates = estimates
-        return same
-
-
-MAX_CACHED_RESULTS: Final = 4
-"""Number of results of ``cached_cells`` that are kept, because rounds of a few clusters take turns."""
-
-_CACHE: Final[deque[_CacheEntry]] = deque(maxlen=MAX_CACHED_RESULTS)
-_LOCK: Final = threading.Lock()
-
-
-def cached_cells(snapshot: Snapshot) -> tuple[Cells, Bools]:
-    """Return ``build_cells`` and ``find_undominated`` of the snapshot, cached if nothing has changed.
-
-    Estimates change rarely but are read again for each round, so they are compared by content. This
-    takes a twentieth of the time.
-    """
-    given = (
-        np.array([w.global_batch for w in snapshot.workloads], dtype=np.int64),
-        snapshot.node_size(),
-        snapshot.schedulable_gpus(),
-    )
-    with _LOCK:
-        known = [entry for entry in _CACHE if all(map(np.array_equal, entry.given, given))]
-    for entry in sorted(known, key=lambda entry: entry.estimates is not snapshot.estimates):
-        if entry.holds(snapshot.estimates):
-            return entry.cells, entry.best
-    cells = build_cells(snapshot)
-    best = find_undominated(cells)
-    with _LOCK:
-        _CACHE.append(
-            _CacheEntry(estimates=snapshot.estimates, given=given, cells=cells, best=best)
+    def with_fewest_nodes(self) -> _KnownShapes:
+        """Return the shapes together with those of the fewest nodes that are inferred."""
+        spoken = np.zeros(int(self.count.max(initial=-1)) + 1, dtype=np.bool_)
+        spoken[self.count[self.cell[self.nodes == self.fewest[self.cell]]]] = True
+        silent = np.flatnonzero(~spoken[self.count] & ~self.complete)
+        if not len(silent):
+            return self
+        rate = self._inferred(silent)
+        silent, rate = silent[rate > 0], rate[rate > 0]
+        order = np.lexsort(
+            (np.append(self.nodes, self.fewest[silent]), np.append(self.cell, silent))
         )
-    return cells, best
+        return replace(
+            self,
+            cell=np.append(self.cell, silent)[order],
+            nodes=np.append(self.nodes, self.fewest[silent])[order],
+            rate=np.append(self.rate, rate)[order],
+        )
+
+    def _inferred(self, among: Ints) -> Floats:
+        """Return samples/s of the Cells ``among`` at their fewest nodes, 0 if unknown."""
+        runs, none = self.rate > 0, np.iinfo(np.int64).max
+        position = np.arange(len(self.cell), dtype=np.int64)
+        target = self.fewest[self.cell]
+        first = np.flatnonzero(_begins(self.cell))
+        better = np.maximum.reduceat(np.where(runs & (self.nodes < target), position, -1), first)
+        worse = np.minimum.reduceat(np.where(runs & (self.nodes > target), position, none), first)
+        better, worse = better[among], worse[among]
+        near = np.maximum(better, 0)
+        halvings = np.log2(self.fewest[among] / self.nodes[near])
+        wider = np.where(
+            (worse < none) & ~self.is_named[among], self.rate[np.where(worse < none, worse, 0)], 0.0
+        )
+        return np.where(
+            better >= 0, self.rate[near] * LOCALITY_FACTOR ** np.maximum(halvings, 0.0), wider
+        )
+
+
+def _has_nodes(snapshot: Snapshot, gpu_type: Ints, gpus: Ints, nodes: Ints) -> Bools:
+    """Return whether enough schedulable nodes hold an equal share, rounded up, bool[shapes]."""
+    has = np.zeros(len(nodes), dtype=np.bool_)
+    share = -(-gpus // nodes)
+    for kind in np.unique(gpu_type).tolist():
+        own = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == kind)
+        sizes = np.sort(snapshot.nodes.gpus[own])
+        at = np.flatnonzero(gpu_type == kind)
+        has[at] = len(sizes) - np.searchsorted(sizes, share[at]) >= nodes[at]
+    return has
+
+
+def find_most_compact(cells: Cells, among: Ints | None = None) -> Bools:
+    """Return the rows on the fewest nodes of their workload, type and GPU count, bool[among].
+
+    ``among`` are rising indices of rows. If it is None, it is every row.
+    """
+    rows = slice(None) if among is None else among
+    nodes = cells.nodes[rows]
+    if not len(nodes):
+        return np.zeros(0, dtype=np.bool_)
+    new = _begins(cells.workload[rows], cells.gpu_type[rows], cells.gpus[rows])
+    least = np.minimum.reduceat(nodes, np.flatnonzero(new))
+    compact: Bools = nodes == least[np.cumsum(new) - 1]
+    return compact
+
+
+def find_narrowest(cells: Cells) -> dict[tuple[int, CellKey], int]:
+    """Return the row of each (workload, Cell) on its fewest nodes."""
+    rows = np.argsort(-cells.nodes, kind="stable")  # the narrowest is written last
+    keys = zip(cells.workload[rows].tolist(), cells.keys(rows), strict=True)
+    return dict(zip(keys, rows.tolist(), strict=True))

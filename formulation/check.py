@@ -99,7 +99,8 @@ def find_placement_violations(
 
     * A job gets all GPUs of its chosen Cell or none, and all of one GPU type.
     * Nodes are schedulable, GPUs exist, and no GPU is given twice.
-    * Each node gives the same number of GPUs, or whole nodes are given and one smaller share.
+    * Each node gives the same number of GPUs, or whole nodes are given and one smaller share. If
+      the count does not divide by the number of nodes, all nodes but one give the same number.
     * No job is placed that may not run.
     * A job that keeps its Cell keeps its GPUs unless it is migrated. Pinned jobs never are.
     * No job is on a node that it avoids, or is given a shape slower than it was promised.
@@ -182,6 +183,8 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     )  # shares that are not a whole node
     for k in np.flatnonzero((least < most) & (broken > 1)).tolist():
         shares = given.count[given.gang == k].tolist()
+        if sum(shares) % len(shares) and max(map(shares.count, shares)) == len(shares) - 1:
+            continue
         detail = f"{problem.jobs[given.job[k]]} has unequal numbers of GPUs on its nodes: {shares}"
         yield Violation(rule="equal shares", detail=detail)
 
@@ -263,7 +266,7 @@ def _slower_than_promised(
         if gang is None or stays:
             continue
         least = float(problem.least_rate[job])
-        rate = problem.cells.rate_on(int(problem.cell[column]), gang.nodes)
+        rate = problem.cells.placed_rate(int(problem.cell[column]), gang.nodes)
         if rate < least * (1 - 1e-9):
             detail = f"{problem.jobs[job]} gets {rate:.6g} samples/s, but was promised {least:.6g}"
             yield Violation(rule="promised rate", detail=detail)
@@ -374,7 +377,7 @@ def placed_value(problem: Problem, column: int, nodes: int) -> float:
     if problem.value[column] <= 0:
         return float(problem.value[column])
     cell = int(problem.cell[column])
-    share = problem.cells.rate_on(cell, nodes) / float(problem.cells.rate[cell])
+    share = problem.cells.placed_rate(cell, nodes) / float(problem.cells.rate[cell])
     return share * float(problem.value[column])
 
 

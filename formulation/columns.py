@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.cells import Cells, cached_cells, find_undominated_from
+from tessera.formulation.cell_cache import cached_cells
+from tessera.formulation.cells import Cells, find_most_compact
+from tessera.formulation.dominance import find_undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.information import apply_caution
 from tessera.formulation.lifecycle import SCHEDULABLE
@@ -27,16 +29,23 @@ def first_draft(
 ) -> Draft:
     """Return one column for each undominated Cell of each job that may run. No rule applies yet.
 
-    The Cell that a job runs on stays a column even where another dominates it, because keeping it
-    costs no restart. ``every_cell`` keeps dominated Cells too, because published schedulers choose
-    by other rules. With ``policy.caution``, uncertain estimates count as slower, here and in
-    everything that uses the draft. Columns larger than the cluster are absent (see
-    ``tessera.formulation.explain``).
+    A column is a Cell on a shape. The Cell that a job runs on stays a column, on its present shape,
+    even where another dominates it, because keeping it costs no restart. ``every_cell`` keeps
+    dominated Cells too, but only on the fewest nodes, because published schedulers choose by other
+    rules and by GPU counts alone; a job's present column is then its Cell on the fewest nodes. With
+    ``policy.caution``, uncertain estimates count as slower, here and in everything that uses the
+    draft. Columns larger than the cluster are absent (see ``tessera.formulation.explain``).
     """
     snapshot = apply_caution(snapshot, policy.caution)
     cells, best = cached_cells(snapshot)
-    kept = np.ones(len(cells), np.bool_) if every_cell else _with_bounded(snapshot, cells, best)
-    job_start, cell, current = _columns(snapshot, cells, kept)
+    if every_cell:
+        kept = _with_stated(snapshot, cells, find_most_compact(cells))
+        spread = np.zeros(len(snapshot.jobs), dtype=np.int64)
+    else:
+        kept, spread = _with_bounded(snapshot, cells, best), snapshot.nodes_owned()
+    job_start, cell, current = _columns(
+        snapshot, cells, kept, _current_cell(snapshot, cells, spread)
+    )
     count = len(snapshot.jobs)
     return Draft(
         snapshot=snapshot,
@@ -55,24 +64,35 @@ def first_draft(
 
 
 def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
-    """Return ``best`` with Cells that are best for jobs with a least GPU count, bool[cells].
+    """Return ``best`` with the Cells that are best for jobs whose choice is restricted, bool[cells].
 
     A Cell that a smaller one dominates may be the best choice of a job that may not run on the
-    smaller one.
+    smaller one, or that must run by a stated plan.
     """
     jobs = snapshot.jobs
-    bounded = jobs.min_gpus > 1
+    bounded, kept = jobs.min_gpus > 1, _with_stated(snapshot, cells, best)
     if not bounded.any():
-        return best
-    kept = best.copy()
+        return kept
+    kept = kept.copy()
     pairs = np.unique(np.stack([jobs.workload[bounded], jobs.min_gpus[bounded]]), axis=1)
     for workload, least in pairs.T.tolist():
         kept[find_undominated_from(cells, workload, least)] = True
     return kept
 
 
-def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints, Ints, Ints]:
-    """Return (job_start, cell of each column, current column of each job)."""
+def _with_stated(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:
+    """Return ``kept`` with the Cells of the plans that users state for their jobs, bool[cells]."""
+    stated = np.unique(snapshot.jobs.stated_plan[snapshot.jobs.stated_plan >= 0])
+    return kept | np.isin(cells.plan, stated) if len(stated) else kept
+
+
+def _columns(
+    snapshot: Snapshot, cells: Cells, kept_cells: Bools, running: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Return (job_start, cell of each column, current column of each job).
+
+    ``running`` is the result of ``_current_cell``.
+    """
     jobs = snapshot.jobs
     keep = np.flatnonzero(kept_cells)
     # The kept Cells of a workload are adjacent, so a job's columns are one range of them.
@@ -81,7 +101,6 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     count = np.where(snapshot.jobs.among(SCHEDULABLE), count, 0)
     kept = keep[concatenate_ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
-    running = _current_cell(snapshot, cells)
     is_current = np.flatnonzero(kept == running[owner])
     # Add the Cell that a job runs on where it is not among the job's columns.
     absent = running >= 0
@@ -98,9 +117,11 @@ def _columns(snapshot: Snapshot, cells: Cells, kept_cells: Bools) -> tuple[Ints,
     return job_start.astype(np.int64), kept, current
 
 
-def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
-    """Return the Cell that each job can stay on unchanged, int64[jobs]. It is -1 if it has none.
+def _current_cell(snapshot: Snapshot, cells: Cells, spread: Ints) -> Ints:
+    """Return the row that each job can stay on unchanged, int64[jobs]. It is -1 if it has none.
 
+    Of the rows of its Cell, it is the one on ``spread`` nodes (int64[jobs]). If there is no such
+    row, it is the widest narrower one, from which that shape is inferred, or else the narrowest.
     A job with a GPU on an unschedulable node cannot stay: wherever it goes, it restarts.
     """
     jobs = snapshot.jobs
@@ -117,12 +138,15 @@ def _current_cell(snapshot: Snapshot, cells: Cells) -> Ints:
     wanted += jobs.current_gpus[staying]
     first = np.searchsorted(key, wanted)
     count = np.searchsorted(key, wanted, side="right") - first
-    # A job may have several such Cells, which differ in degree and execution plan.
+    # A job may have several such rows, which differ in degree, execution plan and shape.
     cell, job = concatenate_ranges(first, count), np.repeat(staying, count)
     # Of these, take the one with the same degree and execution plan.
     same = np.flatnonzero(
         (cells.pipeline_degree[cell] == jobs.current_degree[job])
         & (cells.plan[cell] == jobs.current_plan[job])
     )
-    current[job[same]] = cell[same]
+    cell, job = cell[same], job[same]
+    beyond = cells.nodes[cell] - spread[job]  # nodes in excess of those that the job is on
+    order = np.lexsort((np.abs(beyond), beyond > 0, job))[::-1]
+    current[job[order]] = cell[order]  # the best row of each job is written last
     return current

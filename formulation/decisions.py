@@ -124,7 +124,7 @@ def _running(
     problem, jobs = statement.problem, snapshot.jobs
     job = np.array(list(placement.gangs), dtype=np.int64)
     column = solution.choice[job]
-    cell = problem.cell[column]
+    cell = _placed_cells(problem, placement, job, column, now)
     kind = _kinds(snapshot, problem, placement, job, cell, now)
     starts = np.array([its is DecisionKind.START for its in kind], dtype=np.bool_)
     past = np.where(starts, statement.opportunistic[job], jobs.opportunistic[job])
@@ -175,6 +175,23 @@ def _kinds(
         np.array([one in moved for one in placement.gangs], dtype=np.bool_),
     ]
     return [_KINDS[k] for k in np.select(applies, range(5), 5).tolist()]
+
+
+def _placed_cells(
+    problem: Problem, placement: Placement, job: Ints, column: Ints, now: Mapping[int, Gang]
+) -> Ints:
+    """Return the row of Cells that each placed job really runs on, int64[placed].
+
+    On another shape than that of its column, a job gets the fastest Cell for it. A job that stays
+    as it is keeps its Cell.
+    """
+    cell: Ints = problem.cell[column]
+    nodes = np.array([len(gang.members) for gang in placement.gangs.values()], dtype=np.int64)
+    moved = changed_gangs(placement.gangs, now)
+    for k in np.flatnonzero(nodes != problem.cells.nodes[cell]).tolist():
+        if job[k] in moved or problem.current[job[k]] != column[k]:
+            cell[k] = problem.cells.row_on(int(cell[k]), int(nodes[k]))
+    return cell
 
 
 def _rates(problem: Problem, placement: Placement, cell: Ints) -> Floats:

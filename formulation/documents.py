@@ -49,6 +49,10 @@ TABLE_ROW: Final = DocumentLimits(size_bytes=2**20, depth=16, nodes=100_000)
 """A line of a file of records, such as measured layers."""
 NODE_LIST: Final = DocumentLimits(size_bytes=2**20, depth=4, nodes=100_000, text=1000)
 """The nodes of an agent, or the settings that its network is to be given."""
+EXECUTION_PLAN: Final = DocumentLimits(size_bytes=2**18, depth=4, nodes=20_000, text=1000)
+"""An execution plan with up to a thousand stages."""
+STATED_PLAN: Final = DocumentLimits(size_bytes=65_536, depth=12, nodes=5000)
+"""A file of a training runtime that states an execution plan."""
 CELL_TRAFFIC: Final = DocumentLimits(size_bytes=2**20, depth=8, nodes=100_000, text=1000)
 """The traffic of a Cell with up to a thousand stages."""
 SNAPSHOT: Final = DocumentLimits(size_bytes=2**31, depth=32, nodes=2**31, text=2**31)

@@ -222,3 +222,10 @@ def _narrowed(row: RowUse, keep: Bools, position: Ints, count: Ints) -> RowUse:
         idle_job=row.idle_job[idle],
         idle_amount=row.idle_amount[idle],
     )
+
+
+def find_losers(draft: Draft, keep: Bools) -> list[int]:
+    """Return the jobs that have columns but would keep none."""
+    kept = np.bincount(draft.job[keep], minlength=len(draft.current))
+    losers: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
+    return losers

@@ -53,7 +53,7 @@ def explain_waiting_jobs(
                 STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job]
             )
         elif not runs:
-            reasons[job] = _no_cell(snapshot, workload, estimated=bool(estimated[workload]))
+            reasons[job] = _no_cell(snapshot, job, estimated=bool(estimated[workload]))
         elif job in absent:
             reasons[job] = absent[job]
         elif not offered:
@@ -82,13 +82,21 @@ def _not_schedulable(state: JobState, name: str) -> Reason:
     return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
 
 
-def _no_cell(snapshot: Snapshot, workload: int, *, estimated: bool) -> Reason:
-    key = snapshot.workloads[workload].key
+def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool) -> Reason:
+    key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
+    if not estimated and snapshot.jobs.requested_type[job] >= 0:
+        return Reason(
+            code=ReasonCode.ESTIMATING,
+            message=f"the Cells of {key} have not been estimated yet",
+            next_step="wait until the server has estimated them, or has found that it cannot",
+            evidence=(("workload", key),),
+        )
     if not estimated:
         return Reason(
             code=ReasonCode.NO_ESTIMATE,
             message=f"there is no estimate of {key} on any GPU type",
-            next_step="describe its model, import a profile of this workload, or add Cells",
+            next_step="describe its model, import a profile of this workload, or add Cells; a job that"
+            " states a GPU type runs without",
             evidence=(("workload", key),),
         )
     return Reason(

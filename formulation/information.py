@@ -52,7 +52,7 @@ def searched_optimum(snapshot: Snapshot) -> Snapshot:
     has_searched = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     has_searched[e.workload[searched]] = True
     measured = (e.source == EstimateSource.MEASURED) & ~has_searched[e.workload]
-    return _with(snapshot, _rows(e, searched | measured))
+    return _with(snapshot, e.at(searched | measured))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,7 +123,7 @@ def single_gpu(measured_counts: int = 1) -> Information:
 def _linear_beyond(e: Estimates, largest: int) -> Estimates:
     """Return the rows, with linear speed-up for larger counts than ``largest``."""
     order = np.lexsort((e.iter_time_s, e.gpus, e.gpu_type, e.workload))
-    e = _rows(e, order)
+    e = e.at(order)
     pair = _group(e.workload, e.gpu_type)
     runs = np.isfinite(e.iter_time_s)
     base = _base_rows(pair, e.gpus, runs, largest)
@@ -161,21 +161,7 @@ def _group(*keys: Ints) -> Ints:
     return np.cumsum(new)
 
 
-def _rows(e: Estimates, which: Bools | Ints) -> Estimates:
-    return Estimates(
-        workload=e.workload[which],
-        gpu_type=e.gpu_type[which],
-        gpus=e.gpus[which],
-        nodes=e.nodes[which],
-        pipeline_degree=e.pipeline_degree[which],
-        plan=e.plan[which],
-        iter_time_s=e.iter_time_s[which],
-        source=e.source[which],
-        sd=e.sd[which],
-    )
-
-
 def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:
     """Return the snapshot with these estimates, in the order that snapshots require."""
     order = np.lexsort((e.nodes, e.plan, e.pipeline_degree, e.gpus, e.gpu_type, e.workload))
-    return replace(snapshot, estimates=_rows(e, order))
+    return replace(snapshot, estimates=e.at(order))

@@ -46,11 +46,18 @@ MAX_CAUTION: Final = 10.0
 """The largest caution, in standard deviations. No realistic use needs more."""
 
 
+DEFAULT_OBJECTIVE: Final = "jct + throughput"
+"""The objective of a round if nobody names one, in the service, in simulations and in benchmarks.
+
+`tessera bench default-objective` chooses it.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The choices that shape a round's statement. They are flat, so that a round can record them."""
 
-    objective: str = "throughput"
+    objective: str = DEFAULT_OBJECTIVE
     """The objective to optimize. ``tessera.formulation.grammar`` says how objectives combine."""
     raw_throughput: bool = False
     """Sum samples/s without normalization (Arena Eq. 5 to the letter). This favors small models."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.cells import Cells
+from tessera.formulation.cells import Cells, find_most_compact
 from tessera.formulation.errors import ProblemTooLarge
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.policy import Policy
@@ -47,10 +47,13 @@ def unit_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     ``n`` GPUs at the workload's most efficient Cell give a rate of ``n * u_j``. It depends on the
     workload alone, never on the job's request. It is NaN for a job without Cells. Sia (SOSP'23,
     section 3.4) normalizes rates by the GPU for the same reason.
+
+    A job of unknown rate has one Cell and is assumed to reach its efficiency there (Eq. 6e).
     """
     best = np.zeros(len(snapshot.workloads))
     np.maximum.at(best, cells.workload, cells.rate / cells.gpus)
-    return _by_job(snapshot, best)
+    efficiency = snapshot.jobs.assumed_efficiency
+    return _by_job(snapshot, best) / np.where(np.isnan(efficiency), 1.0, efficiency)
 
 
 def expected_rate(snapshot: Snapshot, cells: Cells, weight: Floats) -> Floats:
@@ -82,17 +85,19 @@ def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     """Return the best rate that each job's request allows, samples/s, float64[jobs] (Eq. 6c).
 
     It is the best rate at the requested GPU count on any type, or the best rate of all if no Cell
-    has that count. It is NaN for a job without Cells. Published schedulers and metrics measure
-    against it. A job's value never depends on it, because asking for less would then make a job
-    worth more.
+    has that count. Only Cells on the fewest nodes count, as in Eq. 32. It is NaN for a job without
+    Cells. Published schedulers and metrics measure against it. A job's value never depends on it,
+    because asking for less would then make a job worth more.
     """
     jobs = snapshot.jobs
     stride = 1 + max(cells.gpus.max(initial=0), jobs.requested_gpus.max(initial=0))
-    key = cells.workload * stride + cells.gpus
-    fastest = np.ones(len(cells), dtype=np.bool_)
+    compact = np.flatnonzero(find_most_compact(cells))
+    key, gpu_type = cells.workload[compact] * stride + cells.gpus[compact], cells.gpu_type[compact]
+    fastest = np.ones(len(compact), dtype=np.bool_)
     # Cells are sorted, so the first of each workload, type and count is the fastest.
-    fastest[1:] = (key[1:] != key[:-1]) | (cells.gpu_type[1:] != cells.gpu_type[:-1])
-    key, workload, rate = key[fastest], cells.workload[fastest], cells.rate[fastest]
+    fastest[1:] = (key[1:] != key[:-1]) | (gpu_type[1:] != gpu_type[:-1])
+    key, compact = key[fastest], compact[fastest]
+    workload, rate = cells.workload[compact], cells.rate[compact]
     # The best rates of each workload, and of each workload and count, over all types.
     best = np.zeros(len(snapshot.workloads))
     np.maximum.at(best, workload, rate)

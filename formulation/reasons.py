@@ -17,12 +17,14 @@ class ReasonCode(StrEnum):
 
     HELD = "HELD"
     LEAVING = "LEAVING"
-    NO_ESTIMATE = "NO_ESTIMATE"
+    ESTIMATING = "ESTIMATING"  # its estimates are still to be computed
+    NO_ESTIMATE = "NO_ESTIMATE"  # there is none, and it states no GPU type to run on without one
     NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
     FITS_NOWHERE = "FITS_NOWHERE"
     NODES_AWAY = "NODES_AWAY"
     # A rule of the round leaves the job no column.
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
+    PLAN_UNUSABLE = "PLAN_UNUSABLE"  # the execution plan that its user states runs nowhere
     PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
     DEADLINE_PAST = "DEADLINE_PAST"

@@ -73,6 +73,20 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
 }
 """The runtimes of this release, by name."""
 
+DEFAULT_RUNTIME: Final = REPLAY
+"""The runtime of agents that do not name theirs. Earlier releases had no other one for users' jobs."""
+
+
+def is_training(reported: str, requested: str) -> bool:
+    """Return whether times from the runtime ``reported`` were measured on a job that trains.
+
+    If the agent does not name a runtime (""), the one that the server requested counts; "" is the
+    agents' default. A runtime that this release does not know counts as one that does not train,
+    because nothing is called measured that may not have been.
+    """
+    runtime = RUNTIMES.get(reported or requested or DEFAULT_RUNTIME)
+    return runtime is not None and runtime.trains
+
 
 def _is_count(text: str) -> bool:
     """Return whether ``text`` is a whole number of a size that iterations can have."""

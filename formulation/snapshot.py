@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
@@ -76,6 +76,12 @@ class Estimates(CellTable):
     source: Ints  # Source
     sd: Floats = usual(np.nan, is_new=True)
     """Standard deviation of the logarithm of ``iter_time_s``. It is NaN if it is not known."""
+    complete: Bools = usual(False, is_new=True)
+    """Whether the estimate's profile has all shapes on which the workload runs on the GPU type."""
+
+    def at(self, rows: Ints | Bools) -> Self:
+        """Return the estimates of ``rows`` (int64[any] or bool[estimates]), in that order."""
+        return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,9 +131,19 @@ class Jobs(CellTable):
     """Smallest GPU count of the job's columns. 0 means that there is no bound."""
     max_gpus: Ints = usual(0, is_new=True)
     """Largest GPU count of the job's columns. 0 means that there is no bound."""
+    stated_plan: Ints = usual(-1, is_new=True)
+    """Execution plan that the job's user states, an index into Snapshot.plans. -1 if there is none."""
+    stated_plan_first: Bools = usual(False, is_new=True)
+    """Whether only the job's first start must use the stated plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
+    unestimated: Bools = usual(False, is_new=True)
+    """Whether the job's workload has no estimates, and none can be derived. If the job states a GPU
+    type, it runs on its request at an unknown rate (``formulation.unknown_rates``)."""
+    assumed_efficiency: Floats = usual(np.nan, is_new=True)
+    """Share of linear speed-up at which a round assumes a job of unknown rate to run. It is NaN for
+    all other jobs, and in all stored snapshots."""
 
     def among(self, states: Iterable[JobState]) -> Bools:
         """Return whether each job is in one of ``states``, bool[jobs]."""
@@ -252,6 +268,7 @@ class Snapshot:
             ("jobs", "requested_type", -1, types),
             ("jobs", "current_type", -1, types),
             ("jobs", "current_plan", 0, max(1, len(self.plans))),
+            ("jobs", "stated_plan", -1, len(self.plans)),
             ("allocations", "job", -1, len(self.jobs)),
             ("allocations", "node", 0, len(self.nodes)),
             ("quotas", "tenant", 0, len(self.tenants)),
@@ -302,6 +319,8 @@ class Snapshot:
             if not values.min() >= least or (finite and values.max() == np.inf):  # also refuses NaN
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
 
+        if self.jobs.unestimated.any() and "" not in self.plans:
+            raise InvalidInput("plans", 'must have "", by which jobs without an estimate run')
         if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
             raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN if not known")
 
@@ -342,6 +361,13 @@ class Snapshot:
         """Return whether each job is a profiling task, bool[jobs]."""
         tasks = np.array([w.model == PROFILING for w in self.workloads], dtype=np.bool_)
         return tasks[self.jobs.workload] if tasks.any() else np.zeros(len(self.jobs), np.bool_)
+
+    def nodes_owned(self) -> Ints:
+        """Return the number of nodes on which each job owns GPUs, held or reserved, int64[jobs]."""
+        a, count = self.allocations, max(1, len(self.nodes))
+        own = (a.hold != Hold.RELEASING) & (a.job >= 0)
+        pair = np.unique(a.job[own] * count + a.node[own])
+        return np.bincount(pair // count, minlength=len(self.jobs)).astype(np.int64)
 
     def disturbed(self) -> Bools:
         """Return whether each job owns a GPU of an unschedulable node, bool[jobs].

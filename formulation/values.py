@@ -18,11 +18,26 @@ PROFILING = "tessera.profiling"
 
 
 class EstimateSource(IntEnum):
-    """The source of an estimate, best first."""
+    """The source of an iteration time: those of estimates, best first, and then ``REPLAYED``.
+
+    A replayed time is reported by a runtime that trains nothing. It is the time that the runtime
+    was given, so it teaches nothing: no estimate has this source, and nothing is learned from it.
+    ``ASSUMED`` is what a round takes for the time of a job of unknown rate, and is never stored.
+    """
 
     MEASURED = 0
     PROFILED = 1
     ANALYTIC = 2
+    REPLAYED = 3
+    ASSUMED = 4
+
+
+ESTIMATE_SOURCES: Final = (
+    EstimateSource.MEASURED,
+    EstimateSource.PROFILED,
+    EstimateSource.ANALYTIC,
+)
+"""The sources that an estimate may have, best first."""
 
 
 class Hold(IntEnum):

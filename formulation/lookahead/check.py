@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tessera.formulation.cells import build_cells
+from tessera.formulation.cells import build_cells, find_narrowest
 from tessera.formulation.check import Violation
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.lookahead.grid import SAME_S
@@ -34,9 +34,7 @@ def find_schedule_violations(
     """
     violations: list[Violation] = []
     cells, gangs = build_cells(snapshot), current_gangs(snapshot)
-    known_cells = {
-        of: c for c, of in enumerate(zip(cells.workload.tolist(), cells.keys(), strict=True))
-    }
+    known_cells = find_narrowest(cells)
     disturbed, jobs = snapshot.disturbed(), snapshot.jobs
     active = {STATE_CODE[state] for state in ACTIVE}
     order: dict[int, list[int]] = {}
@@ -69,7 +67,7 @@ def find_schedule_violations(
             runs_now = int(jobs.state[job]) in active and not disturbed[job]
             if start_s - snapshot.now_s < SAME_S and jobs.key_at(job) == spec and runs_now:
                 if job in gangs:
-                    rate = min(rate, cells.rate_on(cell, gangs[job].nodes))
+                    rate = cells.rate_on(cell, gangs[job].nodes)
                 since_s = float(jobs.since_s[job])
                 pause_s = max(0.0, since_s + pause_s - snapshot.now_s) if since_s > 0 else 0.0
             usable_s = min(end_s, float(jobs.deadline_s[job])) - start_s

@@ -70,6 +70,22 @@ class Lookahead:
         """Return the job of each option, int64[options]."""
         return np.repeat(np.arange(len(self.job), dtype=np.int64), np.diff(self.option_start))
 
+    @cached_property
+    def restarts_own(self) -> Bools:
+        """Return whether each option starts again the Cell that its job runs on, bool[options].
+
+        It may be on another shape. Legs name Cells and not shapes, so a leg that began with such an
+        option would look like one that stays.
+        """
+        running = np.full(len(self.job), -1, dtype=np.int64)
+        running[self.owner[self.stays]] = self.cell[self.stays]
+        now = running[self.owner]
+        same: Bools = (now >= 0) & ~self.stays
+        for name in self.cells.CELL:
+            column = getattr(self.cells, name)
+            same[same] = column[self.cell[same]] == column[now[same]]
+        return same
+
     def options_of(self, job: int) -> range:
         """Return the options of ``job``."""
         return range(int(self.option_start[job]), int(self.option_start[job + 1]))
@@ -102,9 +118,7 @@ class Lookahead:
         fits = np.all(self.use[:, :, None] <= self.capacity[None], axis=1)
         ok = before & fits
         ok[~self.now, 0] = False
-        running = np.full(len(self.job), -1, dtype=np.int64)
-        running[self.owner[self.stays]] = self.cell[self.stays]
-        ok[~self.stays & (self.cell == running[self.owner]), 0] = False
+        ok[self.restarts_own, 0] = False
         ok[self.stays] = np.logical_and.accumulate(ok[self.stays], axis=1)
         return np.asarray(ok, dtype=np.bool_)
 

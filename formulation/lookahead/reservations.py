@@ -10,25 +10,21 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.formulation.values import Hold
 
 
 def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     """Return the rate and the remaining restart time of jobs ``among`` that stay unchanged.
 
     Both are float64[all jobs], in samples/s and seconds. The rate is that of the job's present
-    shape, never above its Cell's own. It is 0 for jobs without a current column.
+    shape. It is 0 for jobs without a current column.
     """
     snapshot = draft.snapshot
-    jobs, a = snapshot.jobs, snapshot.allocations
-    own = (a.hold != Hold.RELEASING) & (a.job >= 0)
-    pair = np.unique(a.job[own] * max(1, len(snapshot.nodes)) + a.node[own])
-    nodes = np.bincount(pair // max(1, len(snapshot.nodes)), minlength=len(jobs))
+    jobs, nodes = snapshot.jobs, snapshot.nodes_owned()
     rate = np.zeros(len(jobs))
     for job in among[draft.current[among] >= 0].tolist():
         cell = int(draft.cell[draft.current[job]])
         spread = int(nodes[job]) or int(draft.cells.nodes[cell])
-        rate[job] = min(draft.cells.rate_on(cell, spread), float(draft.cells.rate[cell]))
+        rate[job] = draft.cells.rate_on(cell, spread)
     left_s = np.where(jobs.since_s > 0, jobs.since_s + jobs.restart_s - snapshot.now_s, 0.0)
     return rate, np.clip(left_s, 0.0, jobs.restart_s)
 

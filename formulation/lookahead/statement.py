@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tessera.formulation.cells import find_most_compact
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lookahead.check import WORK_TOLERANCE
 from tessera.formulation.lookahead.grid import SAME_S, slot_boundaries
@@ -23,6 +24,9 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     ``base`` has the columns that are physically possible, ``draft`` those that the rules leave in
     this round. A promised job that is bound to its column for now, or has none, may use the columns
     of ``base`` later.
+
+    Schedules count GPUs and not nodes, so only columns on the fewest nodes of their type and count
+    are options, and the one that a job runs on. A job that has the GPUs can have such a column.
 
     Promised jobs and jobs with columns take part if their deadlines are in the future. New jobs
     that are bound do not. Under ``keep``, no new job does.
@@ -52,7 +56,8 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         least = np.array([gpus[kinds == kind].min() for kind in kinds], dtype=np.int64)
         current = int(source.current[job]) - span.start if source.current[job] >= 0 else -1
         left = set(draft.cell[draft.columns_of(job)].tolist())
-        order = [*([current] if current >= 0 else []), *range(span.stop - span.start)]
+        compact = find_most_compact(base.cells, source.cell[span])
+        order = [*([current] if current >= 0 else []), *np.flatnonzero(compact).tolist()]
         for position, column in enumerate(order):
             stay = position == 0 and current >= 0
             cell.append(int(source.cell[span.start + column]))

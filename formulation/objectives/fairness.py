@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.cells import find_undominated, find_undominated_from
+from tessera.formulation.dominance import find_fastest
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.objectives.completion import restart_loss_s, time_to_finish_s
 from tessera.formulation.objectives.values import make_levels
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.promises.stated_plans import bound_plans
+from tessera.formulation.tables import Floats, Ints
 
 
 def finish_time_fairness(draft: Draft) -> Levels:
@@ -67,8 +68,9 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 
     ``share`` is the fair share, float64[jobs]. If it is None, ``fair_share`` is used.
 
-    Only Cells within the job's pin and its bounds on GPUs count. Jobs with the same choice of Cells
-    share one function of the share, which is computed at its corners. If nothing can be had (no
+    Only Cells of the job's stated plan, within its pin and its bounds on GPUs, count. Jobs with the
+    same choice of Cells share one function of the share, which is computed at its corners. If
+    nothing can be had (no
     Cell, or no share), the rate is the least positive number that is safe to divide by. Such jobs
     have no columns, or are not counted.
     """
@@ -76,18 +78,17 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     share = fair_share(draft) if share is None else share
     capacity = snapshot.schedulable_gpus()
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
-    useful = find_undominated(draft.cells)
     fair = np.zeros(len(jobs))
     # Group jobs by the Cells that they may choose from.
-    choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus])
+    choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus, bound_plans(snapshot)])
     distinct, which = np.unique(choices, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     bounds = np.searchsorted(which.ravel()[order], np.arange(distinct.shape[1] + 1))
-    for k, (workload, pinned, least, most) in enumerate(distinct.T.tolist()):
+    for k, (workload, pinned, least, most, plan) in enumerate(distinct.T.tolist()):
         members = order[bounds[k] : bounds[k + 1]]
         draft.check()
         shares, where = np.unique(share[members], return_inverse=True)
-        cells = _cells_of(draft, workload, pinned, least, most, useful)
+        cells = _cells_of(draft, workload, pinned, least, most, plan)
         at, slope = _corners(draft, cells, capacity)
         best = np.full(len(shares), np.inf)
         for level, rise in zip(at.tolist(), slope.tolist(), strict=True):
@@ -97,18 +98,19 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 
 
 def _cells_of(
-    draft: Draft, workload: int, pin: int, min_gpus: int, max_gpus: int, useful: Bools
+    draft: Draft, workload: int, pin: int, min_gpus: int, max_gpus: int, plan: int
 ) -> Ints:
-    """Return the undominated Cells of ``workload`` within its pin and its bounds.
+    """Return the fastest Cells of ``workload`` within its pin and its bounds, one for each count.
 
-    ``pin`` is a type, or -1 for any type.
+    ``pin`` is a type, or -1 for any type. ``plan`` is a stated plan, or -1 for any plan.
     """
     table = draft.cells
-    if min_gpus > 1:  # larger Cells that a smaller one dominates are needed too
-        cells = find_undominated_from(table, workload, min_gpus)
+    if plan >= 0:
+        own = np.flatnonzero((table.workload == workload) & (table.plan == plan))
+        _, first = np.unique(table.gpu_type[own], return_index=True)  # the fastest comes first
+        cells = own[first]
     else:
-        first, last = np.searchsorted(table.workload, [workload, workload + 1]).tolist()
-        cells = first + np.flatnonzero(useful[first:last])
+        cells = find_fastest(table, workload, min_gpus)
     within = np.ones(len(cells), dtype=np.bool_)
     if pin >= 0:
         within &= table.gpu_type[cells] == pin

@@ -16,7 +16,12 @@ from tessera.formulation.promises.backoff import failed_jobs_wait
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from tessera.formulation.promises.launched import launched_jobs_run
-from tessera.formulation.promises.pins import avoided_nodes, bounded_gpus, pinned_type
+from tessera.formulation.promises.pins import (
+    avoided_nodes,
+    bounded_gpus,
+    pinned_type,
+    unmovable_jobs_keep_their_shape,
+)
 from tessera.formulation.promises.profiling import profiling_waits
 from tessera.formulation.promises.queues import (
     guaranteed_jobs_within_quota_start,
@@ -29,13 +34,16 @@ from tessera.formulation.promises.quotas import (
     unlent_quota_is_kept,
 )
 from tessera.formulation.promises.stability import changes_are_capped, jobs_run_their_minimum_time
+from tessera.formulation.promises.stated_plans import stated_plans
 
 Rule = Callable[[Draft], Draft]
 
 PHYSICAL: Final[tuple[Rule, ...]] = (
+    stated_plans,
     pinned_type,
     bounded_gpus,
     avoided_nodes,
+    unmovable_jobs_keep_their_shape,
     pools_have_enough,
 )
 """Rules that hold under every policy: where a job may run, and capacities other than GPUs."""

@@ -170,9 +170,11 @@ def _certified(draft: Draft, admission: Admission, job: int) -> int:
     legs, cells = admission.legs, draft.cells
     begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
     for leg in legs.keys(np.flatnonzero((legs.job == job) & begun)):
-        for column in draft.columns_of(job):
-            if cells.key_at(int(draft.cell[column])) == leg:
-                return column
+        own = [c for c in draft.columns_of(job) if cells.key_at(int(draft.cell[c])) == leg]
+        if draft.current[job] in own:
+            return int(draft.current[job])
+        if own:  # of several shapes, the certificate counts on the narrowest
+            return min(own, key=lambda c: int(cells.nodes[draft.cell[c]]))
     return -1
 
 

@@ -8,14 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cells import Cells, build_cells
+from tessera.formulation.cells import Cells, build_cells, find_most_compact
 from tessera.formulation.draft import Draft
 from tessera.formulation.problem import reduce_by_job
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.formulation.values import Hold
 
 ROUNDING: Final = 1e-9
 """Relative difference up to which rates and times are the same."""
@@ -28,8 +26,8 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
 
     All columns of a launched job may have become slower, because estimates or nodes have changed.
     Such a job keeps those no slower than its current column. If some column reaches F_j, it must
-    take one of these. A launched job that was placed on a slower shape is only guaranteed that
-    shape's rate. Source: Morphling sections 5.1 and 5.2.
+    take one of these. A launched job that was placed on more nodes may stay there, and is only
+    guaranteed that shape's rate. Source: Morphling sections 5.1 and 5.2.
     """
     guaranteed = has_guaranteed_rate(draft)
     if not guaranteed.any():
@@ -43,12 +41,19 @@ def guaranteed_jobs_are_as_fast_as_requested(draft: Draft) -> Draft:
     present = np.zeros(len(draft.current))
     present[stays] = draft.rate[draft.current[stays]]
     keep = enough | (behind[draft.job] & (draft.rate >= present[draft.job]))
+    keep[_on_wide_shapes(draft, guaranteed & runs & stays)] = True
     lost = np.flatnonzero(guaranteed & ~runs & ~reached & draft.has_columns).tolist()
     draft = draft.only(keep, {job: _unmet(draft, floor, job) for job in lost})
-    least = np.where(guaranteed & reached, floor, 0.0)
+    least, nodes = np.where(guaranteed & reached, floor, 0.0), draft.snapshot.nodes_owned()
     for job in np.flatnonzero(guaranteed & reached & runs & (draft.current >= 0)).tolist():
-        least[job] = min(least[job], _placed_rate(draft, job))
+        least[job] = min(least[job], _placed_rate(draft, job, int(nodes[job])))
     return replace(draft, least_rate=np.maximum(draft.least_rate, least))
+
+
+def _on_wide_shapes(draft: Draft, among: Bools) -> Ints:
+    """Return the current columns of jobs ``among`` that are not on their count's fewest nodes."""
+    column = draft.current[among]
+    return column[~find_most_compact(draft.cells)[draft.cell[column]]]
 
 
 def has_guaranteed_rate(draft: Draft) -> Bools:
@@ -62,6 +67,7 @@ def request_rate(draft: Draft) -> Floats:
         F_j = max { r_c : n_c = requested GPUs, t_c = requested type }
             = min over types t of that, where the type is free, because any type honors the request
 
+    Only Cells on the fewest nodes count, because a request is for GPUs and not for a wide shape.
     Rates are those of the whole cluster, including nodes that are away, because a guarantee does
     not shrink with them. It is NaN if no Cell matches the request.
     """
@@ -120,22 +126,19 @@ def _rate_of_request(cells: Cells, workload: int, gpus: int, kind: int) -> float
     own = (cells.workload == workload) & (cells.gpus == gpus)
     if kind >= 0:
         own &= cells.gpu_type == kind
+    own = np.flatnonzero(own)
+    own = own[find_most_compact(cells, own)]
     types = set(cells.gpu_type[own].tolist())
     return min(
-        (float(cells.rate[own & (cells.gpu_type == t)].max()) for t in types), default=float("nan")
+        (float(cells.rate[own[cells.gpu_type[own] == t]].max()) for t in types),
+        default=float("nan"),
     )
 
 
-def _placed_rate(draft: Draft, job: int) -> float:
-    """Return samples/s of a launched job's current Cell on the nodes that it owns."""
-    nodes = _nodes_owned(draft.snapshot, job)
+def _placed_rate(draft: Draft, job: int, nodes: int) -> float:
+    """Return samples/s of a launched job's current Cell on the ``nodes`` nodes that it owns."""
     cell = int(draft.cell[draft.current[job]])
     return draft.cells.rate_on(cell, nodes) if nodes else float(draft.cells.rate[cell])
-
-
-def _nodes_owned(snapshot: Snapshot, job: int) -> int:
-    a = snapshot.allocations
-    return len(np.unique(a.node[(a.job == job) & (a.hold != Hold.RELEASING)]))
 
 
 def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.draft import Draft
+from tessera.formulation.draft import Draft, find_losers
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
@@ -23,7 +23,7 @@ def pinned_type(draft: Draft) -> Draft:
     if not pinned.any():
         return draft
     keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_type[draft.job])
-    lost = _losers(draft, keep)
+    lost = find_losers(draft, keep)
     return draft.only(keep, {job: _no_cell_on_pin(draft.snapshot, job) for job in lost})
 
 
@@ -40,7 +40,7 @@ def bounded_gpus(draft: Draft) -> Draft:
     keep = (draft.gpus >= least) & ((most == 0) | (draft.gpus <= most))
     if keep.all():
         return draft
-    why = {job: _no_cell_within_bounds(draft, job) for job in _losers(draft, keep)}
+    why = {job: _no_cell_within_bounds(draft, job) for job in find_losers(draft, keep)}
     return draft.only(keep, why)
 
 
@@ -55,17 +55,28 @@ def avoided_nodes(draft: Draft) -> Draft:
         return draft
     room = _room(snapshot)
     keep = draft.gpus <= room[draft.job, draft.gpu_type]
-    why = {job: _contradiction(draft, room, job) for job in _losers(draft, keep)}
+    why = {job: _contradiction(draft, room, job) for job in find_losers(draft, keep)}
     draft = draft.only(keep, why)
     leaves = _sits_on_avoided(snapshot)
     return replace(draft, current=np.where(leaves, -1, draft.current))
 
 
-def _losers(draft: Draft, keep: Bools) -> list[int]:
-    """Return the jobs that have columns but keep none."""
-    kept = np.bincount(draft.job[keep], minlength=len(draft.current))
-    losers: list[int] = np.flatnonzero(draft.has_columns & (kept == 0)).tolist()
-    return losers
+def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
+    """Drop the other shapes of the Cell that a job runs on, if the job may not be moved (Eq. 31c).
+
+    x_c = 0  where c has the Cell of the current column of j, but not its shape
+    """
+    fixed = ~draft.snapshot.jobs.movable & (draft.current >= 0)
+    if not fixed.any():
+        return draft
+    column = np.flatnonzero(fixed[draft.job] & draft.starts)
+    cell, own = draft.cell[column], draft.cell[draft.current[draft.job[column]]]
+    same = np.ones(len(column), dtype=np.bool_)
+    for name in draft.cells.CELL:
+        same &= getattr(draft.cells, name)[cell] == getattr(draft.cells, name)[own]
+    keep = np.ones(len(draft.cell), dtype=np.bool_)
+    keep[column[same]] = False
+    return draft.only(keep)
 
 
 def _room(snapshot: Snapshot) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tessera.formulation.access import Role
+from tessera.formulation.access import AuditedCall, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class CertificateRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRecord:
+class AuditRecord(AuditedCall):
     """An entry of the audit log: who did what to what, from where, and how it ended.
 
     ``outcome`` is OK, or the gRPC code of a refusal. ``count`` refusals that were alike and close in
@@ -92,13 +92,6 @@ class AuditRecord:
 
     number: int  # rises with each entry
     time_s: float
-    subject: str
-    role: str
-    key: str
-    method: str
-    target: str
-    peer: str
-    request_id: str
     outcome: str
     detail: str
     count: int
@@ -120,16 +113,9 @@ class AuditFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Refused calls that were alike, to be added to the audit log."""
+class Refusal(AuditedCall):
+    """A refused call, or ``count`` of them that were alike, to be added to the audit log."""
 
-    subject: str
-    role: str
-    key: str
-    method: str
-    target: str
-    peer: str
-    request_id: str
     outcome: str
     detail: str
     count: int

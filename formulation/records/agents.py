@@ -38,6 +38,7 @@ class ObservedGang:
     error: str = ""
     period_s: float = 0.0  # length of an iteration by the node's byte counters; 0 if not measured
     sent_bytes: float = 0.0  # bytes sent by this node in an iteration
+    runtime: str = ""  # name of the runtime that reported iter_time_s; "" if the agent does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,22 @@ class ClusterRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOutlook:
+    """The things that time alone will bring to a cluster."""
+
+    event_in_s: float
+    """Seconds until the next event that a round can act on: a back-off ends. It is 0 if jobs hold GPUs
+    of a node that has fallen silent, and inf if no event is known.
+    """
+    promises_due_in_s: float
+    """Seconds until promised deadline schedules need a round, or inf. It is 0 if they need it now."""
+    look_in_s: float
+    """Seconds until the next node falls silent unless it is heard, or inf without nodes."""
+    schedulable: str
+    """A text that stands for the set of nodes that are heard. Another set has another text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """A node as requested. If ``version`` is None, any stored version matches."""
 

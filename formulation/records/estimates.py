@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,35 @@ class EstimateRecord:
     source: EstimateSource
     provenance: str = ""
     sd: float | None = None  # of the logarithm of iter_time_s; None if it is not known
+    complete: bool = False  # its profile has all shapes on which the workload runs on the GPU type
     traffic: CellTraffic | None = None  # of its execution plan; None if it is not known
+    plan: ExecutionPlan | None = None
+    """The execution plan that ``cell`` names by its digest. It is None if only the name is known, or
+    if the Cell's author does not say what the best plan is."""
+
+    def __post_init__(self) -> None:
+        """Check that the source is one of estimates, and that the plan is the Cell's."""
+        if self.source not in ESTIMATE_SOURCES:
+            raise InvalidInput(
+                "source",
+                "must not be REPLAYED: a replayed time is the estimate that the runtime was given; leave"
+                " the Cell out, or state the source of that estimate",
+            )
+        plan, cell = self.plan, self.cell
+        if plan is None:
+            return
+        plan.check_fits("execution_plan", self.workload, cell.gpus)
+        if (cell.plan, cell.pipeline_degree) != (plan.digest, plan.pipeline_degree):
+            raise InvalidInput(
+                "cell",
+                f"has the plan {cell.plan!r} and pipeline degree {cell.pipeline_degree}, but its execution"
+                f" plan is {plan.digest} of degree {plan.pipeline_degree}; make them equal",
+            )
+
+    def with_plan(self, plan: ExecutionPlan) -> EstimateRecord:
+        """Return the estimate of the same Cell under ``plan``."""
+        cell = replace(self.cell, plan=plan.digest, pipeline_degree=plan.pipeline_degree)
+        return replace(self, cell=cell, plan=plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +121,11 @@ class ClusterGpuType:
     node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
 
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes, or fewer if they have different numbers of GPUs."""
+        return -(-self.gpus // self.node_gpus) if self.node_gpus else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnestimatedWorkload:
@@ -101,6 +136,9 @@ class UnestimatedWorkload:
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
     derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
+    plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
+    plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
+    has_reason: bool = False  # it is stored why it has no estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.runtimes import PROFILER
-from tessera.formulation.values import PROFILING, Cell, Workload
+from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
+
+
+def runtime_of_model(model: str) -> str:
+    """Return the runtime of jobs of ``model``: see ``JobSpec.runtime``."""
+    return PROFILER if model == PROFILING else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +41,15 @@ class JobSpec:
     profile: bool = False  # measure its workload's layers, on one GPU of each type
     min_gpus: int = 0  # smallest number of GPUs that it runs on; 0 if there is no bound
     max_gpus: int = 0  # largest number of GPUs that it runs on; 0 if there is no bound
+    stated_plan: ExecutionPlan | None = None
+    """The execution plan that the user states for the job, or None if rounds choose its plans."""
+    stated_plan_first: bool = False
+    """Whether only the first start must use the stated plan. If not, every one must."""
 
     @property
     def runtime(self) -> str:
         """Return the runtime: ``PROFILER`` for a profiling task, or "" for the agents' default."""
-        return PROFILER if self.workload.model == PROFILING else ""
+        return runtime_of_model(self.workload.model)
 
     def contradicted_bound(self) -> tuple[str, str] | None:
         """Return the field and the problem of a bound on GPUs that contradicts the request.
@@ -76,6 +86,12 @@ class AllocationRecord:
     rate: float  # samples/s
     generation: int
     shares: tuple[tuple[str, tuple[int, ...]], ...]
+    plan: ExecutionPlan | None = None
+    """The execution plan that ``cell`` names, or None if the best plan was not recorded."""
+    iter_time_s: float = 0.0
+    """The iteration time that the job's process has reported once warm. 0 if it is not known."""
+    iter_time_source: EstimateSource | None = None
+    """MEASURED or REPLAYED. It is None if ``iter_time_s`` is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
@@ -47,6 +48,7 @@ class RoundSummary:
     unit: str
     versions: tuple[str, ...]
     bound_is_trivial: bool = False  # nothing was proven, see GoalResult
+    promises_due_s: float = math.inf  # when promised deadline schedules need the next round, or inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy, repair_choice
+from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.rollout import (
     DRAWS_PER_CHANGE,
@@ -211,6 +212,34 @@ def _run_fluid() -> None:
     flop_under_levels(demand, level[None], horizon_s=9.0)
 
 
+def _run_completion() -> None:
+    """Price one job on one column, in one slot. Simulations need this, but no round does."""
+    none, one = as_fixed_array(np.zeros(1, np.int64)), as_fixed_array(np.ones(1, np.int64))
+    zero, rate, free = (as_fixed_array(a) for a in (np.zeros(1), np.ones(1), np.zeros((1, 1))))
+    hull, column = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1), np.int64)
+    corners, cheapest = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+    group_start = as_fixed_array(np.arange(2))
+    fill_hulls(group_start, none, one, rate, free, hull, column, corners, cheapest)
+    usage = np.zeros((1, 1))
+    cost_s = np.zeros(1)
+    price_jobs(
+        none,
+        zero,
+        zero,
+        rate,
+        zero,
+        hull,
+        column,
+        corners,
+        cheapest,
+        none,
+        one,
+        free,
+        cost_s,
+        usage,
+    )
+
+
 def _print_step(name: str) -> None:
     sys.stdout.write(f"  compiling: {name}\n")
     sys.stdout.flush()
@@ -218,3 +247,5 @@ def _print_step(name: str) -> None:
 
 if __name__ == "__main__":
     run_every_loop(_print_step)
+    _print_step("bounds of simulations")
+    _run_completion()

@@ -164,11 +164,9 @@ class SlotSchedules:
         kept = self.ok
         span = self._span(job)
         ahead = self.ahead
-        running = ahead.cell[span][ahead.stays[span]]
         self.ok = kept.copy()
         self.ok[span] = True
-        if len(running):
-            self.ok[span][~ahead.stays[span] & (ahead.cell[span] == running[0]), 0] = False
+        self.ok[span][ahead.restarts_own[span], 0] = False
         fits = self.fits(job)
         self.ok = kept
         fits[ahead.stays[span]] = np.logical_and.accumulate(fits[ahead.stays[span]], axis=1)

@@ -10,13 +10,19 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.check import score_solution
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.promises import displace_jobs, fall_back
-from tessera.solvers.placement.results import PlacementResult, describe_shortage, make_result
+from tessera.solvers.placement.results import (
+    PlacementResult,
+    describe_shortage,
+    explain_change,
+    make_result,
+)
 from tessera.solvers.placement.search import TrialEffort, best_change
 
 MAX_TRIALS: Final = 500
@@ -34,27 +40,62 @@ def place(
 ) -> PlacementResult:
     """Give each chosen job its GPUs.
 
-    If its Cell finds no place, a job gets its next best Cell or waits. ``now`` is the result of
-    ``current_gangs``, if that is known already. With ``chosen_only``, no job gets another Cell.
-    Once ``deadline_expired``, no more moves are searched, but all jobs are still placed. A must-run
-    job is left without GPUs only if no way is found; the checker then refuses the round.
+    If its Cell finds no place, a job gets its next best Cell or waits. An alternative, which is a
+    narrower shape or another degree on as many GPUs, is taken where it is worth more than moving
+    other jobs. The result is never worth less than without alternatives.
+
+    ``now`` is the result of ``current_gangs``, if that is known already. With ``chosen_only``, no
+    job gets another Cell. Once ``deadline_expired``, no more moves are searched, but all jobs are
+    still placed. A must-run job is left without GPUs only if no way is found; the checker then
+    refuses the round.
     """
     if not solution.has_answer:
         return PlacementResult(solution=solution, placement=Placement())
     chosen = np.flatnonzero(solution.choice >= 0)
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
-    board = Board(snapshot, problem, now, only=wanted if chosen_only else None)
+    only = wanted if chosen_only else None
+    board = Board(snapshot, problem, now, only)
+    placed = _place(board, solution, wanted, deadline_expired)
+    if not board.took_alternative:
+        return placed
+    plain = Board(snapshot, problem, board.gangs, only, fastest_only=True)
+    without = _place(plain, solution, wanted, deadline_expired)
+    return max((placed, without), key=lambda one: _worth(problem, one))  # of equals, the first
+
+
+def _worth(problem: Problem, placed: PlacementResult) -> tuple[int, float]:
+    """Return a sort key: the promised jobs that run, then the value of all."""
+    runs = int(np.count_nonzero(problem.must_run & (placed.solution.choice >= 0)))
+    return runs, score_solution(problem, placed.solution, placed.placement)
+
+
+def _place(
+    board: Board,
+    solution: Solution,
+    wanted: dict[int, int],
+    deadline_expired: Callable[[], bool],
+) -> PlacementResult:
     failed = _place_directly(board, board.keep_all(wanted), wanted)
     effort = TrialEffort(deadline_expired, MAX_TRIALS)
     return make_result(board, solution, wanted, _settle(board, failed, wanted, effort))
 
 
 def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) -> list[int]:
-    """Seat jobs at their Cells' shapes, big gangs first; return those that do not fit."""
+    """Seat jobs at their columns' shapes, big gangs first; return those that do not fit.
 
-    def order(job: int) -> tuple[int, bool, int, int]:
+    Jobs that only change shape or degree come first. They keep their GPUs if there is no better
+    place, and are then among those returned, too.
+    """
+
+    def order(job: int) -> tuple[bool, int, bool, int, int]:
         column = wanted[job]
-        return (-board.gpus[column], not board.must_run[job], -board.value[column], job)
+        return (
+            not board.has_gpus_of(job, column),
+            -board.gpus[column],
+            not board.must_run[job],
+            -board.value[column],
+            job,
+        )
 
     failed = []
     for job in sorted(pending, key=order):
@@ -62,10 +103,13 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
         # The job may not move, but its present nodes lack something now.
         stays = board.pinned(job, column)
         spots = None if stays else board.find(job, column, board.nodes[column])
-        if spots is None:
-            failed.append(job)
-        else:
+        if spots is not None:
             board.put(job, column, spots)
+            continue
+        failed.append(job)
+        present = board.current[job]
+        if board.has_gpus_of(job, column) and present in board.columns_of(job):
+            board.keep(job, present)
     return failed
 
 
@@ -74,32 +118,29 @@ def _settle(
 ) -> dict[int, str]:
     """Give each job that did not fit its most valuable alternative. Return why each did not fit.
 
-    Must-run jobs come first, then the others by value. A job takes nothing that later jobs were
-    chosen to have, unless it must run. Jobs that lose their GPUs to a must-run job return to the
-    queue.
+    Must-run jobs come first, then the others by value, and at last those that kept their GPUs. A
+    job takes nothing that later jobs were chosen to have, unless it must run. Jobs that lose their
+    GPUs to a must-run job return to the queue.
     """
 
-    def order(job: int) -> tuple[bool, int, int]:
-        return (not board.must_run[job], -board.value[wanted[job]], job)
+    def order(job: int) -> tuple[bool, bool, int, int]:
+        return (job in board.seats, not board.must_run[job], -board.value[wanted[job]], job)
 
     reasons: dict[int, str] = {}
     queue = sorted(failed, key=order)
     while queue:
         job = queue.pop(0)
-        promised = board.must_run[job]
+        promised = board.must_run[job] and job not in board.seats
         reasons.setdefault(job, describe_shortage(board, wanted[job]))
-        board.keep_back([] if promised else [wanted[other] for other in queue])
+        later = [wanted[other] for other in queue if other not in board.seats]
+        board.keep_back([] if promised else later)
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
             change = displace_jobs(board, job) or fall_back(board, job, wanted)
         if change is None:
             continue
-        for other, seat in change.seats.items():
-            if seat is not None and seat[0] != wanted[other]:
-                reasons.setdefault(
-                    other, f"{board.problem.jobs[job]}, which must run, needs its GPUs"
-                )
+        explain_change(board, change, job, wanted, reasons)
         board.reseat(change.seats)
         bumped = {other for other, seat in change.seats.items() if seat is None}
         queue = sorted(bumped.union(queue), key=order)

@@ -40,13 +40,18 @@ class Board:
         problem: Problem,
         gangs: Mapping[int, Gang] | None = None,
         only: Mapping[int, int] | None = None,
+        fastest_only: bool = False,
     ) -> None:
         """Set up a board without seats.
 
         ``gangs`` is the result of ``current_gangs``, if that is known already. If ``only`` is
-        given, each job has at most this column; if it is None, a job may have any of its own.
+        given, each job has at most this column; if it is None, a job may have any of its own. With
+        ``fastest_only``, it may have only those that ``is_alternative`` does not refuse.
         """
         self.snapshot, self.problem, self._only = snapshot, problem, only
+        self._fastest_only = fastest_only
+        self.took_alternative = False
+        """Whether a job has been given an alternative."""
         self.free = FreeGpus(snapshot)
         self.seats: dict[int, Seat] = {}
         self.gangs = current_gangs(snapshot) if gangs is None else gangs
@@ -81,6 +86,7 @@ class Board:
             self._avoids[job] = self._avoids.get(job, frozenset()) | {node}
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._value_on: dict[tuple[int, int], float] = {}
+        self._alternatives: dict[int, list[int]] = {}
 
     def demand(self, column: int) -> Demand | None:
         """Return the total demand of ``column``, or None if no node states more than its GPUs."""
@@ -145,12 +151,56 @@ class Board:
                     self._on[seat_node].add(job)
         return self._on[node]
 
-    def columns_of(self, job: int) -> range:
+    def columns_of(self, job: int) -> Sequence[int]:
         """Return the columns that ``job`` may be given."""
-        if self._only is None:
-            return self.problem.columns_of(job)
-        column = self._only.get(job)
-        return range(0) if column is None else range(column, column + 1)
+        if self._only is not None:
+            column = self._only.get(job)
+            return range(0) if column is None else range(column, column + 1)
+        columns = self.problem.columns_of(job)
+        if self._fastest_only:
+            return [column for column in columns if not self.is_alternative(column)]
+        return columns
+
+    def is_alternative(self, column: int) -> bool:
+        """Return whether ``column`` is another way to run on the GPUs of a faster one of its job.
+
+        It has the same GPU type and count, and is not what the job runs on.
+        """
+        return (
+            column > self._job_start[job := self.job_of(column)]
+            and self.gpus[column - 1] == self.gpus[column]
+            and self.gpu_type[column - 1] == self.gpu_type[column]
+            and column != self.current[job]
+        )
+
+    def alternatives(self, job: int, column: int) -> list[int]:
+        """Return the job's other columns of the same GPU type and count, most valuable first."""
+        if self._only is not None or self._fastest_only:
+            return []
+        if column not in self._alternatives:
+            kind, gpus = self.gpu_type[column], self.gpus[column]
+            same = [
+                other
+                for other in self.problem.columns_of(job)
+                if self.gpu_type[other] == kind and self.gpus[other] == gpus and other != column
+            ]
+            same.sort(key=lambda other: (-self.value[other], other))
+            self._alternatives[column] = same
+        return self._alternatives[column]
+
+    def has_gpus_of(self, job: int, column: int) -> bool:
+        """Return whether ``job`` could stay on as many GPUs of a type as ``column`` has."""
+        present = self.current[job]
+        return (
+            present >= 0
+            and self.gpus[present] == self.gpus[column]
+            and self.gpu_type[present] == self.gpu_type[column]
+        )
+
+    def fewest_nodes(self, job: int, column: int) -> int:
+        """Return the fewest nodes of ``column`` and the job's alternatives to it."""
+        others = self.alternatives(job, column)
+        return min([self.nodes[column], *(self.nodes[other] for other in others)])
 
     def job_of(self, column: int) -> int:
         """Return the job of ``column``."""
@@ -174,6 +224,7 @@ class Board:
             self.lift(job)
         for job, seat in seats.items():
             if seat is not None:
+                self.took_alternative |= self.is_alternative(seat[0])
                 self.put(job, *seat)
 
     def keep_back(self, columns: Iterable[int]) -> None:
@@ -240,28 +291,30 @@ class Board:
         return demand is None or free.hold(spots, demand)
 
     def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
-        """Return the best free GPUs for ``job`` on at most ``max_nodes`` nodes, fewest nodes first.
+        """Return the best free GPUs for ``job`` on the column's shape, or on a wider one.
 
-        Shapes on which the Cell is known not to run are skipped. Return None if there are no such
-        GPUs.
+        The result is on at most ``max_nodes`` nodes, and shapes with fewer nodes come first. Shapes
+        on which the Cell is known not to run are skipped. Return None if there are no such GPUs.
         """
-        kind, gpus = self.gpu_type[column], self.gpus[column]
+        kind, gpus, fewest = self.gpu_type[column], self.gpus[column], self.nodes[column]
         if self.free.total[kind] < gpus:
             return None
         near, avoid, demand = dict(self.now.get(job, ())), self.avoided(job), self.demand(column)
-        for layout in self.free.layouts(kind, gpus):
-            if layout.nodes > max_nodes or not self.runs_on(column, layout.nodes):
+        for layout in self.free.layouts(kind, gpus, fewest):
+            if layout.nodes > max_nodes:
+                continue
+            if not (layout.mixed or self.runs_on(column, layout.nodes)):
                 continue
             spots = self.free.find(kind, layout, near, aligned=aligned, avoid=avoid, demand=demand)
-            if spots and len(spots) <= max_nodes and self.runs_on(column, len(spots)):
+            if spots and fewest <= len(spots) <= max_nodes and self.runs_on(column, len(spots)):
                 return spots
         return None
 
     def runs_on(self, column: int, nodes: int) -> bool:
         """Return whether the Cell of ``column`` runs on ``nodes`` nodes, and as fast as it must."""
-        if nodes <= self.nodes[column]:
+        if nodes == self.nodes[column]:
             return True
-        rate = self.problem.cells.rate_on(int(self.problem.cell[column]), nodes)
+        rate = self.problem.cells.placed_rate(self._cell[column], nodes)
         return rate > 0 and rate >= self._least_rate[self.job_of(column)]
 
     def worth_on(self, column: int, nodes: int) -> float:

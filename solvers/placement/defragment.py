@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tessera.formulation.placement import Gang
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.placement.board import Board, spots_of
-from tessera.solvers.placement.results import PlacementResult, make_result
+from tessera.solvers.placement.results import PlacementResult, explain_change, make_result
 from tessera.solvers.placement.search import TrialEffort, best_change
 
 MAX_TRIALS: Final = 5000
@@ -47,16 +47,19 @@ def defragment(
     for job, gang in placed.placement.gangs.items():
         board.put(job, choice[job], spots_of(gang))
     effort = TrialEffort(deadline_expired, MAX_TRIALS)
+    reasons = dict(placed.unplaced)
     for _ in range(MAX_SWEEPS):
-        if not _sweep(board, wanted, effort) or effort.over:
+        if not _sweep(board, wanted, effort, reasons) or effort.over:
             break
-    return make_result(board, placed.solution, wanted, placed.unplaced)
+    return make_result(board, placed.solution, wanted, reasons)
 
 
-def _sweep(board: Board, wanted: dict[int, int], effort: TrialEffort) -> bool:
+def _sweep(
+    board: Board, wanted: dict[int, int], effort: TrialEffort, reasons: dict[int, str]
+) -> bool:
     """Try once to improve each job that lost to fragmentation, the greatest loss first.
 
-    Return whether a job gained.
+    Return whether a job gained. ``reasons`` receives why jobs do not have the columns ``wanted``.
     """
 
     def loss(job: int) -> float:
@@ -67,11 +70,12 @@ def _sweep(board: Board, wanted: dict[int, int], effort: TrialEffort) -> bool:
     for job in sorted(denied | board.degraded(), key=lambda job: (-loss(job), job)):
         seat = board.seats.get(job)
         if seat is not None and seat[0] == wanted[job]:
-            columns = range(seat[0], seat[0] + 1)
+            columns: Sequence[int] = range(seat[0], seat[0] + 1)
         else:
             columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort)
         if change is not None:
+            explain_change(board, change, job, wanted, reasons)
             board.reseat(change.seats)
             gained = True
         if effort.over:

@@ -45,11 +45,12 @@ class Layout:
         return self.count + (self.rest > 0)
 
 
-def list_layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
-    """Return the layouts of ``gpus`` GPUs on nodes of these sizes, fewest nodes first.
+def list_layouts(gpus: int, sizes: tuple[int, ...], fewest: int = 1) -> list[Layout]:
+    """Return the layouts of ``gpus`` GPUs on ``fewest`` or more nodes of these sizes.
 
-    ``sizes`` is given largest first. The layouts are: one share; whole nodes of one size and a
-    remainder; whole nodes of mixed sizes; and equal power-of-two shares, larger first.
+    ``sizes`` is given largest first. Layouts with fewer nodes come first. They are: one share;
+    whole nodes of one size and a remainder; equal shares on ``fewest`` nodes; whole nodes of mixed
+    sizes; and equal power-of-two shares, larger first.
     """
     if not sizes:
         return []
@@ -64,10 +65,25 @@ def list_layouts(gpus: int, sizes: tuple[int, ...]) -> list[Layout]:
         if gpus % share == 0 and gpus > share:
             equal.append(Layout(gpus // share, share, 0))
         share //= 2
+    even = spread_evenly(gpus, fewest) if 1 < fewest <= gpus else None
+    if even and even.each < top and even not in equal:  # else it is there already
+        by_nodes.append(even)
     by_nodes.sort(key=lambda layout: layout.nodes)
     if len(sizes) > 1 and gpus > top:
         by_nodes.append(Layout(0, 0, gpus, mixed=True))
-    return by_nodes + equal
+    return [layout for layout in by_nodes + equal if layout.mixed or layout.nodes >= fewest]
+
+
+def spread_evenly(gpus: int, nodes: int) -> Layout:
+    """Return the layout of ``gpus`` GPUs in equal shares on ``nodes`` nodes.
+
+    If the count does not divide, one share differs, e.g. 5 is 3 + 2.
+    """
+    each = -(-gpus // nodes)
+    if gpus % nodes == 0:
+        return Layout(nodes, each, 0)
+    each -= (nodes - 1) * each >= gpus  # a smaller last share would be empty, so it is larger
+    return Layout(nodes - 1, each, gpus - (nodes - 1) * each)
 
 
 Buckets = dict[tuple[int, tuple[int, ...]], list[int]]
@@ -99,7 +115,7 @@ class FreeGpus:
             for node in np.flatnonzero(nodes.schedulable & nodes.states_more()).tolist()
         }
         self._made: list[Buckets | None] = [None for _ in types]
-        self._layouts: dict[tuple[int, int], list[Layout]] = {}
+        self._layouts: dict[tuple[int, int, int], list[Layout]] = {}
 
     @cached_property
     def rack(self) -> list[int]:
@@ -233,11 +249,14 @@ class FreeGpus:
             demand is None or self.hold(spots, demand)
         )
 
-    def layouts(self, gpu_type: int, gpus: int) -> list[Layout]:
-        """Return the layouts of ``gpus`` GPUs of this type, fewest nodes first."""
-        key = (gpu_type, gpus)
+    def layouts(self, gpu_type: int, gpus: int, fewest: int = 1) -> list[Layout]:
+        """Return the layouts of ``gpus`` GPUs of this type on ``fewest`` or more nodes.
+
+        Layouts with fewer nodes come first.
+        """
+        key = (gpu_type, gpus, fewest)
         if key not in self._layouts:
-            self._layouts[key] = list_layouts(gpus, self.sizes[gpu_type])
+            self._layouts[key] = list_layouts(gpus, self.sizes[gpu_type], fewest)
         return self._layouts[key]
 
     def find(

@@ -11,6 +11,7 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.free import Layout
+from tessera.solvers.placement.search import SeatChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,25 @@ def make_result(
     )
 
 
+def explain_change(
+    board: Board, change: SeatChange, job: int, wanted: dict[int, int], reasons: dict[int, str]
+) -> None:
+    """Add to ``reasons`` why other jobs lose the columns ``wanted`` for them to ``job``."""
+    name = board.problem.jobs[job]
+    needs = "must run, needs" if board.must_run[job] else "is worth more, needs"
+    for other, seat in change.seats.items():
+        if seat is not None and seat[0] != wanted[other]:
+            reasons.setdefault(other, f"{name}, which {needs} its GPUs")
+
+
 def describe_shortage(board: Board, column: int) -> str:
     """Return, in numbers, the reason why the Cell of ``column`` finds no place at its own shape now."""
     kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
+    job = board.job_of(column)
     name = board.snapshot.gpu_types[kind].name
     if free.total[kind] < gpus:
         return f"the job needs {gpus} x {name}, but only {free.total[kind]} are free"
-    layout = free.layouts(kind, gpus)[0]
+    layout = free.layouts(kind, gpus, board.nodes[column])[0]
     shortage_of_rest = _shortage_of_rest(board, column, layout)
     if shortage_of_rest:
         return shortage_of_rest
@@ -70,6 +83,16 @@ def describe_shortage(board: Board, column: int) -> str:
         if most < gpus:
             return f"{need}, but the freest node has {most}"
         return f"{need}, and the freest node has {most}, but not in aligned blocks"
+    if not layout.whole:
+        there = sum(
+            carve_share(free.mask[node], layout.each) > 0 and node not in board.avoided(job)
+            for node in free.of_type[kind]
+        )
+        rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""
+        return (
+            f"the job needs {layout.each} free GPUs on each of {layout.count} {name} nodes{rest}, but"
+            f" {there} have them"
+        )
     whole = sum(
         free.mask[node].bit_count() == free.size[node] == layout.each for node in free.of_type[kind]
     )

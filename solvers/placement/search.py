@@ -13,7 +13,7 @@ from tessera.formulation.check import migration_price
 from tessera.formulation.demand import Capacity, Demand
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board, Seat
-from tessera.solvers.placement.free import Layout, Spots
+from tessera.solvers.placement.free import Layout
 
 MAX_VICTIM_SETS = 8
 """Sets of jobs to move that are tried for one column; the cheapest are found first."""
@@ -73,8 +73,9 @@ class Aim:
 def try_change(board: Board, aim: Aim, victims: Iterable[int] = ()) -> SeatChange | None:
     """Return the change that takes ``victims`` off, seats ``aim.job``, and seats the victims again.
 
-    The board is left as it was. A victim keeps its column and gets no worse shape. A victim that
-    may be displaced waits if it finds no place. Return None if the change is impossible.
+    The board is left as it was. A victim keeps its column and gets no worse shape, or else takes an
+    alternative. A victim that may be displaced waits if it finds no place. Return None if the
+    change is impossible.
     """
     touched = [aim.job, *(job for job in victims if job != aim.job)]
     before = {job: board.seats.get(job) for job in touched}
@@ -121,38 +122,44 @@ def victim_order(board: Board, job: int, seat: Seat | None) -> tuple[bool, int, 
 
 
 def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -> bool:
-    """Seat ``job`` where it was, or elsewhere on no worse a shape.
+    """Seat ``job`` where it was, or elsewhere on no worse a shape, or on an alternative.
 
     Return whether it has a seat or may wait.
     """
     if seat is None:
         return True
     column, spots = seat
-    waits = displacing and not board.must_run[job]
-    if not board.affords(column):
-        return waits
-    new_spots: Spots | None = spots if board.free.are_free(spots, board.demand(column)) else None
-    if new_spots is None and not board.pinned(job, column):
-        new_spots = board.find(job, column, max(board.nodes[column], len(spots)))
-    if new_spots is None:
-        return waits
-    board.put(job, column, new_spots)
-    return True
+    if board.affords(column):
+        if board.free.are_free(spots, board.demand(column)):
+            board.put(job, column, spots)
+            return True
+        if not board.pinned(job, column):
+            same = board.find(job, column, max(board.nodes[column], len(spots)))
+            if same is not None:
+                board.put(job, column, same)
+                return True
+    if board.movable[job] and any(
+        seat_job(board, Aim(job, other, board.nodes[other]))
+        for other in board.alternatives(job, column)
+    ):
+        return True
+    return displacing and not board.must_run[job]
 
 
 def moving_cost(board: Board, job: int, column: int) -> Cost:
     """Return the cost of moving other jobs within their Cells to make room for ``job``.
 
     Only jobs with fewer GPUs than ``column`` may be moved, and equally large ones on more nodes
-    than they need. A job that was already moved, or that starts in this round, moves free of
-    charge. A job that may not be moved stays. ``job`` itself costs nothing.
+    than they need: than their column has, or a narrower alternative. A job that was already moved,
+    or that starts in this round, moves free of charge. A job that may not be moved stays. ``job``
+    itself costs nothing.
     """
 
     def cost(victim: int) -> float | None:
         if victim == job:
             return 0.0
         own_column = board.seats[victim][0]
-        spread = len(board.seats[victim][1]) > board.nodes[own_column]
+        spread = len(board.seats[victim][1]) > board.fewest_nodes(victim, own_column)
         if board.gpus[own_column] >= board.gpus[column] + spread:
             return None
         if not board.kept(victim):
@@ -178,7 +185,8 @@ def displacing_cost(board: Board, job: int, column: int) -> Cost:
 def victim_sets(board: Board, column: int, max_nodes: int, cost: Cost) -> Iterator[tuple[int, ...]]:
     """Yield sets of jobs to take off so that ``column`` may fit, cheapest first for each layout."""
     seen: set[tuple[int, ...]] = {()}
-    for layout in board.free.layouts(board.gpu_type[column], board.gpus[column]):
+    kind, gpus, fewest = board.gpu_type[column], board.gpus[column], board.nodes[column]
+    for layout in board.free.layouts(kind, gpus, fewest):
         if layout.nodes > max_nodes or layout.mixed or not board.runs_on(column, layout.nodes):
             continue
         for victims in _sets_of(board, column, layout, cost):

@@ -28,6 +28,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
+from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates
 from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import solve_goals
@@ -149,7 +150,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = to_real_pace(snapshot)
+    real = to_real_pace(assume_rates(snapshot))
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -161,6 +162,7 @@ def plan_round(
     outcome = _checked(answered)
     mark("check")
     decisions = to_training_pace(outcome.decisions, snapshot.clock_factor)
+    decisions = without_assumed_rates(snapshot, decisions)
     outcome = replace(outcome, decisions=decisions)
     # Step 6, continued: network paths and priorities, which only jobs that may run have.
     if snapshot.topology is not None and not outcome.violations:

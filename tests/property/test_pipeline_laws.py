@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
-from tessera.estimator.plans import Schedule
+from tessera.formulation.execution_plan import Schedule
 from tests.support.laws import examples
 
 Passes = list[tuple[float, float]]

@@ -14,7 +14,7 @@ from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Placement, current_gangs
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Nodes, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
@@ -279,3 +279,39 @@ def test_placement_of_the_same_round_is_deterministic(case: Round) -> None:
     again = place(snapshot, problem, solution, deadline_expired=never)
     assert first.placement == again.placement
     assert first.unplaced == again.unplaced
+
+
+def without_alternatives(problem: Problem) -> Problem:
+    """Return the problem in which a job has one column for each GPU type and count, or runs on it."""
+    cells, seen = problem.cells, set()
+    keep = []
+    for column, job in enumerate(problem.column_job.tolist()):
+        cell = problem.cell[column]
+        key = (job, int(cells.gpu_type[cell]), int(cells.gpus[cell]))
+        if key not in seen or column == problem.current[job]:
+            keep.append(column)
+        seen.add(key)
+    everyone = np.arange(len(problem.jobs), dtype=np.int64)
+    return restrict_problem(problem, everyone, np.array(keep, dtype=np.int64))
+
+
+@examples(150)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([0.3, 0.7, 1.0]))
+def test_a_placement_is_never_worth_less_than_without_alternatives(
+    seed: int, jobs: int, keep: float
+) -> None:
+    snapshot, problem, _ = a_round(seed, jobs, keep, promised=0.0)
+    fewer = without_alternatives(problem)
+    solution = a_solution(np.random.default_rng(seed), fewer, keep)
+    without = place(snapshot, fewer, solution, deadline_expired=never)
+    choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+    for job in np.flatnonzero(solution.choice >= 0).tolist():
+        columns = problem.columns_of(job)
+        cell = fewer.cell[solution.choice[job]]
+        choice[job] = columns.start + problem.cell[columns.start : columns.stop].tolist().index(
+            cell
+        )
+    same = dataclasses.replace(solution, choice=choice)
+    placed = place(snapshot, problem, same, deadline_expired=never)
+    assert broken_rules(snapshot, problem, placed) == set()
+    assert placed_score(problem, placed) >= placed_score(fewer, without) - 1e-9

@@ -29,9 +29,10 @@ def budget(seed: int = 0, **work: float) -> Budget:
 
 
 def outcome(snapshot: Snapshot, name: str = "portfolio", **options: float) -> RoundOutcome:
-    return plan_round(snapshot, Policy(), make_solver(name), budget(**options))  # type: ignore[arg-type]
+    return plan_round(snapshot, THROUGHPUT, make_solver(name), budget(**options))  # type: ignore[arg-type]
 
 
+THROUGHPUT = Policy(objective="throughput")
 LAW = examples(120)
 
 

@@ -190,8 +190,12 @@ def test_a_job_on_a_bad_shape_is_judged_by_its_actual_rate() -> None:
         estimates=estimates,
         gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
     )
-    statement = state_round(replace(snapshot, now_s=NOW_S), MYOPIC)
-    assert statement.lapsed == frozenset({0})  # at one sample/s the job would be late
+    problem = state_round(replace(snapshot, now_s=NOW_S), MYOPIC).problem
+    # At one sample/s the job would be late. At two, on one node, it is in time.
+    assert problem.cells.nodes[problem.cell].tolist() == [1]
+    assert problem.current[0] == -1
+    late = replace(snapshot, now_s=NOW_S, estimates=snapshot.estimates.at(np.array([1])))
+    assert state_round(late, MYOPIC).lapsed == frozenset({0})
 
 
 def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:

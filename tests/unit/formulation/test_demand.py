@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tessera.formulation.capacity import pools_have_enough
-from tessera.formulation.cells import Cells, build_cells, find_undominated, find_undominated_from
+from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
+from tessera.formulation.dominance import find_undominated, find_undominated_from
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem

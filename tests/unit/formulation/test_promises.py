@@ -627,7 +627,7 @@ def a_reserved_round(
     return decide_round(snapshot, policy)
 
 
-BACKFILL = Policy(run_to_completion=True, reserve_after_s=600.0)
+BACKFILL = Policy(objective="throughput", run_to_completion=True, reserve_after_s=600.0)
 
 
 @pytest.mark.parametrize("order", [False, True])

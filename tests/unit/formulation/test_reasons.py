@@ -29,7 +29,7 @@ ESTIMATES = [
 def reason_of(job: dict[str, Any], **known: Any) -> Reason:
     """Return why ``job`` waits on one empty 4-GPU node."""
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=ESTIMATES, workloads=4)
-    problem = build_problem(snapshot, Policy())
+    problem = build_problem(snapshot, Policy(objective="throughput"))
     solution = Solution(
         status=SolveStatus.FEASIBLE,
         choice=np.array([-1]),

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at
+from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at, is_training
 from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.main import _parser, build_config, make_runtimes
 
@@ -54,3 +54,15 @@ def test_the_runtime_of_a_job_follows_from_its_model(model: str, runtime: str) -
     workload = Workload(model=model, params="", global_batch=1)
     spec = JobSpec(name="j", workload=workload, iterations=1, requested_gpus=1)
     assert spec.runtime == runtime
+
+
+def test_only_a_known_runtime_that_trains_measures(trainer: str) -> None:
+    assert is_training(trainer, "")
+    assert not is_training(REPLAY, trainer)
+    assert not is_training("of-a-later-release", trainer)
+
+
+def test_an_agent_that_names_no_runtime_is_taken_to_use_the_requested_one(trainer: str) -> None:
+    assert is_training("", trainer)
+    assert not is_training("", PROFILER)
+    assert not is_training("", "")

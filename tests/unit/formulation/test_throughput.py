@@ -20,6 +20,7 @@ from tessera.formulation.snapshot import Snapshot, Tenants
 from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
+THROUGHPUT = Policy(objective="throughput")
 CELLS = [
     an_estimate(gpus=1, iter_time_s=4.0),
     an_estimate(gpus=2, iter_time_s=2.5),
@@ -35,7 +36,7 @@ def state_problem(*jobs: dict[str, Any], policy: Policy | None = None, **rest: A
         estimates=CELLS,
         **rest,
     )
-    return build_problem(snapshot, policy or Policy())
+    return build_problem(snapshot, policy or THROUGHPUT)
 
 
 def column_values(problem: Problem, job: int = 0) -> list[float]:
@@ -57,7 +58,9 @@ def test_a_column_has_the_value_of_its_effective_gpus_whatever_was_requested(
 
 
 def test_raw_throughput_is_samples_per_second() -> None:
-    problem = state_problem(a_job("j", requested_gpus=2), policy=Policy(raw_throughput=True))
+    problem = state_problem(
+        a_job("j", requested_gpus=2), policy=Policy(objective="throughput", raw_throughput=True)
+    )
     assert problem.unit == "samples/s"
     assert column_values(problem)[:2] == [64.0, 102.4]
 
@@ -87,7 +90,7 @@ def test_the_weight_of_a_job_is_the_product_of_its_own_its_tenants_and_its_queue
         a_job("no settings", tenant="guest", queue=7),
     ]
     snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=CELLS)
-    policy = Policy(queue_weights="1:1, 2:4, 9:100")
+    policy = Policy(objective="throughput", queue_weights="1:1, 2:4, 9:100")
     snapshot = with_tenants(snapshot, lab=10.0, other=7.0)
     assert effective_weight(snapshot, policy).tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
     problem = build_problem(snapshot, policy)
@@ -104,8 +107,8 @@ def test_the_weight_of_a_job_is_the_product_of_its_own_its_tenants_and_its_queue
 def test_weights_scale_only_their_own_jobs_values(own: float, shared: float, seed: int) -> None:
     snapshot = a_random_snapshot(seed, jobs=3)
     jobs = replace(snapshot.jobs, weight=np.array([own, 1.0, 1.0]), tenant=("lab", "t", "t"))
-    before = build_problem(snapshot, Policy())
-    after = build_problem(with_tenants(replace(snapshot, jobs=jobs), lab=shared), Policy())
+    before = build_problem(snapshot, THROUGHPUT)
+    after = build_problem(with_tenants(replace(snapshot, jobs=jobs), lab=shared), THROUGHPUT)
     own_columns = before.column_job == 0
     assert after.value[own_columns] == pytest.approx(
         own * shared * before.value[own_columns], rel=1e-3, abs=101
@@ -151,7 +154,7 @@ def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
         estimates=[*CELLS, worse],
         gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
     )
-    problem = build_problem(snapshot, Policy())
+    problem = build_problem(snapshot, THROUGHPUT)
     assert len(problem.columns_of(0)) == len(problem.columns_of(1)) + 1
     assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2
 
@@ -160,7 +163,7 @@ def test_a_job_on_a_draining_node_cannot_stay_and_pays_a_restart_anywhere() -> N
     nodes = some_nodes((0, 2, 4), (1, 2, 4))
     nodes[0]["schedulable"] = False
     snapshot = a_snapshot(nodes=nodes, jobs=[a_running_job()], estimates=CELLS, gangs=GANG)
-    problem = build_problem(snapshot, Policy())
+    problem = build_problem(snapshot, THROUGHPUT)
     assert problem.current.tolist() == [-1]
     assert problem.capacity.tolist() == [4, 8]
 
@@ -182,7 +185,7 @@ def test_a_job_without_estimates_has_no_columns() -> None:
 
 def test_a_problem_without_jobs_or_nodes_is_valid() -> None:
     empty = a_snapshot(nodes=[], jobs=[], estimates=[])
-    assert len(build_problem(empty, Policy()).jobs) == 0
+    assert len(build_problem(empty, THROUGHPUT).jobs) == 0
 
 
 def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> None:
@@ -196,7 +199,7 @@ def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> None:
     snapshot: Snapshot = a_random_snapshot(seed, jobs=40)
-    problem = build_problem(snapshot, Policy())
+    problem = build_problem(snapshot, THROUGHPUT)
     assert np.all(np.diff(problem.column_job) >= 0)
     assert np.all(problem.cells.gpus[problem.cell] <= problem.capacity[problem.row])
     own = snapshot.jobs.workload[problem.column_job]

@@ -260,7 +260,8 @@ def test_a_process_that_ends_without_a_report_has_failed() -> None:
 
 def test_a_round_is_solved_in_a_separate_process() -> None:
     entry = ContestEntry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
-    problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), Policy())
+    policy = Policy(objective=entry.objective)
+    problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), policy)
     greedy = registry.make_solver("greedy").solve(problem, ALWAYS)
 
     result = contest.run_entry(entry)

@@ -62,7 +62,7 @@ def place_jobs(
     snapshot: Snapshot, gpus: dict[int, int], problem: Problem | None = None
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs at these numbers of GPUs; check the outcome."""
-    problem = problem or build_problem(snapshot, Policy())
+    problem = problem or build_problem(snapshot, Policy(objective="throughput"))
     outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never)
     check_placement(snapshot, problem, outcome)
     return outcome, problem

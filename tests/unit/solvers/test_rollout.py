@@ -15,12 +15,12 @@ from tessera.formulation.lookahead import look_ahead
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Legs, Snapshot
-from tessera.simulator.due_rounds import due_s
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, rollout
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.lookahead.rollout import roll_out
 from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.due import due_s
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

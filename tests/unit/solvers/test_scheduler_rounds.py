@@ -106,7 +106,7 @@ def test_a_round_measures_the_choice_by_its_objective_and_claims_no_unproven_gap
     jobs = [a_running_job("r", on=(A100, 4)), a_waiting_job("big", gpus=8)]
     snapshot = cluster(jobs, {A100: LINEAR})
     outcome = decide_round(Fcfs(), snapshot)
-    best = plan_round(snapshot, Policy(), Greedy(), FOREVER)
+    best = plan_round(snapshot, Policy(objective="throughput"), Greedy(), FOREVER)
     assert outcome.solution.objective == pytest.approx(4.0 * outcome.problem.scale)
     assert outcome.goals[0].objective == pytest.approx(4.0)
     assert outcome.solution.bound >= best.solution.objective

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.rounds.instances import churn_round, make_instance
-from tessera.formulation.cells import build_cells, cached_cells, find_undominated
+from tessera.formulation.cell_cache import cached_cells
+from tessera.formulation.cells import build_cells
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
+from tessera.formulation.dominance import find_undominated
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import NO_PRICES, Prices, Snapshot

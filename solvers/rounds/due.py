@@ -1,0 +1,155 @@
+"""The times of the next rounds for promised deadline schedules if nothing happens before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tessera.formulation.cells import find_narrowest
+from tessera.formulation.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.pace import to_real_pace
+from tessera.formulation.rates import work_left
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import CellKey
+from tessera.solvers.rounds.plan import RoundOutcome
+
+_RELATIVE_ROUNDING = 1e-9
+"""The share of a job's remaining work by which floating-point sums may be off."""
+
+_Leg = tuple[float, float, float, bool]
+"""Start, end (at the latest the deadline), samples/s, and whether the job is on this Cell now."""
+
+
+def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
+    """Return the time (s since 1970) of the last round that can still keep every promise.
+
+    If no round is needed, return inf. Equation (29) keeps the promises until the first slot ends.
+    After that, while all jobs stay as they were decided, a certificate holds at time t if
+
+        W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
+
+    A job that runs on its own leg may therefore stay until the leg ends. A job that runs otherwise,
+    or waits, may stay until its head start is used up. The time is rounded down to a whole round.
+    This leaves a first slot in which a restart fits, so that jobs can be moved to make room.
+    Schedules without a promise need no additional round, because they start jobs when others end.
+    """
+    admission = outcome.admission
+    if admission is None or not len(admission.legs):
+        return math.inf
+    legs, left = admission.legs, work_left(snapshot)
+    rates, factor = _rates(outcome), snapshot.clock_factor
+    snapshot = to_real_pace(snapshot)
+    reserve_s = np.zeros(len(left)) if admission.reserve_s is None else admission.reserve_s
+    by_job: dict[int, list[int]] = {}
+    for leg in range(len(legs)):
+        by_job.setdefault(int(legs.job[leg]), []).append(leg)
+    earliest_s = math.inf
+    for decision in outcome.decisions:
+        rows = by_job.get(decision.job)
+        if rows is None or not (admission.binding or snapshot.jobs.admitted[decision.job]):
+            continue
+        job = decision.job
+        has = decision.cell if decision.gang is not None else None
+        deadline_s, workload = (
+            float(snapshot.jobs.deadline_s[job]),
+            int(snapshot.jobs.workload[job]),
+        )
+        planned: list[_Leg] = []
+        for leg in sorted(rows, key=lambda k: float(legs.start_s[k])):
+            spec = legs.key_at(leg)
+            end_s = min(float(legs.end_s[leg]), deadline_s)
+            rate = rates.get((workload, spec), 0.0)
+            planned.append((float(legs.start_s[leg]), end_s, rate, spec == has))
+        lasts_s = _lasts_s(
+            snapshot,
+            decision._replace(rate=decision.rate * factor),
+            float(left[job]),
+            planned,
+            admission.until_s,
+            float(reserve_s[job]),
+        )
+        earliest_s = min(earliest_s, lasts_s)
+    if math.isinf(earliest_s):
+        return earliest_s
+    return max(admission.until_s, math.floor(earliest_s / round_s + 1e-9) * round_s)
+
+
+def next_leg_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
+    """Return the time (s since 1970) at which the next leg of a promised schedule begins, or inf.
+
+    The promise may hold without a round at that time, but the schedule wants another Cell from
+    then on.
+    """
+    admission = outcome.admission
+    if admission is None or outcome.violations:
+        return math.inf
+    legs = admission.legs
+    promised = admission.binding | snapshot.jobs.admitted[legs.job]
+    to_come = legs.start_s[promised & (legs.start_s > snapshot.now_s + SAME_S)]
+    return float(to_come.min(initial=math.inf))
+
+
+def _rates(outcome: RoundOutcome) -> dict[tuple[int, CellKey], float]:
+    """Return the samples/s of each (workload, Cell) on its fewest nodes."""
+    cells = outcome.problem.cells
+    return {key: float(cells.rate[row]) for key, row in find_narrowest(cells).items()}
+
+
+def _lasts_s(
+    snapshot: Snapshot,
+    decision: Decision,
+    left: float,
+    legs: list[_Leg],
+    until_s: float,
+    reserve_s: float,
+) -> float:
+    """Return the time until which a job may stay as it was decided, never before ``until_s``."""
+    jobs, job = snapshot.jobs, decision.job
+    restart_s = float(jobs.restart_s[job])
+    rate = decision.rate if decision.gang is not None else 0.0
+    ready_s = snapshot.now_s + restart_s
+    if decision.gang is not None and decision.kind not in CHANGES_GPUS:
+        ready_s = max(snapshot.now_s, float(jobs.since_s[job]) + restart_s)
+
+    def short(at_s: float) -> bool:
+        trained = rate * max(0.0, at_s - ready_s)
+        return (
+            left - trained - _trained_samples(legs, at_s, restart_s, ready_s, reserve_s)
+            > _RELATIVE_ROUNDING * left
+        )
+
+    bends = {
+        ready_s,
+        *(s for leg in legs for s in (leg[0], leg[1], leg[1] - restart_s - reserve_s)),
+    }
+    held_s = until_s
+    for at_s in sorted(s for s in bends if s > until_s):
+        if short(at_s):
+            return _last_s(short, held_s, at_s)
+        held_s = at_s
+    return math.inf  # the job will have ended
+
+
+def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> float:
+    """Return the last whole second at which a job is not ``short``, but at least ``held_s``."""
+    low, high = held_s, short_s
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if short(middle) else (middle, high)
+    return max(held_s, math.floor(low))
+
+
+def _trained_samples(
+    legs: list[_Leg], from_s: float, restart_s: float, ready_s: float, reserve_s: float
+) -> float:
+    """Return the samples that the legs train from a time on, if the job stays until then."""
+    total = 0.0
+    for start_s, end_s, rate, here in legs:
+        if end_s > from_s:
+            goes_on = here and start_s <= from_s
+            begins_s = max(from_s, ready_s) if goes_on else max(start_s, from_s) + restart_s
+            total += rate * max(0.0, end_s - begins_s - reserve_s)
+    return total
