@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from tessera.formulation.errors import TesseraError
-from tessera.simulator.metrics import best_shape_rates
+from tessera.simulator.metrics import possible_columns
 from tessera.simulator.scenario import Scenario
 
 INTERVALS: Final = 10
@@ -40,8 +40,8 @@ def throughput_bound(scenario: Scenario, horizon_s: float, intervals: int = INTE
     Raises:
         NoBound: HiGHS did not find the optimum.
     """
-    draft, rate = best_shape_rates(scenario)
-    snapshot = draft.snapshot
+    draft = possible_columns(scenario)
+    snapshot, rate = draft.snapshot, draft.rate
     arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
     step_s = horizon_s / intervals
     parts = [np.flatnonzero(arrival_s[draft.job] < (k + 1) * step_s) for k in range(intervals)]

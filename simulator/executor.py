@@ -64,7 +64,12 @@ def replay_lines(lines: Iterable[str]) -> dict[str, float]:
     for s in sorted(rows["segment"], key=lambda s: (s["start_s"], s["end_s"])):
         fact = facts[s["job"]]
         fewest = math.ceil(s["gpus"] / max(1, largest[s["type"]]))
-        rate = _rate(shapes[(*fact["workload"], *_cell(s))], fewest, len(s["on"])) / s["slowdown"]
+        own = (*fact["workload"], *_cell(s))
+        alike = [own]
+        if own not in shapes and own[-2:] == (0, ""):  # its plan is not recorded: the best one
+            alike = [key for key in shapes if key[:-2] == own[:-2]]
+        rate = max((_rate(shapes[key], fewest, len(s["on"])) for key in alike), default=0.0)
+        rate /= s["slowdown"]
         _run(s, jobs[s["job"]], fact, rate, table)
     return {name: job.finish_s - facts[name]["arrival_s"] for name, job in jobs.items()}
 

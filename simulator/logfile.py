@@ -78,7 +78,11 @@ def log_of(result: Result) -> AllocationLog:
         ),
         profiles=tuple(
             EstimateRecord(
-                workload=e.workload, cell=e.cell, iter_time_s=e.iter_time_s, source=e.source
+                workload=e.workload,
+                cell=e.cell,
+                iter_time_s=e.iter_time_s,
+                source=e.source,
+                complete=e.complete,
             )
             for e in scenario.profiles
             if e.workload in trained
@@ -159,7 +163,7 @@ def lines_of(log: AllocationLog) -> Iterator[str]:
             "plan": c.plan,
         }
         known = {"iter_time_s": _finite(e.iter_time_s), "source": e.source.name.lower()}
-        yield _line("profile", cell | known)
+        yield _line("profile", cell | known | ({"complete": True} if e.complete else {}))
     for j in log.jobs:
         fields = {"name": j.name, "arrival_s": j.arrival_s, "iterations": j.iterations}
         yield _line("job", fields | {"workload": _workload(j.workload)})
@@ -239,6 +243,7 @@ def _read_profile(row: dict[str, Any]) -> EstimateRecord:
         cell=_read_cell(row).on(row["nodes"]),
         iter_time_s=_endless(row["iter_time_s"]),
         source=EstimateSource[row["source"].upper()],
+        complete=row.get("complete", False) is True,
     )
 
 

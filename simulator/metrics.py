@@ -12,7 +12,7 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises import PHYSICAL
-from tessera.formulation.tables import Bools, Floats, concatenate_ranges
+from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result, RoundRow
 from tessera.simulator.scenario import Scenario
@@ -36,11 +36,11 @@ class Reference:
 
 
 def _draft_of(scenario: Scenario) -> Draft:
-    """Return every Cell of every job, as if all jobs had arrived on an empty cluster."""
+    """Return the Cells of every job, as if all jobs had arrived on an empty cluster."""
     store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
     for job in range(len(scenario.arrivals)):
         store.arrive(job, 0.0)
-    return first_draft(store.snapshot(0.0), Policy(), every_cell=True)
+    return first_draft(store.snapshot(0.0), Policy())
 
 
 def reference_of(scenario: Scenario) -> Reference:
@@ -57,21 +57,18 @@ def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     return snapshot.jobs.iterations * snapshot.global_batch / rate
 
 
-def best_shape_rates(scenario: Scenario) -> tuple[Draft, Floats]:
-    """Return every Cell of every job, and its rate on its fastest shape, float64[columns].
-
-    The cluster is whole and empty.
-    """
+def possible_columns(scenario: Scenario) -> Draft:
+    """Return the Cells and shapes on which each job can run on the whole and empty cluster."""
     draft = _draft_of(scenario)
     for rule in PHYSICAL:
         draft = rule(draft)
-    cells = draft.cells
-    shape = concatenate_ranges(cells.first_shape, cells.shape_count)
-    cell = np.repeat(np.arange(len(cells)), cells.shape_count)
-    possible = cells.shapes.nodes[shape] >= cells.nodes[cell]
-    fastest = np.array(cells.rate)
-    np.maximum.at(fastest, cell[possible], cells.shapes.rate[shape[possible]])
-    return draft, fastest[draft.cell]
+    return draft
+
+
+def least_start_s(draft: Draft, overheads: Overheads) -> float:
+    """Return the lowest cost in seconds of a first start on any Cell, or 0 without Cells."""
+    counts = set(draft.cells.gpus.tolist())
+    return min((overheads.start_s(n, saved=False, new_cell=True) for n in counts), default=0.0)
 
 
 def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
@@ -80,12 +77,11 @@ def alone_seconds(scenario: Scenario, overheads: Overheads) -> Floats:
     The job starts immediately at the lowest cost of a start, and always trains on its fastest Cell
     and shape. A job that cannot run has inf.
     """
-    draft, fastest = best_shape_rates(scenario)
+    draft = possible_columns(scenario)
     snapshot = draft.snapshot
     rate = np.zeros(len(snapshot.jobs))
-    np.maximum.at(rate, draft.job, fastest)
-    counts = set(draft.cells.gpus.tolist())
-    start_s = min((overheads.start_s(n, saved=False, new_cell=True) for n in counts), default=0.0)
+    np.maximum.at(rate, draft.job, draft.rate)
+    start_s = least_start_s(draft, overheads)
     work = snapshot.jobs.iterations * snapshot.global_batch
     return np.where(rate > 0, start_s + work / np.where(rate > 0, rate, 1.0), np.inf)
 

@@ -15,7 +15,6 @@ from tessera.formulation.information import Information, all_estimates
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.simulator.due_rounds import due_s
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
@@ -25,8 +24,10 @@ from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
 from tessera.solvers.registry import make_solver as make_solver
+from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.rounds.times import RoundTimes
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 from tessera.solvers.schedulers.registry import make_scheduler
 
@@ -112,6 +113,11 @@ class Conditions:
     on_events: bool = False
     """Whether rounds take place only when something has happened, at most one in each ``round_s``,
     or when promised schedules need one. Otherwise there is one every ``round_s``."""
+    spacing_s: float | None = None
+    """The least seconds between rounds on events, for rounds as a server has them with its settings
+    ``round_spacing_s`` and ``period_s``. There is also one ``round_s`` after the last one, and one when
+    a leg of a promised schedule begins. If it is None, it is ``round_s``, and there are no
+    rounds without an event or a promise that would break."""
     horizon_s: float = math.inf
     """The time at which the run ends, even if jobs are left."""
     patience_s: float = 7 * 86_400.0
@@ -124,8 +130,20 @@ class Conditions:
         """Refuse values that have no meaning."""
         if not (math.isfinite(self.round_s) and self.round_s > 0):
             raise InvalidInput("round_s", "must be a positive number of seconds")
+        if self.spacing_s is not None and not (0 <= self.spacing_s < math.inf and self.on_events):
+            raise InvalidInput(
+                "spacing_s", "must be a number of seconds, and needs rounds on events"
+            )
         if not (self.horizon_s > 0 and self.patience_s > 0):
             raise InvalidInput("horizon_s", "the horizon and the patience must be above 0")
+
+    def round_times(self) -> RoundTimes:
+        """Return the rule for when rounds are due. Without ``on_events`` the clock asks for them."""
+        if not self.on_events:
+            return RoundTimes(spacing_s=0.0)
+        if self.spacing_s is None:
+            return RoundTimes(spacing_s=self.round_s)
+        return RoundTimes(spacing_s=self.spacing_s, period_s=self.round_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,53 +213,55 @@ def simulate(
         slowdowns=conditions.slowdowns,
     )
     rows: list[RoundRow] = []
-    refused, stuck, last_change_s, last_round_s, now_s = 0, False, 0.0, -math.inf, 0.0
+    refused, stuck, last_change_s, now_s = 0, False, 0.0, 0.0
+    times, happened = conditions.round_times(), False
     last: _DecidedRound | None = None
     while True:
-        happened = world.advance(now_s)
+        happened |= world.advance(now_s) > 0
         if world.over() or now_s >= conditions.horizon_s:
             break
-        # With ``on_events``, a round needs an event or a promise. Otherwise one is due at every
-        # step.
-        needed = happened or (last is not None and now_s >= last.needed_s)
-        if world.store.live and (needed or not conditions.on_events):
-            last_round_s = now_s
-            # Repeat the last round without deciding if it has shown that nothing can change.
-            if needed or last is None or world.store.rounds + 1 >= last.stands_until:
-                last = _round(world, decide, clock, conditions.round_s)
-            else:
-                last = _repeated(world, last)
-            rows.append(last.row)
-            refused += last.broken
-            if happened or last.changed:
-                last_change_s = now_s
+        if world.store.live:
+            if happened or not conditions.on_events:
+                times.ask(now_s)
+            if times.due_s() <= now_s:
+                times.begin(now_s)
+                needed = happened or (last is not None and now_s >= last.needed_s)
+                # Repeat the last round without deciding if it has shown that nothing can change.
+                if needed or last is None or world.store.rounds + 1 >= last.stands_until:
+                    last = _round(world, decide, clock, conditions)
+                else:
+                    last = _repeated(world, last)
+                times.need(last.needed_s)
+                rows.append(last.row)
+                refused += last.broken
+                if happened or last.changed:
+                    last_change_s = now_s
+                happened = False
         if world.quiet() and now_s - last_change_s > conditions.patience_s:
             stuck = True
             break
         progress(now_s, world.jobs_over())
-        following_s = _next_round_s(world, conditions, now_s, last_round_s)
-        needed_s = last.needed_s if last is not None and last.needed_s > now_s else math.inf
-        now_s = min(following_s, needed_s, conditions.horizon_s)
+        now_s = min(_next_round_s(world, conditions, now_s, times), conditions.horizon_s)
     world.check()
     world.close()
     return _result(world, conditions, rows, refused, stuck)
 
 
-def _next_round_s(world: World, conditions: Conditions, now_s: float, last_round_s: float) -> float:
-    """Return the time after ``now_s`` at which a round may next be needed.
+def _next_round_s(world: World, conditions: Conditions, now_s: float, times: RoundTimes) -> float:
+    """Return the time after ``now_s`` at which a round may next be due.
 
-    If there are no jobs, rounds wait for the next event. They stay on whole multiples of
-    ``round_s``.
+    If there are no jobs, rounds wait for the next event. Without ``on_events`` they stay on whole
+    multiples of ``round_s``, except for those that promises need.
     """
     step, event_s = conditions.round_s, world.next_event_s()
     if not math.isfinite(event_s):
         event_s = now_s + step
-    if conditions.on_events:
-        return max(last_round_s + step, event_s)
     following = (math.floor(now_s / step + 1e-9) + 1) * step
-    if world.store.live or event_s <= following:
-        return following
-    return math.ceil(event_s / step - 1e-9) * step
+    if conditions.on_events:
+        return times.due_s(event_s) if world.store.live else event_s
+    if world.store.live:
+        return min(following, times.due_s())
+    return max(following, math.ceil(event_s / step - 1e-9) * step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +276,10 @@ class _DecidedRound:
 
 
 def _round(
-    world: World, decide: Callable[[Snapshot], RoundOutcome], clock: Clock, step_s: float
+    world: World,
+    decide: Callable[[Snapshot], RoundOutcome],
+    clock: Clock,
+    conditions: Conditions,
 ) -> _DecidedRound:
     """Decide a round and carry it out."""
     snapshot = world.snapshot()
@@ -271,6 +294,9 @@ def _round(
         changes = world.carry_out(outcome.decisions, outcome.legs_after(snapshot), outcome.prices)
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
+    needed_s = due_s(snapshot, outcome, conditions.round_s)
+    if conditions.spacing_s is not None:
+        needed_s = min(needed_s, next_leg_s(snapshot, outcome))
     row = RoundRow(
         at_s=world.now_s,
         decide_s=decide_s,
@@ -287,7 +313,7 @@ def _round(
         row=row,
         broken=broken,
         changed=bool(changes),
-        needed_s=due_s(snapshot, outcome, step_s) - EPOCH_S,
+        needed_s=needed_s - EPOCH_S,
         stands_until=outcome.stands_until,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -83,11 +83,15 @@ class MemoryStore:
         known = set(self.workloads)  # no job has any other workload
         visible_records = scenario.profiles if visible is None else visible
         profiles = [e for e in visible_records if e.workload in known]
-        self.plans = tuple(sorted({"", *(e.cell.plan for e in profiles)}))
+        self.plans = tuple(
+            sorted({"", *(e.cell.plan for e in profiles), *_stated_plans(self.specs)})
+        )
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
             profiles, self.gpu_types, self._nodes, self.workloads, self.plans
         )
+        self._estimated = np.zeros(len(self.workloads), dtype=np.bool_)
+        self._estimated[self.estimates.workload] = True
         self._first_gpu = np.append(0, np.cumsum(self._nodes.gpus))
         self._node_of = np.repeat(np.arange(len(self._nodes)), self._nodes.gpus)  # of each GPU
         self.owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
@@ -123,6 +127,14 @@ class MemoryStore:
 
     def does_not_run(self, job: int) -> None:
         """Record that the Cell of a job does not run on its shape, contrary to its estimate."""
+        self.measure(job, np.inf)
+
+    def is_unestimated(self, job: int) -> bool:
+        """Return whether the job's workload has no estimates."""
+        return not self._estimated[self.workload[job]]
+
+    def measure(self, job: int, iter_time_s: float) -> None:
+        """Record the iteration time of a job on its Cell and shape. It is inf if it does not run."""
         tried = {
             "workload": self.workload[job],
             **self._current(job)._asdict(),
@@ -131,12 +143,14 @@ class MemoryStore:
         e = self.estimates
         same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
         if same.any():
-            self.estimates = replace(e, iter_time_s=np.where(same, np.inf, e.iter_time_s))
+            self.estimates = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
             return
-        row = tried | {"iter_time_s": np.inf, "source": int(EstimateSource.MEASURED), "sd": np.nan}
+        known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
+        row = tried | known | {"sd": np.nan}
         longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
         order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
         self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
+        self._estimated[self.workload[job]] = True
 
     def set_schedulable(self, node: int, schedulable: bool) -> None:
         """Record that a node has gone away or come back."""
@@ -309,6 +323,7 @@ class MemoryStore:
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
             since_s=np.where(holds, EPOCH_S + began_s, 0.0),
+            unestimated=~self._estimated[self.workload[live]],
             **{name: getattr(self, name)[live] for name in _STORED_COLUMNS},
             **{name: column[live] for name, column in self._stated.items()},
         )
@@ -348,6 +363,10 @@ class MemoryStore:
             for name, dtype in array_columns(Jobs).items()
             if name in _STATED_COLUMNS
         }
+        plans = {digest: i for i, digest in enumerate(self.plans)}
+        self._stated["stated_plan"] = np.array(
+            [plans[s.stated_plan.digest] if s.stated_plan else -1 for s in specs], dtype=np.int64
+        )
         arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
         self.submit_s = EPOCH_S + arrival_s
@@ -417,9 +436,14 @@ _STORED_COLUMNS = (
 
 _STATED_COLUMNS = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {
     "workload",
+    "stated_plan",
     *_STORED_COLUMNS,
 }
 """The columns that users state. They never change."""
+
+
+def _stated_plans(specs: Iterable[JobSpec]) -> set[str]:
+    return {spec.stated_plan.digest for spec in specs if spec.stated_plan is not None}
 
 
 def _workloads(scenario: Scenario) -> tuple[Workload, ...]:

@@ -12,7 +12,7 @@ from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import Estimates, Nodes, Snapshot
-from tessera.formulation.values import Cell, GpuType, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, GpuType, Workload
 
 
 def estimates_table(
@@ -44,10 +44,11 @@ def estimates_table(
             e.iter_time_s,
             int(e.source),
             math.nan if e.sd is None else e.sd,
+            e.complete,
         )
         for e, c in there
     )
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 9
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 10
     names = ("workload", *Estimates.CELL, "nodes")
     ints = {
         name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
@@ -57,6 +58,7 @@ def estimates_table(
         iter_time_s=np.array(columns[6], dtype=np.float64),
         source=np.array(columns[7], dtype=np.int64),
         sd=np.array(columns[8], dtype=np.float64),
+        complete=np.array(columns[9], dtype=np.bool_),
     )
 
 
@@ -93,10 +95,16 @@ class Truth:
     def iterations_per_s(self, workload: int, cell: Cell) -> float:
         """Return the true rate of a Cell on ``cell.nodes`` nodes.
 
-        If it does not run there, return 0.
+        If it does not run there, return 0. A Cell without a recorded plan, on which a job of unknown
+        rate runs, has the rate of the best plan on its GPUs.
         """
         row = self.of.get((workload, cell.on(0)))
-        return 0.0 if row is None else self.cells.rate_on(row, cell.nodes) / self.batch[workload]
+        rows = [] if row is None else [row]
+        if row is None and cell.pipeline_degree == BEST_FOUND and not cell.plan:
+            same = (workload, cell.gpu_type, cell.gpus)
+            rows = [k for (w, c), k in self.of.items() if (w, c.gpu_type, c.gpus) == same]
+        rates = [self.cells.rate_on(row, cell.nodes) for row in rows]
+        return max(rates, default=0.0) / self.batch[workload]
 
 
 def truth_of(snapshot: Snapshot) -> Truth:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,12 @@ class Failure:
             raise InvalidInput(
                 "failures", f"{self.node}: down_s must be at least 0, and up_s later"
             )
+
+
+MEASURED_ITERATIONS: Final = 7
+"""Iterations after which the rate of a job is known, if it was unknown. The service ignores a run's
+first two reports, and takes the median of five.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +345,9 @@ class World:
         if run.speed > 0:
             left = float(self.store.iterations[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
+            if self.store.is_unestimated(job):
+                warm_s = run.at_s[-1] + MEASURED_ITERATIONS / run.speed
+                self._at(warm_s, partial(self._measure, job, run.stamp))
         else:
             self._at(run.ready_s, partial(self._crash, job, run.stamp))
         self._pace.take(job, run)
@@ -350,6 +359,14 @@ class World:
         self.events_handled += 1
         self._stop(job, "finish", done=float(self.store.iterations[job]))
         self.store.finish(job, self.now_s)
+
+    def _measure(self, job: int, stamp: int) -> None:
+        """Let rounds see the iteration time of a job whose rate was unknown."""
+        run = self._runs.get(job)
+        if run is None or run.stamp != stamp:
+            return
+        self.events_handled += 1
+        self.store.measure(job, 1.0 / run.speed)
 
     def _crash(self, job: int, stamp: int) -> None:
         """Queue the job again, because its Cell does not run in truth, and let rounds see that."""

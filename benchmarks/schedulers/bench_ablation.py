@@ -29,7 +29,7 @@ from tessera.simulator.comparison.comparisons import (
     mean_figure,
     throughput_ratio,
 )
-from tessera.simulator.comparison.policies import split_list
+from tessera.simulator.comparison.policies import DEFAULT_POLICY, split_list
 from tessera.simulator.comparison.runs import RunRequest, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.data import data_file
@@ -87,7 +87,7 @@ def ablate_policies(
     jobs_share: JobsShareOption = 0.25,
     jobs: JobsOption = 200,
     parts: Annotated[str, typer.Option(help="Comma-separated parts to run.")] = ",".join(PARTS),
-    ours: Annotated[str, typer.Option(help="The policy of ours.")] = "ilp:jct",
+    ours: Annotated[str, typer.Option(help="The policy of ours.")] = DEFAULT_POLICY,
     others: Annotated[
         str, typer.Option(help="Comma-separated baselines for `alone` and `types`.")
     ] = ",".join(BASELINES),

@@ -34,14 +34,13 @@ from tessera.benchmarks.schedulers.variants import (
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import (
     ByPolicy,
-    SeedRuns,
     finished_by,
     jct_ratio,
     mean_figure,
     throughput_ratio,
 )
 from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.policies import INFORMATION, is_ilp, is_ours, split_list
+from tessera.simulator.comparison.policies import DEFAULT_POLICY, INFORMATION, is_ours, split_list
 from tessera.simulator.comparison.runs import RunRequest, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.figures import Figure, Report
@@ -125,14 +124,13 @@ def vary_load(
     All runs go on until all jobs have ended, with the same information and overheads. For each
     policy and point, the table has the mean JCT over the jobs that all policies finished there and
     the normalised throughput while jobs arrive, with 95 % intervals over seeds, and both relative
-    to Arena's. Figures are taken at the last point of each sweep. ``SWEEP_jct_gain_vs_arena`` is 1
-    less the ratio of mean JCT over the jobs that both finished. ``SWEEP_throughput_gain_vs_arena``
-    is the ratio of throughput less 1. Both are of the integer program of ours with the least ratio
-    of JCT there. ``SWEEP_worst_jct_margin`` is the least, over points, of the best other policy's
-    mean JCT over ours, less 1, each pair over the jobs that both finished.
-    ``SWEEP_worst_throughput_margin`` is the least of our throughput over the best other's, less 1.
-    For these, ours is the integer program that is best by that metric at that point. None of the
-    figures has a bound.
+    to Arena's. Figures are of the default objective, which
+    always runs and was not chosen on these runs. They are taken at the last point of each sweep.
+    ``SWEEP_jct_gain_vs_arena`` is 1 less the ratio of mean JCT over the jobs that both finished.
+    ``SWEEP_throughput_gain_vs_arena`` is the ratio of throughput less 1. ``SWEEP_worst_jct_margin``
+    is the least, over points, of the best other policy's mean JCT over ours, less 1, each pair over
+    the jobs that both finished. ``SWEEP_worst_throughput_margin`` is the least of our throughput
+    over the best other's, less 1. None of the figures has a bound.
     """
     points: dict[Varied, tuple[float, ...]] = {
         "load": points_of("loads", loads),
@@ -140,7 +138,8 @@ def vary_load(
         "large": points_of("larges", larges),
     }
     chosen = [name for name in SWEEPS if name in split_list(sweeps, SWEEPS)]
-    names, told = split_list(policies), choose_one("information", information, INFORMATION)
+    names = list(dict.fromkeys([*split_list(policies), DEFAULT_POLICY]))
+    told = choose_one("information", information, INFORMATION)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     base = RunRequest(
         work=work,
@@ -230,39 +229,33 @@ def choose_one(where: str, text: str, known: tuple[str, ...]) -> str:
 def sweep_figures(found: RunsByPoint, baseline: str = "arena") -> dict[str, Figure]:
     """Return the main figures of each sweep.
 
-    A sweep without one of ours or another policy has none.
+    A sweep without the default policy or another one has none.
     """
     shown: dict[str, Figure] = {}
     for sweep, by_x in found.items():
         last = by_x[max(by_x)]
-        own = [name for name in last if is_ilp(name)] or [name for name in last if is_ours(name)]
         others = [name for name in last if not is_ours(name)]
-        if not own or not others:
+        if DEFAULT_POLICY not in last or not others:
             continue
         if baseline in last:
-            best = min(own, key=lambda name: jct_ratio(last[name], last[baseline]).value)
-            jct, work = (of(last[best], last[baseline]) for of in (jct_ratio, throughput_ratio))
+            own, theirs = last[DEFAULT_POLICY], last[baseline]
             shown |= {
-                f"{sweep}_jct_gain_vs_{baseline}": 1 - jct.value,
-                f"{sweep}_throughput_gain_vs_{baseline}": work.value - 1,
+                f"{sweep}_jct_gain_vs_{baseline}": 1 - jct_ratio(own, theirs).value,
+                f"{sweep}_throughput_gain_vs_{baseline}": throughput_ratio(own, theirs).value - 1,
             }
         shown |= {
             f"{sweep}_worst_jct_margin": min(
-                max(min(_over(by[theirs], by[ours]) for theirs in others) for ours in own) - 1
+                jct_ratio(by[theirs], by[DEFAULT_POLICY]).value - 1
                 for by in by_x.values()
+                for theirs in others
             ),
             f"{sweep}_worst_throughput_margin": min(
-                max(mean_figure(by[ours], "throughput") for ours in own)
-                / max(mean_figure(by[theirs], "throughput") for theirs in others)
-                - 1
+                throughput_ratio(by[DEFAULT_POLICY], by[theirs]).value - 1
                 for by in by_x.values()
+                for theirs in others
             ),
         }
     return shown
-
-
-def _over(theirs: SeedRuns, ours: SeedRuns) -> float:
-    return jct_ratio(theirs, ours).value
 
 
 def _table(found: RunsByPoint, work: WorkloadSpec) -> Iterator[dict[str, Figure | str]]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Bools
-from tessera.simulator.comparison.policies import is_ilp, is_ours
-from tessera.simulator.comparison.runs import FinishedRun
+from tessera.simulator.comparison.policies import is_ours
+from tessera.simulator.comparison.runs import FinishedRun, WorkloadBounds
+from tessera.simulator.completion_bound import CompletionBound
 from tessera.simulator.figures import Figure
 from tessera.simulator.statistics import Interval, mean_interval, ratio_interval
 
@@ -77,31 +77,6 @@ def throughput_ratio(ours: SeedRuns, theirs: SeedRuns) -> Interval:
     )
 
 
-def best_ilp(by_policy: ByPolicy) -> str:
-    """Return our integer program with the greatest normalised throughput divided by mean JCT.
-
-    JCT is over the jobs that all of our integer programs finished. Both are means over seeds. A
-    single rule covers both metrics, so that one policy is compared in both.
-
-    Raises:
-        InvalidInput: none of the policies is an integer program of ours.
-    """
-    own = [name for name in by_policy if is_ilp(name)]
-    if not own:
-        raise InvalidInput("policies", "must include at least one of our own, e.g. ilp:jct")
-    seeds = range(len(by_policy[own[0]]))
-    common = [finished_by([by_policy[name][k] for name in own]) for k in seeds]
-
-    def standing(name: str) -> float:
-        runs = by_policy[name]
-        jct_s = np.mean(
-            [runs[k].jct_s[common[k]].mean() if common[k].any() else 1.0 for k in seeds]
-        )
-        return float(np.mean([run.figures["throughput"] for run in runs]) / jct_s)
-
-    return max(own, key=standing)
-
-
 def policy_ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
     """Return the ranks of ``name`` by JCT and throughput among the policies that are not ours.
 
@@ -115,45 +90,64 @@ def policy_ranks(name: str, by_policy: ByPolicy) -> tuple[int, int]:
     return 1 + by_jct, 1 + by_throughput
 
 
-def bound_share(runs: SeedRuns) -> float:
+def bound_share(runs: SeedRuns, bounds: Sequence[CompletionBound]) -> float:
     """Return the lower bound of mean JCT divided by the policy's, for the jobs that it finished."""
-    over = [finished_by([run]) for run in runs]
-    least = sum(float(run.alone_s[o].sum()) for run, o in zip(runs, over, strict=True))
-    own = sum(float(run.jct_s[o].sum()) for run, o in zip(runs, over, strict=True))
+    least = own = 0.0
+    for run, bound in zip(runs, bounds, strict=True):
+        over = finished_by([run])
+        least += bound.total_s(over)
+        own += float(run.jct_s[over].sum())
     return least / own if own > 0 else math.nan
 
 
 def headline_figures(
-    by_policy: ByPolicy, bounds: Sequence[float] = (), baseline: str = "arena"
-) -> tuple[str, dict[str, Figure]]:
-    """Return our best integer program, and the figures of its comparison with the other policies.
+    by_policy: ByPolicy,
+    ours: str,
+    bounds: Sequence[WorkloadBounds] = (),
+    second: str = "",
+    baseline: str = "arena",
+) -> dict[str, Figure]:
+    """Return the figures of the comparison of ``ours`` with the other policies.
 
-    If ``baseline`` ran, its comparison is included. ``bounds`` are upper bounds of the throughput of
-    any policy, one for each seed. With several seeds, the figures include the ends of the 95 %
-    intervals of the gains.
+    If ``baseline`` ran, its comparison is included, and the gain in throughput of ``second``, if
+    that ran, too. ``bounds`` has an entry for each seed, or none. With several seeds, the figures
+    include the ends of the 95 % intervals of the gains.
     """
-    best = best_ilp(by_policy)
-    ours = by_policy[best]
-    jct_rank, throughput_rank = policy_ranks(best, by_policy)
+    own = by_policy[ours]
+    jct_rank, throughput_rank = policy_ranks(ours, by_policy)
     result: dict[str, Figure] = {
         "jct_rank": jct_rank,
         "throughput_rank": throughput_rank,
         "others": sum(not is_ours(name) for name in by_policy),
-        "jct_bound_share": bound_share(ours),
     }
     if bounds:
-        result["throughput_bound_share"] = mean_figure(ours, "throughput") / float(np.mean(bounds))
+        share = bound_share(own, _completion(bounds))
+        result |= {
+            "jct_bound_share": share,
+            "jct_over_bound": 1 / share - 1,
+            "throughput_bound_share": mean_figure(own, "throughput") / _most(bounds),
+        }
     if baseline in by_policy:
         theirs = by_policy[baseline]
-        result |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(ours, theirs), -1)
-        result |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(ours, theirs), 1)
-        result |= _gain("jct_gain_within_horizon", jct_ratio(ours, theirs, within_horizon=True), -1)
-        result["jct_gain_limit"] = 1 - bound_share(theirs)
+        result |= _gain(f"jct_gain_vs_{baseline}", jct_ratio(own, theirs), -1)
+        result |= _gain(f"throughput_gain_vs_{baseline}", throughput_ratio(own, theirs), 1)
+        result |= _gain("jct_gain_within_horizon", jct_ratio(own, theirs, within_horizon=True), -1)
+        if second in by_policy:
+            ratio = throughput_ratio(by_policy[second], theirs)
+            result |= _gain("throughput_gain_second", ratio, 1)
         if bounds:
-            result["throughput_gain_limit"] = (
-                float(np.mean(bounds)) / mean_figure(theirs, "throughput") - 1
-            )
-    return best, result
+            result["jct_gain_limit"] = 1 - bound_share(theirs, _completion(bounds))
+            result["throughput_gain_limit"] = _most(bounds) / mean_figure(theirs, "throughput") - 1
+    return result
+
+
+def _completion(bounds: Sequence[WorkloadBounds]) -> list[CompletionBound]:
+    return [bound.completion for bound in bounds]
+
+
+def _most(bounds: Sequence[WorkloadBounds]) -> float:
+    """Return the mean over seeds of the throughput that no policy can beat."""
+    return float(np.mean([bound.throughput for bound in bounds]))
 
 
 def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
@@ -165,18 +159,22 @@ def _gain(name: str, ratio: Interval, sign: int) -> dict[str, Figure]:
     return gain
 
 
-def comparison_rows(by_policy: ByPolicy, baseline: str = "arena") -> list[dict[str, Figure | str]]:
+def comparison_rows(
+    by_policy: ByPolicy, baseline: str = "arena", bounds: Sequence[CompletionBound] = ()
+) -> list[dict[str, Figure | str]]:
     """Return a row for each policy, sorted by mean JCT over the jobs that all policies finished."""
-    table = [comparison_row(name, by_policy, baseline) for name in by_policy]
+    table = [comparison_row(name, by_policy, baseline, bounds) for name in by_policy]
     return sorted(table, key=lambda r: float(r["jct_mean_s"]))
 
 
-def comparison_row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, Figure | str]:
+def comparison_row(
+    name: str, by_policy: ByPolicy, baseline: str, bounds: Sequence[CompletionBound] = ()
+) -> dict[str, Figure | str]:
     """Return a policy's row of means over seeds.
 
     ``jct`` is over the jobs that all policies finished, and ``jct_completed_mean_s`` over all jobs
-    that the policy itself finished. With several seeds, ``low`` and ``high`` are the ends of the
-    95 % interval of the mean.
+    that the policy itself finished. ``bounds`` has an entry for each seed, or none. With several
+    seeds, ``low`` and ``high`` are the ends of the 95 % interval of the mean.
     """
     runs = by_policy[name]
     common = [finished_by([other[k] for other in by_policy.values()]) for k in range(len(runs))]
@@ -194,7 +192,8 @@ def comparison_row(name: str, by_policy: ByPolicy, baseline: str) -> dict[str, F
         of_seeds = [float(np.percentile(t, percent)) if len(t) else math.nan for t in times]
         result[f"jct_p{percent}_s"] = float(np.mean(of_seeds))
     result["jct_completed_mean_s"] = mean_figure(runs, "jct_mean_s")
-    result["jct_bound_share"] = bound_share(runs)
+    if bounds:
+        result["jct_bound_share"] = bound_share(runs, bounds)
     result |= {"throughput": work.value, **_ends("throughput", work, "")}
     if baseline in by_policy:
         result[f"jct_over_{baseline}"] = jct_ratio(runs, by_policy[baseline]).value

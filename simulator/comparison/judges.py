@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from tessera.formulation.check import score_solution
 from tessera.formulation.clock import SystemClock
@@ -13,6 +14,9 @@ from tessera.simulator.run import Decider
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tessera.solvers.schedulers.base import translate_choice
+
+THROUGHPUT_ROUND: Final = RoundOptions(objective="throughput")
+"""The round by which others are judged, whatever their own objectives are."""
 
 
 class PausableClock:
@@ -48,7 +52,7 @@ class JudgedDecider:
         """Judge each ``every``-th round. If ``every`` is 0, judge none."""
         self.shares: list[float] = []
         self._decide, self._every, self._watch = decide, every, watch
-        self._best = Decider(RoundOptions())
+        self._best = Decider(THROUGHPUT_ROUND)
         self._rounds = 0
 
     def __call__(self, snapshot: Snapshot) -> RoundOutcome:
@@ -67,6 +71,6 @@ class JudgedDecider:
 
 def placement_value(snapshot: Snapshot, outcome: RoundOutcome) -> float:
     """Return the value of what was placed, in normalised throughput less the restart cost."""
-    every = state_round(snapshot, RoundOptions(), published=True).problem
+    every = state_round(snapshot, THROUGHPUT_ROUND, published=True).problem
     choice = translate_choice(outcome.problem, every, outcome.solution.choice)
     return score_solution(every, replace(outcome.solution, choice=choice), outcome.placed.placement)

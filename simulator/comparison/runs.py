@@ -23,6 +23,7 @@ from tessera.simulator.comparison.workload import (
     check_trace,
     make_scenario,
 )
+from tessera.simulator.completion_bound import CompletionBound, completion_bound
 from tessera.simulator.log import Segment
 from tessera.simulator.metrics import Reference, alone_seconds, reference_of, run_figures, series_of
 from tessera.simulator.overheads import preset_overheads as overheads_of
@@ -35,7 +36,7 @@ from tessera.solvers.schedulers.base import PublishedScheduler
 COURSE_POINTS: Final = 400
 """The number of points of a series over time."""
 TASK: Final = "tessera.simulator.comparison.runs:simulate_request"
-BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_throughput"
+BOUND_TASK: Final = "tessera.simulator.comparison.runs:bound_workload"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -81,15 +82,35 @@ def simulate_request(work: dict[str, Any], **asked: Any) -> dict[str, Any]:
     return run_request(RunRequest(work=WorkloadSpec(**work), **asked))
 
 
-def bound_task(name: str, work: WorkloadSpec) -> Task:
-    """Return the task that finds the upper bound of the throughput on a workload."""
-    return Task(name=name, function=BOUND_TASK, options={"work": asdict(work)}, files=work.files)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadBounds:
+    """The bounds on a workload that no policy can beat."""
+
+    throughput: float  # normalised, over the horizon
+    completion: CompletionBound
+
+    @classmethod
+    def read(cls, result: dict[str, Any]) -> WorkloadBounds:
+        """Return the bounds from the JSON form of a task's result."""
+        return cls(
+            throughput=float(result["throughput"]),
+            completion=CompletionBound.read(result["completion"]),
+        )
 
 
-def bound_throughput(work: dict[str, Any]) -> dict[str, Any]:
-    """Return the upper bound of the normalised throughput over the horizon under any policy."""
+def bound_task(name: str, work: WorkloadSpec, overheads: str) -> Task:
+    """Return the task that finds the bounds on a workload, for ``WorkloadBounds.read``."""
+    options = {"work": asdict(work), "overheads": overheads}
+    return Task(name=name, function=BOUND_TASK, options=options, files=work.files)
+
+
+def bound_workload(work: dict[str, Any], overheads: str) -> dict[str, Any]:
+    """Return the bounds on throughput and on completion times under any policy."""
     world = make_scenario(WorkloadSpec(**work))
-    return {"throughput": throughput_bound(world.scenario, world.horizon_s)}
+    return {
+        "throughput": throughput_bound(world.scenario, world.horizon_s),
+        "completion": completion_bound(world.scenario, overheads_of(overheads)).as_data(),
+    }
 
 
 def run_request(asked: RunRequest) -> dict[str, Any]:
@@ -200,7 +221,7 @@ class FinishedRun:
     said: str  # a message about jobs that were dropped
     arrival_s: Floats
     end_s: Floats  # inf: the job never succeeded
-    alone_s: Floats  # the fewest seconds that any schedule can give each job
+    alone_s: Floats  # seconds of each job at once on its fastest Cell, as if it were alone
     course: dict[str, Floats]
     gaps: Floats  # [rounds, 2]: the time and the gap
     node_gpus: list[int]

@@ -28,7 +28,7 @@ from tessera.simulator.traces.shaping import (
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
-from tessera.simulator.workloads.synthetic import SyntheticTrace
+from tessera.simulator.workloads.synthetic import ArrivalProcess, Durations, SyntheticTrace
 
 ROUND_S: Final = 300.0
 PHILLY: Final = "arena-philly"
@@ -41,10 +41,11 @@ OnBad = Literal["drop", "refuse", "keep"]
 class WorkloadSpec:
     """A workload and its cluster as text and numbers, so that they can be options of a task.
 
-    ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs`` and ``load``
-    apply to synthetic jobs. The ``seed`` draws those jobs, or ``jobs_share`` of a trace's jobs. If
-    ``tightness`` is above 0, each deadline is that multiple of the job's duration as requested.
-    Otherwise, with ``deadlines``, the deadlines of the trace apply, at ``deadline_factor`` times
+    ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs``, ``load``,
+    ``arrivals_as`` and ``durations_as`` apply to synthetic jobs (``SyntheticTrace``). The ``seed``
+    draws those jobs, or ``jobs_share`` of a trace's jobs. If ``tightness`` is above 0, each deadline
+    is that multiple of the job's duration as requested. Otherwise, with ``deadlines``, the
+    deadlines of the trace apply, at ``deadline_factor`` times
     their distance from arrival.
     """
 
@@ -56,6 +57,8 @@ class WorkloadSpec:
     rounds: int = 2000
     jobs: int = 400
     load: float = 1.0
+    arrivals_as: ArrivalProcess = "poisson"
+    durations_as: Durations = "log-normal"
     deadlines: bool = False
     deadline_factor: float = 1.0
     tightness: float = 0.0
@@ -204,7 +207,10 @@ def _source(work: WorkloadSpec) -> _TraceScenario:
     gpu_types, nodes = preset_cluster(work.cluster or CLUSTER, work.gpus_share)
     return _TraceScenario(
         scenario=Scenario(
-            gpu_types=gpu_types, nodes=nodes, profiles=profiles_of(profiles), arrivals=jobs
+            gpu_types=gpu_types,
+            nodes=nodes,
+            profiles=profiles_of(profiles, complete=not work.profiles),  # Arena's are complete
+            arrivals=jobs,
         )
     )
 
@@ -215,7 +221,10 @@ def _synthetic(work: WorkloadSpec) -> Scenario:
     profiles = (
         profiles_of(Path(work.profiles)) if work.profiles else list(cached_sample_profiles(cluster))
     )
-    drawn = SyntheticTrace(jobs=work.jobs, load=work.load).draw(profiles, nodes, work.seed)
+    recipe = SyntheticTrace(
+        jobs=work.jobs, load=work.load, arrivals=work.arrivals_as, durations=work.durations_as
+    )
+    drawn = recipe.draw(profiles, nodes, work.seed)
     return Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=drawn)
 
 

@@ -82,6 +82,7 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
                 c.plan,
                 e.source.name.lower(),
                 e.provenance,
+                "true" if e.complete else "",
             ]
         )
     return text.getvalue()

@@ -7,7 +7,7 @@ from pathlib import Path
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import morphling
 from tessera.simulator.traces.csvfile import decode_file, header_of
-from tessera.simulator.traces.profiles import parse_profiles
+from tessera.simulator.traces.profiles import mark_complete, parse_profiles
 from tessera.simulator.traces.trace import (
     EXACT_ITERATIONS_COLUMN,
     Arrival,
@@ -18,8 +18,10 @@ from tessera.simulator.traces.trace import (
 )
 
 
-def profiles_of(path: Path) -> list[EstimateRecord]:
+def profiles_of(path: Path, *, complete: bool = False) -> list[EstimateRecord]:
     """Read profiles in our own format, or Morphling's measurements.
+
+    With ``complete``, they have all shapes on which their workloads run on their GPU types.
 
     Raises:
         InvalidInput: the first 20 mistakes of the file.
@@ -27,8 +29,8 @@ def profiles_of(path: Path) -> list[EstimateRecord]:
     """
     data = path.read_bytes()
     if "exec_plan_raw" in header_of(decode_file(data, path.name)):
-        return morphling.parse_measured(data, path.name)
-    return parse_profiles(data, path.name)
+        return mark_complete(morphling.parse_measured(data, path.name), complete)
+    return mark_complete(parse_profiles(data, path.name), complete)
 
 
 def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] | list[DurationJob]:

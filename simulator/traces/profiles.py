@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.formulation.values import BEST_FOUND, ESTIMATE_SOURCES, Cell, EstimateSource, Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, parse_rows
 
 REQUIRED = (
@@ -19,20 +20,25 @@ REQUIRED = (
     "iter_time_s",
     "status",
 )
-OPTIONAL = ("pipeline_degree", "plan", "source", "provenance")
+OPTIONAL = ("pipeline_degree", "plan", "source", "provenance", "complete")
 FAILED = ("failed", "oom", "infeasible")
 MAX_COUNT = 2**31 - 1
 MAX_ITERATION_S = 1e6
 
 
-def read_profiles(path: Path) -> list[EstimateRecord]:
-    """Read a file.
+def read_profiles(path: Path, *, complete: bool = False) -> list[EstimateRecord]:
+    """Read a file. With ``complete``, all its profiles are.
 
     Raises:
         InvalidInput: the first 20 mistakes of the file.
         OSError: the file cannot be read.
     """
-    return parse_profiles(path.read_bytes(), path.name)
+    return mark_complete(parse_profiles(path.read_bytes(), path.name), complete)
+
+
+def mark_complete(records: list[EstimateRecord], complete: bool) -> list[EstimateRecord]:
+    """Return ``records``; if ``complete``, they have all shapes on which their workloads run."""
+    return [replace(record, complete=True) for record in records] if complete else records
 
 
 def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
@@ -72,7 +78,7 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
     degree = row.whole("pipeline_degree", BEST_FOUND, MAX_COUNT, default=BEST_FOUND)
     if row.ok and degree > gpus:
         row.wrong("pipeline_degree", f"must be at most the number of GPUs, {gpus}")
-    names = [source.name.lower() for source in EstimateSource]
+    names = [source.name.lower() for source in ESTIMATE_SOURCES]
     source = EstimateSource[row.choice("source", names, default="measured").upper()]
     return EstimateRecord(
         workload=Workload(
@@ -90,4 +96,5 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
         iter_time_s=iter_time_s,
         source=source,
         provenance=row.text("provenance", 200) or file,
+        complete=row.choice("complete", ("true", "false"), default="false") == "true",
     )

@@ -68,12 +68,17 @@ def load_published(
 
 def _philly(folder: Path, _: int) -> _Made:
     arrivals = first_hours(read_trace(folder / "arena" / "trace_philly.csv"), WEEK_H)
-    return "arena-1280", read_profiles(folder / "arena" / "alpa_optimal.csv"), arrivals, ()
+    return "arena-1280", _arena_profiles(folder), arrivals, ()
+
+
+def _arena_profiles(folder: Path) -> list[EstimateRecord]:
+    """Return Arena's profiles. They are complete: its artifact runs nothing on other shapes."""
+    return read_profiles(folder / "arena" / "alpa_optimal.csv", complete=True)
 
 
 def _testbed_a(folder: Path, _: int) -> _Made:
     arrivals = read_trace(folder / "arena" / "trace_testbed_a_244.csv", iteration_divisor=1)
-    return "testbed-a", read_profiles(folder / "arena" / "alpa_optimal.csv"), arrivals, ()
+    return "testbed-a", _arena_profiles(folder), arrivals, ()
 
 
 def _testbed_b(folder: Path, _: int) -> _Made:

@@ -44,6 +44,9 @@ from tessera.simulator.workloads.philly_like import (
     runnable_workloads,
 )
 
+ArrivalProcess = Literal["poisson", "philly-like", "at-once"]
+Durations = Literal["log-normal", "gavel"]
+
 _HABITS: Final = Habits()
 PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
     dict(zip(_HABITS.gpus, _HABITS.gpu_shares, strict=True))
@@ -62,8 +65,8 @@ class SyntheticTrace:
 
     jobs: int
     load: float = 0.8
-    arrivals: Literal["poisson", "philly-like", "at-once"] = "poisson"
-    durations: Literal["log-normal", "gavel"] = "log-normal"
+    arrivals: ArrivalProcess = "poisson"
+    durations: Durations = "log-normal"
     median_s: float = _HABITS.median_s  # of log-normal durations
     sigma: float = _HABITS.duration_sigma  # of their logarithm
     shortest_s: float = _HABITS.shortest_s

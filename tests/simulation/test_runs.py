@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,19 @@ def test_rounds_on_events_happen_at_events_and_at_most_once_per_round_s() -> Non
     )
     result = simulate_scenario(scenario, on_events=True, horizon_s=2000.0)
     assert rounds_of(result) == [10.0, 310.0, 1000.0]
+
+
+def test_with_a_gap_rounds_are_those_of_a_server_with_that_gap_and_period() -> None:
+    arrivals = [an_arrival(f"j{at_s}", at_s, iterations=10**6) for at_s in (0, 1, 2, 50, 900)]
+    scenario = a_scenario(*arrivals)
+    result = simulate_scenario(scenario, on_events=True, spacing_s=3.0, horizon_s=1300.0)
+    assert rounds_of(result) == [0.0, 3.0, 50.0, 350.0, 650.0, 900.0, 1200.0]
+
+
+@pytest.mark.parametrize("given", [{"spacing_s": 3.0}, {"spacing_s": -1.0, "on_events": True}])
+def test_a_gap_without_meaning_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="spacing_s"):
+        Conditions(**given)
 
 
 def test_events_that_no_round_sees_do_not_delay_rounds_on_events() -> None:

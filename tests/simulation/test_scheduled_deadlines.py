@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.snapshot import Snapshot
-from tessera.simulator.due_rounds import due_s
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
+from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.laws import examples
@@ -29,8 +30,10 @@ LOOKS = RoundOptions(objective="deadline")
 ROUND_S = 300.0
 
 
-def run_on_events(scenario: Scenario) -> Result:
-    conditions = Conditions(overheads=COSTLY, on_events=True, patience_s=3600.0)
+def run_on_events(scenario: Scenario, spacing_s: float | None = None) -> Result:
+    conditions = Conditions(
+        overheads=COSTLY, on_events=True, spacing_s=spacing_s, patience_s=3600.0
+    )
     return simulate(scenario, Decider(LOOKS, work=0.01), conditions, StoppedClock())
 
 
@@ -55,10 +58,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return a_scenario(*jobs, nodes=some_specs(("a100", 2, 2)), profiles=profiles)
 
 
-@given(scenarios())
-@examples(15)
-def test_promises_are_kept_by_rounds_on_events_alone(scenario: Scenario) -> None:
-    result = run_on_events(scenario)
+@given(scenarios(), st.sampled_from([None, 3.0, 120.0]))
+@examples(20)
+def test_promises_are_kept_by_rounds_on_events(scenario: Scenario, spacing_s: float | None) -> None:
+    result = run_on_events(scenario, spacing_s)
     due = np.array([arrival.arrival_s + arrival.spec.deadline_s for arrival in scenario.arrivals])
     late = (result.admitted > 0) & ~(result.end_s <= due * (1 + 1e-9))
     assert not late.any()
@@ -77,3 +80,52 @@ def test_a_round_without_promises_needs_no_follow_up() -> None:
     free = a_scenario(an_arrival("a", iterations=500))
     simulate(free, noted, Conditions(on_events=True), StoppedClock())
     assert follow_ups == [(EPOCH_S, math.inf)]
+
+
+def decided_rounds(scenario: Scenario, factor: float = 1.0) -> list[tuple[Snapshot, RoundOutcome]]:
+    """Return the rounds of a run as a server has it, on snapshots as with its clock factor."""
+    decide, rounds = Decider(LOOKS, work=0.01), list[tuple[Snapshot, RoundOutcome]]()
+
+    def noted(snapshot: Snapshot) -> RoundOutcome:
+        slow = replace(
+            snapshot,
+            clock_factor=factor,
+            estimates=replace(
+                snapshot.estimates, iter_time_s=snapshot.estimates.iter_time_s * factor
+            ),
+            jobs=replace(snapshot.jobs, restart_s=snapshot.jobs.restart_s * factor),
+        )
+        outcome = decide(slow)
+        rounds.append((slow, outcome))
+        return outcome
+
+    simulate(scenario, noted, Conditions(on_events=True, spacing_s=3.0), StoppedClock())
+    return rounds
+
+
+A_SEQUENCE = a_scenario(
+    an_arrival("first", iterations=1000, requested_gpus=2, deadline_s=1500.0),
+    an_arrival("second", iterations=1000, requested_gpus=2, deadline_s=3600.0),
+    nodes=some_specs(("a100", 1, 2)),
+    profiles=[a_profile(2, 1.0)],
+)
+"""Two jobs with deadlines, of which only one fits at a time."""
+
+
+def test_the_next_leg_of_a_promised_schedule_has_a_round() -> None:
+    (snapshot, outcome), *later = decided_rounds(A_SEQUENCE)
+    at_s = next_leg_s(snapshot, outcome)
+    assert outcome.admission is not None
+    assert at_s == min(s for s in outcome.admission.legs.start_s if s > snapshot.now_s)
+    assert at_s in [snapshot.now_s for snapshot, _ in later]
+
+
+def test_promises_are_due_at_the_same_time_whatever_the_clock_factor() -> None:
+    def due(factor: float) -> list[tuple[float, float]]:
+        return [
+            (due_s(snapshot, outcome, ROUND_S), next_leg_s(snapshot, outcome))
+            for snapshot, outcome in decided_rounds(A_SEQUENCE, factor)[:1]
+        ]
+
+    assert due(1.0)[0][0] < math.inf
+    assert due(8.0) == due(1.0)

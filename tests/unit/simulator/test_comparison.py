@@ -16,7 +16,6 @@ from tessera.benchmarks.schedulers.bench_policies import ComparisonGroup, parse_
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import (
     SEED_MEAN_FIGURES,
-    best_ilp,
     bound_share,
     comparison_row,
     comparison_rows,
@@ -32,8 +31,10 @@ from tessera.simulator.comparison.plots import (
     comparison_plots,
     policies_to_draw,
 )
-from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.policies import DEFAULT_POLICY
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, WorkloadBounds
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
+from tessera.simulator.completion_bound import CompletionBound
 from tessera.simulator.data import MissingData
 
 NEVER = math.inf
@@ -68,6 +69,16 @@ def a_run(
     )
 
 
+def some_bounds(throughput: float = 1.0) -> WorkloadBounds:
+    """Return the bounds of three jobs that cost 50 s each, where all GPUs are worth 30 s."""
+    return WorkloadBounds(
+        throughput=throughput,
+        completion=CompletionBound(
+            cost_s=np.full(3, 50.0), capacity_s=30.0, alone_s=np.full(3, 10.0)
+        ),
+    )
+
+
 BY_POLICY = {
     "arena": [a_run([100, 200, NEVER], 10.0)],
     "fcfs": [a_run([50, 500, 30], 5.0)],
@@ -92,39 +103,36 @@ def test_without_commonly_finished_jobs_the_ratio_is_not_a_number() -> None:
     assert math.isnan(jct_ratio([a_run([NEVER])], [a_run([1.0])]).value)
 
 
-def test_our_best_policy_is_chosen_by_throughput_over_jct_and_greedy_is_excluded() -> None:
-    # throughput / JCT: 8 / 260 s and 12 / 350 s
-    assert best_ilp(BY_POLICY) == "ilp:throughput"
-    slower = {**BY_POLICY, "ilp:throughput": [a_run([100, 150, 1000], 12.0)]}
-    assert best_ilp(slower) == "ilp:jct"
-    with pytest.raises(InvalidInput, match="one of our own"):
-        best_ilp({"arena": BY_POLICY["arena"]})
-
-
 def test_ranks_count_only_policies_that_are_not_ours() -> None:
     # fcfs has the lower mean JCT over all three jobs
     assert policy_ranks("ilp:throughput", BY_POLICY) == (2, 1)
     assert policy_ranks("ilp:jct", BY_POLICY) == (2, 2)
 
 
-def test_the_headline_shows_our_gain() -> None:
-    best, figures = headline_figures(BY_POLICY)
-    assert best == "ilp:throughput"
+def test_the_headline_shows_the_gain_of_the_named_policy() -> None:
+    figures = headline_figures(BY_POLICY, "ilp:jct", second="ilp:throughput")
     assert figures == {
         "jct_rank": 2,
-        "throughput_rank": 1,
+        "throughput_rank": 2,
         "others": 2,
-        "jct_bound_share": pytest.approx(30 / 1050),
-        "jct_gain_vs_arena": pytest.approx(1 - 250 / 300),
-        "throughput_gain_vs_arena": pytest.approx(0.2),
-        "jct_gain_within_horizon": pytest.approx(1 - 250 / 300),
-        "jct_gain_limit": pytest.approx(1 - 20 / 300),
+        "jct_gain_vs_arena": pytest.approx(1 - 180 / 300),
+        "throughput_gain_vs_arena": pytest.approx(-0.2),
+        "throughput_gain_second": pytest.approx(0.2),
+        "jct_gain_within_horizon": pytest.approx(1 - 180 / 300),
     }
-    figures = headline_figures(BY_POLICY, bounds=[15.0])[1]
+    without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
+    assert "jct_gain_vs_arena" not in headline_figures(without, "ilp:jct")
+    assert "throughput_gain_second" not in headline_figures(BY_POLICY, "ilp:jct", second="ilp:cost")
+
+
+def test_the_headline_compares_with_the_bounds() -> None:
+    figures = headline_figures(BY_POLICY, "ilp:throughput", [some_bounds(throughput=15.0)])
+    # 50 s for each of the jobs that finished, less 30 s: 120 of 1,050 s, and 70 of Arena's 300
+    assert figures["jct_bound_share"] == pytest.approx(120 / 1050)
+    assert figures["jct_over_bound"] == pytest.approx(1050 / 120 - 1)
+    assert figures["jct_gain_limit"] == pytest.approx(1 - 70 / 300)
     assert figures["throughput_bound_share"] == pytest.approx(12 / 15)
     assert figures["throughput_gain_limit"] == pytest.approx(0.5)
-    without = {name: runs for name, runs in BY_POLICY.items() if name != "arena"}
-    assert "jct_gain_vs_arena" not in headline_figures(without)[1]
 
 
 def test_several_seeds_give_an_interval_of_the_gain() -> None:
@@ -132,7 +140,7 @@ def test_several_seeds_give_an_interval_of_the_gain() -> None:
         "arena": [a_run([100, 200], 10.0), a_run([300, 100], 8.0)],
         "ilp:jct": [a_run([50, 100], 11.0), a_run([200, 120], 8.0)],
     }
-    figures = headline_figures(by_policy)[1]
+    figures = headline_figures(by_policy, "ilp:jct")
     for name, value in (("jct_gain", 1 - 235 / 350), ("throughput_gain", 19 / 18 - 1)):
         assert figures[f"{name}_vs_arena"] == pytest.approx(value)
         assert figures[f"{name}_vs_arena_low"] < value < figures[f"{name}_vs_arena_high"]
@@ -149,8 +157,12 @@ def test_a_row_covers_the_jobs_that_all_policies_finished() -> None:
 
 
 def test_the_share_of_the_bound_covers_the_jobs_the_policy_finished() -> None:
-    assert bound_share([a_run([20, 60, NEVER])]) == pytest.approx(20 / 80)
-    assert math.isnan(bound_share([a_run([NEVER])]))
+    bounds = [some_bounds().completion]
+    assert bound_share([a_run([100, 60, NEVER])], bounds) == pytest.approx(70 / 160)
+    assert math.isnan(bound_share([a_run([NEVER, NEVER, NEVER])], bounds))
+    row = comparison_row("fcfs", BY_POLICY, "arena", bounds)
+    assert row["jct_bound_share"] == pytest.approx(120 / 580)
+    assert "jct_bound_share" not in comparison_row("fcfs", BY_POLICY, "arena")
     assert finished_by([a_run([1, 950])], until_s=1000).tolist() == [True, False]
 
 
@@ -231,7 +243,6 @@ def test_loss_curves_start_at_zero() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policies": "fcfs,arena"}, "one of ours"),
         ({"policies": "ilp:jct,best"}, "unknown policy 'best'"),
         ({"information": "all"}, "use estimates"),
         ({"seeds": 2, "trace": "arena-testbed-a"}, "--jobs-share"),
@@ -255,3 +266,20 @@ def test_both_policies_are_timed_and_time_bounds_hold_only_for_the_default_run(
     for line in result["table"]:
         assert line["seconds"] == pytest.approx(line["decide_s"] + line["world_s"])
     assert 0 < result["figures"]["ilp_decide_share"] < 1
+
+
+def test_the_default_policy_is_compared_even_if_it_is_not_named() -> None:
+    case = find_cases()["policies"]
+    named = {"policies": "fcfs,arena,ilp:throughput", "jobs": 12, "judge_every": 0}
+    result = run_case(case, case.smoke | named, ["bench"])
+    assert {row["policy"] for row in result["table"]} == {
+        "fcfs",
+        "arena",
+        "ilp:throughput",
+        DEFAULT_POLICY,
+    }
+    assert [row["policy"] for row in result["table"] if row["default"]] == [DEFAULT_POLICY]
+    figures = result["figures"]
+    assert figures["jct_over_bound"] == pytest.approx(1 / figures["jct_bound_share"] - 1)
+    assert figures["jct_over_bound"] > 0
+    assert all(0 < row["jct_bound_share"] < 1 for row in result["table"])

@@ -266,7 +266,7 @@ def test_a_single_job_on_its_best_cell_takes_exactly_its_time_alone() -> None:
 
 def test_the_best_decider_reaches_the_whole_optimum_and_fcfs_only_a_part() -> None:
     snapshot = a_random_snapshot(1, jobs=25)
-    assert judged_shares(Decider(RoundOptions()), snapshot, 1) == [pytest.approx(1.0)]
+    assert judged_shares(Decider(options_of("ilp:throughput")), snapshot, 1) == [pytest.approx(1.0)]
     fixed = judged_shares(Decider(options_of("fcfs")), snapshot, 1)
     assert 0 < fixed[0] < 0.9
 
@@ -275,7 +275,7 @@ def test_another_objective_is_measured_by_throughput_too() -> None:
     snapshot = a_random_snapshot(2, jobs=25)
     decider = Decider(RoundOptions(objective="jct"))
     [share] = judged_shares(decider, snapshot, 1)
-    best = Decider(RoundOptions())(snapshot)
+    best = Decider(options_of("ilp:throughput"))(snapshot)
     assert placement_value(snapshot, best) == pytest.approx(best.placed_score)
     assert share == pytest.approx(
         placement_value(snapshot, decider(snapshot)) / placement_value(snapshot, best)

@@ -1,0 +1,84 @@
+"""The bound on mean completion time, by hand-computed cases."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tessera.simulator.completion_bound import CompletionBound, completion_bound
+from tests.support.worlds import (
+    COSTLY,
+    FREE,
+    a_profile,
+    a_random_scenario,
+    a_scenario,
+    an_arrival,
+    some_specs,
+)
+
+
+def test_a_job_alone_takes_its_time_on_the_fastest_shape_and_one_start() -> None:
+    profiles = [a_profile(4, 1.0, nodes=1), a_profile(4, 0.5, nodes=2), a_profile(1, 2.0)]
+    scenario = a_scenario(an_arrival("a", at_s=50.0, iterations=1000), profiles=profiles)
+    bound = completion_bound(scenario, COSTLY)
+    # 1,000 iterations of 0.5 s on two nodes; a start on one GPU is the shortest
+    assert bound.mean_s == pytest.approx(500 + 11 + 20)
+
+
+def test_jobs_that_compete_wait_for_each_other() -> None:
+    jobs = [an_arrival(f"j{i}", iterations=1000) for i in range(4)]
+    scenario = a_scenario(
+        *jobs, nodes=some_specs(("a100", 1, 1)), profiles=[a_profile(1, 1.0), a_profile(2, 0.5)]
+    )
+    bound = completion_bound(scenario, FREE)
+    assert bound.alone_s.tolist() == [1000.0] * 4
+    assert 0.97 * 2500 < bound.mean_s <= 2500  # they end after 1,000 to 4,000 s
+    later = completion_bound(
+        a_scenario(
+            *(an_arrival(f"j{i}", at_s=1000.0 * i, iterations=1000) for i in range(4)),
+            nodes=some_specs(("a100", 1, 1)),
+            profiles=[a_profile(1, 1.0)],
+        ),
+        FREE,
+    )
+    assert later.mean_s == pytest.approx(1000.0)  # each begins when the one before ends
+
+
+def test_jobs_that_did_not_finish_only_lower_the_bound() -> None:
+    scenario = a_random_scenario(3)
+    bound = completion_bound(scenario, FREE)
+    runs = np.isfinite(bound.alone_s)
+    half = runs & (np.arange(len(runs)) % 2 == 0)
+    assert 0 < bound.total_s(half) < bound.total_s(runs)
+    assert bound.total_s(half) >= bound.alone_s[half].sum()
+    assert bound.total_s(np.zeros(len(runs), dtype=np.bool_)) == 0.0
+
+
+def test_jobs_that_can_never_run_are_left_out_of_the_mean() -> None:
+    large = an_arrival("large", requested_gpus=16, min_gpus=16)
+    scenario = a_scenario(an_arrival("a", iterations=100), large)
+    bound = completion_bound(scenario, FREE)
+    assert np.isfinite(bound.alone_s).tolist() == [True, False]
+    assert bound.mean_s == pytest.approx(12.5)
+    nothing = completion_bound(a_scenario(large), FREE)
+    assert math.isnan(nothing.mean_s)
+
+
+def test_a_type_without_nodes_has_no_price() -> None:
+    jobs = [an_arrival(f"j{i}", iterations=1000) for i in range(3)]
+    nodes = some_specs(("a100", 1, 1))
+    with_other = a_scenario(
+        *jobs, nodes=nodes, profiles=[a_profile(1, 1.0)], types=["a100", "v100"]
+    )
+    alone = a_scenario(*jobs, nodes=nodes, profiles=[a_profile(1, 1.0)])
+    assert completion_bound(with_other, FREE).mean_s == completion_bound(alone, FREE).mean_s
+
+
+def test_the_bound_repeats_and_survives_json() -> None:
+    scenario = a_random_scenario(1)
+    first, second = (completion_bound(scenario, COSTLY) for _ in range(2))
+    read = CompletionBound.read(json.loads(json.dumps(first.as_data())))
+    assert first.mean_s == second.mean_s == read.mean_s
