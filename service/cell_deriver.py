@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Final
 
 from tessera.estimator.hardware import Hardware
@@ -18,6 +19,7 @@ from tessera.estimator.profiling.tasks import (
     missing_tasks,
     nominal_estimates,
 )
+from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.workloads import (
     MAX_GPUS,
     Estimator,
@@ -65,7 +67,9 @@ class CellDeriver:
 
     Its methods block, and only one thread may use it at a time. GPU counts are the requests of jobs
     times ``multiples``. If ``learns`` is set, measurements correct the estimates. ``profiling``
-    says what is measured for jobs that ask for it. The profiling tasks are submitted here.
+    says what is measured for jobs that ask for it. The profiling tasks are submitted here. If
+    ``derives`` is not set, nothing is computed: workloads without estimates are only marked as such,
+    so that their jobs can run without, and get the times that were measured on them.
     """
 
     def __init__(
@@ -74,11 +78,13 @@ class CellDeriver:
         hardware: Mapping[str, Hardware],
         multiples: Sequence[float],
         *,
+        derives: bool = True,
         learns: bool = True,
         profiling: ProfilingOptions | None = None,
     ) -> None:
         self._store, self._hardware, self._multiples = store, hardware, multiples
         self._learns, self._profiling = learns, profiling or ProfilingOptions()
+        self._derives = derives
         self._recorded: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
@@ -101,6 +107,12 @@ class CellDeriver:
         """
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
+        for wanted in known.wanted:
+            if not wanted.has_reason:  # a user's estimates have cleared it, and were deleted
+                self._recorded.pop((cluster, wanted.workload), None)
+        if not self._derives:
+            self._mark_unestimated(cluster, known, measurements)
+            return 0
         self._store_measured(cluster, measurements)
         self._queue_profiling(cluster, known)
         done = 0
@@ -114,6 +126,16 @@ class CellDeriver:
             self._estimate(cluster, known, measurements, task, cancelled)
             done += 1
         return done
+
+    def _mark_unestimated(
+        self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
+    ) -> None:
+        """Record that the server derives no estimates, and store what was measured without any."""
+        unknown = {w.workload for w in known.wanted if not w.derived_from and not w.plans_only}
+        own = tuple(m for m in measurements if m.workload in unknown)
+        if own:
+            self._store_measured(cluster, own)
+        self._record_reasons(cluster, {workload: _not_derived(workload) for workload in unknown})
 
     def forget(self, cluster: str) -> None:
         """Drop everything that is remembered about the cluster."""
@@ -180,18 +202,21 @@ class CellDeriver:
             workload = wanted.workload
             spec = specs.get((workload.model, workload.params))
             if not wanted.derived_from and spec is None and workload not in models:
-                reasons[workload] = _unknown(workload)
+                if not wanted.plans_only:
+                    reasons[workload] = _unknown(workload)
                 continue
             counts = self._counts_by_type(known, wanted)
-            if not counts:
+            if not counts and not wanted.plans:
                 if not wanted.derived_from:
                     reasons[workload] = self._unfit_reason(known, wanted)
                 continue
             profiles = _profiles(known, workload)
-            key = estimates_fingerprint(workload, spec, counts, hardware, measurements, profiles)
+            key = estimates_fingerprint(
+                workload, spec, counts, hardware, measurements, profiles, wanted.plans
+            )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
-                if not wanted.derived_from:
+                if not wanted.derived_from and not wanted.plans_only:
                     reasons[workload] = _estimates_pending(workload, counts)
         self._record_reasons(cluster, reasons)
         return sorted(tasks, key=lambda task: bool(task.wanted.derived_from))
@@ -203,6 +228,8 @@ class CellDeriver:
 
         GPU types that are unknown or have too few GPUs are absent.
         """
+        if wanted.plans_only:
+            return {}
         counts = sorted({*gpu_counts_of(wanted.requests, self._multiples), *wanted.counts})
         by_type = {
             kind.gpu_type.name: [n for n in counts if n <= min(kind.gpus, MAX_GPUS)]
@@ -251,9 +278,9 @@ class CellDeriver:
             log.exception("cannot estimate Cells of %s", workload.key, extra=failed)
             self._record_reasons(cluster, {workload: _failed(workload, "see the server's log")})
             return
-        if records is None:
+        if records is None or (task.wanted.plans_only and not records):
             return
-        self._write(cluster, records, {workload: task.key})
+        self._write(cluster, records, {} if task.wanted.plans_only else {workload: task.key})
         self._recorded.pop((cluster, workload), None)
         log.info(
             "estimated %s: %d Cells on %s, of which %d are feasible",
@@ -276,13 +303,22 @@ class CellDeriver:
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
         estimator.know(workload, model_of("model", workload, known.models, known.profiles))
+        nodes = {kind.gpu_type.name: kind.nodes for kind in known.kinds}
         records = []
         for gpu_type, counts in task.counts.items():
             for gpus in counts:
                 if cancelled():
                     return None
-                estimates = estimator.cells(workload, gpu_type, gpus, None, cancelled)
+                estimates = estimator.cells(
+                    workload, gpu_type, gpus, None, cancelled, nodes=nodes[gpu_type]
+                )
                 records += [cell.record for cell in estimates]
+        for plan, kind in product(task.wanted.plans, known.kinds):
+            if cancelled():
+                return None
+            gpu_type = kind.gpu_type.name
+            if gpu_type in self._hardware and plan.gpus <= kind.gpus:
+                records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
         return records
 
     def _estimator(
@@ -350,9 +386,14 @@ def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
     return b""
 
 
-def _reason(workload: Workload, message: str, next_step: str) -> Reason:
+_RUNS_WITHOUT: Final = "a job that states a GPU type runs without"
+
+
+def _reason(
+    workload: Workload, message: str, next_step: str, code: ReasonCode = ReasonCode.NO_ESTIMATE
+) -> Reason:
     return Reason(
-        code=ReasonCode.NO_ESTIMATE,
+        code=code,
         message=f"{workload.key} has no estimates: {message}",
         next_step=next_step,
         evidence=(("workload", workload.key),),
@@ -360,12 +401,24 @@ def _reason(workload: Workload, message: str, next_step: str) -> Reason:
 
 
 def _unknown(workload: Workload) -> Reason:
-    return _reason(workload, *unknown_model(workload))
+    problem, next_step = unknown_model(workload)
+    return _reason(workload, problem, f"{next_step}; {_RUNS_WITHOUT}")
+
+
+def _not_derived(workload: Workload) -> Reason:
+    return _reason(
+        workload,
+        "the server derives none, because its setting estimate_cells is off",
+        f"import a profile of it, or add Cells; {_RUNS_WITHOUT}",
+    )
 
 
 def _estimates_pending(workload: Workload, counts: Mapping[str, Sequence[int]]) -> Reason:
     return _reason(
-        workload, f"they are being computed for {', '.join(counts)}", "wait until they are ready"
+        workload,
+        f"they are being computed for {', '.join(counts)}",
+        "wait until they are ready",
+        ReasonCode.ESTIMATING,
     )
 
 

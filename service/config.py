@@ -108,6 +108,7 @@ _Count = Annotated[int, whole_between(0, 2**31 - 1)]
 _Limit = Annotated[int, whole_between(1, 2**31 - 1)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e6)]
 _Positive = Annotated[float, Field(gt=0, lt=1e6)]
+_Spacing = Annotated[float, Field(ge=0.1, lt=1e6)]
 _Period = Annotated[float, Field(ge=1, lt=1e6)]
 _Factor = Annotated[float, Field(gt=0, le=1e6)]
 _Hours = Annotated[float, number_between(0.02, 24 * 365)]
@@ -241,7 +242,13 @@ class Config:
     with its own memory.
     """
     period_s: _Seconds = 300.0
-    """Seconds between periodic rounds of a cluster. With 0, rounds run only on request."""
+    """Seconds between periodic rounds of a cluster. Rounds also run after events. With 0, rounds run
+    only on request.
+    """
+    round_spacing_s: _Spacing = 3.0
+    """Least seconds between the beginnings of two rounds of a cluster, if events cause the second.
+    All events in between share one round. Rounds on request and periodic rounds do not wait.
+    """
     policy: str = ""
     """The standing policy of rounds: YAML or JSON with the names of the API's RoundOptions.
 
@@ -256,7 +263,9 @@ class Config:
     grace_s: _Seconds = 10.0
     """Time for which a stopping server waits for calls to finish."""
     estimate_cells: bool = True
-    """Whether jobs without estimates get analytic ones, on all GPU types of their cluster."""
+    """Whether jobs without estimates get analytic ones, on all GPU types of their cluster. If false,
+    those that state a GPU type run on their request at an unknown rate.
+    """
     estimate_counts: str = "0.5, 1, 2"
     """GPU counts to estimate, as multiples of the job's request. Only whole results are used."""
     estimate_period_s: _Period = 60.0

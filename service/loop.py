@@ -33,6 +33,7 @@ from tessera.solvers import registry as solvers
 from tessera.solvers.base import Budget, require_wanted, unlimited_time
 from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.registry import make_solver as make_solver
+from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers import registry as policies
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -442,6 +443,9 @@ def summarise_round(
         unit=problem.unit,
         versions=_VERSIONS,
         bound_is_trivial=outcome.bound_is_trivial,
+        promises_due_s=min(
+            due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)
+        ),
     )
 
 

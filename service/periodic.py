@@ -1,6 +1,7 @@
-"""Rounds without a call: one for each cluster in each period, and one after events.
+"""Rounds without a call: after events, and at least one for each cluster in each period.
 
-The replica that holds the cluster's lease runs them.
+The replica that holds the cluster's lease runs them. When one is due is the rule of
+``tessera.solvers.rounds.times``, which the simulator follows, too.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import contextlib
 import logging
 import math
 import threading
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, TesseraError
-from tessera.formulation.records.clusters import ClusterRecord
+from tessera.formulation.records.clusters import ClusterOutlook, ClusterRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
-from tessera.service.spaced_wakes import SpacedWakes
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.times import RoundTimes
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,11 @@ TICK_S: Final = 5.0
 TICKS_PER_LEASE: Final = 3
 """Number of ticks without a renewal after which another replica takes a lease over."""
 
-WAKE_GAP_S: Final = 3.0
-"""Shortest time from the beginning of a cluster's last round to one that an event requests."""
+LOOK_LATE_S: Final = 0.05
+"""Seconds after a node's last moment at which its cluster is looked at. By then it has passed."""
+
+MAX_RETRY_S: Final = 60.0
+"""Longest time in seconds from a round that failed to the next attempt."""
 
 PAGE_SIZE: Final = 1000
 
@@ -44,11 +49,42 @@ def clusters_of(store: Store) -> list[ClusterRecord]:
     return records
 
 
-class PeriodicRounds:
-    """A task that begins a cluster's round when it is woken or had none for ``period_s``.
+@dataclass(slots=True)
+class _ClusterRounds:
+    """This replica's knowledge of one cluster's rounds. Times are of the monotonic clock."""
 
-    ``holder`` is a unique name of this replica. ``deadline_s`` is the time that a round may take.
-    ``options`` is the standing policy.
+    times: RoundTimes
+    last_round: int | None = None  # None until it is known
+    ours: bool = False  # whether this replica held the lease when it last asked
+    schedulable: str | None = None  # of the last outlook; None before the first one
+    look_s: float = math.inf  # when a node falls silent unless it is heard
+    failures: int = 0  # of rounds in a row
+    task: asyncio.Task[None] | None = None  # the round that runs
+
+    def due_s(self) -> float:
+        """Return the time at which this replica has to begin a round, or inf."""
+        if self.task is not None or not (self.ours or self.times.is_asked):
+            return math.inf
+        return self.times.due_s()
+
+    def next_s(self) -> float:
+        """Return the time at which there is something to do, or inf.
+
+        While a round runs it is inf, because everything is looked at again after the round.
+        """
+        return math.inf if self.task is not None else min(self.due_s(), self.look_s)
+
+    def leave(self) -> None:
+        """Forget what only the replica with the lease does."""
+        self.ours, self.look_s = False, math.inf
+
+
+class PeriodicRounds:
+    """A task that begins a cluster's round after an event, or when it had none for ``period_s``.
+
+    Two rounds of a cluster that it begins after events begin at least ``spacing_s`` apart, one at a
+    time. ``holder`` is a unique name of this replica. ``deadline_s`` is the time that a round may
+    take. ``options`` is the standing policy.
     """
 
     def __init__(
@@ -60,19 +96,20 @@ class PeriodicRounds:
         calls: Calls,
         round_calls: Calls,
         holder: str,
+        spacing_s: float,
         period_s: float,
         deadline_s: float,
         options: RoundOptions | None = None,
     ) -> None:
         self._store, self._rounds, self._clock = store, rounds, clock
         self._calls, self._round_calls = calls, round_calls
-        self._holder, self._period_s, self._deadline_s = holder, period_s, deadline_s
+        self._holder, self._deadline_s = holder, deadline_s
+        self._spacing_s, self._period_s = spacing_s, period_s
         self._options = options or RoundOptions()
         self._tick_s = min(TICK_S, period_s)
-        # The last round of each cluster, and when it was begun or seen.
-        self._last: dict[str, tuple[int, float]] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._wakes, self._woken = SpacedWakes(WAKE_GAP_S), asyncio.Event()
+        self._clusters: dict[str, _ClusterRounds] = {}
+        self._resume_s = -math.inf  # nothing is begun before this time, because the store failed
+        self._woken = asyncio.Event()
         self._over = threading.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -88,72 +125,131 @@ class PeriodicRounds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def begun(self) -> list[asyncio.Task[None]]:
+        """Return the tasks of the rounds that run now."""
+        return [known.task for known in self._clusters.values() if known.task is not None]
+
     def wake(self, cluster: str) -> None:
-        """Schedule a round of ``cluster`` soon. Call this in the event loop.
+        """Request a round of ``cluster`` for an event. Call this in the event loop.
 
-        "" is ignored. It stands for a lost connection to the database, after which it is unknown
-        which clusters need a round. What was missed waits for the period.
+        "" stands for a lost connection to the database. Any event may have been missed meanwhile,
+        so every cluster of this replica gets a round.
         """
-        if cluster:
-            self._wakes.wake(cluster, self._clock.monotonic_s())
-            self._woken.set()
-
-    async def begin_woken(self) -> None:
-        """Begin the rounds that events asked for and that are due. Raises what the store raises."""
         now_s = self._clock.monotonic_s()
-        due = self._wakes.take_due(now_s)
-        for place, cluster in enumerate(due):
-            if cluster in self._running:  # it may have read the cluster earlier
-                self._wakes.wake(cluster, now_s + WAKE_GAP_S)
-                continue
-            try:
-                ours = await self._lease(cluster)
-            except TesseraError:
-                for left in due[place:]:
-                    self._wakes.wake(left, now_s + WAKE_GAP_S)
-                raise
-            if ours and cluster not in self._running:
-                self._begin(cluster, self._last.get(cluster, (0, 0.0))[0], woken=True)
+        if cluster:
+            self._ask(cluster, now_s)
+        else:
+            for name in [name for name, known in self._clusters.items() if known.ours]:
+                self._ask(name, now_s)
 
     async def tick(self) -> None:
         """Renew the leases and begin the rounds that are due. Raises what the store raises.
 
-        A cluster without a live job has no rounds and no lease, so empty clusters cost nothing. Its
-        first job has a round at the next tick.
+        A cluster without a live job has no rounds and no lease, so empty clusters cost nothing.
         """
         records = await self._calls.run(clusters_of, self._store)
-        for deleted in self._last.keys() - {record.name for record in records}:
-            del self._last[deleted]
+        for deleted in self._clusters.keys() - {record.name for record in records}:
+            if self._clusters[deleted].task is None:
+                del self._clusters[deleted]
         for record in records:
             if record.idle:
+                if (idle := self._clusters.get(record.name)) is not None:
+                    idle.leave()
                 continue
-            cluster, last_round = record.name, record.last_round
-            now_s = self._clock.monotonic_s()
-            seen, since_s = self._last.get(cluster, (last_round, -math.inf))
+            known = self._known(record.name)
             # A round that a call or another replica committed restarts the period.
-            if seen != last_round:
-                since_s = now_s
-            self._last[cluster] = (last_round, since_s)
-            ours = await self._lease(cluster)
-            if ours and now_s - since_s >= self._period_s and cluster not in self._running:
-                self._begin(cluster, last_round)
+            if known.last_round not in (None, record.last_round):
+                known.times.restart_period(self._clock.monotonic_s())
+            known.last_round = record.last_round
+            if not await self._lease(record.name):
+                known.leave()
+            elif not known.ours:  # the replica before may have missed events when it ended
+                known.ours = True
+                self._ask(record.name, self._clock.monotonic_s())
+        await self._look([name for name, known in self._clusters.items() if known.ours])
+        await self.begin_due()
+
+    async def begin_due(self) -> None:
+        """Begin the rounds that are due, and look for silent nodes. Raises what the store raises."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._resume_s:
+            return
+        try:
+            await self._look(
+                [name for name, known in self._clusters.items() if known.look_s <= now_s]
+            )
+            for name in sorted(self._clusters):
+                known = self._clusters.get(name)
+                if known is None or known.due_s() > now_s:
+                    continue
+                if not await self._lease(name):  # the replica that has it knows of the event, too
+                    known.leave()
+                    known.times.drop()
+                elif known.task is None:
+                    known.ours = True
+                    self._begin(name, known)
+        except TesseraError:
+            self._resume_s = now_s + self._spacing_s
+            raise
+
+    def _known(self, cluster: str) -> _ClusterRounds:
+        """Return what is known of a cluster, which is nothing at first."""
+        known = self._clusters.get(cluster)
+        if known is None:
+            known = _ClusterRounds(RoundTimes(self._spacing_s, self._period_s))
+            self._clusters[cluster] = known
+        return known
+
+    def _ask(self, cluster: str, at_s: float) -> None:
+        known = self._known(cluster)
+        before_s = known.due_s()
+        known.times.ask(at_s)
+        if known.due_s() < before_s:  # most events of a storm change nothing
+            self._woken.set()
 
     async def _lease(self, cluster: str) -> bool:
         """Take or renew the lease of ``cluster``, and return whether this replica holds it."""
         lease_s = self._tick_s * TICKS_PER_LEASE
         return await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
 
-    def _begin(self, cluster: str, last_round: int, *, woken: bool = False) -> None:
+    async def _look(self, clusters: list[str]) -> None:
+        """Read what time will bring to clusters, and request the rounds that this needs."""
+        waiting = [name for name in clusters if self._clusters[name].task is None]
+        if not waiting:
+            return
+        for name in waiting:
+            self._clusters[name].look_s = math.inf
+        outlooks = await self._calls.run(self._store.outlooks, waiting)
         now_s = self._clock.monotonic_s()
-        self._last[cluster] = (last_round, now_s)
-        self._wakes.begin(cluster, now_s)
-        task = asyncio.create_task(self._round(cluster, now_s, woken=woken))
-        self._running[cluster] = task
-        task.add_done_callback(partial(self._ended, cluster))
+        for name, outlook in outlooks.items():
+            known = self._clusters.get(name)
+            if known is not None and known.task is None:  # after a round it is read again
+                self._heed(name, known, outlook, now_s)
 
-    def begun(self) -> list[asyncio.Task[None]]:
-        """Return the tasks of the rounds that run now."""
-        return list(self._running.values())
+    def _heed(
+        self, cluster: str, known: _ClusterRounds, outlook: ClusterOutlook, now_s: float
+    ) -> None:
+        before, known.schedulable = known.schedulable, outlook.schedulable
+        if before not in (None, outlook.schedulable):  # a node fell silent or was heard again
+            self._ask(cluster, now_s)
+        known.look_s = now_s + outlook.look_in_s + LOOK_LATE_S
+        if known.failures:  # the next round is requested already, for later
+            return
+        due_s = known.due_s()
+        known.times.ask(now_s + outlook.event_in_s)
+        known.times.need(now_s + outlook.promises_due_in_s)
+        if known.due_s() < due_s:
+            self._woken.set()
+
+    def _begin(self, cluster: str, known: _ClusterRounds) -> None:
+        now_s = self._clock.monotonic_s()
+        asked = known.times.begin(now_s)
+        known.task = asyncio.create_task(self._round(cluster, known, now_s, asked=asked))
+        known.task.add_done_callback(partial(self._ended, known))
+
+    def _ended(self, known: _ClusterRounds, _task: asyncio.Task[None]) -> None:
+        known.task = None
+        self._woken.set()  # an event may have asked for another one
 
     async def _repeat(self) -> None:
         problem, next_tick_s = "", -math.inf  # a problem is logged once, not at each tick
@@ -162,7 +258,7 @@ class PeriodicRounds:
                 if self._clock.monotonic_s() >= next_tick_s:
                     next_tick_s = self._clock.monotonic_s() + self._tick_s
                     await self.tick()
-                await self.begin_woken()
+                await self.begin_due()
                 problem = ""
             except TesseraError as error:
                 if str(error) != problem:
@@ -172,16 +268,17 @@ class PeriodicRounds:
                 problem = str(error)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
                 log.exception("cannot begin periodic rounds", extra={"action": "tick_failed"})
-            next_s = min(next_tick_s, self._wakes.next_s())
+                self._resume_s = self._clock.monotonic_s() + self._spacing_s
             self._woken.clear()
+            next_s = min((known.next_s() for known in self._clusters.values()), default=math.inf)
+            next_s = min(next_tick_s, max(next_s, self._resume_s))
             with contextlib.suppress(TimeoutError):  # after the timeout something is due
                 async with asyncio.timeout(max(0.0, next_s - self._clock.monotonic_s())):
                     await self._woken.wait()
 
-    def _ended(self, cluster: str, _task: asyncio.Task[None]) -> None:
-        self._running.pop(cluster, None)
-
-    async def _round(self, cluster: str, now_s: float, *, woken: bool) -> None:
+    async def _round(
+        self, cluster: str, known: _ClusterRounds, now_s: float, *, asked: bool
+    ) -> None:
         end_s = now_s + self._deadline_s
         work = partial(
             self._rounds.schedule,
@@ -195,30 +292,36 @@ class PeriodicRounds:
         facts = {"action": "periodic_round_failed", "cluster": cluster}
         try:
             record = await self._round_calls.run(work)
-            self._last[cluster] = (record.summary.number, now_s)
-            await self._wake_for_retries(cluster)
+            known.last_round, known.failures = record.summary.number, 0
+            await self._look_after_round(cluster, known)
         except Conflict as error:
             log.info("%s", error, extra=facts)
-            if woken:  # the round that was committed in the meantime may not have seen the event
-                self.wake(cluster)
+            if asked:  # the round that was committed in the meantime may not have seen the event
+                self._ask(cluster, self._clock.monotonic_s())
         except TesseraError as error:
             log.warning("the periodic round of %s failed: %s", cluster, error, extra=facts)
+            self._try_again(cluster, known)
         except Exception:  # the outermost guard of one round
             log.exception("the periodic round of %s failed", cluster, extra=facts)
+            self._try_again(cluster, known)
 
-    async def _wake_for_retries(self, cluster: str) -> None:
-        """Schedule a round of ``cluster`` for when the next back-off of a job ends."""
+    def _try_again(self, cluster: str, known: _ClusterRounds) -> None:
+        """Request another round after one that failed, each time after twice as long."""
+        wait_s = min(self._spacing_s * 2.0 ** min(known.failures, 32), self._period_s, MAX_RETRY_S)
+        known.failures += 1
+        self._ask(cluster, self._clock.monotonic_s() + wait_s)
+
+    async def _look_after_round(self, cluster: str, known: _ClusterRounds) -> None:
         try:
-            retry_in_s = await self._calls.run(self._store.retry_in_s, cluster)
+            outlooks = await self._calls.run(self._store.outlooks, [cluster])
         except TesseraError as error:
-            facts = {"action": "retries_not_read", "cluster": cluster}
+            facts = {"action": "outlook_not_read", "cluster": cluster}
             log.warning(
-                "cannot read when failed jobs of %s may start again, so they wait for its next round: %s",
+                "cannot read when %s needs its next round, and try again at the next check: %s",
                 cluster,
                 error,
                 extra=facts,
             )
             return
-        if math.isfinite(retry_in_s):
-            self._wakes.wake(cluster, self._clock.monotonic_s() + retry_in_s)
-            self._woken.set()
+        if (outlook := outlooks.get(cluster)) is not None:
+            self._heed(cluster, known, outlook, self._clock.monotonic_s())

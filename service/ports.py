@@ -11,6 +11,7 @@ from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import (
+    ClusterOutlook,
     ClusterRecord,
     NodeRecord,
     NodeSpec,
@@ -360,7 +361,10 @@ class Store(Rounds, Protocol):
         ...
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
-        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs."""
+        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs.
+
+        The names may be any texts.
+        """
         ...
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
@@ -487,11 +491,8 @@ class Store(Rounds, Protocol):
         """Remove a batch of rows of deleted clusters; return whether there may be more."""
         ...
 
-    def retry_in_s(self, cluster: str) -> float:
-        """Return the seconds until the next back-off of a job ends.
-
-        It is inf if no job waits after a failure.
-        """
+    def outlooks(self, clusters: Collection[str]) -> Mapping[str, ClusterOutlook]:
+        """Return what time alone will bring to each of these clusters that exists, by name."""
         ...
 
     def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:

@@ -69,6 +69,7 @@ def _cluster_tasks(
         store,
         config.catalogue(),
         config.estimate_multiples(),
+        derives=config.estimate_cells,
         learns=config.learn,
         profiling=config.profiling(),
     )
@@ -145,11 +146,13 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
-        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds] = [purger]
-        if config.estimate_cells:
-            listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
-            tasks.append(cells)
-        tasks += [networks, pruning]
+        listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
+        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds] = [
+            purger,
+            cells,
+            networks,
+            pruning,
+        ]
         if config.period_s:
             periodic = PeriodicRounds(
                 store,
@@ -158,6 +161,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
                 calls=server.lease_calls,
                 round_calls=server.round_calls,
                 holder=holder,
+                spacing_s=config.round_spacing_s,
                 period_s=config.period_s,
                 deadline_s=min(config.period_s, config.default_deadline_s),
                 options=config.round_options(),
@@ -183,10 +187,21 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that any thread may call and that makes the call in the loop's thread."""
+    """Return a function that any thread may call and that makes the call in the loop's thread.
+
+    While a call waits for the loop, further ones with the same argument are the same call. A storm
+    of notices therefore takes no memory.
+    """
+    waiting = set[str]()
+
+    def make_call(cluster: str) -> None:
+        waiting.discard(cluster)  # before the call, so that a notice during it is not lost
+        call(cluster)
 
     def hand_over(cluster: str) -> None:
-        loop.call_soon_threadsafe(call, cluster)
+        if cluster not in waiting:
+            waiting.add(cluster)
+            loop.call_soon_threadsafe(make_call, cluster)
 
     return hand_over
 

@@ -27,7 +27,7 @@ from tessera.client import (
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.release import install_hint
 from tessera.service.agent.backoff import backoff_s
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import open_private, read_json, write_json
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc as rpc
 
@@ -408,8 +408,7 @@ def _certificate_facts(certificate: str) -> Any:
 
 
 def _write_private(path: Path, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+    with open(open_private(str(path)), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -64,6 +64,8 @@ class Gang:
     restart_s: float = 0.0
     command: tuple[str, ...] = ()
     runtime: str = ""  # name of the runtime; "" is the agent's own
+    execution_plan: str = ""
+    """Canonical JSON of the execution plan, as the server sent it; "" if it was not recorded."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
     network: NetworkPart | None = field(
         default=None, compare=False
@@ -91,7 +93,8 @@ class GangReport:
 
     A negative ``iterations_done`` and an ``iter_time_s`` of 0 mean that the value is unknown.
     ``period_s`` is the duration of an iteration and ``sent_bytes`` the bytes that this node sends
-    in one, both by the node's counters; 0 means unknown.
+    in one, both by the node's counters; 0 means unknown. ``runtime`` is the one that reported
+    ``iter_time_s``, or "" if its process does not say.
     """
 
     job: str
@@ -103,6 +106,7 @@ class GangReport:
     error: str = ""
     period_s: float = 0.0
     sent_bytes: float = 0.0
+    runtime: str = ""
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
@@ -139,6 +143,7 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         restart_s=m.restart_s,
         command=tuple(m.command),
         runtime=m.runtime,
+        execution_plan=m.execution_plan,
         job_number=m.job_number,
         network=_part(m.network) if m.HasField("network") else None,
     )
@@ -171,6 +176,7 @@ def observed_message(
             error=r.error,
             period_s=r.period_s,
             sent_bytes=r.sent_bytes,
+            runtime=r.runtime,
         )
         for r in reports
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeGuard
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.runtimes import fail_at
+from tessera.formulation.runtimes import REPLAY, fail_at
 from tessera.service.agent import replay_job
 from tessera.service.agent.files import read_json, read_start
 from tessera.service.agent.gangs import Gang
@@ -48,14 +48,23 @@ class ReplayRuntime:
         environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
     ) -> GangHandle:
         """Start the process. Raises InvalidInput (command is not ``fail-at N``), OSError."""
-        if not gang.iter_time_s > 0:
-            raise InvalidInput("iter_time_s", f"must be above 0, not {gang.iter_time_s}")
+        if not gang.iter_time_s >= 0:
+            raise InvalidInput("iter_time_s", f"must be at least 0, not {gang.iter_time_s}")
+        iter_time_s = gang.iter_time_s or UNKNOWN_ITER_TIME_S
+        if not gang.iter_time_s:
+            log.info(
+                "nobody knows the rate of %s, so it is replayed at %g s an iteration",
+                gang.job,
+                iter_time_s,
+                extra={"action": "start"},
+            )
         spec = {
+            "runtime": REPLAY,
             "directory": str(directory),
             "checkpoints": str(checkpoints),
             "generation": gang.generation,
             "job_number": gang.job_number,
-            "iter_time_s": gang.iter_time_s,
+            "iter_time_s": iter_time_s,
             "iterations_total": gang.iterations_total,
             "iterations_done": gang.iterations_done,
             "restart_s": gang.restart_s,
@@ -75,6 +84,9 @@ class ReplayRuntime:
 
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_ITER_TIME_S: Final = 1.0
+"""Simulated seconds of an iteration of a replayed job whose rate is unknown."""
 
 MAX_AMOUNT: Final = 1e18
 """The bound above which numbers of iterations and seconds mean nothing."""
@@ -149,7 +161,11 @@ class ReplayHandle:
         if len(numbers) < len(values):
             self._complain("progress.json", f"its values are {values}")
             return None
-        return Progress(iterations=numbers[0], iter_time_s=numbers[1])
+        runtime = written.get("runtime", "")
+        if not isinstance(runtime, str):
+            self._complain("progress.json", f"its runtime is {runtime!r}")
+            runtime = ""
+        return Progress(iterations=numbers[0], iter_time_s=numbers[1], runtime=runtime)
 
     def stop(self) -> None:
         """Ask the process to write a checkpoint and exit."""

@@ -56,10 +56,14 @@ def write_outcome(spec: dict[str, Any], outcome: str, error: str = "") -> int:
 
 
 def write_progress(spec: dict[str, Any], resumed: int, done: int) -> None:
-    """Write the progress. The measured iteration time is the expected one, by construction."""
-    measured_s = spec["iter_time_s"] if done > resumed else 0.0
+    """Write the progress.
+
+    The iteration time is the one that the process was given, so it says that it was replayed.
+    """
+    replayed_s = spec["iter_time_s"] if done > resumed else 0.0
     path = os.path.join(spec["directory"], "progress.json")
-    write_json(path, {"iterations": done, "iter_time_s": measured_s})
+    progress = {"iterations": done, "iter_time_s": replayed_s, "runtime": spec["runtime"]}
+    write_json(path, progress)
 
 
 def announce_running() -> None:

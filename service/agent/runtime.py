@@ -33,10 +33,15 @@ class GangExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of the whole job. ``iter_time_s`` is measured, and 0 while it is unknown."""
+    """The progress of the whole job, as its process reported it.
+
+    ``iter_time_s`` is 0 while it is unknown. ``runtime`` is the runtime of the process, or "" if
+    the process does not say.
+    """
 
     iterations: float
     iter_time_s: float
+    runtime: str = ""
 
 
 class GangHandle(Protocol):

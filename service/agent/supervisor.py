@@ -349,6 +349,7 @@ def _leader_report(local: LocalGang) -> GangReport:
         phase=local.phase,
         iterations_done=progress.iterations if progress else -1.0,
         iter_time_s=progress.iter_time_s if progress else 0.0,
+        runtime=progress.runtime if progress else "",
         error=local.error,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -40,7 +40,9 @@ from tessera.service.cli.importing import read_rows
 from tessera.service.cli.modelling import DescribedModel, with_model
 from tessera.service.cli.nodeshapes import NodeShapes, shapes_of
 from tessera.service.cli.options import parse_numbers
+from tessera.service.cli.planview import compare_stated
 from tessera.service.cli.render import err, print_note
+from tessera.service.cli.statedplan import GivenPlan, with_plan
 from tessera.simulator.traces.csv_writer import profiles_csv
 
 MAX_ESTIMATED_GPUS: Final = 512
@@ -125,12 +127,12 @@ def _option(text: str, *names: str, **rest: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **rest)
 
 
+@with_plan
 @with_model
 def estimate(
     model: DescribedModel,
-    count: Annotated[
-        int, _option("Number of GPUs.", "--count", "-n", min=1, max=MAX_ESTIMATED_GPUS)
-    ],
+    plan: GivenPlan | None,
+    count: Annotated[int, _option("Number of GPUs.", "--count", "-n", min=1, max=limits.MAX_GPUS)],
     gpu: Annotated[str, _option("GPU type, e.g. a100.", "--gpu", "-g", metavar="TYPE")] = "",
     nodes: Annotated[
         int | None,
@@ -220,6 +222,11 @@ def estimate(
     If a server answers, the nodes and memory of its cluster are assumed. A job then gets the same estimate
     there, unless measurements of jobs have corrected it. Without a server, those of data sheets are assumed.
     """
+    if plan is None and count > MAX_ESTIMATED_GPUS:
+        raise InvalidInput(
+            "--count",
+            f"must be at most {MAX_ESTIMATED_GPUS} for a search; state a plan (--plan, --tp ...) for more",
+        )
     named = bool(server or cluster)
     shapes = shapes_of(
         server,
@@ -231,6 +238,13 @@ def estimate(
     types = [shapes.hardware(kind) for kind in known]
     sources = TimeSources.of(collectives, network, profile)
     sources.check(model)
+    if plan is not None:
+        _refuse_with_plan({"--all": every, "--stages": stages, "--write": write})
+        kind = _type(gpu, types)
+        setting = sources.setting(model, kind, _shape(kind, count, nodes))
+        compare_stated(model, setting, plan, planner, as_json=as_json, most_gpus=MAX_ESTIMATED_GPUS)
+        print_note(shapes.describe(kind))
+        return
     if every:
         if gpu or nodes:
             raise InvalidInput("--all", "cannot be combined with --gpu or --nodes")
@@ -247,6 +261,12 @@ def estimate(
         print_note(assumption)
     if write is not None:
         _write(write, model, answers, sources.provenance(planner), sources.source)
+
+
+def _refuse_with_plan(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if value:
+            raise InvalidInput(name, "cannot be combined with a stated plan (--plan, --tp ...)")
 
 
 def _answers(

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from tessera.estimator.hardware import GIB, Hardware
 from tessera.estimator.memory import Overflow, UsableMemory, limit_bytes
-from tessera.estimator.plans import Plan, Shape, Stage
+from tessera.estimator.plans import PricedPlan, Shape
+from tessera.formulation.execution_plan import PlanStage
 from tessera.service.cli.modelling import DescribedModel
 from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
 
@@ -31,7 +32,7 @@ class DegreeEstimates:
 
     hardware: Hardware
     shape: Shape
-    cells: Mapping[int, Plan]
+    cells: Mapping[int, PricedPlan]
     room: UsableMemory
     missed: Mapping[int, Overflow | None]
     without: Mapping[int, str]
@@ -54,7 +55,7 @@ class _CellRow:
     model: DescribedModel
     answer: DegreeEstimates
     degree: int
-    plan: Plan
+    plan: PricedPlan
     best: bool
 
     @property
@@ -83,7 +84,7 @@ def show_estimates(
         print_note(text)
 
 
-def short_plan(stages: Sequence[Stage]) -> str:
+def short_plan(stages: Sequence[PlanStage]) -> str:
     """Return an execution plan in short, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
     parts = []
     for degrees, equal_stages in groupby(map(_degrees, stages)):
@@ -92,13 +93,13 @@ def short_plan(stages: Sequence[Stage]) -> str:
     return " + ".join(parts)
 
 
-def _degrees(stage: Stage) -> str:
+def _degrees(stage: PlanStage) -> str:
     parts = [f"dp{stage.dp}"] * (stage.dp > 1 or stage.tp == 1)
     parts += [f"tp{stage.tp}"] * (stage.tp > 1) + [f"ep{stage.ep}"] * (stage.ep > 1)
     return " ".join([*parts, "sp"] if stage.sp else parts)
 
 
-def stage_layers(stages: Sequence[Stage]) -> str:
+def stage_layers(stages: Sequence[PlanStage]) -> str:
     """Return the number of layers of each stage, e.g. ``4+4+4+4``."""
     return "+".join(str(stage.end - stage.start) for stage in stages)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -81,12 +82,23 @@ def import_profiles(
             "--skip-unknown-types", help="Skip estimates on GPU types that the cluster lacks."
         ),
     ] = False,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete",
+            help="The file has every shape on which its workloads run on its GPU types. Other shapes"
+            " are taken not to run.",
+        ),
+    ] = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
 ) -> None:
-    """Import measured or estimated iteration times. They replace existing estimates of the same Cells."""
-    records = read_rows(profiles_of, file)
+    """Import measured or estimated iteration times. They replace existing estimates of the same Cells.
+
+    Without `--complete`, the speed on a shape that the file lacks is inferred from the other shapes.
+    """
+    records = read_rows(partial(profiles_of, complete=complete), file)
     to = cluster_name(cluster)
     with connect(server) as client:
         known = _gpu_types(client, to)
@@ -338,6 +350,7 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         nodes=cell.nodes,
         source=_SOURCES[record.source],
         provenance=record.provenance,
+        complete=record.complete,
     )
     if math.isfinite(record.iter_time_s):
         message.iter_time_s = record.iter_time_s

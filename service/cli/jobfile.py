@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
 from tessera.estimator.schemas import check_value, number_between, whole_between
+from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
@@ -44,6 +46,9 @@ class JobEntry(FileEntry):
     profile: bool = False
     min_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
     max_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
+    plan: Text = ""
+    """The file of an execution plan. A relative path begins at the folder of the job's file."""
+    plan_first: bool = False
 
 
 class JobsEntry(FileEntry):
@@ -125,6 +130,12 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         max_gpus=job.max_gpus,
         max_retries=job.max_retries,
     )
+    if job.plan:
+        folder = Path(where.partition(": ")[0]).parent if where != "-" else Path()
+        message.stated_plan = read_plan_file(f"{where}: plan", str(folder / job.plan))
+    if job.plan_first and not job.plan:
+        raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
+    message.stated_plan_first = job.plan_first
     if job.restart is not None:
         message.restart.CopyFrom(options.to_duration(job.restart))
     if job.deadline is not None:
@@ -136,3 +147,14 @@ def _moment(where: str, value: object, now: Timestamp) -> Timestamp:
     if isinstance(value, datetime):
         return options.to_timestamp(where, value)
     return options.parse_time(where, str(value), now)
+
+
+def read_plan_file(field: str, path: str) -> str:
+    """Return the text of an execution plan's file, or "" without a path. The server reads it."""
+    if not path:
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(STATED_PLAN.size_bytes + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(field, f"{path} cannot be read: {error}") from error

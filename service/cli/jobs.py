@@ -11,6 +11,7 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
+from tessera.service.cli.jobfile import read_plan_file
 from tessera.service.cli.jobview import JobDetails, print_warnings, show_job, show_jobs
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.networks import describe_job_part
@@ -126,6 +127,20 @@ def submit_jobs(
             " jobs and train nothing, so leave it out, or give 'fail-at N' to make the job fail."
         ),
     ] = "",
+    plan: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Execution plan by which the job runs: Tessera's JSON, arguments of Megatron-LM, TOML of"
+            " torchtitan, or JSON of DeepSpeed. Without it, rounds choose the plans.",
+        ),
+    ] = "",
+    plan_first: Annotated[
+        bool,
+        typer.Option(
+            "--plan-first", help="Use --plan for the first start only. Then rounds may choose."
+        ),
+    ] = False,
     profile: Annotated[
         bool,
         typer.Option(
@@ -157,7 +172,11 @@ def submit_jobs(
         profile=profile,
         min_gpus=min_gpus or 0,
         max_gpus=max_gpus or 0,
+        stated_plan=read_plan_file("--plan", plan),
+        stated_plan_first=plan_first,
     )
+    if plan_first and not plan:
+        raise InvalidInput("--plan-first", "needs --plan, the plan of the first start")
     if restart:
         job.restart.CopyFrom(options.to_duration(options.parse_seconds("--restart", restart)))
     if deadline is not None:

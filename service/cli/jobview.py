@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import RenderableType
 from rich.text import Text
 
+from tessera.formulation.execution_plan import read_execution_plan
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import (
@@ -29,6 +30,9 @@ from tessera.service.cli.render import (
 )
 from tessera.v1 import estimates_pb2, jobs_pb2
 
+DIGEST_DIGITS: Final = 12
+"""Digits of a plan's digest that are shown."""
+
 REFUSED_DEADLINE_CODES: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
 """Reason codes of jobs whose deadline will not be met."""
 
@@ -41,7 +45,7 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         Column("MODEL", lambda j: workload_key(j.workload)),
         Column("REQUESTED", lambda j: str(j.requested_gpus), right=True),
         Column(
-            "RUNS ON", lambda j: cell_text(j.allocation.cell) if j.HasField("allocation") else ""
+            "RUNS ON", lambda j: allocation_text(j.allocation) if j.HasField("allocation") else ""
         ),
         Column("DONE %", lambda j: format_percent(j.iterations_done, j.iterations), right=True),
         Column("AGE", lambda j: format_age(j.create_time, now), right=True),
@@ -71,7 +75,12 @@ def cell_text(value: estimates_pb2.Cell) -> str:
     text = f"{value.gpus} x {value.gpu_type}"
     if value.pipeline_degree:
         text += f", pp {value.pipeline_degree}"
-    return f"{text}, plan {value.plan}" if value.plan else text
+    return text
+
+
+def allocation_text(held: jobs_pb2.Allocation) -> str:
+    """Return the Cell of an allocation, and whether its rate is unknown."""
+    return cell_text(held.cell) + ("" if held.rate else ", unknown rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +138,7 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("restart cost", format_span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
+        ("stated plan", _stated_plan_text(job)),
         ("command", " ".join(job.command)),
     ]
 
@@ -183,9 +193,45 @@ def _allocation_facts(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
     )
     return [
         ("runs on", cell_text(held.cell)),
+        ("execution plan", _plan_text(held)),
         ("nodes", shares),
-        ("rate", f"{format_number(held.rate)} samples/s expected"),
+        ("rate", _rate_text(held)),
+        ("iteration", _reported_text(held)),
     ]
+
+
+def _stated_plan_text(job: jobs_pb2.Job) -> str:
+    if not job.stated_plan:
+        return ""
+    plan = read_execution_plan("stated_plan", job.stated_plan)
+    use = "first start only" if job.stated_plan_first else "always"
+    return f"{plan} ({plan.digest[:DIGEST_DIGITS]}), {use}"
+
+
+def _rate_text(held: jobs_pb2.Allocation) -> str:
+    if held.rate:
+        return f"{format_number(held.rate)} samples/s expected"
+    return (
+        "unknown, as nothing is known of its model; it keeps what it requested until it is measured"
+    )
+
+
+def _reported_text(held: jobs_pb2.Allocation) -> str:
+    """Return the iteration time that the job's process reported, or "" before there is one."""
+    if not held.iter_time_s:
+        return ""
+    if held.iter_time_source == estimates_pb2.REPLAYED:
+        source = "replayed: nothing is trained, so it repeats the expected time"
+    else:
+        source = "measured"
+    return f"{format_number(held.iter_time_s)} s, {source}"
+
+
+def _plan_text(held: jobs_pb2.Allocation) -> str:
+    if not held.execution_plan:
+        return ""
+    plan = read_execution_plan("execution_plan", held.execution_plan)
+    return f"{plan} ({held.cell.plan[:DIGEST_DIGITS]})"
 
 
 LEG_COLUMNS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
@@ -216,6 +262,8 @@ def _deadline(job: jobs_pb2.Job) -> str:
         return f"{deadline}, refused" + (
             f"; the earliest that could be met is {earliest}" if earliest else ""
         )
+    if job.HasField("allocation") and not job.allocation.rate:
+        return f"{deadline}, not promised, because the job's rate is unknown"
     return f"{deadline}, not promised"
 
 

@@ -77,24 +77,25 @@ def show_list(
     response: Message, items: Sequence[_N], columns: Sequence[Column[_N]], output: Output
 ) -> None:
     """Print ``response`` as JSON or YAML, or its ``items`` as a table or as names."""
-    if show_message(response, output):
-        return
-    if output is Output.NAME:
-        for item in items:
-            print_line(item.name)
-    elif items:
-        console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
+    show_items(response, items, columns, output, lambda item: item.name)
 
 
 def show_items(
-    response: Message, items: Sequence[_M], columns: Sequence[Column[_M]], output: Output
+    response: Message,
+    items: Sequence[_M],
+    columns: Sequence[Column[_M]],
+    output: Output,
+    name_of: Callable[[_M], str] | None = None,
 ) -> None:
-    """Print ``response`` as JSON or YAML, its ``items`` as a table, or the first column alone."""
+    """Print ``response`` as JSON or YAML, or its ``items`` as a table or as names.
+
+    Without ``name_of``, the first column has the names.
+    """
     if show_message(response, output):
         return
     if output is Output.NAME:
         for item in items:
-            print_line(columns[0].value(item))
+            print_line((name_of or columns[0].value)(item))
     elif items:
         console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tessera.client import ChannelRefused, Login, load_login, save_login
-from tessera.client.logins import login_path
+from tessera.client.logins import hold_lock, login_path
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import TesseraError
 from tessera.service.cli.deviceflow import (
@@ -92,16 +92,10 @@ def _has_ended(error: TesseraError) -> bool:
 
 @contextlib.contextmanager
 def _hold_lock() -> Iterator[None]:
-    # Only some systems have this, and most callers never log in.
-    import fcntl  # noqa: PLC0415
-
     folder = login_path(os.environ).parent
-    try:
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ChannelRefused(f"{folder} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(folder / LOCK_NAME))
+        except OSError as error:
+            raise ChannelRefused(f"{folder} cannot be written: {error.strerror}") from error
         yield
-    finally:
-        os.close(descriptor)

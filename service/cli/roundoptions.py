@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse_objective
-from tessera.formulation.policy import MAX_CAUTION, NETWORK_LEVELS, Policy
+from tessera.formulation.policy import DEFAULT_OBJECTIVE, MAX_CAUTION, NETWORK_LEVELS, Policy
 from tessera.service.cli import limits, options
 from tessera.v1 import scheduler_pb2
 
@@ -83,7 +83,8 @@ def _objective_options(
         Text,
         _option(
             _OBJECTIVE,
-            "What to maximize or minimize, e.g. 'deadline then jct'; see above. Default: throughput.",
+            "What to maximize or minimize, e.g. 'deadline then jct'; see above."
+            f" Default: {DEFAULT_OBJECTIVE}.",
         ),
     ] = None,
     scheduler: Annotated[
@@ -153,7 +154,7 @@ def _objective_options(
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
-    _check("--objective", lambda: parse_objective(objective or "throughput"))
+    _check("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     chosen = scheduler_pb2.RoundOptions(
         objective=objective,

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.policy import NETWORK_LEVELS
-from tessera.service.cli.jobview import cell_text
+from tessera.service.cli.jobview import allocation_text
 from tessera.service.cli.names import short_name
 from tessera.service.cli.render import (
     Column,
@@ -206,7 +206,7 @@ def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
         Column("JOB", lambda d: short_name(d.job)),
         Column("DECISION", lambda d: d.kind + (" (opportunistic)" if d.opportunistic else "")),
         Column(
-            "RUNS ON", lambda d: cell_text(d.allocation.cell) if d.HasField("allocation") else ""
+            "RUNS ON", lambda d: allocation_text(d.allocation) if d.HasField("allocation") else ""
         ),
         Column("NODES", _nodes),
         Column("DEADLINE", lambda d: "promised" if d.admitted else ""),

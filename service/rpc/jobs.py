@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
+from tessera.formulation.values import Workload
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
@@ -22,6 +25,7 @@ from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
 from tessera.service.rpc.visibility import hide_in_job
 from tessera.service.standing_policy import unheeded_wishes
+from tessera.service.stated_plans import read_job_plan
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
@@ -183,7 +187,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _spec(self, prefix: str, cluster: str, request: pb.SubmitJobRequest) -> JobSpec:
         name = names.require_identifier(f"{prefix}job_id", request.job_id or self._new_id())
-        return convert.to_job_spec(f"{prefix}job", cluster, name, request.job)
+
+        def read_plan(field: str, text: str, workload: Workload, gpus: int) -> ExecutionPlan:
+            models = partial(self._store.list_models, cluster)
+            return read_job_plan(field, text, workload, gpus, models)
+
+        return convert.to_job_spec(f"{prefix}job", cluster, name, request.job, read_plan)
 
     def _require_future(self, field: str, spec: JobSpec) -> None:
         """Refuse a deadline that has passed.

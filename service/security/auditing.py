@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import grpc
@@ -32,13 +31,12 @@ AUDITED_CODES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The facts that make two refusals alike: all but the request's id and the caller's port."""
+@dataclass(slots=True)
+class _Alike:
+    """The refusals that are alike and wait: the first request's id, and their number."""
 
-    call: AuditedCall
-    outcome: str
-    detail: str
+    request_id: str
+    count: int = 0
 
 
 class RefusalRecorder:
@@ -50,8 +48,8 @@ class RefusalRecorder:
 
     def __init__(self, store: Callable[[Sequence[Refusal]], Awaitable[None]]) -> None:
         self._store = store
-        self._waiting: Counter[_Kind] = Counter()
-        self._ids: dict[_Kind, str] = {}
+        # By what makes them alike: all but the request's id and the caller's port.
+        self._waiting: dict[Refusal, _Alike] = {}
         self._lost = 0
         self._notice = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -70,13 +68,16 @@ class RefusalRecorder:
     def note(self, call: AuditedCall, code: grpc.StatusCode, detail: str) -> None:
         """Note a refused call."""
         peer = call.peer.rpartition(":")[0] or call.peer
-        kind = _Kind(
-            replace(call, request_id="", peer=peer), code.name, hide_secrets(detail)[:MAX_DETAIL]
+        kind = Refusal(
+            **asdict(replace(call, request_id="", peer=peer)),
+            outcome=code.name,
+            detail=hide_secrets(detail)[:MAX_DETAIL],
+            count=0,
         )
-        if kind not in self._waiting and len(self._waiting) >= MAX_WAITING:
-            self._lost += 1
+        is_new = kind not in self._waiting
+        if not self._add(kind, call.request_id, 1):
             return
-        if kind not in self._waiting:  # else the same line was logged within the last second
+        if is_new:  # else the same line was logged within the last second
             log.warning(
                 "%s: %s of %s from %s: %s",
                 kind.outcome,
@@ -86,9 +87,15 @@ class RefusalRecorder:
                 kind.detail,
                 extra={"action": "call_refused"},
             )
-        self._ids.setdefault(kind, call.request_id)
-        self._waiting[kind] += 1
         self._notice.set()
+
+    def _add(self, kind: Refusal, request_id: str, count: int) -> bool:
+        """Let refusals wait if there is room for them; return whether there is."""
+        if kind not in self._waiting and len(self._waiting) >= MAX_WAITING:
+            self._lost += count
+            return False
+        self._waiting.setdefault(kind, _Alike(request_id)).count += count
+        return True
 
     async def _repeat(self) -> None:
         while True:
@@ -99,8 +106,8 @@ class RefusalRecorder:
 
     async def _flush(self) -> None:
         """Store what waits. After a failure it goes on waiting, up to the limit."""
-        waiting, ids, lost = self._waiting, self._ids, self._lost
-        self._waiting, self._ids, self._lost = Counter(), {}, 0
+        waiting, lost = self._waiting, self._lost
+        self._waiting, self._lost = {}, 0
         if lost:
             log.error(
                 "%d refused calls are missing in the audit log: too many different ones at once",
@@ -110,33 +117,18 @@ class RefusalRecorder:
         if not waiting:
             return
         refusals = [
-            Refusal(
-                subject=kind.call.subject,
-                role=kind.call.role,
-                key=kind.call.key,
-                method=kind.call.method,
-                target=kind.call.target,
-                peer=kind.call.peer,
-                request_id=ids.get(kind, ""),
-                outcome=kind.outcome,
-                detail=kind.detail,
-                count=count,
-            )
-            for kind, count in waiting.items()
+            replace(kind, request_id=alike.request_id, count=alike.count)
+            for kind, alike in waiting.items()
         ]
         try:
             await self._store(refusals)
         except TesseraError as error:
             log.error(
                 "%d refused calls are not in the audit log yet: %s",
-                waiting.total(),
+                sum(alike.count for alike in waiting.values()),
                 error,
                 extra={"action": "audit_failed"},
             )
-            for kind, count in waiting.items():
-                if kind in self._waiting or len(self._waiting) < MAX_WAITING:
-                    self._waiting[kind] += count
-                    self._ids.setdefault(kind, ids.get(kind, ""))
-                else:
-                    self._lost += count
+            for kind, alike in waiting.items():
+                self._add(kind, alike.request_id, alike.count)
             self._notice.set()

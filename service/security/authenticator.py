@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,9 +21,6 @@ from tessera.service.security.authority import AgentIdentity, read_agent_identit
 from tessera.service.security.limits import CallRate
 from tessera.service.security.ports import AccessStore
 
-log = logging.getLogger(__name__)
-
-K = TypeVar("K")
 V = TypeVar("V")
 
 FRESH_S: Final = 10.0

@@ -49,16 +49,14 @@ class Visit:
     rule: Rule
     peer: str
     identity: Identity
-    target: str = ""
-    request_id: str = ""
+    request: Message | None = None
 
     async def admit(self, request: Message | None) -> None:
         """Check that the call may begin, and set what the task of the call is known by.
 
         ``request`` is None for a stream of requests. Raises what ``Admission.admit`` raises.
         """
-        self.target = _shown(find_target(request))
-        self.request_id = _shown(getattr(request, "request_id", ""))
+        self.request = request
         cluster = find_cluster(request) if request is not None else ""
         known = self.identity.is_verified and self.identity is not _NOBODY
         client = self.identity.subject if known else client_of(self.peer)
@@ -75,9 +73,9 @@ class Visit:
             role="" if self.identity is _NOBODY else self.identity.role,
             key=self.identity.key,
             method=short_method(self.method),
-            target=self.target,
+            target=_shown(find_target(self.request)),
             peer=self.peer,
-            request_id=self.request_id,
+            request_id=_shown(getattr(self.request, "request_id", "")),
         )
 
 

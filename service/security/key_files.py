@@ -17,16 +17,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from tessera.client.secretfiles import MAX_FILE_BYTES, OTHERS_RIGHTS
 from tessera.formulation.errors import InvalidInput
 from tessera.service.security.authority import KeyedCertificate, PrivateKey
-
-MAX_FILE_BYTES: Final = 4 << 20
-"""Largest size of a file. The certificates of all public authorities take a quarter of a MiB."""
-
-MAY_READ_ONLY: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-"""The rights that nobody but the owner may have on a private file. Its group may read it, as
-Kubernetes mounts secrets.
-"""
 
 _BEGIN_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _BEGIN_KEY: Final = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
@@ -46,7 +39,7 @@ def read_file(path: Path, *, private: bool = False) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidInput(place, "is not a regular file; correct the path")
-            if private and status.st_mode & MAY_READ_ONLY:
+            if private and status.st_mode & OTHERS_RIGHTS:
                 raise InvalidInput(
                     place,
                     f"is a secret, but other users can read or change it; run chmod 600 {path}",

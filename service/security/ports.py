@@ -101,21 +101,10 @@ class AccessStore(Protocol):
         """Return those of ``serials`` that are revoked. Unknown ones are not."""
         ...
 
-    def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
-        """Return the tenant of each of these jobs that exists. A missing cluster has no jobs.
-
-        The names may be any texts.
-        """
-        ...
-
     def add_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Add refused calls to the audit log. Long texts are cut off."""
         ...
 
     def list_audit(self, chosen: AuditFilter, before: int, limit: int) -> list[AuditRecord]:
         """Return entries with a number below ``before`` (0: all), the newest first."""
-        ...
-
-    def prune_audit(self, keep_s: float) -> int:
-        """Delete a bounded number of entries older than ``keep_s``; return how many."""
         ...

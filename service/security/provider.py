@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http
 import http.client
-import ipaddress
 import json
 import ssl
 import time
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tessera.client import is_loopback
 from tessera.formulation.errors import InvalidInput, Unavailable
 
 TIMEOUT_S: Final = 5.0
@@ -168,15 +168,7 @@ def is_secure(url: str) -> bool:
 
 
 def _is_loopback(url: str) -> bool:
-    host = _host(url)
-    if _scheme(url) != "http":
-        return False
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return _scheme(url) == "http" and is_loopback(_host(url))
 
 
 def _scheme(url: str) -> str:

@@ -177,7 +177,11 @@ def test_importing_estimates_again_replaces_later_changes(
     request = estimates_pb2.ListCellsRequest(parent="clusters/c")
     with connect(address) as client:
         cells = client.call(client.estimates.ListCells, request).cells
-    assert [c.iter_time_s for c in cells if c.cell.gpus == 4] == [2.0]
+        assert [c.iter_time_s for c in cells if c.cell.gpus == 4] == [2.0]
+        assert not any(c.complete for c in cells)
+        tessera("import", "profiles", str(file), "--complete")
+        cells = client.call(client.estimates.ListCells, request).cells
+        assert all(c.complete for c in cells)
 
 
 def test_profiles_of_types_that_the_cluster_lacks_are_refused_or_skipped(

@@ -481,14 +481,12 @@ def test_ended_tokens_and_expired_certificates_are_pruned(
     assert [t.spec.name for t in access.list_tokens(with_ended=True)] == ["stays"]
 
 
-def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
+def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(cluster: PostgresStore) -> None:
     submit(cluster, a_spec("a", tenant="nlp"), a_spec("b"))
-    assert access.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
-    assert access.tenants_of_jobs("x", ["a"]) == {}
-    assert access.tenants_of_jobs("x\0", ["a"]) == {}
-    assert access.tenants_of_jobs(C, []) == {}
+    assert cluster.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
+    assert cluster.tenants_of_jobs("x", ["a"]) == {}
+    assert cluster.tenants_of_jobs("x\0", ["a"]) == {}
+    assert cluster.tenants_of_jobs(C, []) == {}
 
 
 CALLS: dict[str, Callable[[AccessStore], object]] = {
@@ -498,7 +496,6 @@ CALLS: dict[str, Callable[[AccessStore], object]] = {
     "revoked_certificates": lambda a: a.revoked_certificates(["a"]),
     "add_refusals": lambda a: a.add_refusals([]),
     "list_audit": lambda a: a.list_audit(AuditFilter(), 0, 9),
-    "prune_audit": lambda a: a.prune_audit(0.0),
 }
 
 

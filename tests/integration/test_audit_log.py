@@ -243,7 +243,7 @@ def test_every_change_of_identities_adds_an_entry(
         lambda: access.list_tokens(with_ended=True),
         lambda: access.list_certificates(C),
         lambda: access.add_refusals([]),
-        lambda: access.prune_audit(1e9),
+        lambda: cluster.prune_batch(C, Retention(audit_s=1e9)),
     ]
     with audit("read"):
         for read in reads:
@@ -370,13 +370,20 @@ def add_old_entries(database: Database, days: int, count: int) -> None:
 
 
 def test_old_entries_are_pruned_in_bounded_batches(
-    access: AccessStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    access: AccessStore,
+    cluster: PostgresStore,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
     add_old_entries(database, 400, 5)
     access.add_refusals([a_refusal()])
-    assert [access.prune_audit(365 * 86_400.0) for _ in range(4)] == [2, 2, 1, 0]
-    assert access.prune_audit(float("inf")) == 0
+
+    def prune_entries(keep_s: float) -> int:
+        return cluster.prune_batch(C, Retention(audit_s=keep_s))["audit_log"]
+
+    assert [prune_entries(365 * 86_400.0) for _ in range(4)] == [2, 2, 1, 0]
+    assert prune_entries(float("inf")) == 0
     assert len(entries(access)) == 1
 
 

@@ -35,6 +35,7 @@ from tests.support.stored_cluster import (
     run,
     submit,
 )
+from tests.support.training import TRAINER
 
 PUBLISHED = Workload(model="bert", params="1.3B", global_batch=256)
 MOE = Workload(model="moe", params="690M", global_batch=256)
@@ -201,9 +202,9 @@ def test_a_job_says_that_its_cells_are_being_made(
     reasons: list[str] = []
     real = Estimator.cells
 
-    def cells(self: Estimator, *args: Any) -> Any:
+    def cells(self: Estimator, *args: Any, **options: Any) -> Any:
         reasons.append(reason_text(store, "j"))
-        return real(self, *args)
+        return real(self, *args, **options)
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
@@ -217,10 +218,10 @@ def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
     submit(store, a_spec("bad", workload=MOE), a_spec("good", workload=PUBLISHED))
     real = Estimator.cells
 
-    def cells(self: Estimator, workload: Workload, *args: Any) -> Any:
+    def cells(self: Estimator, workload: Workload, *args: Any, **options: Any) -> Any:
         if workload == MOE:
             raise TesseraError("its experts are on strike")
-        return real(self, workload, *args)
+        return real(self, workload, *args, **options)
 
     monkeypatch.setattr(Estimator, "cells", cells)
     a_deriving(store).derive(C)
@@ -236,40 +237,66 @@ def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None
     assert cells_of(store, PUBLISHED) == []
 
 
-def measure_job(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
+def measure_job(
+    store: PostgresStore, name: str, gpus: int, iter_time_s: float, runtime: str = TRAINER
+) -> None:
     """Let a job run on a Cell of degree 1 long enough to be measured."""
     run(store, **{name: [("a100-0", list(range(gpus)))]})
     for done in range(1, 8):
-        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s)
+        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=runtime)
 
 
+def computed_cells(
+    store: PostgresStore, workload: Workload
+) -> dict[tuple[int, int], EstimateRecord]:
+    """Return the computed estimates on one node, by GPUs and pipeline degree."""
+    return {
+        (r.cell.gpus, r.cell.pipeline_degree): r
+        for r in cells_of(store, workload)
+        if r.source is EstimateSource.ANALYTIC and r.cell.nodes == 1
+    }
+
+
+@pytest.mark.usefixtures("trainer")
 def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
     submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
     deriving = a_deriving(store)
     assert deriving.derive(C) == 2
-    before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
-    others = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
+    before, others = computed_cells(store, PUBLISHED), computed_cells(store, MOE)
     slow = 1.5 * before[2, 1].iter_time_s
     measure_job(store, "runs", 2, slow)
     assert deriving.derive(C) == 2
-    after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
-    own, like = after[2, 1], after[2, 2]
-    assert (own.source, own.iter_time_s) == (EstimateSource.MEASURED, slow)
+    (own,) = (r for r in cells_of(store, PUBLISHED) if r.source is EstimateSource.MEASURED)
+    assert (own.cell.gpus, own.cell.pipeline_degree, own.iter_time_s) == (2, 1, slow)
     assert own.provenance == "median of 1 run here"
-    assert like.source is EstimateSource.ANALYTIC
+    assert own.plan == before[2, 1].plan
+    like, now = computed_cells(store, PUBLISHED)[2, 2], computed_cells(store, MOE)
     assert like.iter_time_s > 1.2 * before[2, 2].iter_time_s
     assert like.sd is not None
     assert before[2, 2].sd is not None
     assert like.sd < before[2, 2].sd
     assert "calibrated on 1 measurements" in like.provenance
-    now = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, MOE)}
     # The type is slower than its data sheet.
     assert now[2, 1].iter_time_s > others[2, 1].iter_time_s
     assert deriving.derive(C) == 0
 
 
+def test_a_replayed_job_teaches_nothing_and_narrows_no_uncertainty(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
+    submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
+    deriving = a_deriving(store)
+    deriving.derive(C)
+    before = cells_of(store, PUBLISHED), cells_of(store, MOE)
+    own = computed_cells(store, PUBLISHED)[2, 1].iter_time_s
+    measure_job(store, "runs", 2, own, runtime="replay")
+    assert deriving.derive(C) == 0
+    assert (cells_of(store, PUBLISHED), cells_of(store, MOE)) == before
+
+
+@pytest.mark.usefixtures("trainer")
 def test_without_learning_measurements_change_nothing(store: PostgresStore) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
@@ -281,6 +308,7 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
     assert cells_of(store, PUBLISHED) == before
 
 
+@pytest.mark.usefixtures("trainer")
 def test_a_measurement_does_not_replace_a_user_estimate(store: PostgresStore) -> None:
     a_bare_cluster(store)
     users = a_record(1, iter_time_s=1.0, source=EstimateSource.PROFILED)
@@ -293,13 +321,14 @@ def test_a_measurement_does_not_replace_a_user_estimate(store: PostgresStore) ->
     ]
 
 
+@pytest.mark.usefixtures("trainer")
 def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresStore) -> None:
     a_bare_cluster(store)
     do(store, lambda w: w.upsert_estimates(C, [a_record(2, nodes=1, iter_time_s=1.0)]))
     submit(store, a_spec("runs", requested_gpus=2))
     run(store, runs=[("a100-0", [0]), ("a100-1", [0])])
     for done in range(1, 8):
-        agents_report(store, iterations_done=float(done), iter_time_s=3.0)
+        agents_report(store, iterations_done=float(done), iter_time_s=3.0, runtime=TRAINER)
     a_deriving(store).derive(C)
     assert [(r.cell.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
 

@@ -31,12 +31,12 @@ def test_new_workloads_are_estimated_between_lease_renewals(
     wake_ups: list[str] = []
     real = Estimator.cells
 
-    def cells(self: Estimator, workload: Workload, *args: Any) -> Any:
+    def cells(self: Estimator, workload: Workload, *args: Any, **options: Any) -> Any:
         estimated.append(workload)
         if not wake_ups:
             submit(store, a_spec("new", workload=NEW))
             wake_ups.append("woken")
-        return real(self, workload, *args)
+        return real(self, workload, *args, **options)
 
     monkeypatch.setattr(Estimator, "cells", cells)
 

@@ -11,13 +11,10 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
-from tessera.service.rpc.calls import Calls
 from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.patience import PATIENCE_S
@@ -164,11 +161,11 @@ def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
     assert (reason.code, job(one, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
     assert len(reason.message) < 400
     prolong_back_off(database)
-    assert 0 < one.retry_in_s(C) <= 3600
+    assert 0 < one.outlooks([C])[C].event_in_s <= 3600
     decide(one)
     end_back_off(database)
     assert "the next round may start it" in reason_of(one).message
-    assert one.retry_in_s(C) == float("inf")
+    assert one.outlooks([C])[C].event_in_s == float("inf")
 
 
 def test_a_released_job_is_retried_at_once(one: PostgresStore, database: Database) -> None:
@@ -262,105 +259,3 @@ async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_
         await asyncio.to_thread(prolong_back_off, database)
         await until(lambda: states(store)["b"] is JobState.STARTING)
         assert states(store)["a"] is JobState.QUEUED
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
-async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
-    one: PostgresStore, database: Database
-) -> None:
-    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
-    periodic = PeriodicRounds(
-        one,
-        RoundLoop(one, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder="me",
-        period_s=300.0,
-        deadline_s=60.0,
-    )
-
-    async def rounds_after(seconds: float) -> int:
-        clock.now_s += seconds
-        await periodic.begin_woken()
-        await asyncio.gather(*periodic.begun())
-        return one.list_rounds(C, 0, 1)[0].number
-
-    fail(one, "a")
-    prolong_back_off(database)
-    await periodic.tick()
-    await asyncio.gather(*periodic.begun())
-    assert await rounds_after(10.0) == 2  # the round of the fixture and the first of the period
-    end_back_off(database)
-    assert await rounds_after(3600.0) == 3
-    for _ in range(20):
-        periodic.wake(C)
-        last = await rounds_after(0.1)
-    assert last == 3
-    assert await rounds_after(1.1) == 4
-    periodic.wake("")
-    assert await rounds_after(10.0) == 4
-    await periodic.stop()
-    await asyncio.gather(calls.close(), round_calls.close())
-
-
-async def test_a_triggered_round_is_decided_by_the_replica_with_the_lease(
-    one: PostgresStore,
-) -> None:
-    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
-    periodic = PeriodicRounds(
-        one,
-        RoundLoop(one, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder="me",
-        period_s=300.0,
-        deadline_s=60.0,
-    )
-    assert one.acquire_lease(C, "another", 60.0)
-    periodic.wake(C)
-    periodic.wake("nowhere")
-    await periodic.begin_woken()
-    assert periodic.begun() == []
-    await periodic.stop()
-    await asyncio.gather(calls.close(), round_calls.close())
-
-
-async def test_a_wake_up_survives_a_database_outage(
-    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
-    periodic = PeriodicRounds(
-        one,
-        RoundLoop(one, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder="me",
-        period_s=300.0,
-        deadline_s=60.0,
-    )
-
-    def refuse(*_: object) -> bool:
-        raise Unavailable("no database")
-
-    periodic.wake(C)
-    with monkeypatch.context() as outage:
-        outage.setattr(one, "acquire_lease", refuse)
-        with pytest.raises(Unavailable):
-            await periodic.begin_woken()
-        await periodic.begin_woken()  # the next attempt is not made at once
-    clock.now_s += 5.0
-    await periodic.begin_woken()
-    assert len(periodic.begun()) == 1
-    await asyncio.gather(*periodic.begun())
-    await periodic.stop()
-    await asyncio.gather(calls.close(), round_calls.close())

@@ -243,6 +243,7 @@ def test_old_rows_are_pruned_and_young_ones_are_kept(
         "network_plans": 0,
         "measurements": 0,
         "workloads": 0,
+        "plans": 0,
         "audit_log": 0,
         "tokens": 0,
         "join_tokens": 0,

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from tessera.db import limits
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.errors import InvalidInput, LimitReached, NotFound
+from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, UnestimatedWorkload
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.values import ESTIMATE_SOURCES, EstimateSource, GpuType, Workload
+from tests.support.execution_plans import with_own_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
@@ -39,6 +43,7 @@ from tests.support.stored_cluster import (
     submit,
     wait,
 )
+from tests.support.training import TRAINER
 
 
 def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
@@ -173,7 +178,7 @@ def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) 
     assert cells_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
 
 
-@pytest.mark.parametrize("source", list(EstimateSource))
+@pytest.mark.parametrize("source", ESTIMATE_SOURCES)
 def test_no_measurement_changes_a_user_estimate(
     store: PostgresStore, source: EstimateSource
 ) -> None:
@@ -206,8 +211,8 @@ def test_user_estimates_replace_derived_ones_on_the_same_gpus(
     write_derived(
         store, *(an_analytic_record(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x"
     )
-    profiled = an_analytic_record(
-        2, plan="mine", source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None
+    profiled = with_own_plan(
+        an_analytic_record(2, source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
     )
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
     assert cells_of(store, OTHER) == {
@@ -222,10 +227,74 @@ def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
     write_derived(store, an_analytic_record(1), an_analytic_record(1, pipeline_degree=2), moe="x")
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
-    do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1, plan="mine", sd=None)]))
+    own = with_own_plan(an_analytic_record(1, sd=None))
+    do(store, lambda w: w.upsert_estimates(C, [own]))
     estimates, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
     plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in estimates)
-    assert plans == [("", 1), ("mine", 1)]
+    assert plans == [("", 1), (own.cell.plan, 1)]
+
+
+def test_a_plan_is_stored_once_and_read_as_it_was_written(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    own = [with_own_plan(a_record(4, workload=OTHER, nodes=n)) for n in (1, 2)]
+    do(store, lambda w: w.upsert_estimates(C, own))
+    do(store, lambda w: w.upsert_estimates(C, [replace(own[0], plan=None)]))  # by its digest alone
+    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
+    assert [e.plan for e in stored] == [own[0].plan] * 2
+    with database.read() as connection:
+        rows = connection.execute(sa.text("SELECT name, document FROM plans")).all()
+    plan = own[0].plan
+    assert plan is not None
+    assert [(r.name, r.document) for r in rows if r.name] == [(plan.digest, plan.to_json())]
+
+
+def test_the_database_refuses_a_plan_under_another_digest(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [with_own_plan(a_record(4, workload=OTHER))]))
+    with (
+        pytest.raises(sa.exc.IntegrityError, match="ck_plans_digest"),
+        database.engine.begin() as c,
+    ):
+        c.execute(sa.text("UPDATE plans SET document = document || ' ' WHERE name <> ''"))
+
+
+def test_a_plan_of_which_only_the_name_is_known_is_refused(store: PostgresStore) -> None:
+    a_cluster(store)
+    named = replace(with_own_plan(a_record(4, workload=OTHER)), plan=None)
+    with pytest.raises(InvalidInput, match="nothing could be launched by it"):
+        do(store, lambda w: w.upsert_estimates(C, [named]))
+    assert cells_of(store, OTHER) == {}
+
+
+def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    old = [with_own_plan(an_analytic_record(n, nodes=1)) for n in (1, 2)]
+    new = [with_own_plan(an_analytic_record(n, nodes=1), zero=ZeroStage.OPTIMIZER) for n in (1, 2)]
+    write_derived(store, *old, moe="x")
+    submit(store, a_spec("j", workload=OTHER))
+    run(store, j=[("a100-0", [0])])
+    write_derived(store, *new, moe="y")
+    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
+    assert {e.plan for e in stored} == {old[0].plan, new[0].plan, new[1].plan}
+
+
+def test_a_workload_cannot_have_a_flood_of_plans(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_ESTIMATES_PER_WORKLOAD", 5)
+    a_cluster(store)
+    flood = [with_own_plan(a_record(n, workload=OTHER)) for n in (1, 2, 4, 8, 16)]
+    do(store, lambda w: w.upsert_estimates(C, flood))
+    more = with_own_plan(a_record(32, workload=OTHER))
+    with pytest.raises(LimitReached, match="can have at most 5 estimates, and this would make 6"):
+        do(store, lambda w: w.upsert_estimates(C, [more]))
+    assert len(cells_of(store, OTHER)) == 5
 
 
 def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
@@ -274,11 +343,14 @@ def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Postgr
     assert "estimated since the last round" in since.message
 
 
-def report_progress(store: PostgresStore, *times_s: float, start: float = 1.0) -> None:
+def report_progress(
+    store: PostgresStore, *times_s: float, start: float = 1.0, runtime: str = TRAINER
+) -> None:
     for i, iter_time_s in enumerate(times_s):
-        agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s)
+        agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s, runtime=runtime)
 
 
+@pytest.mark.usefixtures("trainer")
 def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j", requested_gpus=6))
@@ -294,6 +366,7 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     assert store.estimation(C).measurements == (measurement,)
 
 
+@pytest.mark.usefixtures("trainer")
 def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
@@ -303,6 +376,7 @@ def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) ->
     assert store.estimation(C).measurements == ()
 
 
+@pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("iter_time_s", [0.0, 1e-9, 1e9])
 def test_a_meaningless_time_is_not_a_measurement(store: PostgresStore, iter_time_s: float) -> None:
     a_cluster(store)
@@ -312,6 +386,7 @@ def test_a_meaningless_time_is_not_a_measurement(store: PostgresStore, iter_time
     assert store.estimation(C).measurements == ()
 
 
+@pytest.mark.usefixtures("trainer")
 def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
@@ -325,6 +400,7 @@ def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -
     assert [(m.cell.gpus, m.iter_time_s) for m in measurements] == [(1, 2.0), (2, 1.0)]
 
 
+@pytest.mark.usefixtures("trainer")
 def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
     database: Database, store: PostgresStore
 ) -> None:
@@ -346,6 +422,66 @@ def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
     )
     assert len(store.estimation(C).measurements) == 200
     assert store.prune(-1.0, 1)["measurements"] == 51
+
+
+@pytest.mark.parametrize("runtime", ["replay", "profile", "", "of-a-later-release"])
+def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
+    store: PostgresStore, runtime: str
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    report_progress(store, *[2.0] * 7, runtime=runtime)
+    assert store.estimation(C).measurements == ()
+    held = job(store, "j").allocation
+    assert held is not None
+    assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
+
+
+@pytest.mark.usefixtures("trainer")
+def test_replayed_times_do_not_displace_measurements_when_old_ones_are_pruned(
+    database: Database, store: PostgresStore
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    report_progress(store, *[2.0] * 7)
+    execute(
+        database,
+        """
+        INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
+            iter_time_s, source, changed_at)
+        SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
+            1.0 + g, 3, now() + interval '1 s' FROM measurements, generate_series(1, 250) g""",
+    )
+    store.prune(-10.0, 1)
+    assert [m.iter_time_s for m in store.estimation(C).measurements] == [2.0]
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_job_shows_the_time_that_was_measured(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    report_progress(store, *[2.0] * 6)
+    before = job(store, "j").allocation
+    report_progress(store, 2.0, start=10.0)
+    after = job(store, "j").allocation
+    assert before is not None
+    assert after is not None
+    assert (before.iter_time_s, before.iter_time_source) == (0.0, None)
+    assert (after.iter_time_s, after.iter_time_source) == (2.0, EstimateSource.MEASURED)
+
+
+@pytest.mark.usefixtures("trainer")
+def test_one_replayed_report_makes_the_time_of_a_run_replayed(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    report_progress(store, *[2.0] * 4)
+    report_progress(store, 2.0, start=5.0, runtime="replay")
+    report_progress(store, *[2.0] * 4, start=6.0)
+    assert store.estimation(C).measurements == ()
 
 
 def test_a_job_without_estimates_wakes_the_estimation(

@@ -12,6 +12,7 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.values import EstimateSource, Workload
+from tests.support.execution_plans import with_own_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import C, a_cluster, a_record, do
 
@@ -25,8 +26,8 @@ DERIVED = a_record(
     sd=0.4,
     iter_time_s=5.0,
 )
-MINE = a_record(
-    2, workload=MOE, nodes=1, plan="mine", source=EstimateSource.PROFILED, sd=None, iter_time_s=5.0
+MINE = with_own_plan(
+    a_record(2, workload=MOE, nodes=1, source=EstimateSource.PROFILED, sd=None, iter_time_s=5.0)
 )
 
 
@@ -47,7 +48,7 @@ def test_estimates_derived_by_a_call_are_replaced_by_user_estimates(store: Postg
     a_cluster(store)
     do(store, write_derived_estimates)
     do(store, write_user_estimates)
-    assert stored_cells(store) == {("mine", 1)}
+    assert stored_cells(store) == {(MINE.cell.plan, 1)}
 
 
 def is_waiting(database: Database) -> bool:
@@ -81,4 +82,4 @@ def test_concurrent_writes_of_a_user_and_the_service_end_as_if_sequential(
 
         do(store, work)
         others[0].result(PATIENCE_S)
-    assert stored_cells(store) == {("mine", 1)}
+    assert stored_cells(store) == {(MINE.cell.plan, 1)}

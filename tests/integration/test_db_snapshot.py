@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,9 +14,11 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation import codec
 from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.snapshot import STATE_CODE, STATES
 from tessera.formulation.values import Hold, Workload
+from tests.support.execution_plans import with_own_plan
 from tests.support.stored_cluster import (
     BERT,
     C,
@@ -43,19 +46,24 @@ def test_an_empty_cluster_has_a_snapshot(store: PostgresStore) -> None:
     assert codec.digest(codec.decode(codec.encode(empty))) == codec.digest(empty)
 
 
+def test_a_snapshot_knows_which_estimates_are_of_complete_profiles(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100",))
+    do(store, lambda w: w.upsert_estimates(C, [a_record(2, complete=True), a_record(4)]))
+    submit(store, a_spec("j"))
+    estimates = store.snapshot(C).estimates
+    known = dict(zip(estimates.gpus.tolist(), estimates.complete.tolist(), strict=True))
+    assert (known[2], known[4]) == (True, False)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
+    assert not store.snapshot(C).estimates.complete.any()
+
+
 def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("v100", "a100"))
     other = Workload(model="alpha", params="2B", global_batch=32)
-    do(
-        store,
-        lambda w: w.upsert_estimates(
-            C,
-            [
-                a_record(4, workload=other, pipeline_degree=2, plan="zero", nodes=2),
-                a_record(4, workload=other, pipeline_degree=2, plan="zero", iter_time_s=math.inf),
-            ],
-        ),
-    )
+    own = with_own_plan(a_record(4, workload=other, pipeline_degree=2))
+    infeasible = replace(own, iter_time_s=math.inf)
+    wide = replace(own, cell=own.cell.on(2))
+    do(store, lambda w: w.upsert_estimates(C, [wide, infeasible]))
     submit(
         store,
         a_spec("late", workload=other, weight=2.0, deadline_s=3e9, requested_type="a100"),
@@ -68,7 +76,7 @@ def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
     assert snapshot.nodes.gpu_type.tolist() == [1, 1, 0, 0]
     assert snapshot.nodes.schedulable.all()
     assert snapshot.workloads == (other, BERT)
-    assert snapshot.plans == ("", "zero")
+    assert snapshot.plans == ("", own.cell.plan)
     late, early = snapshot.jobs.row(0), snapshot.jobs.row(1)
     assert (late["name"], late["workload"], late["requested_type"]) == ("late", 0, 1)
     assert (late["weight"], late["deadline_s"], late["current_gpus"]) == (2.0, 3e9, 0)
@@ -105,19 +113,21 @@ def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresSt
     a_cluster(store, types=("v100", "a100"))
     rng = np.random.default_rng(0)
     records = [
-        a_record(
-            gpus,
-            workload=a_workload_of(m),
-            gpu_type=t,
-            nodes=int(rng.integers(1, gpus + 1)),
-            pipeline_degree=d,
-            plan=p,
+        with_own_plan(
+            a_record(
+                gpus,
+                workload=a_workload_of(m),
+                gpu_type=t,
+                nodes=int(rng.integers(1, gpus + 1)),
+                pipeline_degree=d,
+            ),
+            zero=zero,
         )
         for m in "ba"
         for t in ("a100", "v100")
         for gpus in (4, 2)
         for d in (2, 1)
-        for p in "yx"
+        for zero in (ZeroStage.OPTIMIZER, ZeroStage.NONE)
     ]
     rng.shuffle(records)
     do(store, lambda w: w.upsert_estimates(C, records))

@@ -13,12 +13,14 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
+from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from tessera.service.rpc.names import cluster_name
 from tessera.service.worker import SolveProcesses
@@ -27,6 +29,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.support.api import Api
+from tests.support.execution_plans import a_plan
 from tests.support.laws import IS_FAST
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import serving
@@ -80,7 +83,6 @@ def a_cell(
         gpu_type=gpu_type,
         gpus=gpus,
         pipeline_degree=rest.pop("pipeline_degree", 1),
-        plan=rest.pop("plan", ""),
     )
     values = {"iter_time_s": seconds, "source": estimates_pb2.MEASURED} | rest
     return estimates_pb2.CellEstimate(workload=workload, cell=cell, **values)
@@ -315,9 +317,12 @@ OTHERS: dict[str, Poison] = {
         a,
         "x",
         [
-            a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, plan="p" * 200)
+            a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, execution_plan=plan.to_json())
             for n in range(1, 17)
             for d in range(1, n + 1)
+            if n % d == 0
+            for zero in ZeroStage
+            for plan in [a_plan(to_workload("w", ODD), n, d, zero=zero)]
         ],
     ),
     "a tenant of no weight": lambda a: upsert_tenant(a, "lab", weight=0.0),

@@ -212,6 +212,7 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
         calls=calls,
         round_calls=round_calls,
         holder="me",
+        spacing_s=3.0,
         period_s=300.0,
         deadline_s=60.0,
     )

@@ -40,7 +40,9 @@ async def test_a_cancelled_call_stops_estimating(
     begun, cancelled, counts = asyncio.Event(), threading.Event(), list[int]()
     loop = asyncio.get_running_loop()
 
-    def cells(_: Estimator, _workload: Workload, _type: str, gpus: int, *__: Any) -> list[Any]:
+    def cells(
+        _: Estimator, _workload: Workload, _type: str, gpus: int, *__: Any, **___: Any
+    ) -> list[Any]:
         counts.append(gpus)
         loop.call_soon_threadsafe(begun.set)
         assert cancelled.wait(PATIENCE_S)

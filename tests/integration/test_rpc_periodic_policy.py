@@ -25,6 +25,7 @@ async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore
         calls=calls,
         round_calls=round_calls,
         holder="one",
+        spacing_s=config.round_spacing_s,
         period_s=config.period_s,
         deadline_s=30.0,
         options=config.round_options(),

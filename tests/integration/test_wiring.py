@@ -25,6 +25,7 @@ from tessera.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tests.support.hand_clock import HandClock
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import a_cluster, channel_to, settings
 
@@ -69,14 +70,6 @@ async def test_an_address_in_use_is_an_error(database: Database) -> None:
                 raise AssertionError("two servers on one port")
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 @asynccontextmanager
 async def a_replica(
     store: PostgresStore, clock: HandClock, holder: str
@@ -89,6 +82,7 @@ async def a_replica(
         calls=calls,
         round_calls=round_calls,
         holder=holder,
+        spacing_s=3.0,
         period_s=300.0,
         deadline_s=60.0,
     )

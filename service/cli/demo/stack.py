@@ -42,6 +42,7 @@ class ServerProcess:
     address: str
     log: Path
     environment: Mapping[str, str]
+    period_s: float = 0.0
     channel: ChannelSettings = PLAIN_TEXT
     """What a channel to the server needs."""
     process: subprocess.Popen[bytes] = field(init=False)
@@ -62,7 +63,7 @@ class ServerProcess:
                     "--listen",
                     self.address,
                     "--period",
-                    "0",
+                    f"{self.period_s:g}s",
                 ],
                 env={**os.environ, **self.environment},
                 stdout=out,
@@ -119,11 +120,13 @@ def run_stack(
     report: Callable[[str], None] = _say_nothing,
     database_url: str = "",
     tls: Path | None = None,
+    period_s: float = 0.0,
 ) -> Iterator[Stack]:
     """Start a database and servers in a temporary folder; stop and remove them at the end.
 
     ``settings`` adds to the servers' environment, e.g. ``{"TESSERA_LEASE_S": "6"}``. ``report`` is
-    called with each step as it begins. If ``database_url`` is not "", it names a migrated database
+    called with each step as it begins. If ``period_s`` is 0, rounds run only on request, and
+    otherwise also after events. If ``database_url`` is not "", it names a migrated database
     to use instead of a new one.
     With ``tls``, a directory of ``tessera ca init`` for 127.0.0.1 and the addresses after it, the
     servers use TLS and the stubs have an administrator's token. Each server then has an address of
@@ -154,6 +157,7 @@ def run_stack(
                 address=address,
                 log=folder / f"server-{k}.log",
                 environment=environment,
+                period_s=period_s,
                 channel=channel_settings,
             )
             stack.callback(server.stop)

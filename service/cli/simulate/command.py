@@ -36,7 +36,8 @@ from tessera.service.cli.simulate.runs import (
 )
 from tessera.service.cli.simulate.world import SYNTHETIC_CLUSTER, SimulationInput, choose_scenario
 from tessera.simulator.clusters import PRESETS as CLUSTERS
-from tessera.simulator.comparison.policies import options_of
+from tessera.simulator.comparison.policies import DEFAULT_POLICY, options_of
+from tessera.simulator.completion_bound import completion_bound
 from tessera.simulator.hazards import Hazards
 from tessera.simulator.logfile import log_of, write_log
 from tessera.simulator.overheads import PRESETS as OVERHEADS
@@ -48,7 +49,7 @@ from tessera.simulator.workloads.published import NAMES
 from tessera.solvers.network import mechanisms
 from tessera.solvers.schedulers import registry
 
-DEFAULT_POLICIES: Final = ("fcfs", "arena", "ilp:balanced")
+DEFAULT_POLICIES: Final = ("fcfs", "arena", DEFAULT_POLICY)
 """The policies that run if no policy is named."""
 DEFAULT_JOBS: Final = 60
 """The default number of synthetic jobs, with which a run takes seconds."""
@@ -249,6 +250,14 @@ def simulate(
         int | None,
         _option(f"Number of synthetic jobs. Default: {DEFAULT_JOBS}.", min=1, max=limits.MAX_ROWS),
     ] = None,
+    complete: Annotated[
+        bool,
+        _option(
+            "The file of --profiles has every shape on which its workloads run. Other shapes are taken"
+            " not to run.",
+            "--complete",
+        ),
+    ] = False,
     limit: Annotated[
         int | None,
         _option(
@@ -314,17 +323,20 @@ def simulate(
         wanted=wanted,
         reading=TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True),
         prices=prices,
+        complete=complete,
     )
     world, seed = choose_scenario(source), wanted.recipe.seed
     under = conditions_of(world, settings, seed)
     network = None if settings.wiring is None else network_of(settings.wiring, world.scenario)
     runs = run_all(names, world, under, seed, network)
-    table, warned = view.policy_rows(runs), view.run_warnings(runs, world, under)
+    bound = completion_bound(world.scenario, under.overheads)
+    table, warned = view.policy_rows(runs, bound), view.run_warnings(runs, world, under)
     warned += network.warnings() if network else []
     checks = {run.policy: replay_log(run) for run in runs} if replay else {}
-    about = _about(trace or "synthetic", settings, under, seed) | (
-        network.facts() if network else {}
-    )
+    about = _about(trace or "synthetic", settings, under, seed) | {
+        "jct_bound_s": json_number(bound.mean_s),
+        **(network.facts() if network else {}),
+    }
     document = view.as_json(runs, table, world, about, checks, warned)
     if as_json:
         print_line(json.dumps(document))

@@ -20,6 +20,7 @@ from tessera.service.cli.render import (
 from tessera.service.cli.simulate.runs import PolicyRun, ReplayOutcome
 from tessera.service.cli.simulate.world import ChosenScenario
 from tessera.simulator.comparison.comparisons import comparison_row
+from tessera.simulator.completion_bound import CompletionBound
 from tessera.simulator.figures import Figure
 from tessera.simulator.network.figures import contention_figures
 from tessera.simulator.network.slowdowns import ContentionRecord
@@ -39,15 +40,18 @@ HIDDEN_FIGURES: Final = frozenset(
 """Figures of benchmarks that have no meaning in a single simulation."""
 
 
-def policy_rows(runs: Sequence[PolicyRun]) -> list[PolicyRow]:
+def policy_rows(runs: Sequence[PolicyRun], bound: CompletionBound) -> list[PolicyRow]:
     """Return each policy's figures.
 
-    ``jct`` is over the jobs that all policies finished (``jobs_of_all``). Policies that finished no
-    job are left out of this comparison.
+    ``bound`` is that of the scenario. ``jct`` is over the jobs that all policies finished
+    (``jobs_of_all``). Policies that finished no job are left out of this comparison.
     """
     able = {run.policy: [run.ran] for run in runs if run.ran.figures["completed"]}
     full = (
-        {**run.ran.figures, **comparison_row(run.policy, {**able, run.policy: [run.ran]}, "")}
+        {
+            **run.ran.figures,
+            **comparison_row(run.policy, {**able, run.policy: [run.ran]}, "", [bound]),
+        }
         for run in runs
     )
     shown = [
@@ -144,6 +148,7 @@ def show_runs(
             ("network", _network(facts)),
             ("throughput", f"in effective GPUs, over the first {format_span(first['horizon_s'])}"),
             ("JCT", _jct_scope(runs, table)),
+            ("JCT bound", _bound(facts["jct_bound_s"])),
         ]
     )
     columns = (
@@ -175,6 +180,11 @@ def _jct_scope(runs: Sequence[PolicyRun], table: Sequence[PolicyRow]) -> str:
         return ""
     none = "" if len(able) == len(runs) else " (except those that finished no job)"
     return f"mean over the {count_noun(count, 'job')} that all policies{none} finished"
+
+
+def _bound(mean_s: float | None) -> str:
+    """Return the mean JCT that no schedule can beat, or "" if no job can run."""
+    return "" if mean_s is None else f"no schedule has a mean below {format_span(mean_s)}"
 
 
 def _time(key: str) -> Column[PolicyRow]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,8 @@ class SimulationInput:
     reading: TraceOptions
     prices: Mapping[str, float] = field(default_factory=dict)
     """Maps GPU types to dollars per GPU and hour."""
+    complete: bool = False
+    """Whether the named profiles have all shapes on which their workloads run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,10 @@ def window_s(last_s: float, round_s: float, ends_s: Sequence[float], horizon_s: 
 
 def _read_input(source: SimulationInput) -> _TraceInput:
     named, cluster = source.wanted.profiles, _cluster(source)
-    profiles = [] if named is None else read_rows(profiles_of, named)
+    if source.complete and named is None:
+        raise InvalidInput("--complete", "is about a file of profiles; name it with --profiles")
+    read_profiles = partial(profiles_of, complete=source.complete)
+    profiles = [] if named is None else read_rows(read_profiles, named)
     if source.trace is None:
         cluster = cluster or preset_cluster(SYNTHETIC_CLUSTER)
         profiles = profiles or _samples(cluster)

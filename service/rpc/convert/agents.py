@@ -60,6 +60,7 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
             error=m.error.replace("\0", "")[:MAX_ERROR_CHARS],
             period_s=m.period_s if _known(m.period_s) else 0.0,
             sent_bytes=m.sent_bytes if _known(m.sent_bytes) else 0.0,
+            runtime=m.runtime,
         )
         for i, m in enumerate(observed.gangs)
     )
@@ -136,6 +137,7 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         restart_s=spec.restart_s,
         command=spec.command,
         runtime=spec.runtime,
+        execution_plan="" if gang.allocation.plan is None else gang.allocation.plan.to_json(),
         network=_of_part(gang.network, levels, {node for node, _ in shares if node not in nodes}),
     )
 

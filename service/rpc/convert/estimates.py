@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import DIGEST, read_execution_plan
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.rpc import fields, names
@@ -26,7 +27,12 @@ _SOURCES: Final = {
     pb.EstimateSource.PROFILED: EstimateSource.PROFILED,
     pb.EstimateSource.ANALYTIC: EstimateSource.ANALYTIC,
 }
-_SOURCE_OF: Final = {source: number for number, source in _SOURCES.items()}
+"""The sources that an estimate may have."""
+_NUMBERS: Final[Mapping[EstimateSource | None, pb.EstimateSource.ValueType]] = {
+    None: pb.EstimateSource.ESTIMATE_SOURCE_UNSPECIFIED,
+    EstimateSource.REPLAYED: pb.EstimateSource.REPLAYED,
+    **{source: number for number, source in _SOURCES.items()},
+}
 
 
 def to_workload(field: str, message: pb.Workload) -> Workload:
@@ -98,7 +104,7 @@ def to_estimate(
     )
     cell, of = message.cell, f"{field}.cell"
     gpus = fields.require_whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
-    return EstimateRecord(
+    record = EstimateRecord(
         workload=workload,
         cell=Cell(
             gpu_type=names.require_gpu_type(f"{of}.gpu_type", cell.gpu_type),
@@ -107,16 +113,24 @@ def to_estimate(
             pipeline_degree=fields.require_whole(
                 f"{of}.pipeline_degree", cell.pipeline_degree, 0, gpus
             ),
-            plan=fields.require_text(f"{of}.plan", cell.plan, 200),
+            plan=_digest(f"{of}.plan", cell.plan),
         ),
         iter_time_s=_iter_time_s(field, message),
         source=_source(f"{field}.source", message.source),
         provenance=fields.require_text(f"{field}.provenance", message.provenance, 1000),
         sd=_sd(f"{field}.sd", message),
+        complete=message.complete,
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
         else None,
     )
+    if not message.execution_plan:
+        return record
+    plan = read_execution_plan(f"{field}.execution_plan", message.execution_plan)
+    plan.check_fits(f"{field}.execution_plan", workload, gpus)
+    _require_same(f"{of}.plan", cell.plan, plan.digest)
+    _require_same(f"{of}.pipeline_degree", cell.pipeline_degree, plan.pipeline_degree)
+    return record.with_plan(plan)
 
 
 def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
@@ -128,11 +142,32 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
         nodes=record.cell.nodes,
         iter_time_s=record.iter_time_s if runs else 0.0,
         infeasible=not runs,
-        source=_SOURCE_OF[record.source],
+        source=source_number(record.source),
         provenance=record.provenance,
         sd=record.sd,
+        complete=record.complete,
         traffic=of_traffic(record.traffic),
+        execution_plan="" if record.plan is None else record.plan.to_json(),
     )
+
+
+def _digest(field: str, text: str) -> str:
+    """Return the digest of an execution plan, or "" if there is none."""
+    if text and not DIGEST.fullmatch(text):
+        raise InvalidInput(
+            field,
+            f"{text[:80]!r} is not the digest of an execution plan (64 hexadecimal digits); set"
+            " execution_plan to the plan itself, or leave both empty if the best plan is meant",
+        )
+    return text
+
+
+def _require_same(field: str, stated: object, planned: object) -> None:
+    """Check that a value is that of the execution plan, or not stated."""
+    if stated and stated != planned:
+        raise InvalidInput(
+            field, f"is {stated}, but the execution plan has {planned}; leave it empty"
+        )
 
 
 def _iter_time_s(field: str, message: pb.CellEstimate) -> float:
@@ -151,6 +186,11 @@ def _sd(field: str, message: pb.CellEstimate) -> float | None:
     if message.infeasible:
         raise InvalidInput(field, "has no meaning for an infeasible Cell; leave it unset")
     return fields.require_real(field, message.sd, 0.0, MAX_SD)
+
+
+def source_number(source: EstimateSource | None) -> pb.EstimateSource.ValueType:
+    """Return the number of a source. None is ESTIMATE_SOURCE_UNSPECIFIED."""
+    return _NUMBERS[source]
 
 
 def _source(field: str, source: pb.EstimateSource.ValueType) -> EstimateSource:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import (
@@ -17,10 +18,16 @@ from tessera.formulation.records.jobs import (
     LegRecord,
 )
 from tessera.formulation.runtimes import REPLAY, RUNTIMES
-from tessera.formulation.values import PROFILING
+from tessera.formulation.values import PROFILING, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
-from tessera.service.rpc.convert.estimates import MAX_GPUS, of_cell, of_workload, to_workload
+from tessera.service.rpc.convert.estimates import (
+    MAX_GPUS,
+    of_cell,
+    of_workload,
+    source_number,
+    to_workload,
+)
 from tessera.v1 import jobs_pb2 as pb
 
 MAX_ITERATIONS: Final = 10**12
@@ -51,10 +58,27 @@ _STATE_NUMBER: Final = {state: pb.JobState.Value(state.name) for state in JobSta
 _STATE_OF: Final = {number: state for state, number in _STATE_NUMBER.items()}
 
 
-def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSpec:
+PlanReader: TypeAlias = Callable[[str, str, Workload, int], ExecutionPlan]
+"""A reader of the plan in a text, for a workload on a number of GPUs; the first argument is its field."""
+
+
+def read_own_plan(field: str, text: str, workload: Workload, gpus: int) -> ExecutionPlan:
+    """Return the plan of a text in Tessera's own format."""
+    plan = read_execution_plan(field, text)
+    plan.check_fits(field, workload, gpus)
+    return plan
+
+
+def to_job_spec(
+    field: str,
+    cluster: str,
+    job_id: str,
+    message: pb.Job,
+    read_plan: PlanReader = read_own_plan,
+) -> JobSpec:
     """Return the requested job. Its name and its output-only fields are ignored.
 
-    The nodes that it avoids must belong to ``cluster``.
+    The nodes that it avoids must belong to ``cluster``. ``read_plan`` reads a stated plan.
     """
     m = message
     requested_type = m.requested_gpu_type and names.require_gpu_type(
@@ -79,6 +103,8 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
         command=_command(f"{field}.command", list(m.command)),
         max_retries=retries,
         profile=m.profile,
+        stated_plan=_stated_plan(f"{field}.stated_plan", m, read_plan),
+        stated_plan_first=m.stated_plan_first,
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
@@ -90,6 +116,16 @@ def to_job_spec(field: str, cluster: str, job_id: str, message: pb.Job) -> JobSp
         )
     RUNTIMES[REPLAY].check_command(f"{field}.command", spec.command)
     return spec
+
+
+def _stated_plan(field: str, message: pb.Job, read_plan: PlanReader) -> ExecutionPlan | None:
+    """Return the execution plan that a job states, or None if it states none."""
+    if not message.stated_plan:
+        if message.stated_plan_first:
+            raise InvalidInput(f"{field}_first", "needs stated_plan, the plan of the first start")
+        return None
+    workload = to_workload(f"{field}: workload", message.workload)
+    return read_plan(field, message.stated_plan, workload, message.requested_gpus)
 
 
 def require_type_of_pin(field: str, spec: JobSpec) -> None:
@@ -160,6 +196,8 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         profile=spec.profile,
         min_gpus=spec.min_gpus,
         max_gpus=spec.max_gpus,
+        stated_plan="" if spec.stated_plan is None else spec.stated_plan.to_json(),
+        stated_plan_first=spec.stated_plan_first,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
     )
     if math.isfinite(spec.deadline_s):
@@ -217,6 +255,9 @@ def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
             pb.NodeShare(node=names.node_name(cluster, node), gpu_indices=gpus)
             for node, gpus in allocation.shares
         ],
+        execution_plan="" if allocation.plan is None else allocation.plan.to_json(),
+        iter_time_s=allocation.iter_time_s,
+        iter_time_source=source_number(allocation.iter_time_source),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.estimator.plans import Plan
+from tessera.estimator.plans import PricedPlan
 from tessera.estimator.profiling.tasks import arguments_of
 from tessera.estimator.workloads import CellEstimate, Model
 from tessera.formulation.errors import InvalidInput
@@ -120,7 +120,7 @@ def of_cell(found: CellEstimate) -> pb.PlannedCell:
     return message
 
 
-def _stages(plan: Plan) -> list[pb.PlannedStage]:
+def _stages(plan: PricedPlan) -> list[pb.PlannedStage]:
     return [
         pb.PlannedStage(
             first_layer=s.start,

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tessera.estimator.cells import degrees_of
-from tessera.estimator.plans import Stage
+from tessera.formulation.execution_plan import PlanStage
 from tessera.service.cli import main, modelling
 from tessera.service.cli.estimateview import short_plan, stage_layers
 from tessera.simulator.traces.files import profiles_of
@@ -223,7 +223,7 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
         ([*BERT, *ON_8, "--nodes", "1"], "a node has 4 x a100, so 8 GPUs need at least 2 nodes"),
         ([*BERT, *ON_8, "--all"], "--all: cannot be combined with --gpu or --nodes"),
         (
-            ["--model", "bert/1.3B", "--batch", "250", *ON_8],
+            ["--model", "bert/1.3B", "--batch", "250", *ON_8, "--micro-batches", "16"],
             "16 does not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125",
         ),
         (
@@ -252,13 +252,13 @@ def test_bad_input_is_refused_with_a_hint(arguments: list[str], message: str) ->
 
 def test_plans_are_abbreviated() -> None:
     stages = [
-        Stage(start=0, end=3, dp=4, tp=2),
-        Stage(start=3, end=5, dp=4, tp=2),
-        Stage(start=5, end=6, dp=1, tp=8),
-        Stage(start=6, end=9, dp=1, tp=1),
-        Stage(start=9, end=10, dp=8, tp=1, ep=4, sp=True),
+        PlanStage(start=0, end=3, dp=4, tp=2),
+        PlanStage(start=3, end=5, dp=4, tp=2),
+        PlanStage(start=5, end=6, dp=1, tp=8),
+        PlanStage(start=6, end=9, dp=1, tp=1),
+        PlanStage(start=9, end=10, dp=4, tp=2, ep=4, sp=True),
     ]
-    assert short_plan(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp8 ep4 sp"
+    assert short_plan(stages) == "2 x dp4 tp2 + tp8 + dp1 + dp4 tp2 ep4 sp"
     assert stage_layers(stages) == "3+2+1+3+1"
 
 

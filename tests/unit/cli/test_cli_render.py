@@ -290,3 +290,34 @@ def test_each_warning_is_printed_to_stderr_once(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "warning: mind the deadline\n")
     print_warnings([first, second, a_job("c")])
     assert capsys.readouterr() == ("", "warning: 2 jobs: mind the deadline\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (estimates_pb2.MEASURED, "2.5 s, measured"),
+        (estimates_pb2.REPLAYED, "2.5 s, replayed: nothing is trained"),
+    ],
+)
+def test_a_job_shows_the_time_of_an_iteration_and_if_it_was_only_replayed(
+    source: estimates_pb2.EstimateSource.ValueType,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = a_running_job()
+    show_job(runs, NOW)
+    assert " s, measured" not in capsys.readouterr().out
+    runs.allocation.iter_time_s, runs.allocation.iter_time_source = 2.5, source
+    show_job(runs, NOW)
+    assert shown in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_job_of_unknown_rate_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = a_running_job()
+    runs.allocation.rate = 0.0
+    runs.deadline.FromSeconds(NOW.seconds + 100)
+    assert "8 x a100, pp 2, unknown rate" in show_jobs(Output.TABLE, capsys, runs)
+    show_job(runs, NOW)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rate unknown, as nothing is known of its model" in shown
+    assert "not promised, because the job's rate is unknown" in shown

@@ -21,7 +21,7 @@ from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, Node
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.values import ESTIMATE_SOURCES, Cell, GpuType, Workload
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions
@@ -86,10 +86,10 @@ def test_a_job_survives_a_round_trip(requested: JobSpec, pin: bool) -> None:
             gpus=st.integers(8, 65_536),
             nodes=st.integers(0, 8),
             pipeline_degree=st.integers(0, 8),
-            plan=words,
+            plan=st.just("") | st.from_regex("[0-9a-f]{64}", fullmatch=True),
         ),
         iter_time_s=st.floats(1e-6, 1e7) | st.just(math.inf),
-        source=st.sampled_from(EstimateSource),
+        source=st.sampled_from(ESTIMATE_SOURCES),
         provenance=words,
     )
 )
@@ -442,9 +442,14 @@ def test_a_wrong_field_of_an_estimate_is_named(changes: dict[str, Any], field: s
     assert caught.value.field == field
 
 
-def test_an_estimate_shows_its_source() -> None:
+@pytest.mark.parametrize(
+    "source", [estimates_pb2.ESTIMATE_SOURCE_UNSPECIFIED, estimates_pb2.REPLAYED]
+)
+def test_an_estimate_states_a_source_and_none_is_replayed(
+    source: estimates_pb2.EstimateSource.ValueType,
+) -> None:
     message = a_cell(iter_time_s=1.0)
-    message.ClearField("source")
+    message.source = source
     with pytest.raises(InvalidInput, match="source"):
         estimates.to_estimate("cells[0]", message, a_workload)
 

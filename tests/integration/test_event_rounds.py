@@ -1,0 +1,328 @@
+"""The server's own rounds: woken by events and by time, spaced, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.errors import DeadlineTooShort, Unavailable
+from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.values import Workload
+from tessera.service.config import Config
+from tessera.service.loop import RoundLoop
+from tessera.service.periodic import PeriodicRounds
+from tessera.service.rpc.calls import Calls
+from tessera.service.wiring import run_server
+from tests.support.hand_clock import HandClock
+from tests.support.patience import PATIENCE_S
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_record,
+    a_round,
+    a_spec,
+    a_summary,
+    agents_report,
+    do,
+    execute,
+    fail,
+    job,
+    record_heartbeat,
+    run,
+    states,
+    submit,
+    wait,
+)
+
+A0 = "a100-0"
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    """Return a store whose agents do not expire, however slow the machine is."""
+    return PostgresStore(database, lease_s=HOUR_S)
+
+
+@pytest.fixture
+def one(store: PostgresStore) -> PostgresStore:
+    """Return a store with a node of four GPUs, on which a runs while b waits."""
+    a_cluster(store, nodes=1, gpus=4)
+    submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
+    run(store, a=[(A0, range(4))])
+    return store
+
+
+def end_back_off(database: Database) -> None:
+    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
+
+
+def prolong_back_off(database: Database) -> None:
+    """Keep even a slow machine from reaching the end of a back-off within the test."""
+    execute(
+        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
+    )
+
+
+def settings(database: Database) -> Config:
+    """Return the settings of a server whose period never ends within a test."""
+    return Config(
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=HOUR_S,
+        round_spacing_s=0.1,
+        estimate_cells=False,
+        grace_s=2.0,
+        default_deadline_s=60.0,
+        store_threads=4,
+        lease_s=HOUR_S,
+    )
+
+
+class Replica:
+    """A replica whose clock only the test moves, and whose loop does not run."""
+
+    def __init__(self, store: PostgresStore, rounds: PeriodicRounds, clock: HandClock) -> None:
+        self.store, self.rounds, self.clock = store, rounds, clock
+
+    async def rounds_after(self, seconds: float) -> int:
+        """Let time pass, and return how many rounds were committed until then."""
+        self.clock.now_s += seconds
+        await self.rounds.begin_due()
+        await asyncio.gather(*self.rounds.begun())
+        return self.store.get_cluster(C).last_round
+
+    async def tick_after(self, seconds: float) -> int:
+        """Let time pass until a tick, and return how many rounds were committed until then."""
+        self.clock.now_s += seconds
+        await self.rounds.tick()
+        await asyncio.gather(*self.rounds.begun())
+        return self.store.get_cluster(C).last_round
+
+
+@asynccontextmanager
+async def a_replica(store: PostgresStore, holder: str = "me") -> AsyncIterator[Replica]:
+    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
+    rounds = PeriodicRounds(
+        store,
+        RoundLoop(store, clock),
+        clock,
+        calls=calls,
+        round_calls=round_calls,
+        holder=holder,
+        spacing_s=3.0,
+        period_s=HOUR_S,
+        deadline_s=60.0,
+    )
+    yield Replica(store, rounds, clock)
+    await rounds.stop()
+    await asyncio.gather(calls.close(), round_calls.close())
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_once(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, nodes=1, gpus=4)
+    submit(store, a_spec("a", weight=50.0), a_spec("b"))
+    async with run_server(settings(database)):
+        await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
+        await asyncio.to_thread(agents_report, store)
+        await asyncio.to_thread(fail, store, "a")
+        await asyncio.to_thread(prolong_back_off, database)
+        await until(lambda: states(store)["b"] in ACTIVE)
+        assert states(store)["a"] is JobState.QUEUED
+
+
+async def test_submissions_and_first_estimates_have_rounds_without_a_call(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, nodes=1, gpus=4)
+    unknown = Workload(model="new", params="", global_batch=8)
+    async with run_server(settings(database)):
+        await asyncio.to_thread(submit, store, a_spec("a", max_gpus=1))
+        await until(lambda: states(store)["a"] is JobState.STARTING)
+        await asyncio.to_thread(submit, store, a_spec("b", workload=unknown))
+        await until(lambda: job(store, "b").reason is not None)
+        assert states(store)["b"] is JobState.QUEUED
+        await asyncio.to_thread(
+            do, store, lambda w: w.upsert_estimates(C, [a_record(1, workload=unknown)])
+        )
+        await until(lambda: states(store)["b"] is JobState.STARTING)
+
+
+async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
+    one: PostgresStore, database: Database
+) -> None:
+    fail(one, "a")
+    prolong_back_off(database)
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2  # one of the fixture, and the first of the period
+        assert await replica.rounds_after(10.0) == 2
+        end_back_off(database)
+        assert await replica.rounds_after(HOUR_S) == 3
+        for _ in range(20):
+            replica.rounds.wake(C)
+            last = await replica.rounds_after(0.1)
+        assert last == 3
+        assert await replica.rounds_after(1.1) == 4
+        assert await replica.rounds_after(10.0) == 4
+
+
+async def test_after_a_lost_connection_every_cluster_of_the_replica_has_a_round(
+    one: PostgresStore,
+) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        replica.rounds.wake("")  # any event may have been missed
+        assert await replica.rounds_after(2.9) == 2
+        assert await replica.rounds_after(0.2) == 3
+
+
+async def test_a_triggered_round_is_decided_by_the_replica_with_the_lease(
+    one: PostgresStore,
+) -> None:
+    assert one.acquire_lease(C, "another", 60.0)
+    async with a_replica(one) as replica:
+        replica.rounds.wake(C)
+        replica.rounds.wake("nowhere")
+        await replica.rounds.begin_due()
+        assert replica.rounds.begun() == []
+
+
+async def test_a_replica_that_takes_a_lease_over_makes_up_for_missed_events(
+    one: PostgresStore, database: Database
+) -> None:
+    assert one.acquire_lease(C, "another", 60.0)
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 1
+        replica.rounds.wake(C)  # the other replica would answer it, but it ends before that
+        assert await replica.rounds_after(3.0) == 1
+        execute(database, "UPDATE leases SET expires_at = now() - interval '1 s'")
+        assert await replica.tick_after(5.0) == 2
+
+
+async def test_a_wake_up_survives_a_database_outage(
+    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise Unavailable("no database")
+
+    async with a_replica(one) as replica:
+        replica.rounds.wake(C)
+        with monkeypatch.context() as outage:
+            outage.setattr(one, "acquire_lease", refuse)
+            with pytest.raises(Unavailable):
+                await replica.rounds.begin_due()
+            await replica.rounds.begin_due()  # the next attempt is not made at once
+        assert await replica.rounds_after(5.0) == 2
+
+
+async def test_a_round_that_fails_is_tried_again_after_longer_and_longer(
+    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[float]()
+    async with a_replica(one) as replica:
+
+        def fail_to_commit(*_: object, **__: object) -> object:
+            tries.append(replica.clock.now_s)
+            raise DeadlineTooShort("too slow")
+
+        with monkeypatch.context() as slow:
+            slow.setattr(one, "commit", fail_to_commit)
+            await replica.tick_after(0.0)
+            for _ in range(40):
+                await replica.rounds_after(1.0)
+        assert tries == [0.0, 3.0, 9.0, 21.0]
+        assert await replica.rounds_after(10.0) == 2
+        replica.rounds.wake(C)
+        assert await replica.rounds_after(3.0) == 3
+
+
+async def test_a_node_that_falls_silent_is_noticed_without_a_call(
+    one: PostgresStore, database: Database
+) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        assert states(one)["a"] is JobState.RUNNING
+        execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
+        assert await replica.rounds_after(5.0) == 2  # it is not looked at before it would be silent
+        assert await replica.tick_after(0.0) == 3
+        assert states(one)["a"] is JobState.QUEUED
+        assert "lost" in [event.event for event in one.job_history(C, "a")]
+
+
+async def test_a_node_is_looked_at_when_it_would_fall_silent(
+    one: PostgresStore, database: Database
+) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
+        assert await replica.rounds_after(HOUR_S / 2) == 2
+        execute(database, "UPDATE leases SET expires_at = now() + interval '1 min'")
+        # No tick has come, but the moment of which the last look knew: lease and margin are over.
+        assert await replica.rounds_after(HOUR_S / 2 - 1.0 + 20.0) == 3
+
+
+async def test_an_idle_node_that_returns_has_a_round(
+    one: PostgresStore, database: Database
+) -> None:
+    async with a_replica(one) as replica:
+        execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
+        last = await replica.tick_after(0.0)
+        assert await replica.tick_after(10.0) == last
+        record_heartbeat(one, f"agent-{A0}")
+        assert await replica.tick_after(5.0) == last + 1
+        assert states(one)["b"] is JobState.STARTING or states(one)["a"] is JobState.STARTING
+
+
+async def test_a_promised_schedule_has_its_round_in_time(one: PostgresStore) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        snapshot = one.snapshot(C)
+        summary = a_summary(snapshot, promises_due_s=snapshot.now_s + 600.0)
+        one.commit(replace(a_round(snapshot, wait(snapshot, "b")), summary=summary))
+        assert await replica.tick_after(5.0) == 3
+        assert await replica.rounds_after(500.0) == 3
+        assert await replica.rounds_after(100.0) == 4
+
+
+async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: PostgresStore) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        replica.rounds.start()
+        before = len(asyncio.all_tasks())
+        size = deep_size(replica.rounds._clusters)
+        for k in range(100_000):
+            replica.clock.now_s += 1e-5
+            replica.rounds.wake(C)
+            if k % 10_000 == 0:
+                await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) <= before + 1
+        assert deep_size(replica.rounds._clusters) <= size + 100
+        assert one.get_cluster(C).last_round == 2  # it is too early for another
+        assert await replica.rounds_after(2.5) == 3
+        assert await replica.rounds_after(60.0) == 3
+        assert job(one, "a").state is JobState.RUNNING
+
+
+def deep_size(known: dict[str, Any]) -> int:
+    """Return the bytes of a dictionary of objects with slots, with what they refer to."""
+    return sys.getsizeof(known) + sum(
+        sys.getsizeof(name)
+        + sum(sys.getsizeof(getattr(value, slot)) for slot in type(value).__slots__)
+        for name, value in known.items()
+    )
