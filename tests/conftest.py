@@ -7,6 +7,7 @@ import pytest
 from tests.support.data_directories import make_data_directory
 from tests.support.database import database, make_database, postgres_url, server_url, store
 from tests.support.laws import IS_FAST, load_profile
+from tests.support.training import trainer
 
 __all__ = [
     "database",
@@ -15,6 +16,7 @@ __all__ = [
     "postgres_url",
     "server_url",
     "store",
+    "trainer",
 ]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -84,7 +84,7 @@ def compare_round(
     snapshot: Snapshot, arena: Arena, seed: int = 0
 ) -> dict[str, float | int | bool | str]:
     """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
-    policy, budget = Policy(), Budget(remaining_s=lambda: math.inf, seed=seed)
+    policy, budget = Policy(objective="throughput"), Budget(remaining_s=lambda: math.inf, seed=seed)
     statement = state_round(snapshot, policy)
     problem = statement.problem
     greedy = make_solver("greedy").solve(problem, budget)

@@ -94,6 +94,8 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "pinned_type": False,
         "min_gpus": 0,
         "max_gpus": 0,
+        "stated_plan": -1,
+        "stated_plan_first": False,
         "tenant": "t",
         "queue": 1,
         "weight": 1.0,
@@ -114,6 +116,8 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "current_plan": 0,
         "failures": 0,
         "retry_s": 0.0,
+        "unestimated": False,
+        "assumed_efficiency": math.nan,
     }
     unknown = set(overrides) - set(row)
     assert not unknown, f"no such job fields: {unknown}"
@@ -130,6 +134,7 @@ def a_snapshot(
     workloads: int | None = None,
     batch: int = 256,
     round_number: int = 1,
+    plans: Sequence[str] = ("",),
 ) -> Snapshot:
     """Return a snapshot. ``gangs`` maps jobs, by index, to the GPUs that they hold."""
     known = max([e["workload"] for e in estimates] + [j["workload"] for j in jobs], default=0) + 1
@@ -151,7 +156,7 @@ def a_snapshot(
         workloads=tuple(
             Workload(model="m", params=f"{i}B", global_batch=batch) for i in range(count)
         ),
-        plans=("",),
+        plans=tuple(plans),
         estimates=Estimates.from_rows(list(estimates)),
         jobs=Jobs.from_rows(list(jobs)),
         allocations=Allocations.from_rows(rows),

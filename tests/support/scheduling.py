@@ -89,4 +89,10 @@ def gpus_of(policy: PublishedScheduler, snapshot: Snapshot, **options: Any) -> l
 
 
 def decide_round(policy: PublishedScheduler, snapshot: Snapshot) -> RoundOutcome:
-    return plan_round(snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=policy))
+    return plan_round(
+        snapshot,
+        Policy(objective="throughput"),
+        Greedy(),
+        FOREVER,
+        scheduler=Scheduler(published=policy),
+    )

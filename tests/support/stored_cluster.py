@@ -124,10 +124,19 @@ def start(
     return Decision(
         job=snapshot.jobs.name.index(job),
         kind=kind,
-        cell=CellKey(kind_of(snapshot, gang), gang.gpus, pipeline_degree=1, plan=0),
+        cell=_some_cell(snapshot, snapshot.jobs.name.index(job), gang),
         rate=256.0 * gang.gpus,
         gang=gang,
     )
+
+
+def _some_cell(snapshot: Snapshot, job: int, gang: Gang) -> CellKey:
+    """Return a Cell of one stage on the gang's GPUs, by an estimated plan if there is one."""
+    e, kind = snapshot.estimates, kind_of(snapshot, gang)
+    same = (e.workload == snapshot.jobs.workload[job]) & (e.gpu_type == kind)
+    same &= (e.gpus == gang.gpus) & (e.pipeline_degree == 1)
+    plans = e.plan[same].tolist() or [snapshot.plans.index("") if "" in snapshot.plans else 0]
+    return CellKey(kind, gang.gpus, pipeline_degree=1, plan=plans[0])
 
 
 def wait(snapshot: Snapshot, job: str, kind: DecisionKind = DecisionKind.WAIT) -> Decision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -62,7 +63,7 @@ async def end_of(handle: GangHandle) -> GangExit:
 async def test_a_job_runs_to_completion(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_total=1000), clock_factor=10_000)
     assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
-    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0)
+    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
     assert checkpoint.open_generation(str(bench.store), 1) == 1000
 
 
@@ -84,7 +85,7 @@ async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: ReplayBench)
 async def test_a_job_resumes_at_the_servers_progress_if_that_is_further(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_done=500.0, iterations_total=1e9), clock_factor=1e-3)
     await handle.begun()
-    assert handle.progress() == Progress(iterations=500, iter_time_s=0.0)
+    assert handle.progress() == Progress(iterations=500, iter_time_s=0.0, runtime="replay")
 
 
 async def test_a_job_makes_progress_only_after_its_restart_time(bench: ReplayBench) -> None:
@@ -102,7 +103,7 @@ async def test_a_job_with_a_planned_failure_fails_at_its_iteration(bench: Replay
     handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
     end = await end_of(handle)
     assert end == GangExit(outcome=ExitOutcome.FAILED, error="failed at iteration 30, as requested")
-    assert handle.progress() == Progress(iterations=30, iter_time_s=1.0)
+    assert handle.progress() == Progress(iterations=30, iter_time_s=1.0, runtime="replay")
 
 
 async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> None:
@@ -185,9 +186,23 @@ def test_other_commands_are_refused(command: tuple[str, ...]) -> None:
         fail_at(command)
 
 
-def test_a_gang_without_an_iteration_time_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("iter_time_s", [-1.0, math.nan])
+def test_a_gang_with_a_meaningless_iteration_time_is_refused(
+    tmp_path: Path, iter_time_s: float
+) -> None:
     with pytest.raises(InvalidInput, match="iter_time_s"):
-        ReplayRuntime().start(a_gang(iter_time_s=0.0), tmp_path, tmp_path)
+        ReplayRuntime().start(a_gang(iter_time_s=iter_time_s), tmp_path, tmp_path)
+
+
+async def test_a_gang_of_unknown_rate_is_replayed_at_a_second_an_iteration(
+    bench: ReplayBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    gang = a_gang(iter_time_s=0.0, iterations_total=1000)
+    with caplog.at_level(logging.INFO):
+        handle = bench.start(gang, clock_factor=10_000)
+    assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
+    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
+    assert "nobody knows the rate of" in caplog.text
 
 
 @pytest.mark.parametrize("iterations", [7, 8, 1000])

@@ -24,6 +24,7 @@ from tessera.benchmarks.schedulers.variants import (
     check_variants,
     queue_of,
 )
+from tessera.simulator.comparison.policies import DEFAULT_POLICY
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 
@@ -172,12 +173,12 @@ def test_sweeps_are_judged_at_their_last_point_and_at_their_worst_point() -> Non
             1.0: {
                 "arena": [a_run([100, 100])],
                 "sia": [a_run([80, 80])],
-                "ilp:jct": [a_run([100, 80])],
+                DEFAULT_POLICY: [a_run([100, 80])],
             },
             2.0: {
                 "arena": [a_run([100, 300], 2.0)],
                 "sia": [a_run([300, 300])],
-                "ilp:jct": [a_run([50, NEVER], 3.0)],
+                DEFAULT_POLICY: [a_run([50, NEVER], 3.0)],
             },
         }
     }

@@ -74,7 +74,8 @@ def test_cells_cover_half_and_twice_of_every_request_and_every_degree() -> None:
 
 
 def test_with_equal_ratios_all_columns_have_the_same_value_per_gpu() -> None:
-    problem = build_problem(make_instance(60, 256, 4, family="equal-ratios"), Policy())
+    snapshot = make_instance(60, 256, 4, family="equal-ratios")
+    problem = build_problem(snapshot, Policy(objective="throughput"))
 
     assert len(np.unique(problem.value / problem.amount)) == 1
 
