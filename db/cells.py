@@ -41,7 +41,7 @@ def cell_of_job(row: sa.RowMapping) -> Cell | None:
 
 @lru_cache(maxsize=4096)
 def stored_plan(document: str | None) -> ExecutionPlan | None:
-    """Return the execution plan of a stored document, or None if there is none."""
+    """Return the execution plan of a stored document, or None where it has no plan."""
     return read_execution_plan("plan", document) if document else None
 
 

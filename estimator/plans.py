@@ -66,7 +66,7 @@ def shapes_of(gpus: int, node_gpus: int, nodes: int | None = None) -> list[Shape
 
 
 def shape_on(gpus: int, nodes: int, node_gpus: int) -> Shape | None:
-    """Return the estimated shape of ``gpus`` GPUs on ``nodes`` nodes, or None if there is none."""
+    """Return the estimated shape of ``gpus`` GPUs on ``nodes`` nodes, or None without one."""
     if gpus % nodes == 0:
         return Shape(nodes=nodes, gpus_per_node=gpus // nodes)
     shape = shape_of(gpus, node_gpus)

@@ -132,7 +132,7 @@ class Jobs(CellTable):
     max_gpus: Ints = usual(0, is_new=True)
     """Largest GPU count of the job's columns. 0 means that there is no bound."""
     stated_plan: Ints = usual(-1, is_new=True)
-    """Execution plan that the job's user states, an index into Snapshot.plans. -1 if there is none."""
+    """Execution plan that the job's user states, an index into Snapshot.plans. -1 without one."""
     stated_plan_first: Bools = usual(False, is_new=True)
     """Whether only the job's first start must use the stated plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,11 +44,14 @@ class Measure:
     name: str
     value: float
     limit: float
+    places: Sequence[str] = ()
+    """The places that were counted, shown where the value is over its limit."""
 
     def row(self) -> str:
-        """Return a line of the table."""
+        """Return a line of the table, and a line for each place to mend."""
         mark = "  over its limit" if self.value > self.limit else ""
-        return f"{self.name:<66}{self.value:>9.4g}{self.limit:>9.4g}{mark}"
+        places = [f"\n  {place}" for place in self.places] if mark else []
+        return f"{self.name:<66}{self.value:>9.4g}{self.limit:>9.4g}{mark}{''.join(places)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +131,26 @@ def prose_of(text: str) -> Iterator[str]:
             yield line
 
 
-def banned_words(modules: Iterable[Module], prose: Mapping[Path, str]) -> Counter[str]:
-    """Return the number of banned words of each file, in strings, Markdown and protos."""
-    found: Counter[str] = Counter()
+def banned_words(modules: Iterable[Module], prose: Mapping[Path, str]) -> list[str]:
+    """Return the banned words in strings, Markdown and protos, each with its file."""
     protos = [(path, path.read_text(encoding="utf-8")) for path in ROOT.glob("proto/**/*.proto")]
-    for path, text in (*texts_of(modules), *protos, *prose.items()):
-        if path.name not in NAMING_WHAT_IS_BANNED:
-            found[str(path.relative_to(ROOT))] += len(BANNED.findall(text))
-    return +found
+    return [
+        f"{path.relative_to(ROOT)}: {found.group()!r} in {line.strip()!r}"
+        for path, text in (*texts_of(modules), *protos, *prose.items())
+        if path.name not in NAMING_WHAT_IS_BANNED
+        for line in text.splitlines()
+        for found in BANNED.finditer(line)
+    ]
+
+
+def wide_lines(prose: Mapping[Path, str]) -> list[str]:
+    """Return the lines of Markdown that are too wide, each with its file."""
+    return [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path, text in prose.items()
+        for line in text.splitlines()
+        if len(line) > COLUMNS
+    ]
 
 
 def dead_links(prose: Mapping[Path, str]) -> list[str]:
@@ -167,33 +182,38 @@ def measures() -> list[Measure]:
     modules = load_modules(*ROOMS)
     written = [*modules, *load_modules("tests", "scripts")]
     names, texts = public_functions(modules), docstrings(written)
-    participles = sum(PARTICIPLE.fullmatch(name) is not None for name in names)
-    questions = sum(QUESTION.match(text) is not None for text in texts)
+    participles = [name for name in names if PARTICIPLE.fullmatch(name)]
+    questions = [text.partition("\n")[0] for text in texts if QUESTION.match(text)]
+    one_word = sum("_" not in name for name in names)
     prose = load_documents()
-    wide = sum(len(line) > COLUMNS for text in prose.values() for line in text.splitlines())
     sizes_kb = {path: path.stat().st_size / 1000 for path in prose if path.name == "README.md"}
     readme_kb = sizes_kb.pop(ROOT / "README.md")
-    skips = sum(module.text.count("# fmt: skip") for module in modules)
-    one_word = sum("_" not in name for name in names)
-    rows = (
+    skips = [
+        str(module.path.relative_to(ROOT)) for module in modules if "# fmt: skip" in module.text
+    ]
+    none_allowed = (
+        ("public functions named by a participle", participles),
+        ("docstrings of modules and classes that open with a question", questions),
+        ("banned words in strings, Markdown and protos", banned_words(written, prose)),
+        ("class names used for three things or more", repeated_class_names(modules)),
+        ("modules with lines that the formatter may not lay out", skips),
+        ("lines of Markdown over 100 columns", wide_lines(prose)),
+        ("links of Markdown that lead nowhere", dead_links(prose)),
+        ("pages of decisions that their index lacks", unlisted_decisions()),
+    )
+    sized = (
         # what is measured, its value, its limit
-        ("public functions named by a participle, %", share(participles, len(names)), 0),
         ("public functions named by one word, %", share(one_word, len(names)), 5),
-        (
-            "docstrings of modules and classes that open with a question, %",
-            share(questions, len(texts)),
-            0,
-        ),
-        ("banned words in strings, Markdown and protos", banned_words(written, prose).total(), 0),
-        ("class names used for three things or more", len(repeated_class_names(modules)), 0),
-        ("lines that the formatter may not lay out", skips, 0),
-        ("lines of Markdown over 100 columns", wide, 0),
-        ("links of Markdown that lead nowhere", len(dead_links(prose)), 0),
-        ("pages of decisions that their index lacks", len(unlisted_decisions()), 0),
         ("README, kB", readme_kb, 8),
         ("largest README of a room, kB", max(sizes_kb.values()), 6),
     )
-    return [Measure(name=name, value=value, limit=limit) for name, value, limit in rows]
+    return [
+        *(
+            Measure(name=name, value=len(places), limit=0, places=places)
+            for name, places in none_allowed
+        ),
+        *(Measure(name=name, value=value, limit=limit) for name, value, limit in sized),
+    ]
 
 
 def main() -> int:

@@ -152,7 +152,7 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
 
 
 def _digest(field: str, text: str) -> str:
-    """Return the digest of an execution plan, or "" if there is none."""
+    """Return the digest of an execution plan, or "" without a plan."""
     if text and not DIGEST.fullmatch(text):
         raise InvalidInput(
             field,
