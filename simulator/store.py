@@ -146,7 +146,7 @@ class MemoryStore:
             self.estimates = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
             return
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
-        row = tried | known | {"sd": np.nan}
+        row = tried | known | {"sd": np.nan, "complete": False}
         longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
         order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
         self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})

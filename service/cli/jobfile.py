@@ -11,7 +11,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
 from tessera.estimator.schemas import check_value, number_between, whole_between
-from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
@@ -132,7 +131,7 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
     )
     if job.plan:
         folder = Path(where.partition(": ")[0]).parent if where != "-" else Path()
-        message.stated_plan = read_plan_file(f"{where}: plan", str(folder / job.plan))
+        message.stated_plan = options.read_plan_file(f"{where}: plan", str(folder / job.plan))
     if job.plan_first and not job.plan:
         raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
     message.stated_plan_first = job.plan_first
@@ -147,14 +146,3 @@ def _moment(where: str, value: object, now: Timestamp) -> Timestamp:
     if isinstance(value, datetime):
         return options.to_timestamp(where, value)
     return options.parse_time(where, str(value), now)
-
-
-def read_plan_file(field: str, path: str) -> str:
-    """Return the text of an execution plan's file, or "" without a path. The server reads it."""
-    if not path:
-        return ""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(STATED_PLAN.size_bytes + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(field, f"{path} cannot be read: {error}") from error

@@ -11,7 +11,6 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
-from tessera.service.cli.jobfile import read_plan_file
 from tessera.service.cli.jobview import JobDetails, print_warnings, show_job, show_jobs
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.networks import describe_job_part
@@ -172,7 +171,7 @@ def submit_jobs(
         profile=profile,
         min_gpus=min_gpus or 0,
         max_gpus=max_gpus or 0,
-        stated_plan=read_plan_file("--plan", plan),
+        stated_plan=options.read_plan_file("--plan", plan),
         stated_plan_first=plan_first,
     )
     if plan_first and not plan:

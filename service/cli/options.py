@@ -7,12 +7,14 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.service import durations
 from tessera.service.cli import limits
@@ -244,3 +246,14 @@ def with_options(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def read_plan_file(field: str, path: str) -> str:
+    """Return the text of an execution plan's file, or "" without a path. The server reads it."""
+    if not path:
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(STATED_PLAN.size_bytes + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(field, f"{path} cannot be read: {error}") from error

@@ -72,6 +72,7 @@ def an_estimate(
         "iter_time_s": iter_time_s,
         "source": int(EstimateSource.MEASURED),
         "sd": sd,
+        "complete": False,
     }
 
 

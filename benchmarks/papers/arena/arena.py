@@ -142,8 +142,10 @@ class ArenaWorld:
     # a round
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot for a round now."""
-        return self.store.snapshot(self.now_s)
+        """Return the snapshot for a round now. In the artifact, jobs of unknown models never run."""
+        snapshot = self.store.snapshot(self.now_s)
+        known = np.zeros(len(snapshot.jobs), dtype=np.bool_)
+        return replace(snapshot, jobs=replace(snapshot.jobs, unestimated=known))
 
     def waiting(self, snapshot: Snapshot) -> Ints:
         """Return the jobs of ``snapshot`` that wait, in order of arrival."""
