@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from tessera.db.cells import stored_plan
 from tessera.db.documents import dump_json
-from tessera.db.rows import cluster_id
-from tessera.formulation.errors import InvalidInput, NotFound
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 
@@ -27,7 +24,10 @@ FOR KEY SHARE
 """)
 """A query with a lock, so that retention does not delete a plan that is about to be used."""
 
-_DOCUMENT = sa.text("SELECT document FROM plans WHERE cluster_id = :cluster AND name = :name")
+_DOCUMENTS = sa.text("""
+SELECT p.name, p.document FROM plans p JOIN clusters c ON c.id = p.cluster_id
+WHERE c.name = :cluster AND p.name = ANY(:names) AND p.document <> ''
+""")
 
 
 def ensure_plans(
@@ -86,10 +86,7 @@ def ensure_unnamed_plan(connection: sa.Connection, cluster: int) -> None:
     connection.execute(_ADD, {"cluster": cluster, "rows": rows})
 
 
-def get_plan(connection: sa.Connection, cluster: str, digest: str) -> ExecutionPlan:
-    """Return the execution plan of a digest. Raises NotFound."""
-    values = {"cluster": cluster_id(connection, cluster), "name": digest}
-    plan = stored_plan(connection.execute(_DOCUMENT, values).scalar())
-    if plan is None:
-        raise NotFound(f"clusters/{cluster}/executionPlans/{digest}")
-    return plan
+def read_plans(connection: sa.Connection, cluster: str, digests: Collection[str]) -> dict[str, str]:
+    """Return the canonical JSON of execution plans by digest. Those that are not stored are left out."""
+    values = {"cluster": cluster, "names": sorted(digests)}
+    return {row.name: row.document for row in connection.execute(_DOCUMENTS, values)}

@@ -16,6 +16,7 @@ from tessera.db import (
     migrate,
     network,
     outlook,
+    plans,
     prune,
     purge,
     reads,
@@ -236,6 +237,11 @@ class PostgresStore:
         """Return a round with its decisions."""
         with self._database.read() as connection:
             return rounds.get_round(connection, cluster, number)
+
+    def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:
+        """Return the canonical JSON of execution plans by digest, without those that are not stored."""
+        with self._database.read() as connection:
+            return plans.read_plans(connection, cluster, digests)
 
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name."""

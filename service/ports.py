@@ -360,6 +360,10 @@ class Store(Rounds, Protocol):
         """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
         ...
 
+    def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:
+        """Return the canonical JSON of execution plans by digest, without those that are not stored."""
+        ...
+
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists. A missing cluster has no jobs.
 

@@ -11,6 +11,7 @@ from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import StatedPlan
 from tessera.estimator.workloads import Model, known_models, model_of
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage, model_name
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.values import Workload
@@ -30,6 +31,15 @@ def read_job_plan(
     Raises:
         InvalidInput: the text is not a plan, or not one for this workload and number of GPUs.
     """
+    try:
+        return _read(field, text, workload, gpus, models)
+    except InvalidInput as wrong:
+        if wrong.field.startswith(field):
+            raise
+        raise InvalidInput(field, str(wrong)) from wrong  # it names the text's own field
+
+
+def _read(field: str, text: str, workload: Workload, gpus: int, models: ModelsOf) -> ExecutionPlan:
     given = read_stated_plan(field, text)
     if isinstance(given, StatedPlan):
         model = model_of(field, workload, models())

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tessera.estimator.documents import read_document
+from tessera.estimator.schemas import suggest_name
 from tessera.estimator.stated import deepspeed, megatron, torchtitan
 from tessera.estimator.stated.shell import has_conditions, read_words
 from tessera.estimator.stated.statement import StatedPlan, quote_value
@@ -24,6 +25,12 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, execution_plan_of
 
 _SECTION: Final = re.compile(r"^\s*\[{1,2}([A-Za-z0-9_.\"' -]+)\]{1,2}\s*(?:#.*)?$", re.MULTILINE)
+
+_FORMATS: Final = (
+    "no known format (Tessera's JSON, arguments of Megatron-LM, TOML of torchtitan,"
+    " JSON of DeepSpeed)"
+)
+_ADVICE: Final = "; `tessera estimate --plan FILE --plan-format NAME` says what is wrong with it"
 
 
 class PlanFormat(StrEnum):
@@ -74,27 +81,29 @@ def recognise_format(field: str, text: str) -> PlanFormat:
         InvalidInput: it has none of the formats' marks.
     """
     if _is_mapping(text):
-        return _format_of_mapping(read_document(field, text, STATED_PLAN))
+        return _format_of_mapping(field, read_document(field, text, STATED_PLAN))
     sections = {name.split(".")[0].strip("\"' ") for name in _SECTION.findall(text)}
     if sections & torchtitan.SECTIONS:
         return PlanFormat.TORCHTITAN
     if re.search(r"(?:^|\s|['\"(=])--[A-Za-z]", text):
         return PlanFormat.MEGATRON
-    raise InvalidInput(
-        field,
-        "is in no known format (Tessera's JSON, arguments of Megatron-LM, TOML of torchtitan, JSON of"
-        " DeepSpeed); say which one it is with --plan-format",
-    )
+    raise InvalidInput(field, f"is in {_FORMATS}{_ADVICE}")
 
 
-def _format_of_mapping(plain: object) -> PlanFormat:
+def _format_of_mapping(field: str, plain: object) -> PlanFormat:
     names = {str(name) for name in plain} if isinstance(plain, Mapping) else set()
     if "stages" in names:
         return PlanFormat.JSON
     own = {megatron.canonical_name(name) for name in names - deepspeed.READ}
-    if own & megatron.READ or "MODEL_ARGS" in names or not names & deepspeed.KNOWN:
+    if own & megatron.READ or "MODEL_ARGS" in names:
         return PlanFormat.MEGATRON
-    return PlanFormat.DEEPSPEED
+    if names & deepspeed.KNOWN:
+        return PlanFormat.DEEPSPEED
+    if own & megatron.KNOWN:
+        return PlanFormat.MEGATRON
+    meant = {suggest_name(name, deepspeed.KNOWN) for name in names}
+    meant |= {suggest_name(name, megatron.READ) for name in own}
+    raise InvalidInput(field, f"is in {_FORMATS}{max(meant, default='') or _ADVICE}")
 
 
 def _is_mapping(text: str) -> bool:

@@ -81,6 +81,7 @@ _SWITCHES: Final = (
     "--nnodes",
 )
 READ: Final = frozenset((*_COUNTS, *_SWITCHES))
+KNOWN: Final = READ | MODEL | IGNORED | frozenset(REFUSED)
 
 
 def parse_arguments(field: str, words: Iterable[str]) -> dict[str, object]:

@@ -190,9 +190,11 @@ def show_parts(parts: Iterable[RenderableType]) -> None:
         console_for(fold=not isinstance(part, Table) or not part.show_header).print(part)
 
 
-def show_table(items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bool = True) -> None:
+def show_table(
+    items: Sequence[_M], columns: Sequence[Column[_M]], *, header: bool = True, wide: bool = True
+) -> None:
     """Print a table that is part of something larger."""
-    console_for(fold=False).print(make_table(items, columns, wide=True, header=header))
+    console_for(fold=False).print(make_table(items, columns, wide=wide, header=header))
 
 
 def print_line(text: str) -> None:

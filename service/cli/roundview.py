@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.formulation.execution_plan import read_execution_plan
 from tessera.formulation.policy import NETWORK_LEVELS
 from tessera.service.cli.jobview import allocation_text
 from tessera.service.cli.names import short_name
@@ -83,7 +84,7 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
         show_table(value.goals, GOAL_COLUMNS)
     shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED_KINDS]
     if shown:
-        show_table(shown, _decisions())
+        show_table(shown, _decisions(_plan_texts(value)), wide=wide)
     hidden = Counter(
         d.kind for d in value.decisions if not everything and d.kind in UNCHANGED_KINDS
     )
@@ -201,13 +202,22 @@ def _deadlines(decisions: Sequence[scheduler_pb2.Decision]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _decisions() -> Sequence[Column[scheduler_pb2.Decision]]:
+def _plan_texts(value: scheduler_pb2.Round) -> dict[str, str]:
+    """Return the short texts of a round's execution plans by digest."""
+    return {
+        digest: str(read_execution_plan("execution_plans", plan))
+        for digest, plan in value.execution_plans.items()
+    }
+
+
+def _decisions(plans: Mapping[str, str]) -> Sequence[Column[scheduler_pb2.Decision]]:
     return (
         Column("JOB", lambda d: short_name(d.job)),
         Column("DECISION", lambda d: d.kind + (" (opportunistic)" if d.opportunistic else "")),
         Column(
             "RUNS ON", lambda d: allocation_text(d.allocation) if d.HasField("allocation") else ""
         ),
+        Column("PLAN", lambda d: plans.get(d.allocation.cell.plan, ""), wide=True),
         Column("NODES", _nodes),
         Column("DEADLINE", lambda d: "promised" if d.admitted else ""),
         Column("REASON", lambda d: d.reason.code),

@@ -121,13 +121,22 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
         )
-        return convert.of_round(record, summary_only=request.summary_only)
+        return self._with_plans(
+            cluster, convert.of_round(record, summary_only=request.summary_only)
+        )
 
     def _get_round(self, request: pb.GetRoundRequest) -> pb.Round:
         cluster, number = names.parse_round("name", request.name)
         record = self._store.get_round(cluster, number)
         message = convert.of_round(record, summary_only=request.summary_only)
         hide_in_round(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return self._with_plans(cluster, message)
+
+    def _with_plans(self, cluster: str, message: pb.Round) -> pb.Round:
+        """Return a round with the execution plans that its decisions name."""
+        digests = {decision.allocation.cell.plan for decision in message.decisions} - {""}
+        if digests:
+            message.execution_plans.update(self._store.execution_plans(cluster, digests))
         return message
 
     def _list_rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
@@ -159,7 +168,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
         )
-        answer = convert.of_round(record, summary_only=request.summary_only)
+        answer = self._with_plans(
+            cluster, convert.of_round(record, summary_only=request.summary_only)
+        )
         snapshot = b""
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))

@@ -18,6 +18,7 @@ from tessera.v1 import estimates_pb2_grpc
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import serving
 from tests.support.stored_cluster import C, a_record, a_spec, agents_report, do, run, submit
+from tests.support.training import TRAINER
 
 PARENT = f"clusters/{C}"
 BERT = Workload(model="bert", params="760M", global_batch=256)
@@ -63,6 +64,7 @@ async def test_a_cancelled_call_stops_estimating(
     assert counts == [1]
 
 
+@pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("learn", [True, False])
 async def test_measurements_affect_estimates_only_on_a_server_that_learns(
     store: PostgresStore, learn: bool
@@ -73,7 +75,7 @@ async def test_measurements_affect_estimates_only_on_a_server_that_learns(
     do(store, lambda w: w.upsert_estimates(C, [record]))
     run(store, j=[("a100-0", [0])])
     for done in range(1, 8):
-        agents_report(store, iterations_done=float(done), iter_time_s=9.0)
+        agents_report(store, iterations_done=float(done), iter_time_s=9.0, runtime=TRAINER)
     async with serving(store, learn=learn) as (channel, _):
         stub = estimates_pb2_grpc.EstimatesStub(channel)
         answer = await stub.EstimateCells(a_call(gpus=[2], validate_only=True))

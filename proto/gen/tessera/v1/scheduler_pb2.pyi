@@ -529,6 +529,26 @@ class Round(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ExecutionPlansEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -559,6 +579,7 @@ class Round(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     GOALS_FIELD_NUMBER: _builtins.int
     BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -634,6 +655,12 @@ class Round(_message.Message):
     def goals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoalResult]:
         """The results of the objective's goals, in order."""
 
+    @_builtins.property
+    def execution_plans(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The canonical JSON of the execution plans that the decisions' Cells name, by digest. Plans that
+        nothing uses any longer are deleted together with the rounds that are too old to keep.
+        """
+
     def __init__(
         self,
         *,
@@ -667,10 +694,11 @@ class Round(_message.Message):
         versions: _abc.Iterable[_builtins.str] | None = ...,
         goals: _abc.Iterable[Global___GoalResult] | None = ...,
         bound_is_trivial: _builtins.bool = ...,
+        execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
