@@ -190,3 +190,23 @@ def test_a_deadline_may_be_relative_to_now() -> None:
     assert options.parse_time("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
         "2027-01-15T09:00:00Z"
     )
+
+
+def test_a_job_file_has_the_plan_of_a_file_next_to_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("--tensor-model-parallel-size 8")
+    text = f"jobs:\n- {{{', '.join(MINIMAL.splitlines())}, plan: run.sh, plan_first: true}}\n"
+    (request,) = read_jobs(text, str(tmp_path / "jobs.yaml"), NOW)
+    assert request.job.stated_plan == "--tensor-model-parallel-size 8"
+    assert request.job.stated_plan_first
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("plan: nowhere.json\n", "j.yaml: plan: nowhere.json cannot be read"),
+        ("plan_first: true\n", "j.yaml: plan_first: needs a plan"),
+    ],
+)
+def test_a_plan_of_a_job_file_that_is_missing_is_named(keys: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read_jobs(MINIMAL + keys, "j.yaml", NOW)
