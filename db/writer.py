@@ -162,10 +162,11 @@ class PostgresWriter:
         workload_ids = workloads.ensure_workloads(
             self._connection, key, {job.workload for job in jobs}
         )
-        if workloads.require_fit(self._connection, key, jobs, workload_ids):
+        unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
+        rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
+        if unestimated or plan_ids:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
-        rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
         for job in jobs:
             row = asdict(replace(job, stated_plan=None))
             del row["workload"], row["avoid_nodes"], row["stated_plan"]

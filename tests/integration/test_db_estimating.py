@@ -24,7 +24,7 @@ from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, UnestimatedWorkload
 from tessera.formulation.values import ESTIMATE_SOURCES, EstimateSource, GpuType, Workload
-from tests.support.execution_plans import with_own_plan
+from tests.support.execution_plans import a_plan, with_own_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
@@ -484,7 +484,7 @@ def test_one_replayed_report_makes_the_time_of_a_run_replayed(store: PostgresSto
     assert store.estimation(C).measurements == ()
 
 
-def test_a_job_without_estimates_wakes_the_estimation(
+def test_a_job_without_an_estimate_of_its_model_or_plan_wakes_the_estimation(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
@@ -506,4 +506,7 @@ def test_a_job_without_estimates_wakes_the_estimation(
         woken.clear()
         do(store, lambda w: w.upsert_models(C, [MINE]))
         assert woken.wait(PATIENCE_S)
-    assert clusters == [C, C]
+        woken.clear()
+        submit(store, a_spec("own", stated_plan=a_plan(BERT, 1)))
+        assert woken.wait(PATIENCE_S)
+    assert clusters == [C, C, C]
