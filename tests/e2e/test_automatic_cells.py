@@ -152,4 +152,4 @@ async def test_a_server_with_estimation_off_estimates_nothing(database: Database
         await user.schedule()
         job = await user.job("j")
         assert await user.cells("bert", "1.3B") == []
-    assert "there is no estimate of bert/1.3B/256" in job.reason.message
+    assert "bert/1.3B/256 has no estimates: the server derives none" in job.reason.message

@@ -150,6 +150,11 @@ def mean_sd(cells: list[estimates_pb2.CellEstimate]) -> float:
     return sum(cell.sd for cell in cells) / len(cells)
 
 
+def degrees(cells: list[estimates_pb2.CellEstimate]) -> list[tuple[str, int, int]]:
+    """Return the type, count and degree of Cells. Measured times may lead to other plans of them."""
+    return sorted((c.cell.gpu_type, c.cell.gpus, c.cell.pipeline_degree) for c in cells)
+
+
 async def test_a_job_with_a_profiling_request_is_profiled_on_an_idle_gpu_and_its_cells_get_surer(
     database: Database, tmp_path: Path
 ) -> None:
@@ -183,7 +188,7 @@ async def test_a_job_with_a_profiling_request_is_profiled_on_an_idle_gpu_and_its
     assert done.service_gpu_seconds >= done.device_seconds
     assert mean_sd(after) < mean_sd(before)
     assert "profiled on cpu" in after[0].provenance
-    assert [c.cell for c in after] == [c.cell for c in before]
+    assert degrees(after) == degrees(before)
 
 
 async def test_a_task_gives_up_its_gpu_to_a_job_that_needs_it_and_continues_later(
