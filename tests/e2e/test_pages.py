@@ -32,7 +32,7 @@ README = "README.md"
 """The page that makes the environment. The others expect it to be active."""
 
 KINDS = ("run", "python", "javascript", "show")
-KEYS = {"block", "skip", "before", "again", "output", "codes", *KINDS}
+KEYS = {"block", "skip", "before", "output", "codes", *KINDS}
 
 COMMAND_S = 900.0
 """How long a command may take; `make demo` compiles loops where no compiled ones could be copied."""
@@ -84,7 +84,7 @@ def test_conventions_of_commands_name_commands_of_their_block(page: str) -> None
     for block in blocks_of(page):
         commands = [without_comment(step.command) for step in steps(block)]
         entry = PAGES[page][block.first]
-        keys = [key for kind in ("skip", "before", "again", "codes") for key in entry.get(kind, ())]
+        keys = [key for kind in ("skip", "before", "codes") for key in entry.get(kind, ())]
         keys += [name for names in entry.get("output", {}).values() for name in names]
         for key in keys:
             assert any(command.startswith(key) for command in commands), (block.first, key)
@@ -244,19 +244,16 @@ class Reader:
             self.second.wait_for_match(READY, COMMAND_S)
             return
         code = entry_of_command(entry.get("codes"), command, 0)
-        again = entry_of_command(entry.get("again"), command)
-        said = self._expect(block, step.command, code, again)
+        said = self._expect(block, step.command, code)
         if command.startswith("source "):
             self.second.run(step.command, CONDITION_S)
         for how, names in entry.get("output", {}).items():
             if any(command.startswith(name) for name in names):
                 self._compare(block, step, said, how)
 
-    def _expect(self, block: Block, command: str, code: int, again: str | None = None) -> str:
-        """Type a command, again while it fails with the text ``again``, and return its output."""
+    def _expect(self, block: Block, command: str, code: int) -> str:
+        """Type a command and return its output."""
         found, said = self.terminal.run(command, COMMAND_S)
-        while found != code and again is not None and again in said:
-            found, said = self.terminal.run(command, COMMAND_S)
         if found != code:
             self.failures.append(f"line {block.line}: {command}\nended with {found}:\n{said}")
         return said
