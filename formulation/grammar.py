@@ -2,13 +2,15 @@
 
     objective = stage { "then" stage }
     stage     = term { "+" term } [ "within" percent "%" ]
-    term      = [ weight "*" ] name
+    term      = [ weight "*" ] name [ ":" share ]
     percent   = a number from 0 to below 100
+    share     = a number between 0 and 1
 
 ``finish-time-fairness then throughput`` first makes the worst-off job as well off as possible. It
 then maximizes throughput among the answers that do so. ``max-min within 5% then throughput`` lets
 the later stages give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds
-values.
+values. ``balanced:0.25`` is the geometric mean of throughput, to the power of 0.75, and completion
+time, to the power of 0.25. ``balanced`` alone has even powers. No other objective has a share.
 
 Fairness objectives are compared job by job and have no sum, so each is alone in its stage. Terms of
 weight 0 have no effect and are dropped. A term that is alone in its stage has weight 1, whatever
@@ -27,6 +29,10 @@ from tessera.formulation.errors import InvalidInput
 LINEAR: Final = ("throughput", "deadline", "jct", "balanced", "cost")
 """Objectives that are sums over jobs."""
 
+BALANCED: Final = "balanced"
+EVEN_SHARE: Final = 0.5
+"""The share of completion time in ``balanced`` if none is written."""
+
 LEXICOGRAPHIC: Final = ("finish-time-fairness", "max-min", "makespan")
 """Objectives that compare the worst-off job first, then the next."""
 
@@ -36,7 +42,7 @@ LARGEST_WEIGHT: Final = 1e9
 """The largest weight of a term, even in a recorded round. With more, no other term would count."""
 
 _WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
-_TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)$")
+_TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)(?P<share>:[^:]*)?$")
 _PLUS = re.compile(r"(?<![0-9.][eE])\+")  # not the plus sign of 1e+3
 
 
@@ -44,7 +50,7 @@ _PLUS = re.compile(r"(?<![0-9.][eE])\+")  # not the plus sign of 1e+3
 class Term:
     """One objective, with the weight of its values relative to the other terms of its stage."""
 
-    objective: str
+    objective: str  # with its share, if that is not the usual one
     weight: float = 1.0
 
 
@@ -150,7 +156,25 @@ def _term(text: str) -> Term:
         raise InvalidInput(
             "objective", f"{text!r}: a weight must be a number from 0 to {LARGEST_WEIGHT:,.0f}"
         )
-    return Term(objective=match["name"], weight=weight)
+    return Term(objective=_with_share(text, match["name"], match["share"]), weight=weight)
+
+
+def _with_share(text: str, name: str, share: str | None) -> str:
+    """Return an objective in the one notation of its share."""
+    if share is None:
+        return name
+    if name != BALANCED:
+        raise InvalidInput("objective", f"{text!r}: only {BALANCED} has a share; leave it out")
+    number = _number(share[1:])
+    if not 0 < number < 1:
+        raise InvalidInput("objective", f"{text!r}: the share must lie between 0 and 1")
+    return name if number == EVEN_SHARE else f"{name}:{number!r}"
+
+
+def share_of(objective: str) -> tuple[str, float]:
+    """Return the name of an objective without its share, and the share of completion time."""
+    name, _, share = objective.partition(":")
+    return name, float(share or EVEN_SHARE)
 
 
 def _number(text: str) -> float:

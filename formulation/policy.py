@@ -46,7 +46,7 @@ MAX_CAUTION: Final = 10.0
 """The largest caution, in standard deviations. No realistic use needs more."""
 
 
-DEFAULT_OBJECTIVE: Final = "jct + throughput"
+DEFAULT_OBJECTIVE: Final = "balanced:0.25"
 """The objective of a round if nobody names one, in the service, in simulations and in benchmarks.
 
 `tessera bench default-objective` chooses it.

@@ -35,6 +35,7 @@ OBJECTIVES: Final[dict[str, tuple[OracleGoal, ...]]] = {
     "deadline": (THROUGHPUT,),
     "jct": (OracleGoal(terms=(("jct", 1.0),)),),
     "balanced": (OracleGoal(terms=(("balanced", 1.0),)),),
+    "balanced:0.25": (OracleGoal(terms=(("balanced:0.25", 1.0),)),),
     "cost": (OracleGoal(terms=(("running", 1.0),)), OracleGoal(terms=(("cost", 1.0),))),
     "finish-time-fairness": (OracleGoal(levels="finish-time-fairness"), THROUGHPUT),
     "max-min": (OracleGoal(levels="max-min"), THROUGHPUT),

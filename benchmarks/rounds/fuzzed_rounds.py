@@ -18,7 +18,7 @@ from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
 MAX_JOBS: Final = 6
 MAX_STAGES: Final = 3
 MAX_LEVELS: Final = 8
-SUM_OBJECTIVES: Final = ("throughput", "jct", "balanced", "cost")
+SUM_OBJECTIVES: Final = ("throughput", "jct", "balanced", "balanced:0.25", "cost")
 DEADLINE_SHARE: Final = 0.1
 """The share of the rounds that keep deadlines. Each of these may search for schedules."""
 

@@ -218,10 +218,11 @@ class Oracle:
         if name == "cost":
             return -option.gpus * self._price(option.gpu_type) * (1 + start)
         worth = weight * option.rate / unit * (1 - start)
-        if name in ("jct", "balanced"):
+        if name.startswith(("jct", "balanced")):
             remaining_s = self._work(job) / unit
             horizons = self._policy.restart_horizon_s / max(remaining_s, self._policy.round_s)
-            worth *= horizons if name == "jct" else math.sqrt(horizons)
+            _, _, share = name.partition(":")
+            worth *= horizons ** (1.0 if name == "jct" else float(share or 0.5))
         return worth
 
     def level(self, name: str, job: int, option: OracleOption | None) -> float:

@@ -1,6 +1,6 @@
 """Objectives as pure functions of a draft, and the translation of a policy's stages into goals.
 
-``LINEAR_VALUES`` has the objectives that are sums, ``LEVELS_OF`` those that compare the worst-off
+``column_values`` has the objectives that are sums, ``LEVELS_OF`` those that compare the worst-off
 jobs. ``NEEDS`` has the rules that drop columns for which an objective lacks data, each with a
 reason.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import WEIGHTED_SUM, Goal, Levels, Linear
-from tessera.formulation.grammar import Stage
+from tessera.formulation.grammar import BALANCED, Stage, share_of
 from tessera.formulation.objectives.completion import (
     balance_throughput_and_completion,
     completion_values,
@@ -29,12 +29,11 @@ from tessera.formulation.objectives.throughput import throughput_values
 from tessera.formulation.objectives.values import ColumnValues
 from tessera.formulation.problem import VALUE_SCALE, bound_values, scale_values
 
-LINEAR_VALUES: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
+_VALUES_OF: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
     "throughput": throughput_values,
     # deadlines are promises, kept by rows; throughput decides among what keeps them
     "deadline": throughput_values,
     "jct": completion_values,
-    "balanced": balance_throughput_and_completion,
     "cost": cost_values,
 }
 LEVELS_OF: Final[dict[str, Callable[[Draft], Levels]]] = {
@@ -75,6 +74,14 @@ def goals_of(draft: Draft) -> tuple[Goal, ...]:
     return tuple(goals)
 
 
+def column_values(draft: Draft, objective: str) -> ColumnValues:
+    """Return the values of an objective that is a sum, with its share."""
+    name, share = share_of(objective)
+    if name == BALANCED:
+        return balance_throughput_and_completion(draft, share)
+    return _VALUES_OF[name](draft)
+
+
 def _only_cost(stage: Stage) -> bool:
     return all(term.objective == "cost" for term in stage.terms)
 
@@ -85,7 +92,7 @@ def _levels(draft: Draft, stage: Stage) -> Levels:
 
 
 def _sum(draft: Draft, stage: Stage) -> Linear:
-    parts = [(t.weight, LINEAR_VALUES[t.objective](draft)) for t in stage.terms]
+    parts = [(t.weight, column_values(draft, t.objective)) for t in stage.terms]
     alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
     gross = reduce(np.add, [weight * v.gross for weight, v in parts])

@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
+from tessera.formulation.grammar import EVEN_SHARE
 from tessera.formulation.objectives.values import ColumnValues, make_levels
 from tessera.formulation.problem import VALUE_SCALE
 from tessera.formulation.rates import work_left
@@ -32,15 +33,22 @@ def completion_values(draft: Draft) -> ColumnValues:
     return _valued(draft, 1.0, "jobs finished in a horizon", JCT_SCALE)
 
 
-def balance_throughput_and_completion(draft: Draft) -> ColumnValues:
+def balance_throughput_and_completion(draft: Draft, share: float) -> ColumnValues:
     """Return the geometric mean of throughput and completion time on each column (Eq. 10a).
+
+    ``share`` is the power of completion time, between 0 and 1, and throughput has the rest.
 
     If jobs with speed-up n^p share GPUs, the mean completion time is least with weights near
     rank^p, where the longest job has rank 1 (heSRPT: Berg, Vesilo, Harchol-Balter, Performance
     Evaluation 2020). For heavy-tailed lengths, this weight falls more slowly than Smith's 1 / T,
     about as its root.
     """
-    return _valued(draft, 0.5, "sqrt(throughput x jobs finished in a horizon)", 10 * VALUE_SCALE)
+    unit = (
+        "sqrt(throughput x jobs finished in a horizon)"
+        if share == EVEN_SHARE
+        else f"throughput^{1 - share:g} x (jobs finished in a horizon)^{share:g}"
+    )
+    return _valued(draft, share, unit, 10 * VALUE_SCALE)
 
 
 def _valued(draft: Draft, exponent: float, unit: str, scale: float) -> ColumnValues:

@@ -26,6 +26,7 @@ OUR_DEFAULT_POLICIES: Final = (
     "ilp:throughput",
     "ilp:jct",
     "ilp:balanced",
+    "ilp:balanced:0.25",
     "ilp:jct + throughput",
     "ilp:0.5*throughput + jct",
     "ilp:jct within 5% then throughput",

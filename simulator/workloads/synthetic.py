@@ -5,8 +5,9 @@ The draws and the sources of their numbers:
 * Arrivals are a Poisson process (as in Gavel, OSDI 2020, section 7.1), Philly-like bursts by day
   and night (``philly_like``), or all at time 0, like the static traces of the same section.
 * Durations as requested are log-normal with a median of 30 min and a sigma of 1.7 (judgement:
-  Philly's are heavy-tailed, ATC 2019, section 3). Or they are Gavel's: 10^x minutes, with x uniform
-  in 1.5 to 3 for four of five jobs, and in 3 to 4 for the fifth.
+  Philly's are heavy-tailed, ATC 2019, section 3). As "large-models", their median is 8 h
+  (judgement: such jobs take hours to weeks). Or they are Gavel's: 10^x minutes, with x uniform in
+  1.5 to 3 for four of five jobs, and in 3 to 4 for the fifth.
 * GPU counts follow Philly by judgement. Or they are Gavel's, after the same trace: 70 % one, 25 %
   two or four, 5 % eight.
 * The GPU type, then the model, then the size and batch are drawn uniformly among those that run on
@@ -45,7 +46,7 @@ from tessera.simulator.workloads.philly_like import (
 )
 
 ArrivalProcess = Literal["poisson", "philly-like", "at-once"]
-Durations = Literal["log-normal", "gavel"]
+Durations = Literal["log-normal", "large-models", "gavel"]
 
 _HABITS: Final = Habits()
 PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
@@ -53,6 +54,8 @@ PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
 )
 GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05})
 """GPU counts of Gavel, which states 25 % for two to four GPUs together. The even split is ours."""
+LARGE_MEDIAN_S: Final = 8 * 3600.0
+"""Median duration of "large-models"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,8 @@ class SyntheticTrace:
             )
             seconds: Floats = 60.0 * np.power(10.0, exponent)
         else:
-            seconds = rng.lognormal(math.log(self.median_s), self.sigma, self.jobs)
+            median_s = LARGE_MEDIAN_S if self.durations == "large-models" else self.median_s
+            seconds = rng.lognormal(math.log(median_s), self.sigma, self.jobs)
         return np.minimum(np.maximum(seconds, self.shortest_s), self.longest_s)
 
     def _times_s(self, rng: Generator, span_s: float) -> Floats:

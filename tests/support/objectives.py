@@ -11,7 +11,7 @@ import numpy as np
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.objectives import LINEAR_VALUES, with_needs
+from tessera.formulation.objectives import column_values, with_needs
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import NO_TENANTS, Snapshot, Tenants
@@ -69,5 +69,5 @@ def a_running_job(name: str = "j", **more: Any) -> dict[str, Any]:
 
 
 def values_of(draft: Draft, objective: str) -> list[float]:
-    valued = LINEAR_VALUES[objective](draft)
+    valued = column_values(draft, objective)
     return [round(v, 6) for v in (valued.gross - valued.price).tolist()]

@@ -18,16 +18,16 @@ from tessera.formulation.grammar import parse_objective
 from tessera.formulation.policy import DEFAULT_OBJECTIVE
 
 
-def test_the_greatest_throughput_over_jct_is_chosen() -> None:
+def test_the_least_mean_jct_over_all_workloads_is_chosen() -> None:
     standings = {
-        "jct": [(0.5, 0.5), (0.5, 0.5)],
-        "mixed": [(0.8, 1.25), (0.8, 0.8)],  # throughput is even on the whole
-        "throughput": [(0.9, 1.1), (0.9, 1.1)],
+        "often": [(0.5, 0.5), (0.9, 0.5)],
+        "evenly": [(0.64, 1.25), (0.64, 0.8)],
+        "seldom": [(0.4, 1.1), (1.1, 1.1)],
     }
-    assert choose_objective(standings) == "mixed"
-    assert geometric_means(standings["mixed"]) == pytest.approx((0.8, 1.0))
-    del standings["mixed"]
-    assert choose_objective(standings) == "throughput"
+    assert choose_objective(standings) == "evenly"
+    assert geometric_means(standings["evenly"]) == pytest.approx((0.64, 1.0))
+    del standings["evenly"]
+    assert choose_objective(standings) == "seldom"
 
 
 def test_workloads_on_which_nothing_ended_cannot_be_compared() -> None:

@@ -27,6 +27,7 @@ SUMS = (
     "deadline",
     "jct",
     "balanced",
+    "balanced:0.25",
     "throughput + 0.5*jct",
     "balanced within 5% then jct",
 )

@@ -92,6 +92,20 @@ def test_a_lone_term_has_weight_one() -> None:
     assert parse_objective("3*max-min") == parse_objective("max-min")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("balanced:0.250", "balanced:0.25"),
+        ("2*balanced:0.5", "balanced"),
+        ("balanced:.1", "balanced:0.1"),
+    ],
+)
+def test_a_share_has_one_notation(text: str, name: str) -> None:
+    (stage,) = parse_objective(text)
+    assert stage.name == name
+    assert parse_objective(name) == (stage,)
+
+
 def test_a_stage_is_named_by_its_normal_form() -> None:
     assert parse_objective("0.70*throughput+jct within 5%")[0].name == "0.7*throughput + jct"
 
@@ -108,6 +122,11 @@ def test_a_stage_is_named_by_its_normal_form() -> None:
         ("within 5%", "is not an objective"),
         ("Throughput", "is not an objective"),
         ("fairness", "'fairness' is not an objective"),
+        ("jct:0.25", "only balanced has a share; leave it out"),
+        ("balanced:1", "the share must lie between 0 and 1"),
+        ("balanced:nan", "the share must lie between 0 and 1"),
+        ("balanced:", "is not a number"),
+        ("balanced:0.1 + balanced:0.10", "names an objective twice"),
         ("throughputthen jct", "is not an objective"),
         ("throughput jct", "is not an objective"),
         ("throughput within 5", "is not an objective"),

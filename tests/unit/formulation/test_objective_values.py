@@ -11,7 +11,7 @@ from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
-from tessera.formulation.objectives import LINEAR_VALUES, goals_of, with_needs
+from tessera.formulation.objectives import column_values, goals_of, with_needs
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.statement import state_round
@@ -42,12 +42,13 @@ def test_jct_prefers_weight_over_remaining_time() -> None:
     assert sorted(range(3), key=lambda j: -at_request[j]) == [0, 1, 2]
 
 
-def test_balanced_is_the_geometric_mean_of_throughput_and_jct() -> None:
+@pytest.mark.parametrize(("name", "share"), [("balanced", 0.5), ("balanced:0.25", 0.25)])
+def test_balanced_is_the_geometric_mean_of_throughput_and_jct(name: str, share: float) -> None:
     job = a_running_job(iterations_left=1000.0, restart_s=250.0, weight=2.0)
     throughput, jct, both = (
-        values_of(a_draft(job, gangs=GANG), name) for name in ("throughput", "jct", "balanced")
+        values_of(a_draft(job, gangs=GANG), one) for one in ("throughput", "jct", name)
     )
-    means = [(a * b) ** 0.5 for a, b in zip(throughput, jct, strict=True)]
+    means = [a ** (1 - share) * b**share for a, b in zip(throughput, jct, strict=True)]
     assert both == pytest.approx(means, rel=1e-5)
 
 
@@ -82,13 +83,13 @@ def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
 def test_cost_is_the_price_of_the_gpus() -> None:
     draft = a_draft(a_job("j", requested_gpus=2))
     assert values_of(draft, "cost") == [-3.0, -6.0, -12.0, -2.0]
-    assert LINEAR_VALUES["cost"](draft).unit == "dollars/h"
+    assert column_values(draft, "cost").unit == "dollars/h"
 
 
 def test_cost_may_be_in_watts() -> None:
     draft = a_draft(a_job("j", requested_gpus=2), policy=Policy(cost_of="watts"))
     assert values_of(draft, "cost") == [-0.7, -1.4, -2.8, -0.6]
-    assert LINEAR_VALUES["cost"](draft).unit == "kW"
+    assert column_values(draft, "cost").unit == "kW"
 
 
 def test_a_start_adds_its_restart_share_to_the_cost() -> None:

@@ -16,7 +16,7 @@ from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import ProblemTooLarge
 from tessera.formulation.goals import Goal, Levels, Linear
 from tessera.formulation.grammar import LINEAR, OBJECTIVES
-from tessera.formulation.objectives import LEVELS_OF, LINEAR_VALUES
+from tessera.formulation.objectives import LEVELS_OF, column_values
 from tessera.formulation.objectives.fairness import fair_rate, fair_share
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL
@@ -41,7 +41,7 @@ def test_sums_combine_values_and_restart_costs_by_weight() -> None:
     draft = first_draft(snapshot, Policy())
     parts = [(0.5, "throughput"), (2.0, "jct"), (0.1, "cost")]
     expected = sum(a * np.array(values_of(draft, name)) for a, name in parts)
-    prices = sum(a * LINEAR_VALUES[name](draft).price for a, name in parts)
+    prices = sum(a * column_values(draft, name).price for a, name in parts)
     assert isinstance(mixed, Linear)
     assert mixed.unit == "weighted sum"
     assert mixed.value / mixed.scale == pytest.approx(expected, abs=5e-6)
@@ -252,7 +252,7 @@ def test_running_is_never_worse_than_waiting_and_faster_is_never_worse_than_slow
 @given(priced_rounds(), st.sampled_from([o for o in LINEAR if o != "cost"]))
 def test_the_value_of_a_column_rises_with_its_rate(snapshot: Snapshot, objective: str) -> None:
     draft = first_draft(snapshot, Policy())
-    valued = LINEAR_VALUES[objective](draft)
+    valued = column_values(draft, objective)
     worth = valued.gross - valued.price
     assert (worth > 0).all()
     for j in range(len(draft.current)):

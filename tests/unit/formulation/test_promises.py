@@ -320,7 +320,8 @@ def test_a_tenant_at_its_borrowing_limit_gets_that_reason() -> None:
         gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
     outcome = decide_round(
-        with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}), Policy(run_to_completion=True)
+        with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}),
+        Policy(objective="throughput", run_to_completion=True),
     )
     assert reason_of(outcome, 1).code is ReasonCode.QUOTA_SPENT
     assert "t may hold 6 GPUs" in reason_of(outcome, 1).message
