@@ -15,7 +15,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, Table
-from tessera.formulation.values import BEST_FOUND, EstimateSource
+from tessera.formulation.values import BEST_FOUND, PROFILING, EstimateSource
 
 Information = Callable[[Snapshot], Snapshot]
 
@@ -52,7 +52,7 @@ def searched_optimum(snapshot: Snapshot) -> Snapshot:
     has_searched = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     has_searched[e.workload[searched]] = True
     measured = (e.source == EstimateSource.MEASURED) & ~has_searched[e.workload]
-    return _with(snapshot, e.at(searched | measured))
+    return _with(snapshot, e.at(searched | measured | _of_tasks(snapshot)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +88,7 @@ def data_parallel(memory: DpMemory, safety: float = 1.2, fraction: float = 0.8) 
             dtype=np.float64,
         )
         have = np.array([t.memory_bytes for t in visible.gpu_types], dtype=np.float64)[e.gpu_type]
-        fits = safety * need <= fraction * have
+        fits = (safety * need <= fraction * have) | _of_tasks(visible)
         return _with(visible, replace(e, iter_time_s=np.where(fits, e.iter_time_s, np.inf)))
 
     return gated
@@ -159,6 +159,13 @@ def _group(*keys: Ints) -> Ints:
     new = np.zeros(len(keys[0]), dtype=np.int64)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return np.cumsum(new)
+
+
+def _of_tasks(snapshot: Snapshot) -> Bools:
+    """Return which estimates are those of profiling tasks, which all may see, bool[estimates]."""
+    tasks = np.array([w.model == PROFILING for w in snapshot.workloads], dtype=np.bool_)
+    out: Bools = tasks[snapshot.estimates.workload]
+    return out
 
 
 def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
+TASKS = "tessera.profiling"
+"""The model of profiling tasks."""
 REPLAY_TOLERANCE = 1e-6
 """The relative tolerance within which two numbers count as equal."""
 
@@ -38,9 +40,10 @@ class _Job:
 
 
 def replay_lines(lines: Iterable[str]) -> dict[str, float]:
-    """Return each job's completion time in seconds from its arrival.
+    """Return each job's completion time in seconds from its arrival, without profiling tasks.
 
-    A job that did not end has inf.
+    A job that did not end has inf. Profiling tasks are replayed like jobs. Each of their starts
+    costs ``load_s``, and they lose nothing at a failure.
 
     Raises:
         ReplayFailed: a GPU is held twice or does not exist, or a time or a loss is not what the rules say.
@@ -71,7 +74,15 @@ def replay_lines(lines: Iterable[str]) -> dict[str, float]:
         rate = max((_rate(shapes[key], fewest, len(s["on"])) for key in alike), default=0.0)
         rate /= s["slowdown"]
         _run(s, jobs[s["job"]], fact, rate, table)
-    return {name: job.finish_s - facts[name]["arrival_s"] for name, job in jobs.items()}
+    return {
+        name: job.finish_s - facts[name]["arrival_s"]
+        for name, job in jobs.items()
+        if not _is_task(facts[name])
+    }
+
+
+def _is_task(fact: Row) -> bool:
+    return bool(fact["workload"][0] == TASKS)
 
 
 def _cell(row: Row) -> tuple[Any, ...]:
@@ -107,6 +118,7 @@ def _run(s: Row, job: _Job, fact: Row, rate: float, table: Row) -> None:
     else:
         cost_s = table["load_s"] + table["save_s"] * job.saved
         cost_s += _search_s(table["search_s"], s["gpus"]) * (job.last != _cell(s))
+        cost_s = table["load_s"] if _is_task(fact) else cost_s
         _require(s, "be ready when the overheads say", _near(ready_s - start_s, cost_s))
         job.owed, job.base, job.trained = (job.saved, job.last), job.done, []
         job.last = _cell(s)
@@ -125,6 +137,7 @@ def _run(s: Row, job: _Job, fact: Row, rate: float, table: Row) -> None:
         job.saved, job.last = job.owed
     elif s["ended_by"] == "failure":
         lost = job.done - job.base - _written(job.trained, table["checkpoint_every_s"])
+        lost = 0.0 if _is_task(fact) else lost
         _require(s, "lose what came after its checkpoint", _near(lost, s["lost"]))
         job.done, job.saved = job.done - lost, False
     else:

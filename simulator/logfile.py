@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,10 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
+from tessera.simulator.profiling import true_estimates
 from tessera.simulator.run import Result
 
-FORMAT: Final = "tessera-allocations/1"
+FORMAT: Final = "tessera-allocations/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +68,19 @@ class AllocationLog:
 
 
 def log_of(result: Result) -> AllocationLog:
-    """Return the log of a run. Its profiles are the true ones of its jobs' workloads."""
-    scenario = result.scenario
-    trained = {one.spec.workload for one in scenario.arrivals}
+    """Return the log of a run. Its profiles are the true ones of its jobs' workloads.
+
+    Profiling tasks are jobs of the log, after the others, with profiles of their own.
+    """
+    scenario, overheads = result.scenario, result.conditions.overheads
+    arrivals = (*scenario.arrivals, *result.tasks)
+    trained = {one.spec.workload for one in arrivals}
+    profiles = (*scenario.profiles, *true_estimates(scenario.gpu_types, overheads.profile_s))
+    jobs = [one.spec.name for one in scenario.arrivals]
+    tasks = [one.spec.name for one in result.tasks]
     return AllocationLog(
         ended_s=result.ended_s,
-        overheads=result.conditions.overheads,
+        overheads=overheads,
         nodes=tuple(
             NodeSpec(name=n.name, gpu_type=n.gpu_type, gpus=n.gpus) for n in scenario.nodes
         ),
@@ -84,7 +92,7 @@ def log_of(result: Result) -> AllocationLog:
                 source=e.source,
                 complete=e.complete,
             )
-            for e in scenario.profiles
+            for e in profiles
             if e.workload in trained
         ),
         jobs=tuple(
@@ -94,9 +102,12 @@ def log_of(result: Result) -> AllocationLog:
                 workload=one.spec.workload,
                 iterations=one.spec.iterations,
             )
-            for one in scenario.arrivals
+            for one in arrivals
         ),
-        segments=tuple(_named(result, s) for s in result.segments),
+        segments=tuple(
+            [_named(result.nodes, jobs, s) for s in result.segments]
+            + [_named(result.nodes, tasks, s) for s in result.task_segments]
+        ),
     )
 
 
@@ -139,14 +150,16 @@ def read_log(path: Path) -> AllocationLog:
 
 
 def lines_of(log: AllocationLog) -> Iterator[str]:
-    """Yield the lines: the header, nodes, profiles, jobs, and segments in order of their ends."""
+    """Yield the lines: the header, nodes, profiles, jobs, and segments.
+
+    Segments of jobs come in order of their ends, then those of profiling tasks.
+    """
     o = log.overheads
     table = {
         "save_s": o.save_s,
         "load_s": o.load_s,
         "search_s": sorted(o.search_s.items()),
         "profile_s": o.profile_s,
-        "profile_gpus": o.profile_gpus,
         "checkpoint_every_s": _finite(o.checkpoint_every_s),
     }
     yield _line("run", {"format": FORMAT, "ended_s": log.ended_s, "overheads": table})
@@ -204,14 +217,14 @@ def _workload(w: Workload) -> list[str | int]:
     return [w.model, w.params, w.global_batch]
 
 
-def _named(result: Result, s: Segment) -> LoggedSegment:
+def _named(nodes: Sequence[str], jobs: Sequence[str], s: Segment) -> LoggedSegment:
     return LoggedSegment(
-        job=result.scenario.arrivals[s.job].spec.name,
+        job=jobs[s.job],
         start_s=float(s.start_s),
         ready_s=float(s.ready_s),
         end_s=float(s.end_s),
         cell=s.cell,
-        members=tuple((result.nodes[n], tuple(map(int, gpus))) for n, gpus in s.members),
+        members=tuple((nodes[n], tuple(map(int, gpus))) for n, gpus in s.members),
         slowdown=float(s.slowdown),
         ended_by=s.ended_by,
         lost=float(s.lost),

@@ -36,11 +36,8 @@ class Overheads:
     on, or change to, a Cell other than the last one. Between GPU counts, they are interpolated
     linearly in the logarithm of the count. Outside, the value of the nearest count applies."""
     profile_s: float = 0.0
-    """Seconds from the arrival of a workload's first job until the workload is profiled. Rounds see
-    none of its jobs before that."""
-    profile_gpus: int = 1
-    """Number of GPUs that profile during that time. They are not GPUs of the cluster, but their
-    hours are counted."""
+    """Seconds in which a profiling task measures a model on one GPU of a type. Each of its starts
+    takes ``load_s`` in addition. If it is 0, nothing is profiled, and rounds see all estimates."""
     checkpoint_every_s: float = 1800.0
     """Seconds between the checkpoints of a training job. They cost nothing. A failure loses all
     progress since the last one."""
@@ -49,8 +46,6 @@ class Overheads:
         """Refuse values that have no meaning."""
         if not all(0 <= v < math.inf for v in (self.save_s, self.load_s, self.profile_s)):
             raise InvalidInput("overheads", "must be finite numbers of seconds of at least 0")
-        if self.profile_gpus < 0:
-            raise InvalidInput("profile_gpus", "must be 0 or more")
         known = self.search_s.items()
         if not known or not all(n >= 1 and 0 <= s < math.inf for n, s in known):
             raise InvalidInput("search_s", "must map GPU counts to seconds of at least 0")
@@ -62,6 +57,11 @@ class Overheads:
         counts = sorted(self.search_s)
         seconds = [self.search_s[n] for n in counts]
         return float(np.interp(np.log2(gpus), np.log2(counts), seconds))
+
+    @property
+    def profiles(self) -> bool:
+        """Return whether models are profiled before rounds see their estimates."""
+        return self.profile_s > 0
 
     def start_s(self, gpus: int, *, saved: bool, new_cell: bool) -> float:
         """Return the seconds that a start on ``gpus`` GPUs costs.
@@ -86,7 +86,8 @@ PRESETS: Final[Mapping[str, Overheads]] = {
     "testbed-full": Overheads(search_s=_by_count(27, 315, 540, 240, 31)),
     # Morphling only charges the reconfiguration (section 5.1).
     "morphling": Overheads(search_s={1: 0.0}),
-    "profiled": Overheads(profile_s=510.0),  # 8.5 minutes, the least of Arena's 8.5 to 30
+    # 8.5 minutes on one GPU of each type, the least of Arena's 8.5 to 30.
+    "profiled": Overheads(profile_s=510.0),
     "none": Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}),
 }
 """The tables of overheads by name."""

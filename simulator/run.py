@@ -19,6 +19,7 @@ from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
+from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import Failure, Slowdowns, Straggler, World
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
@@ -161,7 +162,7 @@ class RoundRow:
     gap: float
     running: int
     waiting: int
-    gpus: int  # GPUs held after the round
+    gpus: int  # GPUs held after the round, by profiling tasks, too
     changed: int  # starts, moves and changes
     suspended: int
     decided: bool = True
@@ -172,7 +173,8 @@ class RoundRow:
 class Result:
     """The outcome of a run.
 
-    Arrays are by job in order of arrival; times are in seconds since the world began.
+    Arrays are by job in order of arrival; times are in seconds since the world began. Profiling
+    tasks are not among the jobs, but held GPUs of the same cluster.
     """
 
     scenario: Scenario
@@ -186,10 +188,16 @@ class Result:
     restarts: Ints  # starts after the first, moves and changes
     admitted: Bools  # its deadline was promised at some time
     nodes: tuple[str, ...]  # the names of the nodes that segments refer to
-    profiling_gpu_s: float
+    tasks: tuple[Arrival, ...]  # the profiling tasks that were created, in order
+    task_segments: tuple[Segment, ...]  # their jobs are indices into ``tasks``
     refused: int  # rounds that broke a rule and were not carried out
     ended_s: float  # when the run ended
     stuck: bool  # jobs were left that no event was going to start
+
+    @property
+    def profiling_gpu_s(self) -> float:
+        """Return the GPU-seconds that profiling tasks held."""
+        return float(sum(s.held_gpu_s for s in self.task_segments))
 
 
 def simulate(
@@ -303,8 +311,8 @@ def _round(
         objective=solution.objective / problem.scale,
         gap=solution.gap,
         bound_is_trivial=outcome.bound_is_trivial,
-        running=len(store.gangs),
-        waiting=len(store.live) - len(store.gangs),
+        running=world.jobs_running(),
+        waiting=store.live_jobs() - world.jobs_running(),
         gpus=int(store.current_gpus.sum()),
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
@@ -328,20 +336,21 @@ def _repeated(world: World, last: _DecidedRound) -> _DecidedRound:
 def _result(
     world: World, conditions: Conditions, rows: list[RoundRow], refused: int, stuck: bool
 ) -> Result:
-    store = world.store
+    store, jobs = world.store, world.store.users_jobs
     return Result(
         scenario=world.scenario,
         conditions=conditions,
         segments=tuple(world.segments),
         rounds=tuple(rows),
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
-        first_start_s=world.first_start_s,
-        end_s=store.ended_s,
-        state=tuple(STATES[code].value for code in store.state.tolist()),
-        restarts=world.restarts,
-        admitted=store.promised,
+        first_start_s=world.first_start_s[:jobs],
+        end_s=store.ended_s[:jobs],
+        state=tuple(STATES[code].value for code in store.state[:jobs].tolist()),
+        restarts=world.restarts[:jobs],
+        admitted=store.promised[:jobs],
         nodes=store.node_names,
-        profiling_gpu_s=world.profiling_gpu_s(),
+        tasks=tuple(world.tasks()),
+        task_segments=tuple(world.task_segments),
         refused=refused,
         ended_s=world.now_s,
         stuck=stuck,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
@@ -30,7 +31,15 @@ from tessera.formulation.snapshot import (
     Tenants,
 )
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
-from tessera.formulation.values import NO_CELL, Cell, CellKey, EstimateSource, Hold, Workload
+from tessera.formulation.values import (
+    NO_CELL,
+    PROFILING,
+    Cell,
+    CellKey,
+    EstimateSource,
+    Hold,
+    Workload,
+)
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 
@@ -53,7 +62,7 @@ class AllocationChange:
 
 
 class MemoryStore:
-    """The jobs, nodes and allocations of one cluster.
+    """The jobs, profiling tasks, nodes and allocations of one cluster.
 
     It stores what ``db`` would store, and makes the same snapshots of it. Nodes are sorted by name,
     workloads by model, size and batch, and jobs by arrival. The agents of this world answer
@@ -70,16 +79,19 @@ class MemoryStore:
         restart_s: Floats,
         visible: Sequence[EstimateRecord] | None = None,
         cluster: str = "simulated",
+        tasks: Sequence[JobSpec] = (),
     ) -> None:
         """Set up the cluster of ``scenario`` before any job has arrived.
 
         ``restart_s`` has the seconds that a restart of each job takes, float64[jobs]. ``visible``
-        are the estimates that rounds see. If it is None, rounds see the true ones.
+        are the estimates that rounds see. If it is None, rounds see the true ones. ``tasks`` are
+        the profiling tasks that may be created, whose indices follow those of the arrivals.
         """
         self.cluster = cluster
-        self.specs = [one.spec for one in scenario.arrivals]
+        self.users_jobs = len(scenario.arrivals)
+        self.specs = [*(one.spec for one in scenario.arrivals), *tasks]
         self.gpu_types = tuple(scenario.gpu_types)
-        self.workloads = _workloads(scenario)
+        self.workloads = _workloads(scenario, tasks)
         known = set(self.workloads)  # no job has any other workload
         visible_records = scenario.profiles if visible is None else visible
         profiles = [e for e in visible_records if e.workload in known]
@@ -92,10 +104,11 @@ class MemoryStore:
         )
         self._estimated = np.zeros(len(self.workloads), dtype=np.bool_)
         self._estimated[self.estimates.workload] = True
+        self._hidden = self.estimates.at(np.zeros(0, dtype=np.int64))  # until they are profiled
         self._first_gpu = np.append(0, np.cumsum(self._nodes.gpus))
         self._node_of = np.repeat(np.arange(len(self._nodes)), self._nodes.gpus)  # of each GPU
         self.owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
-        self._set_up_jobs(scenario, restart_s)
+        self._set_up_jobs(scenario, np.append(restart_s, np.zeros(len(tasks))))
         self._avoids = self._set_up_avoids()
         self._tenants, self._quotas = self._set_up_tenants(scenario)
         self.gangs: dict[int, Gang] = {}
@@ -112,6 +125,8 @@ class MemoryStore:
         """Record the arrival of a job, so that rounds see it from now on."""
         self.state[job] = _QUEUED
         self.queued_s[job] = EPOCH_S + now_s
+        if self.is_task(job):
+            self.submit_s[job] = EPOCH_S + now_s
         insort(self.live, job)
 
     def finish(self, job: int, now_s: float) -> None:
@@ -124,6 +139,32 @@ class MemoryStore:
         self._release(job, now_s)
         self.opportunistic[job] = False
         self._queue(job, now_s)
+
+    def hide_estimates(self) -> None:
+        """Hide the estimates of all jobs from rounds, except for those of profiling tasks."""
+        tasks = np.array([w.model == PROFILING for w in self.workloads], dtype=np.bool_)
+        shown = tasks[self.estimates.workload]
+        self._hidden, self.estimates = self.estimates.at(~shown), self.estimates.at(shown)
+
+    def show_estimates(self, covers: Callable[[Workload, str], bool]) -> None:
+        """Let rounds see the hidden estimates of the workloads and GPU types that were profiled."""
+        h = self._hidden
+        pairs = set(zip(h.workload.tolist(), h.gpu_type.tolist(), strict=True))
+        now = {(w, t) for w, t in pairs if covers(self.workloads[w], self.gpu_types[t].name)}
+        shown = np.array(
+            [pair in now for pair in zip(h.workload.tolist(), h.gpu_type.tolist(), strict=True)],
+            dtype=np.bool_,
+        )
+        self._hidden = h.at(~shown)
+        self._add_estimates({f.name: getattr(h, f.name)[shown] for f in fields(h)})
+
+    def is_task(self, job: int) -> bool:
+        """Return whether the job is a profiling task, and not one of the scenario's."""
+        return job >= self.users_jobs
+
+    def live_jobs(self) -> int:
+        """Return how many of the scenario's jobs have arrived and not ended."""
+        return bisect_left(self.live, self.users_jobs)
 
     def does_not_run(self, job: int) -> None:
         """Record that the Cell of a job does not run on its shape, contrary to its estimate."""
@@ -146,11 +187,15 @@ class MemoryStore:
             self.estimates = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
             return
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
-        row = tried | known | {"sd": np.nan, "complete": False}
-        longer = {f.name: np.append(getattr(e, f.name), row[f.name]) for f in fields(e)}
-        order = np.lexsort([longer[name] for name in reversed(tried)])  # the last key counts first
-        self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
+        self._add_estimates(tried | known | {"sd": np.nan, "complete": False})
         self._estimated[self.workload[job]] = True
+
+    def _add_estimates(self, rows: Mapping[str, ArrayLike]) -> None:
+        """Add rows, given as columns by name, to the estimates that rounds see."""
+        e, keys = self.estimates, ("workload", *Estimates.CELL, "nodes")
+        longer = {f.name: np.append(getattr(e, f.name), rows[f.name]) for f in fields(e)}
+        order = np.lexsort([longer[name] for name in reversed(keys)])  # the last key counts first
+        self.estimates = Estimates(**{name: column[order] for name, column in longer.items()})
 
     def set_schedulable(self, node: int, schedulable: bool) -> None:
         """Record that a node has gone away or come back."""
@@ -367,7 +412,8 @@ class MemoryStore:
         self._stated["stated_plan"] = np.array(
             [plans[s.stated_plan.digest] if s.stated_plan else -1 for s in specs], dtype=np.int64
         )
-        arrival_s = np.array([one.arrival_s for one in scenario.arrivals])
+        arrival_s = np.zeros(count)  # of tasks, until they are created
+        arrival_s[: self.users_jobs] = [one.arrival_s for one in scenario.arrivals]
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
         self.submit_s = EPOCH_S + arrival_s
         self.queued_s = np.array(self.submit_s)
@@ -446,8 +492,8 @@ def _stated_plans(specs: Iterable[JobSpec]) -> set[str]:
     return {spec.stated_plan.digest for spec in specs if spec.stated_plan is not None}
 
 
-def _workloads(scenario: Scenario) -> tuple[Workload, ...]:
-    workloads = {e.workload for e in scenario.profiles}
+def _workloads(scenario: Scenario, tasks: Iterable[JobSpec]) -> tuple[Workload, ...]:
+    workloads = {e.workload for e in scenario.profiles} | {task.workload for task in tasks}
     workloads |= {one.spec.workload for one in scenario.arrivals}
     return tuple(sorted(workloads, key=lambda w: (w.model, w.params, w.global_batch)))
 

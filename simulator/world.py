@@ -21,8 +21,10 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.formulation.values import Cell, CellKey
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
+from tessera.simulator.profiling import ProfilingTasks, shown_estimates, true_estimates
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
+from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import truth_of
 
 TOLERANCE = 1e-6
@@ -166,19 +168,19 @@ class World:
     ) -> None:
         """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
+        If models are profiled (``Overheads.profile_s``), rounds see estimates of a model on a GPU
+        type only once its profiling task there has ended.
+
         ``visible`` are the estimates that rounds see. If it is None, rounds see the true ones.
         ``slowdowns`` is called whenever the running jobs or their GPUs have changed. If it is None,
         no job is slowed by others.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
-        specs = [one.spec for one in scenario.arrivals]
-        restart_s = np.array(
-            [overheads.start_s(s.requested_gpus, saved=True, new_cell=True) for s in specs]
-        )
-        self.truth = truth_of(MemoryStore(scenario, restart_s).snapshot(0.0))  # same indices
-        self.store = MemoryStore(scenario, restart_s, visible)
+        self._set_up_store(scenario.profiles if visible is None else visible)
         self.segments: list[Segment] = []
+        self.task_segments: list[Segment] = []  # their jobs are indices into ``tasks``
         self.events_handled = 0
+        specs = self.store.specs
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
         self._runs: dict[int, _RunningJob] = {}
@@ -193,11 +195,34 @@ class World:
         self._others_run = False  # since the last call of ``slowdowns``
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._to_come = len(specs)
-        self._profiled_from_s: list[float] = []  # one entry for each workload
+        self._to_come = len(scenario.arrivals)
+        self._created_s: dict[int, float] = {}  # of profiling tasks, in order of creation
         self._seen_waiting = self._waiting()
         self._plan_arrivals()
         self._plan_nodes(failures, stragglers)
+
+    def _set_up_store(self, shown: Sequence[EstimateRecord]) -> None:
+        """Set up the profiling tasks, the truth and the store. Rounds see the estimates ``shown``."""
+        scenario, overheads = self.scenario, self.overheads
+        restart_s = np.array(
+            [
+                overheads.start_s(one.spec.requested_gpus, saved=True, new_cell=True)
+                for one in scenario.arrivals
+            ]
+        )
+        estimated = {e.workload for e in shown}
+        workloads = [one.spec.workload for one in scenario.arrivals if overheads.profiles]
+        self._profiling = ProfilingTasks(
+            scenario.gpu_types, scenario.nodes, (w for w in workloads if w in estimated)
+        )
+        tasks, types = self._profiling.specs, scenario.gpu_types
+        true = [*scenario.profiles, *true_estimates(types, overheads.profile_s)]
+        truth = MemoryStore(scenario, restart_s, true, tasks=tasks)
+        self.truth = truth_of(truth.snapshot(0.0))  # same indices
+        told = [*shown, *shown_estimates(types)]
+        self.store = MemoryStore(scenario, restart_s, told, tasks=tasks)
+        if overheads.profiles:
+            self.store.hide_estimates()
 
     # the clock
 
@@ -226,19 +251,20 @@ class World:
         return self._events[0][0] if self._events else np.inf
 
     def over(self) -> bool:
-        """Return whether every job has arrived and ended."""
-        return not self.store.live and self._to_come == 0
+        """Return whether every job has arrived and ended. Profiling tasks may be left."""
+        return self.store.live_jobs() == 0 and self._to_come == 0
 
     def jobs_over(self) -> int:
         """Return how many jobs have ended."""
-        return len(self.store.specs) - len(self.store.live) - self._to_come
+        return self.store.users_jobs - self.store.live_jobs() - self._to_come
 
-    def profiling_gpu_s(self) -> float:
-        """Return the GPU-seconds that profiling has taken so far."""
-        o = self.overheads
-        return o.profile_gpus * sum(
-            min(max(self.now_s - from_s, 0.0), o.profile_s) for from_s in self._profiled_from_s
-        )
+    def jobs_running(self) -> int:
+        """Return how many jobs hold GPUs, without profiling tasks."""
+        return sum(not self.store.is_task(job) for job in self._runs)
+
+    def tasks(self) -> list[Arrival]:
+        """Return the profiling tasks that were created, in order."""
+        return [Arrival(at_s, self.store.specs[job]) for job, at_s in self._created_s.items()]
 
     def quiet(self) -> bool:
         """Return whether no job is running and no event is pending."""
@@ -254,13 +280,8 @@ class World:
             heapq.heappush(self._events, (at_s, next(self._order), happen))
 
     def _plan_arrivals(self) -> None:
-        profiled_s: dict[int, float] = {}
         for job, one in enumerate(self.scenario.arrivals):
-            workload = int(self.store.workload[job])
-            if workload not in profiled_s:
-                profiled_s[workload] = one.arrival_s + self.overheads.profile_s
-                self._profiled_from_s.append(one.arrival_s)
-            self._at(max(one.arrival_s, profiled_s[workload]), partial(self._arrive, job))
+            self._at(one.arrival_s, partial(self._arrive, job))
 
     def _plan_nodes(self, failures: Sequence[Failure], stragglers: Sequence[Straggler]) -> None:
         index = {name: i for i, name in enumerate(self.store.node_names)}
@@ -309,11 +330,17 @@ class World:
         self.events_handled += 1
         self._to_come -= 1
         self.store.arrive(job, self.now_s)
+        for task in self._profiling.ask(self.store.specs[job].workload):
+            created = self.store.users_jobs + task
+            self._created_s[created] = self.now_s
+            self.store.arrive(created, self.now_s)
 
     def _start(self, change: AllocationChange, gang: Gang) -> None:
         job, cell = change.job, change.cell
         saved, last = bool(self._saved[job]), self._last_cell.get(job)
         cost_s = self.overheads.start_s(cell.gpus, saved=saved, new_cell=last != cell)
+        if self.store.is_task(job):  # it has no checkpoint, and no plan to search
+            cost_s = self.overheads.load_s
         if np.isfinite(self.first_start_s[job]):
             self.restarts[job] += 1
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
@@ -359,6 +386,9 @@ class World:
         self.events_handled += 1
         self._stop(job, "finish", done=float(self.store.iterations[job]))
         self.store.finish(job, self.now_s)
+        if self.store.is_task(job):
+            subject = self._profiling.subject(job - self.store.users_jobs)
+            self.store.show_estimates(subject.covers)
 
     def _measure(self, job: int, stamp: int) -> None:
         """Let rounds see the iteration time of a job whose rate was unknown."""
@@ -384,6 +414,10 @@ class World:
         self.store.set_schedulable(node, False)
         every_s = self.overheads.checkpoint_every_s
         for job, run in self._runs_on(node):
+            if self.store.is_task(job):  # its records are safe
+                self._stop(job, "failure")
+                self.store.lose(job, self.now_s)
+                continue
             # Progress returns to the last checkpoint of this run.
             trained_s = max(0.0, self.now_s - run.ready_s)
             written = np.floor(trained_s / every_s) * every_s if np.isfinite(every_s) else 0.0
@@ -417,7 +451,8 @@ class World:
         if self._slowdowns is None or not self._others_run:
             return
         self._others_run, before = False, self._met
-        factors = self._slowdowns({job: run.change for job, run in self._runs.items()})
+        jobs = {job: run for job, run in self._runs.items() if not self.store.is_task(job)}
+        factors = self._slowdowns({job: run.change for job, run in jobs.items()})
         if wrong := [job for job, factor in factors.items() if not 1 <= factor < np.inf]:
             raise InvalidInput(
                 "slowdowns", f"the factor of job {wrong[0]} must be at least 1 and finite"
@@ -472,9 +507,10 @@ class World:
         reached = run.done_at(self.now_s) if done is None else done
         trained = reached - run.done_at(run.start_s)
         self._logged[job] += trained - lost
-        self.segments.append(
+        is_task = self.store.is_task(job)
+        (self.task_segments if is_task else self.segments).append(
             Segment(
-                job=job,
+                job=list(self._created_s).index(job) if is_task else job,
                 start_s=run.start_s,
                 ready_s=max(run.ready_s, run.start_s),
                 end_s=self.now_s,

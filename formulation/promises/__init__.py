@@ -22,7 +22,6 @@ from tessera.formulation.promises.pins import (
     pinned_type,
     unmovable_jobs_keep_their_shape,
 )
-from tessera.formulation.promises.profiling import profiling_waits
 from tessera.formulation.promises.queues import (
     guaranteed_jobs_within_quota_start,
     long_waits_are_reserved,
@@ -48,7 +47,7 @@ PHYSICAL: Final[tuple[Rule, ...]] = (
 )
 """Rules that hold under every policy: where a job may run, and capacities other than GPUs."""
 
-PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait, profiling_waits)
+PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait)
 """The rules that apply if a published scheduler decides."""
 
 PROMISES: Final[tuple[Rule, ...]] = (

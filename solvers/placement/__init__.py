@@ -2,6 +2,7 @@
 
 from tessera.solvers.placement.assign import place
 from tessera.solvers.placement.defragment import defragment
+from tessera.solvers.placement.leftover import seat_leftover
 from tessera.solvers.placement.results import PlacementResult
 
-__all__ = ["PlacementResult", "defragment", "place"]
+__all__ = ["PlacementResult", "defragment", "place", "seat_leftover"]

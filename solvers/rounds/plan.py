@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tessera.formulation.admission import Admission
 from tessera.formulation.check import (
     Violation,
@@ -33,7 +35,7 @@ from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.lookahead import ADMISSION, admit
-from tessera.solvers.placement import PlacementResult, place
+from tessera.solvers.placement import PlacementResult, place, seat_leftover
 from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -256,7 +258,8 @@ def _scheduled(
 ) -> _PlacedRound:
     """Return a published scheduler's choice, placed on the GPU types and counts that it chose.
 
-    Its bound is the trivial one, since nothing was proven.
+    Profiling tasks, which it does not see, get GPUs that it leaves idle. The bound is the trivial
+    one, since nothing was proven.
     """
     draft = draft_columns(snapshot, policy, every_cell=True, check=budget.check)
     work = RoundWork.begin(snapshot, policy, budget, state_draft(draft, promises=()))
@@ -265,7 +268,7 @@ def _scheduled(
     decided = scheduler.decide(draft, problem, budget.seed, budget.cancelled)
     measured = solve_goals(work.statement, FixedSolver(decided.solution), budget, decided.solution)
     mark("solve")
-    absent = {**work.statement.absent, **explain_not_chosen(problem, decided)}
+    absent = {**work.statement.absent, **explain_not_chosen(snapshot, problem, decided)}
     solution = measured.solution
     placed = place(
         snapshot,
@@ -276,6 +279,8 @@ def _scheduled(
         chosen_only=True,
     )
     placed = defragment_placement(work, problem, placed, chosen_only=True)
+    tasks = np.flatnonzero(snapshot.profiling()).tolist()
+    placed = seat_leftover(snapshot, problem, placed, tasks, now=work.gangs)
     # Placement must not hide the rules that the scheduler broke. If it changed nothing, the round's
     # check finds them.
     broken = () if placed.solution is solution else find_violations(problem, solution)

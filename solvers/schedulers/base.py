@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class SchedulerView:
     """The view of a scheduler.
 
     ``draft.snapshot`` has the estimates that the scheduler's information lets it see. ``draft`` has
-    one column for each of their Cells, dominated ones too. ``capacity`` is int64[types], the
+    one column for each of their Cells, dominated ones too. Profiling tasks, which published
+    schedulers do not know, have no columns. ``capacity`` is int64[types], the
     schedulable GPUs.
     """
 
@@ -49,6 +50,8 @@ def make_view(snapshot: Snapshot, policy: Policy, seed: int = 0) -> SchedulerVie
 def _seen(
     draft: Draft, seed: int, cancelled: Callable[[], bool] = never_cancelled
 ) -> SchedulerView:
+    tasks = np.flatnonzero(draft.snapshot.profiling()).tolist()
+    draft = draft.without(dict.fromkeys(tasks, _TASK_WAITS))
     return SchedulerView(
         draft=draft,
         capacity=draft.snapshot.schedulable_gpus(),
@@ -179,7 +182,16 @@ class Scheduler:
         )
 
 
-def explain_not_chosen(problem: Problem, decided: SchedulerDecision) -> dict[int, Reason]:
+_TASK_WAITS: Final = Reason(
+    code=ReasonCode.NOT_CHOSEN,
+    message="a published scheduler decides this round, and leaves no GPU of the type idle",
+    next_step="wait until a GPU of the type is idle, or profile by hand: `tessera profile`",
+)
+
+
+def explain_not_chosen(
+    snapshot: Snapshot, problem: Problem, decided: SchedulerDecision
+) -> dict[int, Reason]:
     """Return a reason for each job that could run but was not chosen."""
     name = decided.solution.solver
     plain = Reason(
@@ -194,8 +206,10 @@ def explain_not_chosen(problem: Problem, decided: SchedulerDecision) -> dict[int
         next_step="let the scheduler see better estimates, or choose another scheduler",
     )
     could = (decided.solution.choice < 0) & (np.diff(problem.job_start) > 0)
+    tasks = snapshot.profiling()
     return {
-        job: misled if job in decided.dropped else plain for job in np.flatnonzero(could).tolist()
+        job: _TASK_WAITS if tasks[job] else misled if job in decided.dropped else plain
+        for job in np.flatnonzero(could).tolist()
     }
 
 

@@ -185,7 +185,6 @@ def test_search_times_between_two_counts_are_interpolated_in_their_logarithm() -
         {"search_s": {1: math.nan}},
         {"checkpoint_every_s": 0.0},
         {"profile_s": -1.0},
-        {"profile_gpus": -1},
     ],
 )
 def test_a_meaningless_table_is_refused(wrong: dict[str, object]) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.world import Failure, Straggler, World
 from tests.support.worlds import (
     COSTLY,
@@ -136,17 +135,6 @@ def test_the_save_time_of_an_interrupted_start_is_still_charged() -> None:
     world.advance(140)
     give(world, "a", ONE, kind=DecisionKind.RESIZE)  # the Cell on which it last ran
     assert end_s(world, "a") == 140 + 7 + 11 + 900
-
-
-def test_jobs_of_a_new_workload_become_visible_after_a_whole_profiling_round() -> None:
-    profiled = preset_overheads("profiled")
-    world = a_world(a_scenario(an_arrival("a", 10.0), an_arrival("b", 20.0)), profiled, at_s=519.0)
-    assert len(world.snapshot().jobs) == 0
-    assert world.profiling_gpu_s() == 509.0
-    world.advance(520.0)
-    assert world.snapshot().jobs.name == ("a", "b")
-    world.advance(10_000.0)
-    assert world.profiling_gpu_s() == 510.0
 
 
 # failures

@@ -124,6 +124,7 @@ def test_jobs_that_arrive_after_the_horizon_are_not_part_of_the_run() -> None:
     scenario = a_scenario(an_arrival("a"), an_arrival("b", 5000.0), profiles=[a_profile()])
     result = simulate_scenario(scenario, overheads=replace(FREE, profile_s=100.0), horizon_s=2000.0)
     assert result.state == ("succeeded", "held")
+    assert [one.arrival_s for one in result.tasks] == [0.0]
     assert result.profiling_gpu_s == 100.0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASK_WORKLOAD
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -16,7 +17,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
-from tessera.solvers.schedulers.base import Scheduler
+from tessera.solvers.schedulers.base import Scheduler, make_view
 from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
@@ -108,11 +109,38 @@ def test_a_task_does_not_keep_a_job_from_growing() -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "arena"])
-def test_published_schedulers_run_no_tasks_and_say_so(name: str) -> None:
-    snapshot = a_cluster(3, a_task(), a_job("real"))
+def test_published_schedulers_leave_idle_gpus_to_tasks(name: str) -> None:
     scheduler = Scheduler(published=make_scheduler(name))
-    assert running_jobs(snapshot, Policy(), scheduler) == {"real"}
-    outcome = plan_round(snapshot, Policy(), make_solver(), FOREVER, scheduler=scheduler)
+    snapshot = a_cluster(3, a_task(), a_job("real"))
+    assert running_jobs(snapshot, Policy(), scheduler) == {"real", "task"}
+    full = a_cluster(1, a_task(), a_job("real"))
+    assert running_jobs(full, Policy(), scheduler) == {"real"}
+    outcome = plan_round(full, Policy(), make_solver(), FOREVER, scheduler=scheduler)
     (waits,) = (d for d in outcome.decisions if d.gang is None)
     assert waits.reason is not None
     assert "published scheduler" in waits.reason.message
+
+
+@pytest.mark.parametrize("name", ["fcfs", "arena"])
+def test_a_running_task_gives_way_to_a_job_of_a_published_scheduler(name: str) -> None:
+    task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=999.0, generation=1)
+    scheduler = Scheduler(published=make_scheduler(name))
+    two = {"requested_gpus": 2, "min_gpus": 2}
+    taken = a_cluster(2, task, a_job("real", **two), gangs={0: ONE_GPU})
+    assert running_jobs(taken, Policy(), scheduler) == {"real"}
+
+
+@pytest.mark.parametrize("name", ["fcfs", "arena"])
+def test_a_running_task_stays_on_its_gpu_under_a_published_scheduler(name: str) -> None:
+    task = a_task(state=JobState.RUNNING, cell=(0, 1, 1), since_s=999.0, generation=1)
+    scheduler = Scheduler(published=make_scheduler(name))
+    snapshot = a_cluster(3, task, gangs={0: ONE_GPU})
+    outcome = plan_round(snapshot, Policy(), make_solver(), FOREVER, scheduler=scheduler)
+    (kept,) = outcome.decisions
+    assert kept.kind is DecisionKind.KEEP
+
+
+def test_a_published_scheduler_sees_no_columns_of_tasks() -> None:
+    snapshot = a_cluster(3, a_task(), a_job("real"))
+    seen = make_view(snapshot, Policy())
+    assert seen.draft.has_columns.tolist() == [False, True]
