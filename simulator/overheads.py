@@ -88,6 +88,8 @@ PRESETS: Final[Mapping[str, Overheads]] = {
     "morphling": Overheads(search_s={1: 0.0}),
     # 8.5 minutes on one GPU of each type, the least of Arena's 8.5 to 30.
     "profiled": Overheads(profile_s=510.0),
+    "testbed-pruned-profiled": Overheads(search_s=_by_count(39, 61, 68, 65, 42), profile_s=510.0),
+    "testbed-full-profiled": Overheads(search_s=_by_count(27, 315, 540, 240, 31), profile_s=510.0),
     "none": Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}),
 }
 """The tables of overheads by name."""

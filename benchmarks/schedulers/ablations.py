@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tessera.benchmarks.schedulers.knowledge import DATA_PARALLEL, PLANNED, UNPROFILED
 from tessera.benchmarks.schedulers.variants import Variant, WorkloadChanges
 from tessera.formulation.errors import InvalidInput
+from tessera.simulator.comparison.estimate_rows import EstimateRow
 from tessera.simulator.comparison.policies import GREEDY, ILP
 from tessera.simulator.comparison.runs import RunRequest
 
 ARENA: Final = "arena"
 FULL_NAME: Final = "full"
+NEEDS_KNOWLEDGE: Final = frozenset({"components", "alone"})
+"""The parts in which rounds see the estimator's estimates. In the others they see the true ones."""
 ESTIMATE_ERROR: Final = 0.2
 """The mean relative error of the variant with wrong estimates."""
 
@@ -45,27 +49,26 @@ class AblationPlan:
     depths: tuple[int, ...]
     queues: tuple[int, ...]
     types: tuple[int, ...]
-    dp_memory: str  # "": the file is absent
-    measured: bool  # whether profiles are measured
+    rows_of: Mapping[str, tuple[EstimateRow, ...]] = field(default_factory=dict)
+    """The estimates that rounds see, by ``tessera.benchmarks.schedulers.knowledge.KNOWLEDGE``. Parts
+    without any need none."""
 
-    def rows(self) -> list[AblationRow]:
-        """Return the runs of all parts that can be made here."""
-        return [row for row in self._all() if self._possible(row.run.asked)]
+    def rows(self, parts: Collection[str]) -> list[AblationRow]:
+        """Return the runs of these parts."""
+        return [row for row in self._all(parts) if row.part in parts]
 
-    def left_out(self, parts: Sequence[str]) -> int:
-        """Return the number of runs of these parts that cannot be made here."""
-        return sum(row.part in parts and not self._possible(row.run.asked) for row in self._all())
+    def _all(self, parts: Collection[str]) -> Iterator[AblationRow]:
+        if NEEDS_KNOWLEDGE & set(parts):
+            yield from self._with_knowledge()
+        yield from self._with_truth()
 
-    def _possible(self, asked: RunRequest) -> bool:
-        if asked.information == "data-parallel":
-            return self.measured and bool(self.dp_memory)
-        return asked.information == "estimates" or self.measured
-
-    def _all(self) -> Iterator[AblationRow]:
+    def _with_knowledge(self) -> Iterator[AblationRow]:
         yield from self._components()
-        blind = replace(self._told("data-parallel"), overheads="full-search")
+        blind = self._told(DATA_PARALLEL, "testbed-full-profiled")
         for policy in dict.fromkeys((*self.others, ARENA, self.ours)):
             yield self._row("alone", policy, "", f"{ARENA}, ", Variant(asked=blind))
+
+    def _with_truth(self) -> Iterator[AblationRow]:
         dense = WorkloadChanges(arrival_factor=self.heavy)
         for depth in self.depths:
             run = Variant(asked=self.base, shape=dense, depth=depth)
@@ -81,24 +84,23 @@ class AblationPlan:
                 yield self._row("types", policy, "", f"{ARENA}, ", run, count)
 
     def _components(self) -> Iterator[AblationRow]:
+        full = self._told(PLANNED, "testbed-pruned-profiled")
         alike = {
-            FULL_NAME: Variant(asked=self.base),
-            "no pruning": Variant(asked=replace(self.base, overheads="full-search")),
-            "no planner": Variant(asked=self._told("data-parallel")),
-            "no profiler": Variant(asked=self._told("single-gpu")),
-            "estimates off": Variant(asked=replace(self.base, error=ESTIMATE_ERROR)),
+            FULL_NAME: Variant(asked=full),
+            "no pruning": Variant(asked=replace(full, overheads="testbed-full-profiled")),
+            "no planner": Variant(asked=self._told(DATA_PARALLEL, full.overheads)),
+            "no profiler": Variant(asked=self._told(UNPROFILED, "testbed-pruned")),
+            "estimates off": Variant(asked=replace(full, error=ESTIMATE_ERROR)),
         }
         own = {
-            "no elasticity": Variant(asked=self.base, shape=WorkloadChanges(at_requested=True)),
-            "no heterogeneity": Variant(asked=self.base, shape=WorkloadChanges(pinned=True)),
+            "no elasticity": Variant(asked=full, shape=WorkloadChanges(at_requested=True)),
+            "no heterogeneity": Variant(asked=full, shape=WorkloadChanges(pinned=True)),
         }
         for variant, run in alike.items():
             for policy in (ARENA, self.ours):
                 yield self._row("components", policy, variant, f"{policy}, {FULL_NAME}", run)
         for variant in ("no elasticity", "no heterogeneity", "no opportunism"):
-            switched = Variant(
-                asked=replace(self.base, policy=f"{ARENA}-{variant.replace(' ', '-')}")
-            )
+            switched = Variant(asked=replace(full, policy=f"{ARENA}-{variant.replace(' ', '-')}"))
             yield AblationRow(
                 part="components",
                 policy=ARENA,
@@ -108,9 +110,7 @@ class AblationPlan:
             )
         for variant, run in own.items():
             yield self._row("components", self.ours, variant, f"{self.ours}, {FULL_NAME}", run)
-        ordered = Variant(
-            asked=replace(self.base, policy=with_options(self.ours, "queue_order=true"))
-        )
+        ordered = Variant(asked=replace(full, policy=with_options(self.ours, "queue_order=true")))
         yield AblationRow(
             part="components",
             policy=self.ours,
@@ -119,9 +119,8 @@ class AblationPlan:
             run=ordered,
         )
 
-    def _told(self, information: str) -> RunRequest:
-        needs = self.dp_memory if information == "data-parallel" else ""
-        return replace(self.base, information=information, dp_memory=needs)
+    def _told(self, knowledge: str, overheads: str) -> RunRequest:
+        return replace(self.base, estimates=self.rows_of[knowledge], overheads=overheads)
 
     def _row(
         self, part: str, policy: str, variant: str, against: str, run: Variant, x: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,7 +12,6 @@ import numpy as np
 import typer
 
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     GpusShareOption,
     JobsOption,
     JobsShareOption,
@@ -21,7 +21,13 @@ from tessera.benchmarks.harness.options import (
     with_work,
 )
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.schedulers.ablations import ARENA, AblationPlan, AblationRow
+from tessera.benchmarks.schedulers.ablations import (
+    ARENA,
+    NEEDS_KNOWLEDGE,
+    AblationPlan,
+    AblationRow,
+)
+from tessera.benchmarks.schedulers.knowledge import Knowledge, learn_workloads
 from tessera.benchmarks.schedulers.variants import check_variants, queue_of, seed_run
 from tessera.simulator.comparison.comparisons import (
     SeedRuns,
@@ -32,7 +38,6 @@ from tessera.simulator.comparison.comparisons import (
 from tessera.simulator.comparison.policies import DEFAULT_POLICY, split_list
 from tessera.simulator.comparison.runs import RunRequest, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
-from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
 from tessera.simulator.report.model import Plot, ReportFolder, report_of
@@ -97,7 +102,6 @@ def ablate_policies(
     heavy: Annotated[
         float, typer.Option(help="Factor on the arrival rate under `depth` and `queues`.")
     ] = 4.0,
-    dp_memory: DpMemoryOption = None,
     seeds: SeedsOption = 3,
     sweep: Sweep,
     report: ReportFolder = None,
@@ -107,17 +111,31 @@ def ablate_policies(
     ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity, a job runs on the
     number of GPUs that it requests. Without heterogeneity, it runs on the type that it requests.
     Without opportunism, no job starts ahead of a blocked job. Arena's policy has switches for
-    these. For ours, jobs are pinned to their types and see a single GPU count
-    (``tessera.benchmarks.schedulers.variants.only_as_requested``). Ours has no blocked jobs,
-    because it starts jobs by value. In place of opportunism, its jobs start in order of arrival
-    (``queue_order``). Without pruning, searches for plans take as long as full ones (overheads
-    ``full-search``). The planner and the profiler are not in the simulator yet, so what rounds know
-    represents them. Without a planner, rounds see the optimum behind the memory gate of data
-    parallelism. Without a profiler, they see the throughput on one GPU times the number of GPUs
-    (``tessera.formulation.information``). A further variant has estimates that are wrong by 20 % on
-    average. Elsewhere, rounds know the true speeds.
+    these. For ours, jobs are pinned to their types, or to their GPU counts
+    by their bounds. Ours has no blocked jobs, because it starts jobs by value. In place of
+    opportunism, its jobs start in order of arrival (``queue_order``).
 
-    ``alone``: all policies see data-parallel information and pay for full searches. ``depth`` and
+    In ``components`` and ``alone``, rounds see the estimates of the estimator's own planner, and
+    jobs always run at the speeds of the trace (``tessera.benchmarks.schedulers.knowledge``).
+
+    * Full: the best plan of the planner on each GPU type, GPU count and shape, by profiles. Profiling
+      tasks hold GPUs of the cluster, and rounds see a model on a type only when its task has ended.
+      A search for the plan at a start takes as long as a pruned one on Arena's testbed.
+    * Without pruning, a search takes as long as a full one on that testbed (``testbed-full``).
+    * Without a planner, rounds see what the estimator prices for pure data parallelism, by profiles.
+      Counts on which that does not fit are infeasible.
+    * Without a profiler, rounds see the best plan of the planner by data sheets alone, from the
+      arrival of the first job on, and there are no profiling tasks. This is what the service knows of
+      a model that nobody profiled.
+    * A further variant has the estimates of the full one with an error of 20 % on average.
+
+    The trace's own smallest run of a model on a type stands for its profile, since no such GPU is at
+    hand. GPU types and counts on which the trace has no run are left out of all variants alike. A
+    workload whose model is in no catalogue has no estimates: its jobs run at an unknown rate on what
+    they request, as in the service. ``unknown_workloads`` counts these. Elsewhere, rounds know the
+    true speeds.
+
+    ``alone``: all policies see data-parallel estimates, and pay for full searches. ``depth`` and
     ``queues``: Arena's search depth and the number of priority queues, while jobs arrive
     ``--heavy`` times as fast (Crius section 8.7, Arena section 5.8). Queues are drawn evenly, and
     ours has ``queue_order`` and ``opportunistic`` there. ``types``: the same jobs on the same
@@ -128,13 +146,14 @@ def ablate_policies(
     throughput while jobs arrive. A figure ``jct_loss_POLICY_PART`` is the first ratio less 1;
     ``throughput_loss_*`` is 1 less the second. One of the two runs may leave jobs that the other
     finished, because what rounds see says that they run nowhere. Mean JCT is then meaningless, and
-    ``unfinished_*``, their share, replaces it. No bound says that a loss is positive. Runs that
-    need measured profiles or the memory of data parallelism are left out if these are missing;
-    ``left_out`` counts them.
+    ``unfinished_*``, their share, replaces it. No bound says that a loss is positive.
     """
     chosen = split_list(parts, PARTS)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
-    memory = data_file(dp_memory, "arena", "dp_memory.csv")
+    drawn = range(seed, seed + seeds)
+    known = Knowledge(rows={}, unknown=frozenset())
+    if NEEDS_KNOWLEDGE & set(chosen):
+        known = learn_workloads([replace(work, seed=k) for k in drawn], sweep)
     plan = AblationPlan(
         base=RunRequest(work=work, policy=ARENA),
         ours=ours,
@@ -143,14 +162,12 @@ def ablate_policies(
         depths=parse_whole_numbers(depths),
         queues=parse_whole_numbers(queues),
         types=parse_whole_numbers(types),
-        dp_memory=str(memory or ""),
-        measured=work.trace != SYNTHETIC,
+        rows_of=known.rows,
     )
-    drawn = range(seed, seed + seeds)
-    runs = _ran([row for row in plan.rows() if row.part in chosen], drawn, sweep)
+    runs = _ran(plan.rows(chosen), drawn, sweep)
     made = Report(
         seed=seed,
-        figures={**_figures(runs), "left_out": plan.left_out(chosen)},
+        figures={**_figures(runs), "unknown_workloads": len(known.unknown)},
         table=[_line(row, runs) for row in runs],
     )
     if report is not None:

@@ -12,10 +12,8 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Ints
-from tessera.formulation.values import Workload
 from tessera.simulator.clusters import NODES_PER_RACK
 from tessera.simulator.comparison.runs import RunRequest, check_requests, run_in_scenario
 from tessera.simulator.comparison.workload import (
@@ -53,7 +51,7 @@ class WorkloadChanges:
     pinned: bool = False
     """Whether every job runs only on the GPU type that it requests."""
     at_requested: bool = False
-    """Whether every job runs only on its requested number of GPUs (``only_as_requested``)."""
+    """Whether every job runs only on its requested number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +93,12 @@ def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -
 
 def run_variant(variant: Variant) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``FinishedRun`` reads."""
-    world, told = shape_world(
-        make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed
-    )
-    return run_in_scenario(world, variant.asked, told, variant.policy)
+    world = shape_world(make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed)
+    return run_in_scenario(world, variant.asked, variant.policy)
 
 
-def shape_world(
-    world: PreparedScenario, shape: WorkloadChanges, seed: int
-) -> tuple[PreparedScenario, list[EstimateRecord] | None]:
-    """Return a world of the given shape, and the estimates of its workloads that rounds see.
-
-    If the estimates are None, rounds see the truth. Load and horizon are those of the shaped jobs.
+def shape_world(world: PreparedScenario, shape: WorkloadChanges, seed: int) -> PreparedScenario:
+    """Return a world of the given shape. Load and horizon are those of the shaped jobs.
 
     Raises:
         InvalidInput: the shape makes no sense for this workload.
@@ -125,10 +117,9 @@ def shape_world(
     jobs = queue_jobs(jobs, shape.queues, seed)
     if shape.pinned:
         jobs = [a._replace(spec=replace(a.spec, pinned_type=True)) for a in jobs]
-    scenario = replace(scenario, arrivals=jobs)
-    told = None
     if shape.at_requested:
-        scenario, told = only_as_requested(scenario)
+        jobs = [a._replace(spec=_at_requested(a.spec)) for a in jobs]
+    scenario = replace(scenario, arrivals=jobs)
     horizon_s = ROUND_S * max(1, math.ceil(jobs[-1].arrival_s / ROUND_S))
     left = len(world.scenario.arrivals) - len(jobs)
     return replace(
@@ -137,7 +128,11 @@ def shape_world(
         horizon_s=horizon_s,
         dropped=world.dropped + left,
         load=requested_load(jobs, speeds, scenario.gpus),
-    ), told
+    )
+
+
+def _at_requested(spec: JobSpec) -> JobSpec:
+    return replace(spec, min_gpus=spec.requested_gpus, max_gpus=spec.requested_gpus)
 
 
 def queue_jobs(jobs: Sequence[Arrival], queues: int, seed: int) -> list[Arrival]:
@@ -157,32 +152,6 @@ def queue_of(jobs: int, queues: int, seed: int) -> Ints:
     """Return the queue of each job, int64[jobs], counted from 1. Queue 1 is the first to launch."""
     drawn = np.random.default_rng((seed, QUEUE_SALT)).random(jobs)
     return 1 + np.floor(drawn * queues).astype(np.int64)
-
-
-def only_as_requested(scenario: Scenario) -> tuple[Scenario, list[EstimateRecord]]:
-    """Return the scenario, and estimates that allow jobs only their requested GPU counts.
-
-    Estimates belong to workloads, not to jobs. Jobs of one workload that request different numbers
-    of GPUs therefore become jobs of different workloads with the same true profiles. Rounds see
-    only the requested number of each copy. Jobs, speeds and the references of jobs stay as they
-    were.
-    """
-    of: dict[tuple[Workload, int], Workload] = {}
-    jobs = []
-    for one in scenario.arrivals:
-        key = (one.spec.workload, one.spec.requested_gpus)
-        copy = of.setdefault(key, replace(key[0], model=f"{key[0].model}@{key[1]}"))
-        jobs.append(one._replace(spec=replace(one.spec, workload=copy)))
-    by_work: dict[Workload, list[EstimateRecord]] = {}
-    for record in scenario.profiles:
-        by_work.setdefault(record.workload, []).append(record)
-    true = [
-        (replace(e, workload=copy), gpus)
-        for (work, gpus), copy in of.items()
-        for e in by_work.get(work, ())
-    ]
-    told = [e for e, gpus in true if e.cell.gpus == gpus]
-    return replace(scenario, arrivals=jobs, profiles=[e for e, _ in true]), told
 
 
 def on_fewer_types(scenario: Scenario, count: int, seed: int) -> Scenario:

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
+from tessera.simulator.comparison.estimate_rows import EstimateRow, records_of
 from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import information_of, options_of
 from tessera.simulator.comparison.workload import (
@@ -53,7 +53,8 @@ class RunRequest:
     Rounds take place when something has happened, at most one in each ``round_s``. With
     ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
     at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
-    that first fits find.
+    that first fits find. ``estimates`` are those that rounds see, before any error is added. If
+    it is None, rounds see the true ones.
     """
 
     work: WorkloadSpec
@@ -68,6 +69,7 @@ class RunRequest:
     round_s: float = ROUND_S
     every_round: bool = False
     search: bool = True
+    estimates: tuple[EstimateRow, ...] | None = None
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -121,13 +123,11 @@ def run_request(asked: RunRequest) -> dict[str, Any]:
 def run_in_scenario(
     world: PreparedScenario,
     asked: RunRequest,
-    estimates: Sequence[EstimateRecord] | None = None,
     policy: PublishedScheduler | None = None,
 ) -> dict[str, Any]:
     """Run the request in a given scenario.
 
-    ``estimates`` are those that rounds see, before any error is added. If it is None, rounds see the
-    true ones. If ``policy`` is given, it decides in place of the requested one.
+    If ``policy`` is given, it decides in place of the requested one.
     """
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = PausableClock()
@@ -141,9 +141,10 @@ def run_in_scenario(
         asked.judge_every,
         watch,
     )
-    visible = estimates
+    visible = None if asked.estimates is None else records_of(asked.estimates)
     if asked.error:
-        visible = perturb_estimates(estimates or scenario.profiles, asked.error, asked.error_seed)
+        base = scenario.profiles if visible is None else visible
+        visible = perturb_estimates(base, asked.error, asked.error_seed)
     conditions = Conditions(
         overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
     )
