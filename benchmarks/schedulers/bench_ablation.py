@@ -111,9 +111,9 @@ def ablate_policies(
     ``components`` (Arena section 5.7, Crius section 8.6). Without elasticity, a job runs on the
     number of GPUs that it requests. Without heterogeneity, it runs on the type that it requests.
     Without opportunism, no job starts ahead of a blocked job. Arena's policy has switches for
-    these. For ours, jobs are pinned to their types, or to their GPU counts
-    by their bounds. Ours has no blocked jobs, because it starts jobs by value. In place of
-    opportunism, its jobs start in order of arrival (``queue_order``).
+    these. For ours, jobs are pinned to their types, or bounded by the GPUs that they request. Ours
+    has no blocked jobs, because it starts jobs by value. In place of opportunism, its jobs start in
+    order of arrival (``queue_order``).
 
     In ``components`` and ``alone``, rounds see the estimates of the estimator's own planner, and
     jobs always run at the speeds of the trace (``tessera.benchmarks.schedulers.knowledge``).

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tessera.benchmarks.schedulers.ablations import AblationPlan, AblationRow
+from tessera.benchmarks.schedulers.ablations import (
+    ESTIMATE_ERROR,
+    AblationPlan,
+    AblationRow,
+)
 from tessera.benchmarks.schedulers.bench_ablation import (
     _figures,
     _plots,
@@ -18,15 +23,18 @@ from tessera.benchmarks.schedulers.bench_ablation import (
     unfinished_share,
 )
 from tessera.benchmarks.schedulers.bench_load import RunsByPoint, common_jct_s, sweep_figures
+from tessera.benchmarks.schedulers.knowledge import KNOWLEDGE
 from tessera.benchmarks.schedulers.variants import (
     Variant,
     WorkloadChanges,
     check_variants,
     queue_of,
 )
+from tessera.simulator.comparison.estimate_rows import rows_of
 from tessera.simulator.comparison.policies import DEFAULT_POLICY
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
+from tests.support.worlds import a_profile
 
 NEVER = math.inf
 WORK = WorkloadSpec(trace=SYNTHETIC)
@@ -54,7 +62,13 @@ def a_row(part: str, policy: str, variant: str, against: str, x: float = 0.0) ->
     return AblationRow(part=part, policy=policy, variant=variant, against=against, x=x, run=run)
 
 
-def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> AblationPlan:
+EVERY = ("components", "alone", "depth", "queues", "types")
+ROWS = {
+    name: rows_of([a_profile(iter_time_s=time_s)]) for time_s, name in enumerate(KNOWLEDGE, start=1)
+}
+
+
+def a_plan() -> AblationPlan:
     return AblationPlan(
         base=RunRequest(work=WORK, policy="arena"),
         ours="ilp:jct",
@@ -63,8 +77,7 @@ def a_plan(dp_memory: str = "dp.csv", measured: bool = True) -> AblationPlan:
         depths=(1, 3),
         queues=(1, 8),
         types=(1, 2),
-        dp_memory=dp_memory,
-        measured=measured,
+        rows_of=ROWS,
     )
 
 
@@ -114,17 +127,24 @@ def test_depth_is_compared_with_its_first_point_and_types_with_arena() -> None:
 
 def test_every_row_has_a_reference_and_can_run() -> None:
     plan = a_plan()
-    rows = plan.rows()
+    rows = plan.rows(EVERY)
     assert len(set(rows)) == len(rows)
-    assert plan.left_out(("components", "alone")) == 0
+    assert {row.part for row in rows} == set(EVERY)
     runs = {row: [a_run([1.0])] for row in rows}
     assert all(reference_runs(row, runs) is not None for row in rows)
     check_variants([row.run for row in rows], seeds=1)
 
 
 def test_each_variant_differs_from_the_full_policy_in_one_thing() -> None:
-    rows = {row.name: row.run for row in a_plan().rows() if row.part == "components"}
-    full = Variant(asked=RunRequest(work=WORK, policy="ilp:jct"))
+    rows = {row.name: row.run for row in a_plan().rows(["components"])}
+    full = Variant(
+        asked=RunRequest(
+            work=WORK,
+            policy="ilp:jct",
+            estimates=ROWS["planned"],
+            overheads="testbed-pruned-profiled",
+        )
+    )
     assert rows["ilp:jct, full"] == full
     assert rows["ilp:jct, no elasticity"] == Variant(
         asked=full.asked, shape=WorkloadChanges(at_requested=True)
@@ -133,22 +153,19 @@ def test_each_variant_differs_from_the_full_policy_in_one_thing() -> None:
         asked=full.asked, shape=WorkloadChanges(pinned=True)
     )
     assert rows["arena, no elasticity"].asked.policy == "arena-no-elasticity"
-    assert rows["arena, no pruning"].asked.overheads == "full-search"
-    assert rows["arena, no planner"].asked.information == "data-parallel"
-    assert rows["arena, no planner"].asked.dp_memory == "dp.csv"
-    assert rows["arena, no profiler"].asked.dp_memory == ""
+    asked = {name: row.asked for name, row in rows.items()}
+    arena = asked["arena, full"]
+    assert asked["arena, no pruning"] == replace(arena, overheads="testbed-full-profiled")
+    assert asked["arena, no planner"] == replace(arena, estimates=ROWS["data-parallel"])
+    assert asked["arena, no profiler"] == replace(
+        arena, estimates=ROWS["unprofiled"], overheads="testbed-pruned"
+    )
+    assert asked["arena, estimates off"] == replace(arena, error=ESTIMATE_ERROR)
 
 
-@pytest.mark.parametrize(
-    ("dp_memory", "measured", "left_out"), [("", True, 2 + 4), ("dp.csv", False, 2 + 2 + 4)]
-)
-def test_parts_that_need_absent_data_are_left_out_and_counted(
-    dp_memory: str, measured: bool, left_out: int
-) -> None:
-    plan = a_plan(dp_memory, measured)
-    assert plan.left_out(("components", "alone")) == left_out
-    assert plan.left_out(("depth",)) == 0
-    assert not any(row.run.asked.information == "data-parallel" for row in plan.rows())
+def test_rounds_know_the_true_speeds_where_nothing_is_taken_from_the_estimator() -> None:
+    plan = replace(a_plan(), rows_of={})
+    assert all(row.run.asked.estimates is None for row in plan.rows(["depth", "queues", "types"]))
 
 
 def test_the_first_queue_is_reported_separately() -> None:

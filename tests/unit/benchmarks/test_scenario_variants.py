@@ -17,7 +17,6 @@ from tessera.benchmarks.schedulers.variants import (
     WorkloadChanges,
     check_variants,
     on_fewer_types,
-    only_as_requested,
     queue_jobs,
     queue_of,
     run_variant,
@@ -27,7 +26,8 @@ from tessera.benchmarks.schedulers.variants import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.values import Workload
-from tessera.simulator.comparison.runs import FinishedRun, RunRequest
+from tessera.simulator.comparison.estimate_rows import rows_of
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, run_in_scenario
 from tessera.simulator.comparison.workload import (
     SYNTHETIC,
     PreparedScenario,
@@ -35,8 +35,7 @@ from tessera.simulator.comparison.workload import (
     make_scenario,
 )
 from tessera.simulator.data import MissingData
-from tessera.simulator.metrics import alone_seconds, reference_of
-from tessera.simulator.overheads import Overheads
+from tessera.simulator.metrics import reference_of
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.sweeps.tasks import answer_call
 from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
@@ -77,14 +76,13 @@ def two_types() -> Scenario:
 
 def test_the_default_shape_changes_nothing_relevant() -> None:
     world = a_world()
-    found, visible_estimates = shape_world(world, WorkloadChanges(), seed=3)
-    assert visible_estimates is None
+    found = shape_world(world, WorkloadChanges(), seed=3)
     assert found == world
 
 
 def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
     world = a_world()
-    found, _ = shape_world(world, WorkloadChanges(arrival_factor=4.0), seed=0)
+    found = shape_world(world, WorkloadChanges(arrival_factor=4.0), seed=0)
     assert found.load == pytest.approx(4 * world.load)
     assert world.horizon_s / 4 <= found.horizon_s < world.horizon_s / 4 + 300
     assert found.horizon_s >= found.scenario.arrivals[-1].arrival_s
@@ -93,7 +91,7 @@ def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
 def test_large_models_arrive_with_equal_gpu_hours() -> None:
     world = a_world()
     speeds = Speeds(world.scenario.profiles, ClusterRoom.of(world.scenario.nodes))
-    found, _ = shape_world(world, WorkloadChanges(large_share=0.5), seed=1)
+    found = shape_world(world, WorkloadChanges(large_share=0.5), seed=1)
     before, after = (gpu_seconds(w.scenario.arrivals, speeds).sum() for w in (world, found))
     large = [parameter_count(a.spec.workload.params) >= LARGE_FROM for a in found.scenario.arrivals]
     assert sum(large) == round(0.5 * len(large))
@@ -107,31 +105,42 @@ def test_pinned_jobs_run_only_on_their_type() -> None:
             an_arrival("a", requested_gpus=2, requested_type="v100"),
         ],
     )
-    free, _ = shape_world(a_world(scenario), WorkloadChanges(), 0)
-    pinned, _ = shape_world(a_world(scenario), WorkloadChanges(pinned=True), 0)
+    free = shape_world(a_world(scenario), WorkloadChanges(), 0)
+    pinned = shape_world(a_world(scenario), WorkloadChanges(pinned=True), 0)
     ends = [simulate_scenario(w.scenario).end_s[0] for w in (free, pinned)]
     assert ends == [pytest.approx(250), pytest.approx(500)]  # 4 GPUs, A100 or V100
 
 
-def test_only_estimates_of_the_requested_count_are_visible() -> None:
-    scenario = two_types()
-    found, visible_estimates = only_as_requested(scenario)
-    for before, after in zip(scenario.arrivals, found.arrivals, strict=True):
-        of_it = [e for e in visible_estimates if e.workload == after.spec.workload]
-        assert {e.cell.gpus for e in of_it} == {before.spec.requested_gpus}
-        true = [e for e in found.profiles if e.workload == after.spec.workload]
-        assert [replace(e, workload=before.spec.workload) for e in true] == [
-            e for e in scenario.profiles if e.workload == before.spec.workload
-        ]
-        assert replace(after.spec, workload=before.spec.workload) == before.spec
+def test_jobs_at_their_requested_count_keep_their_reference() -> None:
+    free, fixed = (
+        shape_world(make_scenario(SMALL), WorkloadChanges(at_requested=at), 0).scenario
+        for at in (False, True)
+    )
+    bounds = [(a.spec.min_gpus, a.spec.max_gpus) for a in fixed.arrivals]
+    assert bounds == [(a.spec.requested_gpus,) * 2 for a in free.arrivals]
+    np.testing.assert_array_equal(reference_of(free).rate, reference_of(fixed).rate)
 
 
-def test_hiding_other_counts_leaves_the_reference_measures_unchanged() -> None:
-    scenario = make_scenario(SMALL).scenario
-    found, _ = only_as_requested(scenario)
-    np.testing.assert_array_equal(reference_of(scenario).rate, reference_of(found).rate)
-    alone = [alone_seconds(one, Overheads()) for one in (scenario, found)]
-    np.testing.assert_array_equal(alone[0], alone[1])
+def test_rounds_see_the_estimates_of_a_request_and_jobs_run_at_the_true_speed() -> None:
+    """The truth is 1 s per iteration on one GPU and 0.5 s on two. Rounds see no gain by a second."""
+    scenario = a_scenario(an_arrival("a", iterations=600), nodes=some_specs(("a100", 1, 2)))
+    flat = rows_of([a_profile(1, 2.0), a_profile(2, 20.0)])
+    asked = RunRequest(
+        work=SMALL, policy="greedy:throughput", overheads="none", estimates=flat, mapped=True
+    )
+    run = FinishedRun.read(run_in_scenario(a_world(scenario), asked))
+    assert run.end_s.tolist() == [600.0]
+    seen = FinishedRun.read(run_in_scenario(a_world(scenario), replace(asked, estimates=None)))
+    assert seen.end_s.tolist() == [300.0]
+
+
+def test_nothing_is_known_of_any_job_if_the_estimates_are_empty() -> None:
+    scenario = a_scenario(
+        an_arrival("a", iterations=600, requested_type="a100"), nodes=some_specs(("a100", 1, 2))
+    )
+    asked = RunRequest(work=SMALL, policy="greedy:throughput", overheads="none", estimates=())
+    run = FinishedRun.read(run_in_scenario(a_world(scenario), asked))
+    assert run.end_s[0] >= 306.0  # on the one GPU that it requests, at least until it is measured
 
 
 def test_no_job_is_resized_if_only_requested_counts_are_visible() -> None:
