@@ -54,7 +54,7 @@ from tessera.simulator.sweeps.tasks import Task
 TASK: Final = "tessera.benchmarks.schedulers.knowledge:estimate_workload"
 PLANNED, UNPROFILED, DATA_PARALLEL = "planned", "unprofiled", "data-parallel"
 KNOWLEDGE: Final = (PLANNED, UNPROFILED, DATA_PARALLEL)
-"""What rounds may know. ``planned``: the best plan of the planner, by profiles. ``unprofiled``: the
+"""Names of what rounds may know. ``planned``: the best plan of the planner, by profiles. ``unprofiled``: the
 best plan of the planner, by data sheets. ``data-parallel``: pure data parallelism, by profiles."""
 
 

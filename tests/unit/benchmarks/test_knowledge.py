@@ -1,4 +1,4 @@
-"""What rounds know in an ablation: the planner's estimates, by profiles, data sheets or one plan."""
+"""The estimates that rounds see in an ablation: by profiles, by data sheets, or of one plan."""
 
 from __future__ import annotations
 
