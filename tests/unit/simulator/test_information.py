@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tessera.estimator.profiling.tasks import NOMINAL_S, TASK_WORKLOAD
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import (
     DpMemory,
+    Information,
     all_estimates,
     data_parallel,
     searched_optimum,
@@ -98,6 +101,23 @@ def test_the_data_parallel_gate_depends_on_safety_and_fraction() -> None:
     table, snapshot = a_memory_table(x1=HAS / GIB), a_table(a_searched_estimate(1, 8.0))
     assert best_times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
     assert best_times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
+
+
+@pytest.mark.parametrize(
+    "information",
+    [searched_optimum, data_parallel(a_memory_table(x1=math.inf)), single_gpu()],
+)
+def test_every_information_has_the_estimates_of_profiling_tasks(information: Information) -> None:
+    task = an_estimate(1, 0, 1, iter_time_s=NOMINAL_S) | {"source": int(EstimateSource.ANALYTIC)}
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", 0, 16)],
+        jobs=[a_job("j"), a_job("task", workload=1)],
+        estimates=[a_searched_estimate(1, 8.0), task],
+        workloads=2,
+    )
+    snapshot = replace(snapshot, workloads=(snapshot.workloads[0], TASK_WORKLOAD))
+    e = information(snapshot).estimates
+    assert e.iter_time_s[e.workload == 1].tolist() == [NOMINAL_S]
 
 
 def test_one_measured_count_scales_single_gpu_throughput_linearly() -> None:
