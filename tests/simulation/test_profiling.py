@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ from tessera.simulator.logfile import lines_of, log_of, read_log, write_log
 from tessera.simulator.metrics import reference_of, run_figures
 from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.run import Decider, Result
+from tessera.simulator.store import AllocationChange
 from tessera.simulator.world import Failure, World
 from tests.support.worlds import (
     ARENA,
@@ -308,6 +309,20 @@ def test_a_run_ends_with_its_last_job_although_a_task_still_runs() -> None:
     assert result.state == ("succeeded",)
     assert result.ended_s == 900.0
     assert task_spans(result)[-1] == (600.0, 900.0, "finish")
+
+
+def test_the_network_is_asked_about_jobs_and_not_about_tasks() -> None:
+    asked: list[set[int]] = []
+
+    def slow(changes: Mapping[int, AllocationChange]) -> Mapping[int, float]:
+        asked.append(set(changes))
+        return dict.fromkeys(changes, 2.0)
+
+    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
+    result = simulate_scenario(scenario, overheads=PROFILED, slowdowns=slow)
+    assert task_spans(result) == [(0.0, 400.0, "finish")]
+    assert spans(result)[-1] == (600.0, 2600.0, "finish")
+    assert set().union(*asked) == {0}
 
 
 # what is reported
