@@ -132,8 +132,9 @@ def ablate_policies(
     The trace's own smallest run of a model on a type stands for its profile, since no such GPU is at
     hand. GPU types and counts on which the trace has no run are left out of all variants alike. A
     workload whose model is in no catalogue has no estimates: its jobs run at an unknown rate on what
-    they request, as in the service. ``unknown_workloads`` counts these. Elsewhere, rounds know the
-    true speeds.
+    they request, as in the service. A GPU type that the hardware catalogue lacks has no estimates
+    either. ``unknown_workloads`` and ``unknown_types`` count these. Elsewhere, rounds know the true
+    speeds.
 
     ``alone``: all policies see data-parallel estimates, and pay for full searches. ``depth`` and
     ``queues``: Arena's search depth and the number of priority queues, while jobs arrive
@@ -151,7 +152,7 @@ def ablate_policies(
     chosen = split_list(parts, PARTS)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     drawn = range(seed, seed + seeds)
-    known = Knowledge(rows={}, unknown=frozenset())
+    known = Knowledge()
     if NEEDS_KNOWLEDGE & set(chosen):
         known = learn_workloads([replace(work, seed=k) for k in drawn], sweep)
     plan = AblationPlan(
@@ -167,7 +168,11 @@ def ablate_policies(
     runs = _ran(plan.rows(chosen), drawn, sweep)
     made = Report(
         seed=seed,
-        figures={**_figures(runs), "unknown_workloads": len(known.unknown)},
+        figures={
+            **_figures(runs),
+            "unknown_workloads": len(known.unknown),
+            "unknown_types": len(known.unknown_types),
+        },
         table=[_line(row, runs) for row in runs],
     )
     if report is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -63,11 +63,13 @@ class Knowledge:
     """The estimates of the workloads of some seeds, by what rounds may know.
 
     ``unknown`` are workloads whose model is in no catalogue. There are no estimates of them, so
-    their jobs run at an unknown rate on what they request, as in the service.
+    their jobs run at an unknown rate on what they request, as in the service. ``unknown_types`` are
+    GPU types of the cluster that the hardware catalogue lacks. There are no estimates for them.
     """
 
-    rows: Mapping[str, tuple[EstimateRow, ...]]
-    unknown: frozenset[Workload]
+    rows: Mapping[str, tuple[EstimateRow, ...]] = field(default_factory=dict)
+    unknown: frozenset[Workload] = frozenset()
+    unknown_types: frozenset[str] = frozenset()
 
 
 def learn_workloads(works: Iterable[WorkloadSpec], sweep: Sweep) -> Knowledge:
@@ -82,6 +84,8 @@ def learn_workloads(works: Iterable[WorkloadSpec], sweep: Sweep) -> Knowledge:
     return Knowledge(
         rows={name: tuple(tuple(row) for one in every for row in one[name]) for name in KNOWLEDGE},
         unknown=frozenset(workloads_of(scenarios)) - tasks.keys(),
+        unknown_types=frozenset(kind.name for kind in scenarios[0].gpu_types)
+        - catalogue_of().keys(),
     )
 
 

@@ -150,11 +150,13 @@ def test_workloads_of_all_seeds_are_estimated_and_unknown_models_are_counted(
     first, *others = second.arrivals
     jobs = [first._replace(spec=replace(first.spec, workload=strange)), *others]
     worlds[1] = replace(worlds[1], scenario=replace(second, arrivals=jobs))
+    types = [*worlds[0].scenario.gpu_types, GpuType(name="abacus", memory_bytes=2**30)]
+    worlds[0] = replace(worlds[0], scenario=replace(worlds[0].scenario, gpu_types=types))
     monkeypatch.setattr(
         "tessera.benchmarks.schedulers.knowledge.make_scenario", lambda work: worlds[work.seed]
     )
     known = learn_workloads(works, HERE)
-    assert known.unknown == {strange}
+    assert (known.unknown, known.unknown_types) == ({strange}, {"abacus"})
     expected = {a.spec.workload for w in worlds.values() for a in w.scenario.arrivals} - {strange}
     for name in KNOWLEDGE:
         assert {e.workload for e in records_of(known.rows[name])} == expected
