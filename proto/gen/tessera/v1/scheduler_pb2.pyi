@@ -62,9 +62,11 @@ class RoundOptions(_message.Message):
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
-    """The objective. Default (also ""): "jct + throughput". It is one of throughput, deadline, jct
-    (mean completion time), balanced, cost, finish-time-fairness, max-min (least attained service)
-    and makespan; or
+    """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
+    completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
+    makespan; or
+      a share:    "balanced:0.25", the geometric mean of throughput^0.75 and jct^0.25. "balanced"
+                  is "balanced:0.5".
       a sum:      "0.7*throughput + 0.3*jct"
       an order:   "finish-time-fairness then throughput": the first goal decides, and the next one
                   decides among equals
