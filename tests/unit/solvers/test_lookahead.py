@@ -362,7 +362,7 @@ def test_a_best_effort_job_gets_only_gpus_that_the_certificates_do_not_need_now(
 def gpus_before_a_later_certificate(gpus: int, *, guaranteed: bool) -> int:
     """Return the number of GPUs on which a job starts one round before a promised job needs four."""
     promised = a_dated_job("a", 1200, 600, admitted=True, restart_s=0)
-    other = a_job("g", guaranteed=guaranteed, requested_gpus=1, weight=9.0)
+    other = a_job("g", guaranteed=guaranteed, requested_gpus=1, weight=90.0)
     snapshot = a_cluster(promised, other, gpus=gpus)
     held = replace(snapshot, legs=some_legs((0, 300, 600, 4)))
     outcome = plan_snapshot(held)
