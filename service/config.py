@@ -38,7 +38,7 @@ from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.schedulers.registry import scheduler_names as published_names
+from tessera.solvers.schedulers.registry import scheduler_of
 
 MAX_MULTIPLES: Final = 16
 """Largest number of entries in ``estimate_counts``, which are multiples of a job's request."""
@@ -469,17 +469,20 @@ class Config:
         Its rounds last for the period unless the policy says otherwise.
 
         Raises:
-            InvalidInput: it is not a policy, or it names an unknown solver or scheduler.
+            InvalidInput: it is not a policy, or it names an unknown solver or scheduler, or
+                parameters that the scheduler does not accept.
         """
         usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
         options = read_options("policy", self.policy, usual)
-        for place, name, known in (
-            ("policy.solver", options.solver, solver_names()),
-            ("policy.scheduler", options.scheduler, ("", *published_names())),
-        ):
-            if name not in known:
-                choices = ", ".join(filter(None, known))
-                raise InvalidInput(place, f"unknown {name!r}; choose one of {choices}")
+        if options.solver not in solver_names():
+            choices = ", ".join(solver_names())
+            raise InvalidInput(
+                "policy.solver", f"unknown {options.solver!r}; choose one of {choices}"
+            )
+        try:
+            scheduler_of(options.scheduler, options.scheduler_parameters)
+        except InvalidInput as wrong:
+            raise InvalidInput(f"policy.{wrong.field}", wrong.problem) from wrong
         return options
 
     def estimate_multiples(self) -> tuple[float, ...]:

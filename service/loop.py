@@ -17,7 +17,7 @@ from typing import TypeAlias
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import digest, digest_of, encode
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
-from tessera.formulation.errors import DeadlineTooShort, TooBusy
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput, TooBusy
 from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
@@ -337,7 +337,10 @@ def _plan_here(
     phases: _Phases,
     _remaining_s: Callable[[], float],
 ) -> RoundOutcome:
-    solver, scheduler = make_solver(options.solver), scheduler_of(options.scheduler)
+    solver, scheduler = (
+        make_solver(options.solver),
+        scheduler_of(options.scheduler, options.scheduler_parameters),
+    )
     return plan_round(snapshot, options, solver, budget, phases.mark, scheduler)
 
 
@@ -347,14 +350,17 @@ def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Ca
 
 
 def _require_known(options: RoundOptions, *, commits: bool) -> None:
-    """Refuse unknown solvers and schedulers before anything is loaded.
+    """Refuse unknown solvers, schedulers and parameters before anything is loaded.
 
     Baselines, which exist for comparison, decide no round that is committed.
     """
-    if commits:
-        solvers.require_product(options.solver)
-    make_solver(options.solver)
-    scheduler_of(options.scheduler)
+    try:
+        if commits:
+            solvers.require_product(options.solver)
+        make_solver(options.solver)
+        scheduler_of(options.scheduler, options.scheduler_parameters)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"options.{wrong.field}", wrong.problem) from wrong
 
 
 def decide_again(

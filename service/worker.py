@@ -328,7 +328,7 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
             make_solver(options.solver),
             budget,
             mark,
-            scheduler_of(options.scheduler),
+            scheduler_of(options.scheduler, options.scheduler_parameters),
         )
     except (
         TesseraError,

@@ -30,7 +30,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.rounds.times import RoundTimes
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
-from tessera.solvers.schedulers.registry import make_scheduler
+from tessera.solvers.schedulers.registry import scheduler_of
 
 
 class _CachedInformation:
@@ -75,11 +75,12 @@ class Decider:
             all_estimates if information is all_estimates else _CachedInformation(information)
         )
         self._solver = make_solver(options.solver)
-        if policy is None and options.scheduler:
-            policy = make_scheduler(options.scheduler)
-        self._scheduler = (
-            Scheduler(published=policy, information=self._sees) if policy is not None else None
+        scheduler = (
+            scheduler_of(options.scheduler, options.scheduler_parameters)
+            if policy is None
+            else Scheduler(published=policy)
         )
+        self._scheduler = scheduler and replace(scheduler, information=self._sees)
         self._budget = Budget(
             remaining_s=lambda: math.inf,
             seed=options.seed,

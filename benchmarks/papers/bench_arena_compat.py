@@ -38,13 +38,8 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import PublishedScheduler
-from tessera.solvers.schedulers.elasticflow import ElasticFlow
-from tessera.solvers.schedulers.fcfs import Fcfs
-from tessera.solvers.schedulers.gandiva import Gandiva
-from tessera.solvers.schedulers.gavel import Gavel
-from tessera.solvers.schedulers.sia import Sia
+from tessera.solvers.schedulers.registry import make_scheduler
 
 MIN_COUNTED_SAMPLES_PER_S: Final = 100.0
 """The samples/s below which a round is left out of the artifact's mean."""
@@ -95,32 +90,34 @@ def _stored(finished: int, jct: float, padded: float, mean: float, peak: float) 
 
 
 ARTIFACT_POLICIES: Final = {
-    "fcfs": ArtifactPolicy(policy=Fcfs, stored=_stored(590, 83_192, 223_034, 4384.8, 6952.5)),
+    "fcfs": ArtifactPolicy(
+        policy=lambda: make_scheduler("fcfs"), stored=_stored(590, 83_192, 223_034, 4384.8, 6952.5)
+    ),
     "gandiva": ArtifactPolicy(
-        policy=lambda: Gandiva(slice_s=math.inf),
+        policy=lambda: make_scheduler("gandiva", "slice_s=inf"),
         rigid=RigidScheduler(name="gandiva-rigid"),
         stored=_stored(608, 78_455, 208_979, 4630.8, 7573.1),
     ),
     "gavel": ArtifactPolicy(
-        policy=lambda: Gavel(raw=True, max_changes=3),
+        policy=lambda: make_scheduler("gavel", "raw=true,max_changed=3"),
         gate=True,
         rigid=RigidScheduler(name="gavel-rigid", any_type=True),
         stored=_stored(642, 64_879, 178_280, 5049.4, 8738.3),
     ),
     "elasticflow-ls": ArtifactPolicy(
-        policy=lambda: ElasticFlow(loosened=True),
+        policy=lambda: make_scheduler("elasticflow-ls"),
         gate=True,
         stored=_stored(573, 55_515, 213_869, 4629.7, 9588.5),
     ),
     "sia-arena": ArtifactPolicy(
-        policy=lambda: Sia(fairness=0.5),
+        policy=lambda: make_scheduler("sia-arena"),
         gate=True,
         single=True,
         rigid=RigidScheduler(name="sia-rigid", any_type=True, any_count=True),
         stored=_stored(633, 44_394, 168_107, 5021.9, 9821.2),
     ),
     "arena": ArtifactPolicy(
-        policy=lambda: Arena(objective="samples"),
+        policy=lambda: make_scheduler("arena", "performance=samples"),
         launch=PRUNED_LAUNCH_COST,
         stored=_stored(828, 41_648, 41_648, 6770.6, 10_994.3),
     ),

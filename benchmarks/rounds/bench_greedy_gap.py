@@ -26,8 +26,8 @@ from tessera.solvers.base import Budget
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.placement import place
 from tessera.solvers.registry import make_solver
-from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import make_view, translate_choice
+from tessera.solvers.schedulers.base import PublishedScheduler, make_view, translate_choice
+from tessera.solvers.schedulers.registry import make_scheduler
 
 BASELINES = ("greedy", "arena")
 
@@ -69,7 +69,7 @@ def greedy_gap(
     Arena loses, not what a month of them would.
     """
     work = read_philly(trace, profiles, jobs)
-    arena = Arena(depth=depth, max_upgrades=max_upgrades)
+    arena = make_scheduler("arena", f"depth={depth},max_upgrades={max_upgrades}")
     table: list[dict[str, float | int | bool | str]] = []
     with run_stack() as stack:
         for record, now_s in drive_rounds(
@@ -81,7 +81,7 @@ def greedy_gap(
 
 
 def compare_round(
-    snapshot: Snapshot, arena: Arena, seed: int = 0
+    snapshot: Snapshot, arena: PublishedScheduler, seed: int = 0
 ) -> dict[str, float | int | bool | str]:
     """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
     policy, budget = Policy(objective="throughput"), Budget(remaining_s=lambda: math.inf, seed=seed)

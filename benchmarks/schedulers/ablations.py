@@ -71,8 +71,15 @@ class AblationPlan:
     def _with_truth(self) -> Iterator[AblationRow]:
         dense = WorkloadChanges(arrival_factor=self.heavy)
         for depth in self.depths:
-            run = Variant(asked=self.base, shape=dense, depth=depth)
-            yield self._row("depth", ARENA, "", f"{ARENA}, ", run, depth)
+            deep = replace(self.base, policy=f"{ARENA}@depth={depth}")
+            yield AblationRow(
+                part="depth",
+                policy=ARENA,
+                variant="all",
+                against=f"{ARENA}, all",
+                x=depth,
+                run=Variant(asked=deep, shape=dense),
+            )
         ordered = with_options(self.ours, "queue_order=true", "opportunistic=true")
         for count in self.queues:
             for policy in (ARENA, ordered):

@@ -1,4 +1,4 @@
-"""Simulated runs with one change: the workload's shape, jobs' options, or Arena's depth."""
+"""Simulated runs with one change: the workload's shape or jobs' options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from tessera.simulator.traces.recipe import Recipe, apply_recipe
 from tessera.simulator.traces.screening import screen_jobs
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
-from tessera.solvers.schedulers.arena import Arena
 
 TASK: Final = "tessera.benchmarks.schedulers.variants:simulate_variant"
 TYPE_SALT, QUEUE_SALT = 1, 2
@@ -56,14 +55,10 @@ class WorkloadChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A run on a workload of another shape.
-
-    ``depth`` is the depth of Arena's search; if it is 0, the policy's own depth is used.
-    """
+    """A run on a workload of another shape."""
 
     asked: RunRequest
     shape: WorkloadChanges = field(default_factory=WorkloadChanges)
-    depth: int = 0
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -71,30 +66,19 @@ class Variant:
             name=name, function=TASK, options=asdict(self), files=self.asked.task(name).files
         )
 
-    @property
-    def policy(self) -> Arena | None:
-        """Return Arena with ``depth``. If ``depth`` is 0, return None: the name decides."""
-        if not self.depth:
-            return None
-        if self.asked.policy != "arena" or self.depth < 0:
-            raise InvalidInput("depth", "is Arena's, and at least 1")
-        return Arena(depth=self.depth)
 
-
-def simulate_variant(asked: dict[str, Any], shape: dict[str, Any], depth: int) -> dict[str, Any]:
+def simulate_variant(asked: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``FinishedRun`` reads."""
     work = WorkloadSpec(**asked["work"])
     return run_variant(
-        Variant(
-            asked=RunRequest(**{**asked, "work": work}), shape=WorkloadChanges(**shape), depth=depth
-        )
+        Variant(asked=RunRequest(**{**asked, "work": work}), shape=WorkloadChanges(**shape))
     )
 
 
 def run_variant(variant: Variant) -> dict[str, Any]:
     """Run a variant to the end of all jobs, and return the data that ``FinishedRun`` reads."""
     world = shape_world(make_scenario(variant.asked.work), variant.shape, variant.asked.work.seed)
-    return run_in_scenario(world, variant.asked, variant.policy)
+    return run_in_scenario(world, variant.asked)
 
 
 def shape_world(world: PreparedScenario, shape: WorkloadChanges, seed: int) -> PreparedScenario:
@@ -239,5 +223,3 @@ def check_variants(variants: Sequence[Variant], seeds: int) -> None:
     Raises the errors of ``simulator.comparison.runs.check_requests``.
     """
     check_requests((variant.asked for variant in variants), seeds)
-    for variant in variants:
-        _ = variant.policy

@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse_objective
+from tessera.formulation.parameters import parse_parameters
 from tessera.formulation.policy import DEFAULT_OBJECTIVE, MAX_CAUTION, NETWORK_LEVELS, Policy
 from tessera.service.cli import limits, options
 from tessera.v1 import scheduler_pb2
@@ -94,6 +95,14 @@ def _objective_options(
             "A published scheduler that decides the round instead, e.g. fcfs. Default: none ('').",
         ),
     ] = None,
+    scheduler_parameters: Annotated[
+        Text,
+        _option(
+            _OBJECTIVE,
+            "Parameters of that scheduler, e.g. depth=5,breadth=8 of arena; docs/command-line.md lists them."
+            " Default: those of the publication.",
+        ),
+    ] = None,
     raw_throughput: Annotated[
         Flag,
         _option(
@@ -155,10 +164,12 @@ def _objective_options(
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
     _check("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
+    _check("--scheduler-parameters", lambda: parse_parameters(scheduler_parameters or ""))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     chosen = scheduler_pb2.RoundOptions(
         objective=objective,
         scheduler=scheduler,
+        scheduler_parameters=scheduler_parameters,
         raw_throughput=raw_throughput,
         queue_weights=queue_weights,
         max_restart_share=max_restart_share,
@@ -353,7 +364,12 @@ for _parameter, _group in (
 def override_options(
     recorded: scheduler_pb2.RoundOptions, named: scheduler_pb2.RoundOptions
 ) -> None:
-    """Replace the ``recorded`` options by those that are ``named``."""
+    """Replace the ``recorded`` options by those that are ``named``.
+
+    If another scheduler is named, the recorded parameters are dropped, which belong to theirs.
+    """
+    if named.HasField("scheduler") and named.scheduler != recorded.scheduler:
+        recorded.ClearField("scheduler_parameters")
     for field, value in named.ListFields():
         if field.message_type is not None:  # otherwise a Duration would be merged field by field
             getattr(recorded, field.name).CopyFrom(value)

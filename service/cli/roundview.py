@@ -184,9 +184,10 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
     texts = [f"{name} {value}" for name, value in rules.items() if value]
-    decider = (
-        f"the published scheduler {chosen.scheduler}" if chosen.scheduler else chosen.objective
-    )
+    decider = chosen.objective
+    if chosen.scheduler:
+        parameters = f" ({chosen.scheduler_parameters})" if chosen.scheduler_parameters else ""
+        decider = f"the published scheduler {chosen.scheduler}{parameters}"
     return "; ".join([decider, *texts])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from tessera.formulation.information import (
     searched_optimum,
     single_gpu,
 )
+from tessera.formulation.parameters import PARAMETERS_FIELD
 from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.information import read_dp_memory
 from tessera.solvers.rounds.options import RoundOptions
@@ -76,18 +78,26 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
 
     A published scheduler has its own name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are our own
     policies with any objective of the grammar. ``@`` adds options of a round, e.g.
-    ``ilp:jct@restart_horizon_s=7200``.
+    ``ilp:jct@restart_horizon_s=7200``, and parameters of the scheduler, e.g. ``arena@depth=5``.
 
     Raises:
-        InvalidInput: there is no such policy.
+        InvalidInput: there is no such policy, or it has no such option or parameter.
     """
     name, *settings = (part.strip() for part in policy.split("@"))
-    given: dict[str, Any] = dict(_setting(part) for part in settings)
     if name in registry.scheduler_names():
+        known = [parameter.name for parameter in registry.parameters_of(name)]
+        own = [part for part in settings if part.partition("=")[0].strip() in known]
+        given = dict(_setting(part, known) for part in settings if part not in own)
+        parameters = ",".join(filter(None, (given.pop(PARAMETERS_FIELD, ""), *own)))
         # The objective only measures what a scheduler has decided, and placement follows it.
-        return RoundOptions(
-            **{"objective": "throughput"} | given | {"seed": seed, "scheduler": name}
+        options = RoundOptions(
+            **{"objective": "throughput"}
+            | given
+            | {"seed": seed, "scheduler": name, PARAMETERS_FIELD: parameters}
         )
+        registry.make_scheduler(name, parameters)  # so that wrong parameters fail before any round
+        return options
+    given = dict(_setting(part) for part in settings)
     for prefix, solver in ((ILP, "portfolio"), (GREEDY, "greedy")):
         if name.startswith(prefix):
             objective = name.removeprefix(prefix).strip()
@@ -99,8 +109,11 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
     )
 
 
-def _setting(text: str) -> tuple[str, str | int | float | bool]:
-    """Return the name of a round's option and its value, converted to the option's type."""
+def _setting(text: str, parameters: Collection[str] = ()) -> tuple[str, Any]:
+    """Return the name of a round's option and its value, converted to the option's type.
+
+    ``parameters`` are those that the policy's scheduler has, for the error.
+    """
     name, equals, value = text.partition("=")
     kinds = {f.name: str(f.type) for f in fields(RoundOptions)}
     kind = kinds.get(name)
@@ -115,9 +128,10 @@ def _setting(text: str) -> tuple[str, str | int | float | bool]:
             return name, value
     except ValueError:
         pass  # the error is raised below
+    also = f", and no parameter of the scheduler ({', '.join(parameters)})" if parameters else ""
     raise InvalidInput(
         "policies",
-        f"{text!r} is not an option of a round; write NAME=VALUE, e.g. max_changes=3",
+        f"{text!r} is not an option of a round{also}; write NAME=VALUE, e.g. max_changes=3",
     )
 
 

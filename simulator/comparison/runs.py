@@ -31,7 +31,6 @@ from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.truth import perturb_estimates
-from tessera.solvers.schedulers.base import PublishedScheduler
 
 COURSE_POINTS: Final = 400
 """The number of points of a series over time."""
@@ -123,19 +122,14 @@ def run_request(asked: RunRequest) -> dict[str, Any]:
 def run_in_scenario(
     world: PreparedScenario,
     asked: RunRequest,
-    policy: PublishedScheduler | None = None,
 ) -> dict[str, Any]:
-    """Run the request in a given scenario.
-
-    If ``policy`` is given, it decides in place of the requested one.
-    """
+    """Run the request in a given scenario."""
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     watch = PausableClock()
     decide = JudgedDecider(
         Decider(
             options_of(asked.policy, asked.work.seed),
             information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
-            policy=policy,
             search=asked.search,
         ),
         asked.judge_every,

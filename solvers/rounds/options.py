@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
 from tessera.formulation.policy import Policy
 
 
@@ -24,6 +25,10 @@ class RoundOptions(Policy):
     """A published scheduler (``tessera.solvers.schedulers``) that decides, e.g. ``fcfs``.
 
     No promise or limit binds it. If it is empty, Tessera's own statement is solved."""
+    scheduler_parameters: str = ""
+    """Parameters of that scheduler, e.g. ``depth=5,breadth=8``. All others have their defaults.
+
+    ``tessera.solvers.schedulers.registry.parameters_of`` lists those of each scheduler."""
     work: tuple[tuple[str, float], ...] = ()
     """Pairs of a solver and the deterministic work at which to stop it.
 
@@ -36,3 +41,8 @@ class RoundOptions(Policy):
             raise InvalidInput("gap", "must lie between 0 and 1")
         if not self.solve_limit_s > 0:
             raise InvalidInput("solve_limit", "must be a positive duration")
+        if parse_parameters(self.scheduler_parameters) and not self.scheduler:
+            raise InvalidInput(
+                PARAMETERS_FIELD,
+                "needs a published scheduler; set scheduler, too, e.g. scheduler: arena",
+            )

@@ -268,7 +268,10 @@ def _scheduled(
     decided = scheduler.decide(draft, problem, budget.seed, budget.cancelled)
     measured = solve_goals(work.statement, FixedSolver(decided.solution), budget, decided.solution)
     mark("solve")
-    absent = {**work.statement.absent, **explain_not_chosen(snapshot, problem, decided)}
+    absent = {
+        **work.statement.absent,
+        **explain_not_chosen(snapshot, problem, decided, scheduler.description),
+    }
     solution = measured.solution
     placed = place(
         snapshot,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Final, Literal, get_args
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import options_of
+from tessera.solvers.schedulers.parameters import ParameterRule
 from tessera.solvers.schedulers.scaling import ScalingSearch
 from tessera.solvers.schedulers.slots import Slots, jobs_in_order, slots_of
 
-Objective = Literal["priced", "normalised", "samples"]
+Performance = Literal["priced", "normalised", "samples"]
+PERFORMANCES: Final[tuple[Performance, ...]] = get_args(Performance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,45 @@ class Arena:
     """
 
     name: str = "arena"
-    depth: int = 3
-    breadth: int = 16
-    max_upgrades: int = 10
-    objective: Objective = "priced"
+    depth: Annotated[
+        int,
+        ParameterRule(
+            kind="whole",
+            low=0,
+            high=16,
+            meaning="Largest number of steps that scale jobs down for a launch. 0: none is scaled down.",
+            source="Arena, section 3.5; the default is the artifact's",
+        ),
+    ] = 3
+    breadth: Annotated[
+        int,
+        ParameterRule(
+            kind="whole",
+            low=1,
+            high=256,
+            meaning="Number of partial results that the search keeps at each depth.",
+            source="ours; the papers do not limit it",
+        ),
+    ] = 16
+    max_upgrades: Annotated[
+        int,
+        ParameterRule(
+            kind="whole",
+            low=0,
+            high=10_000,
+            meaning="Largest number of steps in a round that scale jobs up. 0: none is scaled up.",
+            source="the artifact's MAX_UPGRADE_STEP_NUM; the papers give no number",
+        ),
+    ] = 10
+    performance: Annotated[
+        Performance,
+        ParameterRule(
+            kind="word",
+            words=PERFORMANCES,
+            meaning="Value of a Cell: normalised throughput less restarts, without them, or samples/s.",
+            source="Arena, Eq. 5 (samples); the others are ours",
+        ),
+    ] = "priced"
     elasticity: bool = True
     heterogeneity: bool = True
     opportunism: bool = True
@@ -144,10 +181,10 @@ class Arena:
 
     def _value_of(self, seen: SchedulerView) -> Floats:
         draft = seen.draft
-        if self.objective == "samples":
+        if self.performance == "samples":
             return draft.rate
         valued = throughput_values(draft)
-        return valued.gross - valued.price if self.objective == "priced" else valued.gross
+        return valued.gross - valued.price if self.performance == "priced" else valued.gross
 
 
 def _columns(slots: Slots, at: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tessera.solvers.schedulers.base import SchedulerView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaDeadline:
+class ArenaDeadline(Arena):
     """``Arena`` on the Cells that end a job by its deadline, a restart included (Eq. 6).
 
     So a job is launched only if the launch meets its deadline. It is later scaled or moved only to
@@ -23,22 +23,17 @@ class ArenaDeadline:
     then miss their deadlines, as in Algorithm 1.
     """
 
-    arena: Arena = field(default_factory=lambda: Arena(name="arena-deadline"))
-
-    @property
-    def name(self) -> str:
-        """Return the scheduler's name."""
-        return self.arena.name
+    name: str = "arena-deadline"
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         keep = _serves(seen)
-        choice = self.arena.choose(_only(seen, keep))
+        choice = Arena.choose(self, _only(seen, keep))
         return _renamed(np.flatnonzero(keep), choice)
 
     def gives_way(self, seen: SchedulerView, choice: Ints) -> Bools:
         """Return which jobs ``choice`` starts past one that could still end in time, bool[jobs]."""
-        return self.arena.gives_way(_only(seen, _serves(seen)), choice)
+        return Arena.gives_way(self, _only(seen, _serves(seen)), choice)
 
 
 def _serves(seen: SchedulerView) -> Bools:

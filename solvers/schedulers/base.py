@@ -141,10 +141,19 @@ class SchedulerDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A published scheduler and its information, which by default is the estimates unchanged."""
+    """A published scheduler and its information, which by default is the estimates unchanged.
+
+    ``parameters`` are those with which a round set the scheduler up, in the notation of its options.
+    """
 
     published: PublishedScheduler
     information: Information = all_estimates
+    parameters: str = ""
+
+    @property
+    def description(self) -> str:
+        """Return the scheduler's name with its parameters, e.g. ``arena (depth=5)``."""
+        return self.published.name + (f" ({self.parameters})" if self.parameters else "")
 
     def lasts(self, policy: Policy) -> bool:
         """Return whether the choice is the same until a job comes, goes, or gets or loses GPUs."""
@@ -190,10 +199,9 @@ _TASK_WAITS: Final = Reason(
 
 
 def explain_not_chosen(
-    snapshot: Snapshot, problem: Problem, decided: SchedulerDecision
+    snapshot: Snapshot, problem: Problem, decided: SchedulerDecision, name: str
 ) -> dict[int, Reason]:
-    """Return a reason for each job that could run but was not chosen."""
-    name = decided.solution.solver
+    """Return a reason for each job that could run but was not chosen by the scheduler ``name``."""
     plain = Reason(
         code=ReasonCode.NOT_CHOSEN,
         message=f"the scheduler {name} gave the job no GPUs in this round",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 
 from tessera.formulation.tables import Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
+from tessera.solvers.schedulers.parameters import ParameterRule
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gandiva:
     """Gandiva (OSDI'18), applied to whole GPUs.
 
@@ -26,10 +31,16 @@ class Gandiva:
     load and compares no types.
     """
 
-    name = "gandiva"
-
-    def __init__(self, slice_s: float | None = None) -> None:
-        self._slice_s = slice_s
+    name: str = "gandiva"
+    slice_s: Annotated[
+        float | None,
+        ParameterRule(
+            kind="number",
+            low=1.0,
+            meaning="Seconds of a job's turn. Default: the time to the next round. inf: no job is suspended.",
+            source="Gandiva, section 3; inf is Arena's copy",
+        ),
+    ] = None
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
@@ -48,7 +59,7 @@ class Gandiva:
     def _turns(self, seen: SchedulerView, options: JobOptions) -> Ints:
         """Return the jobs in the order in which they are served."""
         snapshot = seen.draft.snapshot
-        slice_s = seen.draft.policy.round_s if self._slice_s is None else self._slice_s
+        slice_s = seen.draft.policy.round_s if self.slice_s is None else self.slice_s
         over = options.runs & (snapshot.now_s - snapshot.jobs.since_s >= slice_s)
         rank = np.where(over, 2, np.where(options.runs, 0, 1))
         within = np.where(

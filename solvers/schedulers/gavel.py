@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
@@ -11,6 +14,7 @@ from tessera.solvers.base import SolverFailed
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.ilp import choose_most_valuable
 from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
+from tessera.solvers.schedulers.parameters import ParameterRule
 
 STAY_BONUS = 1e-3
 """Additional value, as a share, of a job's present GPU type.
@@ -21,6 +25,7 @@ MIN_SERVED_SHARE = 1e-9
 """Share of time that a job counts as served if it never was."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gavel:
     """Gavel (OSDI'20) with the objective that Arena compares with: the greatest total throughput.
 
@@ -32,26 +37,41 @@ class Gavel:
     present type, so that equal answers do not move jobs.
 
     Arena's copy sums samples/s without normalizing them (``raw``) and changes at most 3 running
-    jobs per decision (``max_changes=3``).
+    jobs per decision (``max_changed=3``).
     """
 
-    name = "gavel"
-
-    def __init__(self, *, raw: bool = False, max_changes: int = -1) -> None:
-        self._raw, self._max_changes = raw, max_changes
+    name: str = "gavel"
+    raw: Annotated[
+        bool,
+        ParameterRule(
+            kind="flag",
+            meaning="Whether to sum samples/s, and not each job's rate over its reference rate.",
+            source="Arena's copy of Gavel: true",
+        ),
+    ] = False
+    max_changed: Annotated[
+        int,
+        ParameterRule(
+            kind="whole",
+            low=-1,
+            high=100_000,
+            meaning="Largest number of running jobs that a round moves or suspends. -1: any number.",
+            source="Arena's copy of Gavel, MAX_MGRT_JOB_NUM: 3",
+        ),
+    ] = -1
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         value = np.array(options.rate)
-        if not self._raw:
+        if not self.raw:
             value *= seen.draft.weight[options.job] / seen.draft.requested_rate[options.job]
         value[options.is_current] *= 1 + STAY_BONUS
         value /= max(float(value.max(initial=0.0)), 1e-9)
         allowed = options.as_requested & (value > 0)
-        if self._max_changes >= 0:  # jobs that may not change must be able to stay
+        if self.max_changed >= 0:  # jobs that may not change must be able to stay
             allowed |= options.is_current
-        return choose_most_valuable(seen, options, value, allowed, max_changes=self._max_changes)
+        return choose_most_valuable(seen, options, value, allowed, max_changes=self.max_changed)
 
 
 class GavelLas:

@@ -8,6 +8,11 @@ from typing import Any, Final, cast
 
 from tessera.formulation.errors import InvalidInput
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
+from tessera.solvers.schedulers.parameters import (
+    SchedulerParameter,
+    declared_parameters,
+    read_parameters,
+)
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported on demand
     "fcfs": ("tessera.solvers.schedulers.fcfs", "Fcfs", {}),
@@ -18,7 +23,7 @@ _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # importe
     "elasticflow": ("tessera.solvers.schedulers.elasticflow", "ElasticFlow", {}),
     "elasticflow-ls": ("tessera.solvers.schedulers.elasticflow", "ElasticFlow", {"loosened": True}),
     "sia": ("tessera.solvers.schedulers.sia", "Sia", {}),
-    "sia-arena": ("tessera.solvers.schedulers.sia", "Sia", {"fairness": 0.5}),
+    "sia-arena": ("tessera.solvers.schedulers.sia", "Sia", {"name": "sia-arena", "fairness": 0.5}),
     "arena": ("tessera.solvers.schedulers.arena", "Arena", {}),
     "arena-no-elasticity": (
         "tessera.solvers.schedulers.arena",
@@ -75,24 +80,45 @@ def is_interruptible(name: str) -> bool:
     return name not in _UNINTERRUPTIBLE
 
 
-def make_scheduler(name: str) -> PublishedScheduler:
-    """Return the published scheduler of that name.
+def parameters_of(name: str) -> tuple[SchedulerParameter, ...]:
+    """Return the parameters of the scheduler of that name, with its own defaults.
 
     Raises:
         InvalidInput: no scheduler has that name; the message lists the known ones.
     """
+    scheduler, arguments = _find(name)
+    return declared_parameters(scheduler, arguments)
+
+
+def make_scheduler(name: str, parameters: str = "") -> PublishedScheduler:
+    """Return the published scheduler of that name with ``parameters``, e.g. ``depth=5,breadth=8``.
+
+    Raises:
+        InvalidInput: no scheduler has that name, or it does not accept the parameters. The message
+            lists what there is.
+    """
+    scheduler, arguments = _find(name)
+    known = declared_parameters(scheduler, arguments)
+    chosen = read_parameters(name, known, parameters)
+    return cast(PublishedScheduler, scheduler(**{**arguments, **chosen}))
+
+
+def scheduler_of(name: str, parameters: str = "") -> Scheduler | None:
+    """Return the scheduler of that name, which sees all estimates, or None for the empty name.
+
+    Raises:
+        InvalidInput: as in ``make_scheduler``.
+    """
+    if not name:
+        return None
+    return Scheduler(published=make_scheduler(name, parameters), parameters=parameters)
+
+
+def _find(name: str) -> tuple[type, Mapping[str, Any]]:
+    """Return the class of the scheduler of that name, and the arguments of the class."""
     if name not in _CLASSES:
         raise InvalidInput(
             "scheduler", f"unknown {name!r}; choose one of {', '.join(scheduler_names())}"
         )
     module, cls, arguments = _CLASSES[name]
-    return cast(PublishedScheduler, getattr(importlib.import_module(module), cls)(**arguments))
-
-
-def scheduler_of(name: str) -> Scheduler | None:
-    """Return the scheduler of that name, which sees all estimates, or None for the empty name.
-
-    Raises:
-        InvalidInput: no scheduler has that name.
-    """
-    return Scheduler(published=make_scheduler(name)) if name else None
+    return cast(type, getattr(importlib.import_module(module), cls)), arguments

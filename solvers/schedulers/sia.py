@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 
 from tessera.formulation.problem import reduce_by_job
@@ -9,11 +12,13 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.ilp import choose_most_valuable
 from tessera.solvers.schedulers.packing import JobOptions, options_of
+from tessera.solvers.schedulers.parameters import ParameterRule
 
 LEAST_FACTOR = 0.01
 """The least share of a goodput that a restart leaves (Arena's copy clips there, too)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sia:
     """Sia (SOSP'23, section 3.4).
 
@@ -32,18 +37,36 @@ class Sia:
     outweighs all goodput. This is not followed.
     """
 
-    def __init__(self, *, fairness: float = -0.5, incentive: float = 1.1) -> None:
-        self.name = "sia" if fairness < 0 else "sia-arena"
-        self._fairness, self._incentive = fairness, incentive
+    name: str = "sia"
+    fairness: Annotated[
+        float,
+        ParameterRule(
+            kind="number",
+            low=-2.0,
+            high=2.0,
+            meaning="Power p of goodput. Below 0, the sum is minimized; from 0 on, it is maximized.",
+            source="Sia, section 3.4; Arena's copy: 0.5",
+        ),
+    ] = -0.5
+    incentive: Annotated[
+        float,
+        ParameterRule(
+            kind="number",
+            low=0.01,
+            high=1000.0,
+            meaning="Incentive lambda to run a job at all, in units of goodput^p.",
+            source="Sia, section 3.4",
+        ),
+    ] = 1.1
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
         options = options_of(seen)
         goodput = _goodput(options) * _restart_factor(seen, options)
-        if self._fairness < 0:
-            value = self._incentive - goodput**self._fairness
+        if self.fairness < 0:
+            value = self.incentive - goodput**self.fairness
         else:
-            value = self._incentive + goodput**self._fairness
+            value = self.incentive + goodput**self.fairness
         return choose_most_valuable(seen, options, value, _reachable(options) & (value > 0))
 
 

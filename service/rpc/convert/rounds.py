@@ -15,6 +15,7 @@ from tessera.estimator.documents import read_document
 from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import GoalResult
+from tessera.formulation.parameters import PARAMETERS_FIELD
 from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.service import durations
@@ -54,14 +55,19 @@ def to_options(
 ) -> RoundOptions:
     """Return the options. Those that are not set are taken from ``standing``.
 
+    Parameters belong to their scheduler. If another scheduler is set, those of ``standing`` are
+    dropped.
+
     Raises:
-        InvalidInput: a value is out of range. Unknown solvers and schedulers are found later, when
-            they are looked up.
+        InvalidInput: a value is out of range. Unknown solvers and schedulers, and parameters that a
+            scheduler does not accept, are found later, when they are looked up.
     """
     chosen: dict[str, Any] = {}
     for known, value in message.ListFields():
         if value or known.name not in _EMPTY_IS_UNSET:
             chosen[_attribute(known)] = _value(f"{field}.{known.name}", known.name, value)
+    if chosen.get("scheduler", standing.scheduler) != standing.scheduler:
+        chosen.setdefault(PARAMETERS_FIELD, "")
     try:
         options = replace(standing, **chosen)
         options.require_bounded()

@@ -161,7 +161,7 @@ def test_arena_weighs_by_raw_samples_only_on_request() -> None:
     snapshot = a_round(jobs, cells, nodes=((0, 1, 6),))
 
     assert choose_cells(Arena(), snapshot)["large"] == (0, 4)
-    assert choose_cells(Arena(objective="samples"), snapshot)["small"] == (0, 4)
+    assert choose_cells(Arena(performance="samples"), snapshot)["small"] == (0, 4)
 
 
 BLOCKED = [rates(0, 0, {8: 80.0}), rates(1, 0, {4: 40.0})]
@@ -269,7 +269,7 @@ def test_arena_with_only_requested_counts_equals_arena_without_elasticity(seed: 
     as_requested = [
         rates(i, kind, {n: curve[n]}) for i, n in enumerate(requested) for kind in (0, 1)
     ]
-    cells_as_requested = choose_cells(Arena(objective="samples"), a_round(jobs, as_requested))
+    cells_as_requested = choose_cells(Arena(performance="samples"), a_round(jobs, as_requested))
     assert cells_as_requested == choose_cells(
-        Arena(objective="samples", elasticity=False), a_round(jobs, cells)
+        Arena(performance="samples", elasticity=False), a_round(jobs, cells)
     )

@@ -203,15 +203,15 @@ def test_gavel_with_a_change_limit_leaves_running_jobs_alone() -> None:
     )
     snapshot = cluster(jobs, *speeds, v100=8)
     assert chosen_cells(Gavel(), snapshot) == [(V100, 8), (A100, 8)]
-    assert chosen_cells(Gavel(max_changes=1), snapshot) == [(A100, 8), (V100, 8)]
-    assert chosen_cells(Gavel(max_changes=2), snapshot) == [(V100, 8), (A100, 8)]
+    assert chosen_cells(Gavel(max_changed=1), snapshot) == [(A100, 8), (V100, 8)]
+    assert chosen_cells(Gavel(max_changed=2), snapshot) == [(V100, 8), (A100, 8)]
 
 
 def test_gavel_ignores_its_change_limit_when_nodes_are_lost() -> None:
     jobs = [a_running_job("a", on=(A100, 8)), a_running_job("b", on=(V100, 8))]
     snapshot = cluster(jobs, {A100: {8: 1.0}, V100: {8: 1.0}}, v100=8)
     lost = replace(snapshot, nodes=replace(snapshot.nodes, schedulable=np.array([True, False])))
-    assert gpus_of(Gavel(max_changes=0), lost) == [8, 0]
+    assert gpus_of(Gavel(max_changed=0), lost) == [8, 0]
 
 
 def test_gavel_las_serves_the_job_with_least_attained_service() -> None:

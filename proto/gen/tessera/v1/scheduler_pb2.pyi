@@ -61,6 +61,7 @@ class RoundOptions(_message.Message):
     NETWORK_LEVELS_FIELD_NUMBER: _builtins.int
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
+    SCHEDULER_PARAMETERS_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
     completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
@@ -141,6 +142,12 @@ class RoundOptions(_message.Message):
     """The share of its rate without contention that each job shall keep on the network, in [0, 1).
     Default: 0, with which only utilisation counts.
     """
+    scheduler_parameters: _builtins.str
+    """The parameters of the published scheduler, e.g. "depth=5,breadth=8" for "arena". Those that are
+    not named have the values of the publication. Default (""): all of them. Without a scheduler,
+    and with a name or value that the scheduler does not have, they are an error, which lists what
+    there is. The parameters of the standing policy apply to its own scheduler only.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
@@ -211,10 +218,11 @@ class RoundOptions(_message.Message):
         network_levels: _builtins.int | None = ...,
         network_floor: _builtins.float | None = ...,
         network_measure: _duration_pb2.Duration | None = ...,
+        scheduler_parameters: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -252,6 +260,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__run_to_completion: _TypeAlias = _typing.Literal["_run_to_completion", b"_run_to_completion"]  # noqa: Y015
     _WhichOneofReturnType__scheduler: _TypeAlias = _typing.Literal["scheduler"]  # noqa: Y015
     _WhichOneofArgType__scheduler: _TypeAlias = _typing.Literal["_scheduler", b"_scheduler"]  # noqa: Y015
+    _WhichOneofReturnType__scheduler_parameters: _TypeAlias = _typing.Literal["scheduler_parameters"]  # noqa: Y015
+    _WhichOneofArgType__scheduler_parameters: _TypeAlias = _typing.Literal["_scheduler_parameters", b"_scheduler_parameters"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__solver: _TypeAlias = _typing.Literal["solver"]  # noqa: Y015
@@ -292,6 +302,8 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run_to_completion) -> _WhichOneofReturnType__run_to_completion | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scheduler) -> _WhichOneofReturnType__scheduler | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scheduler_parameters) -> _WhichOneofReturnType__scheduler_parameters | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
