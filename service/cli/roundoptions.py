@@ -99,8 +99,8 @@ def _objective_options(
         Text,
         _option(
             _OBJECTIVE,
-            "Parameters of that scheduler, e.g. depth=5,breadth=8 of arena; docs/command-line.md lists them."
-            " Default: those of the publication.",
+            "Parameters of that scheduler, e.g. depth=5,breadth=8 for arena. docs/command-line.md lists"
+            " them with their defaults.",
         ),
     ] = None,
     raw_throughput: Annotated[

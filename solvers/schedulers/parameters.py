@@ -48,6 +48,13 @@ class ParameterRule:
             return f"{number} of at least {self.low:,g}"
         return f"{number} from {self.low:,g} to {self.high:,g}"
 
+    @property
+    def extremes(self) -> tuple[str, ...]:
+        """Return the texts of the lowest and the highest value, or of all values if they are few."""
+        if self.kind in ("whole", "number"):
+            return f"{self.low:.12g}", f"{self.high:.12g}"
+        return self.words or tuple(_FLAGS)
+
     def read(self, text: str) -> ParameterValue | None:
         """Return the value that ``text`` has, or None if it is not allowed."""
         if self.kind == "flag":

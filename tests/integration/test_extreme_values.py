@@ -26,6 +26,7 @@ from tessera.service.rpc.names import cluster_name
 from tessera.service.worker import SolveProcesses
 from tessera.solvers.registry import solver_names as solvers
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.schedulers.registry import parameters_of
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.support.api import Api
@@ -415,6 +416,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"deadlines": "planned", "round_s": 1.0},
     {"solve_limit_s": 1e-9},
     {"network_floor": 1 - 2**-53, "network_levels": 1},
+    *(
+        {"scheduler": name, "scheduler_parameters": f"{parameter.name}={value}"}
+        for name in ("gandiva", "gavel", "sia", "sia-arena", "arena", "arena-deadline")
+        for parameter in parameters_of(name)
+        for value in parameter.rule.extremes
+    ),
 )
 
 

@@ -18,11 +18,13 @@ from tests.support.api import (
     Api,
     C,
     a_batch,
+    a_cell,
     a_round,
     a_submit,
     a_tenant,
     api,
     refusal_of,
+    some_cells,
     some_tenants,
 )
 from tests.support.patience import PATIENCE_S
@@ -210,6 +212,31 @@ async def test_a_published_scheduler_decides_a_round(store: PostgresStore) -> No
         done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
         assert (done.outcome, done.verified, done.options.scheduler) == ("committed", True, "fcfs")
         assert (done.running, done.waiting) == (2, 1)
+
+
+async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
+    store: PostgresStore,
+) -> None:
+    def gpus(done: scheduler_pb2.Round) -> list[int]:
+        return [decision.allocation.cell.gpus for decision in done.decisions]
+
+    fixed = {"scheduler": "arena", "scheduler_parameters": "max_upgrades=0,depth=5"}
+    async with api(store, policy=str(fixed)) as a:
+        await a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4)))
+        connect_agent(store)
+        await a.jobs.SubmitJob(a_submit(requested_gpus=1, iterations=10**6))
+        done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
+        assert (done.outcome, gpus(done)) == ("committed", [1])
+        stored = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
+        assert stored.options == done.options
+        assert stored.options.scheduler_parameters == "max_upgrades=0,depth=5"
+        request = scheduler_pb2.ReplayRoundRequest(name=done.name)
+        assert (await a.scheduler.ReplayRound(request)).same_decisions
+        request.options.scheduler = "arena"
+        default = await a.scheduler.ReplayRound(request)
+        assert (default.round.options.scheduler_parameters, gpus(default.round)) == ("", [8])
+        other = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
+        assert other.options.scheduler_parameters == ""
 
 
 @pytest.mark.parametrize("mode", ["myopic", "look-ahead"])

@@ -255,7 +255,7 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
             )
         ),
         INVALID,
-        "solver",
+        "options.solver",
     ),
     "a tenant whose quota exceeds the cluster": (
         lambda a: a.tenants.UpsertTenants(
@@ -342,7 +342,31 @@ BAD: dict[str, tuple[Call, StatusCode, str]] = {
     "an unknown published policy": (
         lambda a: a.scheduler.Schedule(a_round(scheduler="magic")),
         INVALID,
-        "scheduler",
+        "options.scheduler",
+    ),
+    "parameters without a published scheduler": (
+        lambda a: a.scheduler.Schedule(a_round(scheduler_parameters="depth=5")),
+        INVALID,
+        "options.scheduler_parameters",
+    ),
+    "a parameter that the scheduler does not have": (
+        lambda a: a.scheduler.Schedule(a_round(scheduler="sia", scheduler_parameters="depth=5")),
+        INVALID,
+        "options.scheduler_parameters",
+    ),
+    "a parameter out of range": (
+        lambda a: a.scheduler.Schedule(
+            a_round(scheduler="arena", scheduler_parameters="max_upgrades=-1")
+        ),
+        INVALID,
+        "options.scheduler_parameters",
+    ),
+    "a parameter that is set twice": (
+        lambda a: a.scheduler.Schedule(
+            a_round(scheduler="arena", scheduler_parameters="depth=5, depth=5")
+        ),
+        INVALID,
+        "options.scheduler_parameters",
     ),
     "opportunism without an order of queues": (
         lambda a: a.scheduler.Schedule(a_round(opportunistic=True)),

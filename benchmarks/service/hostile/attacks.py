@@ -106,6 +106,14 @@ def document_calls(attack: AttackOrders) -> list[DocumentCall]:
     weights = ",".join(f"{k}:1" for k in range(1, 200))
     options = scheduler_pb2.RoundOptions(queue_weights=weights)
     result.append(("queue weights", SCHEDULE, _serve(_dry_run(options))))
+    for name, parameters in (
+        ("unknown names", ",".join(f"p{k}=1" for k in range(150))),
+        ("a long number", "depth=" + "9" * 900),
+        ("equals signs", "=" * 900),
+        ("a long text", "x" * MIB),
+    ):
+        options = scheduler_pb2.RoundOptions(scheduler="arena", scheduler_parameters=parameters)
+        result.append((f"scheduler parameters: {name}", SCHEDULE, _serve(_dry_run(options))))
     return result
 
 

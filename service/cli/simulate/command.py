@@ -53,12 +53,19 @@ DEFAULT_POLICIES: Final = ("fcfs", "arena", DEFAULT_POLICY)
 """The policies that run if no policy is named."""
 DEFAULT_JOBS: Final = 60
 """The default number of synthetic jobs, with which a run takes seconds."""
+PARAMETERS: Final = "; ".join(
+    f"{name}: {', '.join(f'{p.name}={p.shown_default}' for p in parameters)}"
+    for name in registry.scheduler_names()
+    if (parameters := registry.parameters_of(name)) and not name.startswith("arena-")
+)
+"""The parameters of published schedulers with their defaults. Variants of arena have the same."""
 EPILOG: Final = f"""\
 A policy is one of our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on
 the same statement, `greedy:OBJECTIVE`, or a published scheduler: {", ".join(registry.scheduler_names())}.
-`@OPTION=VALUE` changes an option of a round, e.g. ilp:jct@max_changes=3. All policies run on the same jobs,
-see the same estimates and pay the same overheads. Jobs progress at the true speeds of their Cells, and run
-until they are completed or --horizon is reached.
+`@OPTION=VALUE` changes an option of a round, e.g. ilp:jct@max_changes=3, or a parameter of a published
+scheduler, e.g. arena@depth=5. These have parameters: {PARAMETERS}.
+All policies run on the same jobs, see the same estimates and pay the same overheads. Jobs progress at the
+true speeds of their Cells, and run until they are completed or --horizon is reached.
 
 Examples:
 

@@ -168,6 +168,14 @@ def test_rounds_know_the_true_speeds_where_nothing_is_taken_from_the_estimator()
     assert all(row.run.asked.estimates is None for row in plan.rows(["depth", "queues", "types"]))
 
 
+def test_depths_are_set_as_parameters_of_the_scheduler() -> None:
+    rows = [row for row in a_plan().rows() if row.part == "depth"]
+    assert [(row.x, row.policy, row.run.asked.policy) for row in rows] == [
+        (1, "arena", "arena@depth=1"),
+        (3, "arena", "arena@depth=3"),
+    ]
+
+
 def test_the_first_queue_is_reported_separately() -> None:
     jobs, row = 6, a_row("queues", "arena", "all", "arena, all", 2.0)
     two = AblationRow(

@@ -144,6 +144,8 @@ def test_each_field_that_takes_a_document_gets_hostile_ones() -> None:
     }
     assert {"architecture", "document", "objective", "page_token", "queue_weights"} <= fields
     assert {"architecture", "topology", "objective", "page token", "queue weights"} <= attacked
+    assert "scheduler_parameters" in fields
+    assert "scheduler parameters" in attacked
 
 
 def messages_in(message: Descriptor) -> list[Descriptor]:

@@ -209,16 +209,14 @@ def test_queues_are_drawn_evenly_and_fewer_queues_merge_those_of_many() -> None:
 
 
 def test_depth_applies_only_to_arena_and_changes_its_results() -> None:
-    assert Variant(asked=RunRequest(work=SMALL, policy="fcfs")).policy is None
-    deep = Variant(asked=RunRequest(work=SMALL, policy="arena"), depth=5).policy
-    assert deep is not None
-    assert deep.depth == 5
     with pytest.raises(InvalidInput, match="depth"):
-        check_variants([Variant(asked=RunRequest(work=SMALL, policy="fcfs"), depth=2)], seeds=1)
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="fcfs@depth=2"))], seeds=1)
     dense = WorkloadChanges(arrival_factor=20.0)
     ends = [
         FinishedRun.read(
-            run_variant(Variant(asked=RunRequest(work=SMALL, policy="arena"), shape=dense, depth=k))
+            run_variant(
+                Variant(asked=RunRequest(work=SMALL, policy=f"arena@depth={k}"), shape=dense)
+            )
         ).end_s
         for k in (1, 4)
     ]
@@ -241,9 +239,8 @@ def test_seeds_that_draw_nothing_are_refused(
 def test_a_variant_gives_the_same_result_as_a_task() -> None:
     variant = seed_run(
         Variant(
-            asked=RunRequest(work=SMALL, policy="arena"),
+            asked=RunRequest(work=SMALL, policy="arena@depth=2"),
             shape=WorkloadChanges(queues=3, arrival_factor=2.0),
-            depth=2,
         ),
         4,
     )

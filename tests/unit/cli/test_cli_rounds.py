@@ -28,7 +28,8 @@ from tests.support.builders import a_random_snapshot
 
 EVERYTHING = {
     "objective": "deadline then jct",
-    "scheduler": "fcfs",
+    "scheduler": "arena",
+    "scheduler_parameters": "depth=5,breadth=8",
     "raw_throughput": True,
     "queue_weights": "1:4",
     "restart_horizon": "2h",
@@ -61,7 +62,8 @@ def test_every_option_reaches_the_call() -> None:
     options = rounds.to_options("options", round_options(**EVERYTHING))
     assert options == RoundOptions(
         objective="deadline then jct",
-        scheduler="fcfs",
+        scheduler="arena",
+        scheduler_parameters="depth=5,breadth=8",
         raw_throughput=True,
         queue_weights="1:4",
         restart_horizon_s=7200.0,
@@ -115,6 +117,17 @@ def test_given_options_replace_recorded_ones() -> None:
     assert before == round_options(min_run="2s", objective="jct", queue_order=False)
 
 
+def test_recorded_parameters_are_dropped_with_their_scheduler() -> None:
+    recorded = {"scheduler": "arena", "scheduler_parameters": "depth=5"}
+    kept, dropped = round_options(**recorded), round_options(**recorded)
+    override_options(kept, round_options(scheduler="arena", seed=1))
+    assert kept == round_options(**recorded, seed=1)
+    override_options(dropped, round_options(scheduler="fcfs"))
+    assert dropped == round_options(scheduler="fcfs")
+    override_options(dropped, round_options(**recorded))
+    assert dropped == round_options(**recorded)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,6 +141,14 @@ def test_given_options_replace_recorded_ones() -> None:
             "cannot be added to another objective; put them in order with 'then'",
         ),
         (["--queue-weights", "1"], "error: --queue-weights: '1' must be QUEUE:FACTOR"),
+        (
+            ["--scheduler", "arena", "--scheduler-parameters", "depth"],
+            "error: --scheduler-parameters: 'depth' must be NAME=VALUE",
+        ),
+        (
+            ["--scheduler", "arena", "--scheduler-parameters", "depth=1,depth=2"],
+            "error: --scheduler-parameters: sets 'depth' twice",
+        ),
         (["--promote-after", "soon"], "error: --promote-after: 'soon' is not a duration"),
         (["--min-run", "never"], "error: --min-run: 'never' is not a duration"),
         (["--deadlines", "strict"], "--deadlines"),
@@ -159,6 +180,36 @@ def test_a_snapshot_is_solved_by_the_given_policy(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(main.app, ["solve", str(file), "--opportunistic"])
     assert wrong.exit_code == 2
     assert "options.opportunistic: needs queue_order; set that, too" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["depth=5"], "options.scheduler_parameters: needs a published scheduler; set scheduler"),
+        (["dpeth=5", "--scheduler", "arena"], "no parameter 'dpeth'; did you mean 'depth'?"),
+        (["depth=99", "--scheduler", "arena"], "depth must be a whole number from 0 to 16"),
+        (["depth=5", "--scheduler", "fcfs"], "the scheduler fcfs has no parameters"),
+    ],
+)
+def test_parameters_that_the_scheduler_does_not_accept_are_refused(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    file = tmp_path / "round.json"
+    file.write_bytes(encode(a_random_snapshot(1, jobs=3)))
+    result = CliRunner().invoke(
+        main.app, ["solve", str(file), "--scheduler-parameters", *arguments]
+    )
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_snapshot_is_solved_with_the_given_parameters(tmp_path: Path) -> None:
+    file = tmp_path / "round.json"
+    file.write_bytes(encode(a_random_snapshot(1, jobs=3)))
+    named = ["--scheduler", "arena", "--scheduler-parameters", "depth=5,breadth=8"]
+    result = CliRunner().invoke(main.app, ["solve", str(file), *named], env={"COLUMNS": "150"})
+    assert result.exit_code == 0, result.stderr
+    assert "the published scheduler arena (depth=5,breadth=8)" in result.stdout
 
 
 def test_the_clients_round_limits_equal_the_servers() -> None:

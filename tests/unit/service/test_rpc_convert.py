@@ -102,7 +102,7 @@ def test_an_estimate_survives_a_round_trip(record: EstimateRecord) -> None:
 
 lengths = st.integers(1, 10**6).map(float)
 lengths_or_never = lengths | st.just(math.inf)
-all_options = st.builds(
+any_options = st.builds(
     RoundOptions,
     objective=st.sampled_from(["throughput", "max-min within 5% then jct", "2*cost"]),
     raw_throughput=st.booleans(),
@@ -129,6 +129,9 @@ all_options = st.builds(
     scheduler=st.sampled_from(["", "fcfs"]),
     caution=st.floats(0, 10),
     network_measure_s=lengths | st.just(0.0),
+)
+all_options = any_options | any_options.map(
+    lambda o: replace(o, scheduler="arena", scheduler_parameters="depth=5,breadth=8")
 )
 
 
@@ -164,9 +167,32 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         queue_weights="",
         deadlines="",
         scheduler="",
+        scheduler_parameters="",
         opportunistic=False,
         promote_after_s=math.inf,
     )
+
+
+@pytest.mark.parametrize(
+    ("request_", "parameters"),
+    [
+        (scheduler_pb2.RoundOptions(seed=1), "depth=5"),
+        (scheduler_pb2.RoundOptions(scheduler="arena"), "depth=5"),
+        (scheduler_pb2.RoundOptions(scheduler="arena-deadline"), ""),
+        (scheduler_pb2.RoundOptions(scheduler_parameters=""), ""),
+        (scheduler_pb2.RoundOptions(scheduler_parameters="breadth=2"), "breadth=2"),
+        (
+            scheduler_pb2.RoundOptions(scheduler="sia", scheduler_parameters="fairness=-1"),
+            "fairness=-1",
+        ),
+    ],
+)
+def test_standing_parameters_apply_to_the_standing_scheduler_only(
+    request_: scheduler_pb2.RoundOptions, parameters: str
+) -> None:
+    standing = RoundOptions(scheduler="arena", scheduler_parameters="depth=5")
+    chosen = rounds.to_options("options", request_, standing)
+    assert chosen.scheduler_parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -182,6 +208,17 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         ),
         ("queue_weights: '1:4,1:2'", "options.queue_weights", "each queue once"),
         ("opportunistic: true", "options.opportunistic", "needs queue_order"),
+        ("scheduler_parameters: depth=5", "options.scheduler_parameters", "set scheduler, too"),
+        (
+            "{scheduler: arena, scheduler_parameters: 'depth=5,depth=6'}",
+            "options.scheduler_parameters",
+            "sets 'depth' twice",
+        ),
+        (
+            "{scheduler: arena, scheduler_parameters: 'depth 5'}",
+            "options.scheduler_parameters",
+            "must be NAME=VALUE",
+        ),
         ("rate_floor: 2", "options.rate_floor", r"must lie in \[0, 1\]"),
         ("rate_floor: 'NaN'", "options.rate_floor", r"must lie in \[0, 1\]"),
         ("max_restart_share: 1", "options.max_restart_share", r"must lie in \[0, 1\)"),

@@ -47,6 +47,14 @@ def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() ->
         ("objectiv: jct", 'has no field named "objectiv"'),
         ("solver: magic", "policy.solver: unknown 'magic'; choose one of portfolio, "),
         ("scheduler: best", "policy.scheduler: unknown 'best'; choose one of "),
+        (
+            "{scheduler: arena, scheduler_parameters: 'lottery=2'}",
+            "policy.scheduler_parameters: the scheduler arena has no parameter 'lottery' (its parameters:",
+        ),
+        (
+            "{scheduler: sia, scheduler_parameters: 'fairness=x'}",
+            "policy.scheduler_parameters: fairness must be a number from -2 to 2, not 'x'",
+        ),
         ("gap: 2", "policy.gap: must lie between 0 and 1"),
         ("jct", "policy: must map names to values"),
         ("objective: [", "policy: is neither JSON nor YAML: while parsing"),

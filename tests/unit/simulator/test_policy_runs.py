@@ -93,6 +93,38 @@ def test_our_policies_are_named_by_objective_and_accept_round_options() -> None:
     assert options_of("ilp:jct@run_to_completion=true").run_to_completion
 
 
+def test_scheduler_parameters_are_set_by_name_like_round_options() -> None:
+    assert options_of("arena @ depth=5 @ max_changes=3 @ breadth=8", seed=2) == RoundOptions(
+        objective="throughput",
+        scheduler="arena",
+        scheduler_parameters="depth=5,breadth=8",
+        max_changes=3,
+        seed=2,
+    )
+    assert options_of("sia@scheduler_parameters=fairness=-1@incentive=2").scheduler_parameters == (
+        "fairness=-1,incentive=2"
+    )
+    assert options_of("arena").scheduler_parameters == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("arena@dpeth=5", r"no parameter of the scheduler \(depth, breadth, max_upgrades"),
+        ("fcfs@depth=5", "'depth=5' is not an option of a round; write NAME=VALUE"),
+        ("arena@depth=99", "depth must be a whole number from 0 to 16"),
+        ("arena@depth=1@depth=2", "sets 'depth' twice"),
+        ("ilp:jct@scheduler_parameters=depth=5", "set scheduler, too"),
+        ("ilp:jct@depth=5", "'depth=5' is not an option of a round"),
+    ],
+)
+def test_wrong_parameters_of_a_policy_are_refused_with_what_is_right(
+    name: str, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        options_of(name)
+
+
 @pytest.mark.parametrize(
     "name",
     [

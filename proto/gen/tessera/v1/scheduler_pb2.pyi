@@ -143,10 +143,10 @@ class RoundOptions(_message.Message):
     Default: 0, with which only utilisation counts.
     """
     scheduler_parameters: _builtins.str
-    """The parameters of the published scheduler, e.g. "depth=5,breadth=8" for "arena". Those that are
-    not named have the values of the publication. Default (""): all of them. Without a scheduler,
-    and with a name or value that the scheduler does not have, they are an error, which lists what
-    there is. The parameters of the standing policy apply to its own scheduler only.
+    """The parameters of the published scheduler, e.g. "depth=5,breadth=8" for "arena". Parameters that
+    are not named have their defaults. Default (""): none is named. It is an error to name any
+    without a scheduler, or a name or value that the scheduler does not accept. Parameters of the
+    standing policy are not used if the request names another scheduler.
     """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
