@@ -58,12 +58,21 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
         Column("SUSPENDED", lambda r: str(r.suspended), right=True),
         Column("SECONDS", lambda r: f"{sum(r.seconds.values()):.2f}", right=True),
         Column("AGE", lambda r: format_age(r.create_time, now), right=True),
-        Column("SOLVER", lambda r: r.solver, wide=True),
+        Column("SOLVER", solver_text, wide=True),
         Column("GREEDY", lambda r: format_number(r.greedy_objective), wide=True, right=True),
         Column("BOUND", lambda r: proven_bound(r), wide=True, right=True),
         Column("SAMPLES/S", lambda r: format_number(r.samples_per_s), wide=True, right=True),
         Column("EPOCH", lambda r: str(r.epoch), wide=True, right=True),
     )
+
+
+def solver_text(value: scheduler_pb2.Round) -> str:
+    """Return the solver or published scheduler that decided, with the parameters that it had."""
+    return _with_parameters(value.solver, value.options)
+
+
+def _with_parameters(name: str, chosen: scheduler_pb2.RoundOptions) -> str:
+    return name + (f" ({chosen.scheduler_parameters})" if chosen.scheduler_parameters else "")
 
 
 def format_gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
@@ -118,7 +127,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
         ("shadow prices", _pairs({k: format_number(v) for k, v in value.prices.items()})),
-        ("solver", f"{value.solver}, seed {value.options.seed}"),
+        ("solver", f"{solver_text(value)}, seed {value.options.seed}"),
         ("seconds", _pairs({k: f"{v:.3f}" for k, v in value.seconds.items()})),
     ]
     if wide:
@@ -184,10 +193,11 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
     texts = [f"{name} {value}" for name, value in rules.items() if value]
-    decider = chosen.objective
-    if chosen.scheduler:
-        parameters = f" ({chosen.scheduler_parameters})" if chosen.scheduler_parameters else ""
-        decider = f"the published scheduler {chosen.scheduler}{parameters}"
+    decider = (
+        f"the published scheduler {_with_parameters(chosen.scheduler, chosen)}"
+        if chosen.scheduler
+        else chosen.objective
+    )
     return "; ".join([decider, *texts])
 
 
@@ -249,7 +259,7 @@ def show_replay(before: scheduler_pb2.Round, answer: scheduler_pb2.ReplayRoundRe
     """Print a round next to its replay."""
     again = answer.round
     rows = [
-        _ComparedFigure("solver", before.solver, again.solver),
+        _ComparedFigure("solver", solver_text(before), solver_text(again)),
         _ComparedFigure("status", before.status, again.status),
         _ComparedFigure(
             "objective", format_number(before.objective), format_number(again.objective)

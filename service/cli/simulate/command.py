@@ -54,7 +54,7 @@ DEFAULT_POLICIES: Final = ("fcfs", "arena", DEFAULT_POLICY)
 DEFAULT_JOBS: Final = 60
 """The default number of synthetic jobs, with which a run takes seconds."""
 PARAMETERS: Final = "; ".join(
-    f"{name}: {', '.join(f'{p.name}={p.shown_default}' for p in parameters)}"
+    f"{name}: {', '.join(f'{p.name}={p.shown_default}'.rstrip('=') for p in parameters)}"
     for name in registry.scheduler_names()
     if (parameters := registry.parameters_of(name)) and not name.startswith("arena-")
 )

@@ -19,7 +19,7 @@ from tessera.service.cli.roundoptions import (
     override_options,
     round_options,
 )
-from tessera.service.cli.roundview import show_round
+from tessera.service.cli.roundview import show_replay, show_round
 from tessera.service.cli.watch import changed_jobs
 from tessera.service.rpc.convert import clusters, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions
@@ -316,6 +316,20 @@ def a_round(**changes: object) -> scheduler_pb2.Round:
     )
     record.MergeFrom(scheduler_pb2.Round(**changes))  # type: ignore[arg-type] # likewise
     return record
+
+
+def test_a_round_and_its_replay_show_the_parameters_of_the_scheduler(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deep, usual = (
+        a_round(solver="arena", options=round_options(scheduler="arena", scheduler_parameters=text))
+        for text in ("depth=5", "")
+    )
+    show_round(deep, everything=False, wide=False)
+    assert "the published scheduler arena (depth=5)" in capsys.readouterr().out
+    show_replay(deep, scheduler_pb2.ReplayRoundResponse(round=usual))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["solver", "arena", "(depth=5)", "arena"] in rows
 
 
 def test_a_round_shows_its_goals_in_order_and_the_number_of_promised_deadlines(

@@ -110,6 +110,21 @@ def test_a_worker_process_decides_like_the_server_process(workers: SolveProcesse
     assert all(seconds >= 0 for _, seconds in phases)
 
 
+def test_a_worker_process_gives_a_scheduler_its_parameters(workers: SolveProcesses) -> None:
+    snapshot = make_instance(20, 60, 2, 2)
+    few, many = (
+        workers.plan(
+            snapshot,
+            RoundOptions(scheduler="arena", scheduler_parameters=f"max_upgrades={upgrades}"),
+            FOREVER,
+            lambda phase, s: None,
+            infinite_time,
+        )
+        for upgrades in (0, 1000)
+    )
+    assert few.decisions != many.decisions
+
+
 def test_a_worker_process_is_reused_for_the_next_round(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=4)
     before = workers.pids()
