@@ -38,7 +38,7 @@ class Gandiva:
             kind="number",
             low=1.0,
             meaning="Seconds of a job's turn. Default: the time to the next round. inf: no job is suspended.",
-            source="Gandiva, section 3; inf is Arena's copy",
+            source="Gandiva (OSDI'18); Arena's copy: inf",
         ),
     ] = None
 
