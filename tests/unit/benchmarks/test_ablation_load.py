@@ -169,7 +169,7 @@ def test_rounds_know_the_true_speeds_where_nothing_is_taken_from_the_estimator()
 
 
 def test_depths_are_set_as_parameters_of_the_scheduler() -> None:
-    rows = [row for row in a_plan().rows() if row.part == "depth"]
+    rows = a_plan().rows(("depth",))
     assert [(row.x, row.policy, row.run.asked.policy) for row in rows] == [
         (1, "arena", "arena@depth=1"),
         (3, "arena", "arena@depth=3"),
