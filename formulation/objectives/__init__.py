@@ -98,11 +98,14 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     gross = reduce(np.add, [weight * v.gross for weight, v in parts])
     price = reduce(np.add, [weight * v.price for weight, v in parts])
     gross, price = bound_values(gross, price, scale, draft.job_start)
-    value, charged = scale_values(gross, scale), scale_values(price, scale)
+    charged = scale_values(price, scale)
+    value = scale_values(gross, scale) - charged
+    # A column of the least worth is one unit, so that its job runs where GPUs would be idle.
+    value = np.where(gross > price, np.maximum(value, 1), value)
     return Linear(
         name=stage.name,
         unit=parts[0][1].unit if alone else WEIGHTED_SUM,
-        value=value - charged,
+        value=value,
         restart_price=charged,
         scale=scale,
         tolerance=stage.tolerance,

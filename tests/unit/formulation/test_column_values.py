@@ -85,6 +85,14 @@ def test_bounds_do_not_change_the_values_of_remaining_columns(objective: str) ->
     assert all(worth[0][count] == value for count, value in worth[1].items())
 
 
+@pytest.mark.parametrize("objective", [*SUMS, *LEVELS])
+@pytest.mark.parametrize("weight", [1e-6, 1e-9])
+def test_a_job_of_the_least_worth_runs_where_gpus_are_idle(objective: str, weight: float) -> None:
+    long = a_job("long", weight=weight, iterations_left=1e12, max_gpus=4)
+    ends = a_job("ends", iterations_left=1.0, max_gpus=16)
+    assert min(gpus_given(a_round_of(long, ends), objective).values()) >= 1
+
+
 def test_a_job_never_exceeds_its_gpu_maximum() -> None:
     jobs = [a_job("bounded", requested_gpus=1, max_gpus=4), a_job("other", max_gpus=16)]
     for objective in (*SUMS, *LEVELS):
