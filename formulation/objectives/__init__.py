@@ -1,8 +1,8 @@
 """Objectives as pure functions of a draft, and the translation of a policy's stages into goals.
 
-``column_values`` has the objectives that are sums, ``LEVELS_OF`` those that compare the worst-off
-jobs. ``NEEDS`` has the rules that drop columns for which an objective lacks data, each with a
-reason.
+``LINEAR_VALUES`` has the objectives that are sums, except for ``balanced``, which has a share
+(``column_values``). ``LEVELS_OF`` has those that compare the worst-off jobs. ``NEEDS`` has the rules
+that drop columns for which an objective lacks data, each with a reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tessera.formulation.objectives.throughput import throughput_values
 from tessera.formulation.objectives.values import ColumnValues
 from tessera.formulation.problem import VALUE_SCALE, bound_values, scale_values
 
-_VALUES_OF: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
+LINEAR_VALUES: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
     "throughput": throughput_values,
     # deadlines are promises, kept by rows; throughput decides among what keeps them
     "deadline": throughput_values,
@@ -79,7 +79,7 @@ def column_values(draft: Draft, objective: str) -> ColumnValues:
     name, share = share_of(objective)
     if name == BALANCED:
         return balance_throughput_and_completion(draft, share)
-    return _VALUES_OF[name](draft)
+    return LINEAR_VALUES[name](draft)
 
 
 def _only_cost(stage: Stage) -> bool:

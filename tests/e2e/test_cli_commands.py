@@ -36,7 +36,7 @@ def test_validating_a_cluster_changes_nothing_even_if_the_cluster_is_new(tessera
 
 def test_jobs_are_submitted_scheduled_and_listed(tessera: Tessera, fleet: Fleet) -> None:
     for name in ("one", "two", "three"):
-        submit(tessera, name, "--label", f"run={name}")
+        submit(tessera, name, "--label", f"run={name}", "--max-gpus", "4")
     decided = read(tessera, "round", "--solver", "cp-sat", "--seed", "3")
     assert (decided["outcome"], decided["running"], decided["waiting"]) == ("committed", 2, 1)
     states = [job["state"] for job in read(tessera, "jobs")["jobs"]]
