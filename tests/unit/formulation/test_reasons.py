@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ def reason_of(job: dict[str, Any], **known: Any) -> Reason:
     """Return why ``job`` waits on one empty 4-GPU node."""
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=ESTIMATES, workloads=4)
     problem = build_problem(snapshot, Policy(objective="throughput"))
+    if "value" in known:
+        problem = replace(problem, value=np.full_like(problem.value, known["value"]))
     solution = Solution(
         status=SolveStatus.FEASIBLE,
         choice=np.array([-1]),
@@ -59,7 +62,7 @@ def reason_of(job: dict[str, Any], **known: Any) -> Reason:
         (ReasonCode.BUDGET_SPENT, a_job("j"), {}),
         (ReasonCode.OUTPRICED, a_job("j"), {"prices": [1.4e6]}),
         (ReasonCode.BUDGET_SPENT, a_job("j"), {"prices": [0.6e6]}),
-        (ReasonCode.NOT_WORTH_RESTART, a_job("j", weight=1e-9), {}),
+        (ReasonCode.NOT_WORTH_RESTART, a_job("j"), {"value": 0}),
     ],
 )
 def test_the_dominant_reason_is_given(
