@@ -17,7 +17,7 @@ import numpy as np
 from tessera.formulation.demand import Demands
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, begins_group, usual
 from tessera.formulation.values import CellKey
 
 LOCALITY_FACTOR = 0.9
@@ -131,8 +131,8 @@ def build_cells(snapshot: Snapshot) -> Cells:
     e = _in_order(snapshot.estimates)
     batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
     # Estimates of one Cell are adjacent, and so are Cells of one workload, type and GPU count.
-    new_count = _begins(e.workload, e.gpu_type, e.gpus)
-    new_cell = new_count | _begins(e.pipeline_degree, e.plan)
+    new_count = begins_group(e.workload, e.gpu_type, e.gpus)
+    new_cell = new_count | begins_group(e.pipeline_degree, e.plan)
     first = np.flatnonzero(new_cell)
     cell = np.cumsum(new_cell) - 1
     gpu_type, gpus = e.gpu_type[first], e.gpus[first]
@@ -176,7 +176,7 @@ def _marked_pairs(e: Estimates) -> Bools:
     """Return whether some estimate of the same workload and type is complete, bool[estimates]."""
     if not e.complete.any():
         return e.complete
-    new = _begins(e.workload, e.gpu_type)
+    new = begins_group(e.workload, e.gpu_type)
     marked = np.logical_or.reduceat(e.complete, np.flatnonzero(new))
     pairs: Bools = marked[np.cumsum(new) - 1]
     return pairs
@@ -193,15 +193,6 @@ def _in_order(e: Estimates) -> Estimates:
     if (rises | same).all():
         return e
     return e.at(np.lexsort(keys[::-1]))
-
-
-def _begins(*keys: Ints) -> Bools:
-    """Return the rows at which one of the adjacent ``keys`` changes, bool[rows]."""
-    new = np.zeros(len(keys[0]), dtype=np.bool_)
-    new[:1] = True
-    for key in keys:
-        new[1:] |= key[1:] != key[:-1]
-    return new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -240,7 +231,7 @@ class _KnownShapes:
         runs, none = self.rate > 0, np.iinfo(np.int64).max
         position = np.arange(len(self.cell), dtype=np.int64)
         target = self.fewest[self.cell]
-        first = np.flatnonzero(_begins(self.cell))
+        first = np.flatnonzero(begins_group(self.cell))
         better = np.maximum.reduceat(np.where(runs & (self.nodes < target), position, -1), first)
         worse = np.minimum.reduceat(np.where(runs & (self.nodes > target), position, none), first)
         better, worse = better[among], worse[among]
@@ -275,7 +266,7 @@ def find_most_compact(cells: Cells, among: Ints | None = None) -> Bools:
     nodes = cells.nodes[rows]
     if not len(nodes):
         return np.zeros(0, dtype=np.bool_)
-    new = _begins(cells.workload[rows], cells.gpu_type[rows], cells.gpus[rows])
+    new = begins_group(cells.workload[rows], cells.gpu_type[rows], cells.gpus[rows])
     least = np.minimum.reduceat(nodes, np.flatnonzero(new))
     compact: Bools = nodes == least[np.cumsum(new) - 1]
     return compact

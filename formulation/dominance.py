@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells
 from tessera.formulation.demand import Demands
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, begins_group
 
 
 def find_undominated(cells: Cells) -> Bools:
@@ -58,8 +58,7 @@ def _unbeaten(cells: Cells, among: Ints, nodes: Ints) -> Bools:
     if len(among) == 0:
         return np.ones(0, dtype=np.bool_)
     workload, gpu_type, rate = cells.workload[among], cells.gpu_type[among], cells.rate[among]
-    new = np.ones(len(among), dtype=np.bool_)
-    new[1:] = (np.diff(workload) != 0) | (np.diff(gpu_type) != 0)
+    new = begins_group(workload, gpu_type)
     demand = cells.demand.at(among)
     if not demand.of_gpus_alone:
         return _unbeaten_in_all(demand, nodes, rate, np.flatnonzero(new))

@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.tables import Bools, Floats, Ints, Table, begins_group
 from tessera.formulation.values import BEST_FOUND, PROFILING, EstimateSource
 
 Information = Callable[[Snapshot], Snapshot]
@@ -156,9 +156,7 @@ def _base_rows(pair: Ints, gpus: Ints, runs: Bools, largest: int) -> Ints:
 
 def _group(*keys: Ints) -> Ints:
     """Return a rising number for each distinct combination of sorted ``keys``, int64[rows]."""
-    new = np.zeros(len(keys[0]), dtype=np.int64)
-    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.cumsum(new)
+    return np.cumsum(begins_group(*keys)) - 1
 
 
 def _of_tasks(snapshot: Snapshot) -> Bools:

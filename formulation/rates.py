@@ -9,7 +9,7 @@ from tessera.formulation.errors import ProblemTooLarge
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats
+from tessera.formulation.tables import Floats, begins_group
 
 
 def work_left(snapshot: Snapshot) -> Floats:
@@ -93,9 +93,8 @@ def requested_rate(snapshot: Snapshot, cells: Cells) -> Floats:
     stride = 1 + max(cells.gpus.max(initial=0), jobs.requested_gpus.max(initial=0))
     compact = np.flatnonzero(find_most_compact(cells))
     key, gpu_type = cells.workload[compact] * stride + cells.gpus[compact], cells.gpu_type[compact]
-    fastest = np.ones(len(compact), dtype=np.bool_)
     # Cells are sorted, so the first of each workload, type and count is the fastest.
-    fastest[1:] = (key[1:] != key[:-1]) | (gpu_type[1:] != gpu_type[:-1])
+    fastest = begins_group(key, gpu_type)
     key, compact = key[fastest], compact[fastest]
     workload, rate = cells.workload[compact], cells.rate[compact]
     # The best rates of each workload, and of each workload and count, over all types.

@@ -93,6 +93,11 @@ class Table:
             if f.metadata.get("is_new") and _all_are(getattr(self, f.name), f.metadata["usual"])
         )
 
+    def followed_by(self, other: Self) -> Self:
+        """Return the rows of this table, then those of ``other``. All columns must be arrays."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return type(self)(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+
     def equals(self, other: Self) -> bool:
         """Return whether every column is equal. NaN equals NaN."""
         for f in fields(self):
@@ -118,6 +123,14 @@ class CellTable(Table):
     def key_at(self, row: int) -> CellKey:
         """Return the Cell of one row."""
         return CellKey._make([getattr(self, name).item(row) for name in self.CELL])
+
+    def have_same_cell(self, rows: Ints, others: Ints) -> Bools:
+        """Return whether each pair of ``rows`` and ``others`` has the same Cell, bool[pairs]."""
+        same = np.ones(len(rows), dtype=np.bool_)
+        for name in self.CELL:
+            column = getattr(self, name)
+            same &= column[rows] == column[others]
+        return same
 
     def keys(self, rows: Ints | None = None) -> list[CellKey]:
         """Return the Cell of each of ``rows`` (int64[any]), or of every row if it is None."""
@@ -178,6 +191,15 @@ def freeze_array(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
     array = np.array(values, dtype=dtype, copy=None, ndmin=1).view()
     array.flags.writeable = False
     return array
+
+
+def begins_group(*keys: Ints) -> Bools:
+    """Return whether each row begins a group of adjacent rows with equal ``keys``, bool[rows]."""
+    new = np.zeros(len(keys[0]), dtype=np.bool_)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    return new
 
 
 def concatenate_ranges(starts: Ints, counts: Ints) -> Ints:

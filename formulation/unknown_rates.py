@@ -8,18 +8,17 @@ other job. The assumption leaves the round with nothing: decisions state no rate
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
 
 from tessera.formulation.cell_cache import cached_cells
-from tessera.formulation.cells import Cells
 from tessera.formulation.decisions import Decision
 from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, begins_group
 from tessera.formulation.values import BEST_FOUND, EstimateSource
 
 DEFAULT_ITER_TIME_S: Final = 1.0
@@ -33,11 +32,11 @@ def has_unknown_rate(snapshot: Snapshot) -> Bools:
     admitted job is not among them: its promise rested on estimates, and ends without them.
     """
     jobs = snapshot.jobs
-    known = np.zeros(len(snapshot.workloads), dtype=np.bool_)
-    known[snapshot.estimates.workload] = True
     stated = jobs.unestimated & (jobs.requested_type >= 0) & ~jobs.admitted
     if not stated.any():
         return stated
+    known = np.zeros(len(snapshot.workloads), dtype=np.bool_)
+    known[snapshot.estimates.workload] = True
     unknown: Bools = stated & ~known[jobs.workload] & ~snapshot.profiling()
     return unknown
 
@@ -46,10 +45,9 @@ def assume_rates(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with an assumed estimate of the one Cell of each job of unknown rate.
 
     The Cell is the one that the job runs on, or else the one that it requests, by its stated plan if
-    it has one. Jobs with the same
-    workload and Cell get a workload of their own, so that no other job sees the Cell and they see
-    no other one. ``jobs.assumed_efficiency`` marks them. They have no deadline: nobody can promise
-    one at an unknown rate.
+    it has one. Jobs with the same workload and Cell get a workload of their own, so that no other
+    job sees the Cell and they see no other one. ``jobs.assumed_efficiency`` marks them. They have
+    no deadline: nobody can promise one at an unknown rate.
     """
     which = np.flatnonzero(has_unknown_rate(snapshot))
     if not len(which):
@@ -86,7 +84,7 @@ def assume_rates(snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         workloads=(*snapshot.workloads, *(snapshot.workloads[w] for w in old.tolist())),
-        estimates=_appended(snapshot.estimates, rows),
+        estimates=snapshot.estimates.followed_by(rows),  # their workloads come last
         jobs=replace(jobs, workload=workload, deadline_s=deadline_s, assumed_efficiency=efficiency),
     )
 
@@ -140,7 +138,8 @@ class _TypicalJobs:
     def among(cls, snapshot: Snapshot) -> Self:
         """Return the Cells of the snapshot's jobs."""
         cells, _ = cached_cells(snapshot)
-        fastest = np.flatnonzero(_is_fastest(cells))
+        # Cells are sorted, so the first of each workload, type and count is the fastest.
+        fastest = np.flatnonzero(begins_group(cells.workload, cells.gpu_type, cells.gpus))
         workload, gpus = cells.workload[fastest], cells.gpus[fastest]
         per_gpu = cells.rate[fastest] / gpus
         best = np.zeros(len(snapshot.workloads))
@@ -171,14 +170,6 @@ class _TypicalJobs:
         return DEFAULT_ITER_TIME_S, 1.0
 
 
-def _is_fastest(cells: Cells) -> Bools:
-    """Return the first Cell of each workload, type and count, which is the fastest, bool[Cells]."""
-    first = np.ones(len(cells), dtype=np.bool_)
-    keys = (cells.workload, cells.gpu_type, cells.gpus)
-    first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return first
-
-
 def _fewest_nodes(snapshot: Snapshot, gpu_type: Ints, gpus: Ints) -> Ints:
     """Return the fewest nodes that each number of GPUs needs, int64[Cells], by the largest node."""
     size = np.ones(len(snapshot.gpu_types), dtype=np.int64)
@@ -187,13 +178,3 @@ def _fewest_nodes(snapshot: Snapshot, gpu_type: Ints, gpus: Ints) -> Ints:
     size = np.where(usable > 0, usable, size)[gpu_type]
     fewest: Ints = -(-gpus // size)
     return fewest
-
-
-def _appended(estimates: Estimates, rows: Estimates) -> Estimates:
-    """Return the estimates followed by ``rows``, whose workloads come after all others."""
-    return Estimates(
-        **{
-            f.name: np.concatenate([getattr(estimates, f.name), getattr(rows, f.name)])
-            for f in fields(Estimates)
-        }
-    )

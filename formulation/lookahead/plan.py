@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -80,11 +80,9 @@ class Lookahead:
         running = np.full(len(self.job), -1, dtype=np.int64)
         running[self.owner[self.stays]] = self.cell[self.stays]
         now = running[self.owner]
-        same: Bools = (now >= 0) & ~self.stays
-        for name in self.cells.CELL:
-            column = getattr(self.cells, name)
-            same[same] = column[self.cell[same]] == column[now[same]]
-        return same
+        again: Bools = (now >= 0) & ~self.stays
+        again[again] = self.cells.have_same_cell(self.cell[again], now[again])
+        return again
 
     def options_of(self, job: int) -> range:
         """Return the options of ``job``."""
@@ -191,13 +189,6 @@ def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
                     }
                 )
     return Legs.from_rows(rows)
-
-
-def join_legs(first: Legs, second: Legs) -> Legs:
-    """Return the legs of both."""
-    return Legs(
-        **{f.name: np.append(getattr(first, f.name), getattr(second, f.name)) for f in fields(Legs)}
-    )
 
 
 def picks_of(ahead: Lookahead, legs: Legs) -> Picks:

@@ -71,11 +71,8 @@ def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
         return draft
     column = np.flatnonzero(fixed[draft.job] & draft.starts)
     cell, own = draft.cell[column], draft.cell[draft.current[draft.job[column]]]
-    same = np.ones(len(column), dtype=np.bool_)
-    for name in draft.cells.CELL:
-        same &= getattr(draft.cells, name)[cell] == getattr(draft.cells, name)[own]
     keep = np.ones(len(draft.cell), dtype=np.bool_)
-    keep[column[same]] = False
+    keep[column[draft.cells.have_same_cell(cell, own)]] = False
     return draft.only(keep)
 
 

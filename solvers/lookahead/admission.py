@@ -16,7 +16,6 @@ from tessera.formulation.lookahead import (
     WORK_TOLERANCE,
     Lookahead,
     Picks,
-    join_legs,
     legs_of,
     look_ahead,
     picks_of,
@@ -111,7 +110,7 @@ def _planned(
     return replace(
         known,
         admitted=admitted,
-        legs=join_legs(known.legs, legs),
+        legs=known.legs.followed_by(legs),
         least_work=least,
         proven=bool(met[ahead.weight > 0].all()),
     )
