@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotFound
-from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
-from tessera.formulation.values import Workload
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
@@ -144,7 +142,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
         cluster = names.parse_cluster("parent", request.parent)
-        spec = self._spec("", cluster, request)
+        spec = self._spec("", cluster, request, self._plan_reader(cluster))
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -164,7 +162,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         fields.require_batch_size("requests", len(request.requests), MAX_JOBS)
-        specs = [self._inner_spec(i, cluster, inner) for i, inner in enumerate(request.requests)]
+        read_plan = self._plan_reader(cluster)
+        specs = [
+            self._inner_spec(i, cluster, inner, read_plan)
+            for i, inner in enumerate(request.requests)
+        ]
         fields.require_distinct(
             (f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs)
         )
@@ -179,19 +181,26 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.SubmitJobsResponse.FromString(kept)
 
-    def _inner_spec(self, i: int, cluster: str, inner: pb.SubmitJobRequest) -> JobSpec:
+    def _plan_reader(self, cluster: str) -> convert.PlanReader:
+        """Return the reader of the plans of one request, for which models are listed at most once."""
+        return partial(read_job_plan, models=cache(partial(self._store.list_models, cluster)))
+
+    def _inner_spec(
+        self, i: int, cluster: str, inner: pb.SubmitJobRequest, read_plan: convert.PlanReader
+    ) -> JobSpec:
         for name in ("parent", "validate_only", "request_id"):
             if getattr(inner, name):
                 raise InvalidInput(f"requests[{i}].{name}", "set it on the outer request only")
-        return self._spec(f"requests[{i}].", cluster, inner)
+        return self._spec(f"requests[{i}].", cluster, inner, read_plan)
 
-    def _spec(self, prefix: str, cluster: str, request: pb.SubmitJobRequest) -> JobSpec:
+    def _spec(
+        self,
+        prefix: str,
+        cluster: str,
+        request: pb.SubmitJobRequest,
+        read_plan: convert.PlanReader,
+    ) -> JobSpec:
         name = names.require_identifier(f"{prefix}job_id", request.job_id or self._new_id())
-
-        def read_plan(field: str, text: str, workload: Workload, gpus: int) -> ExecutionPlan:
-            models = partial(self._store.list_models, cluster)
-            return read_job_plan(field, text, workload, gpus, models)
-
         return convert.to_job_spec(f"{prefix}job", cluster, name, request.job, read_plan)
 
     def _require_future(self, field: str, spec: JobSpec) -> None:

@@ -13,6 +13,7 @@ from tessera.formulation.records.agents import DesiredGang, DesiredState, Observ
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
+from tessera.service.rpc.convert.estimates import of_plan
 from tessera.v1 import agents_pb2 as pb
 
 MAX_ERROR_CHARS: Final = 2000
@@ -137,7 +138,7 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         restart_s=spec.restart_s,
         command=spec.command,
         runtime=spec.runtime,
-        execution_plan="" if gang.allocation.plan is None else gang.allocation.plan.to_json(),
+        execution_plan=of_plan(gang.allocation.plan),
         network=_of_part(gang.network, levels, {node for node, _ in shares if node not in nodes}),
     )
 

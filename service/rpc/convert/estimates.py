@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import DIGEST, read_execution_plan
+from tessera.formulation.execution_plan import DIGEST, ExecutionPlan, read_execution_plan
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.rpc import fields, names
@@ -147,8 +147,13 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
         sd=record.sd,
         complete=record.complete,
         traffic=of_traffic(record.traffic),
-        execution_plan="" if record.plan is None else record.plan.to_json(),
+        execution_plan=of_plan(record.plan),
     )
+
+
+def of_plan(plan: ExecutionPlan | None) -> str:
+    """Return the JSON of an execution plan, or "" without one."""
+    return "" if plan is None else plan.to_json()
 
 
 def _digest(field: str, text: str) -> str:

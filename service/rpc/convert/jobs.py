@@ -24,6 +24,7 @@ from tessera.service.rpc.convert.clusters import to_node_id
 from tessera.service.rpc.convert.estimates import (
     MAX_GPUS,
     of_cell,
+    of_plan,
     of_workload,
     source_number,
     to_workload,
@@ -196,7 +197,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         profile=spec.profile,
         min_gpus=spec.min_gpus,
         max_gpus=spec.max_gpus,
-        stated_plan="" if spec.stated_plan is None else spec.stated_plan.to_json(),
+        stated_plan=of_plan(spec.stated_plan),
         stated_plan_first=spec.stated_plan_first,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
     )
@@ -255,7 +256,7 @@ def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
             pb.NodeShare(node=names.node_name(cluster, node), gpu_indices=gpus)
             for node, gpus in allocation.shares
         ],
-        execution_plan="" if allocation.plan is None else allocation.plan.to_json(),
+        execution_plan=of_plan(allocation.plan),
         iter_time_s=allocation.iter_time_s,
         iter_time_source=source_number(allocation.iter_time_source),
     )
