@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,8 +167,15 @@ def find_overflow(
         "working activations": costs.working_bytes[at],
     }
     needed = sum(parts.values(), np.full(len(at), (room or UsableMemory()).context_bytes))
+    return largest_overflow(parts, needed, limit_bytes(memory, room))
+
+
+def largest_overflow(parts: Mapping[str, Floats], needed: Floats, most: float) -> Overflow | None:
+    """Return the stage whose ``needed`` bytes exceed ``most`` by most, or None if all stages fit.
+
+    ``parts`` are the parts of the bytes by their names. They and ``needed`` have shape (stages,).
+    """
     stage = int(needed.argmax())
-    most = limit_bytes(memory, room)
     if needed[stage] <= most:
         return None
     largest = max(parts, key=lambda name: float(parts[name][stage]))

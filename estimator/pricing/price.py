@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.estimator.cells import Setting
 from tessera.estimator.graph import Graph
-from tessera.estimator.memory import Overflow, limit_bytes
+from tessera.estimator.memory import Overflow, largest_overflow, limit_bytes
 from tessera.estimator.pipeline import Pipelines, iteration_s
 from tessera.estimator.plans import Candidates, StageCosts
 from tessera.estimator.pricing.compute import PlanCompute
@@ -84,7 +84,7 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
         iter_time_s=float(seconds[0]),
         memory_bytes=tuple(needed.tolist()),
         limit_bytes=most,
-        overflow=_overflow(parts, needed, most),
+        overflow=largest_overflow(parts, needed, most),
     )
 
 
@@ -261,20 +261,6 @@ def _memory_parts(
         ),
         "working activations": working[0],
     }
-
-
-def _overflow(parts: dict[str, Floats], needed: Floats, most: float) -> Overflow | None:
-    stage = int(needed.argmax())
-    if needed[stage] <= most:
-        return None
-    largest = max(parts, key=lambda name: float(parts[name][stage]))
-    return Overflow(
-        stage=stage,
-        needed_bytes=float(needed[stage]),
-        limit_bytes=most,
-        largest=largest,
-        largest_bytes=float(parts[largest][stage]),
-    )
 
 
 def _check_plan(setting: Setting, plan: ExecutionPlan) -> None:

@@ -123,10 +123,9 @@ def unsearched_features(setting: Setting, plan: ExecutionPlan) -> Iterator[str]:
     odd |= {s.gpus for s in stages if not _is_power(s.gpus) and plan.pipeline_degree > 1}
     if odd:
         yield f"degrees and stages of {', '.join(map(str, sorted(odd)))} GPUs, only powers of two"
-    most = max(COARSE_LAYERS, min(plan.pipeline_degree, COARSE_LAYERS))
-    coarse = set(merged_ends(setting.graph, most).tolist())
+    coarse = set(merged_ends(setting.graph, COARSE_LAYERS).tolist())
     if plan.chunks == 1 and any(stage.end not in coarse for stage in stages):
-        yield f"stages that end inside its {most} coarse layers"
+        yield f"stages that end inside its {COARSE_LAYERS} coarse layers"
 
 
 def _is_power(count: int) -> bool:

@@ -159,9 +159,9 @@ def _flattened(field: str, plain: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(content, Mapping):
             raise InvalidInput(section, f"must be a section, not {quote_value(content)}")
         values |= {f"{section}.{name}": value for name, value in content.items()}
-    quantize = plain.get("quantize", {})
-    if "quantize.linear" in values and isinstance(values["quantize.linear"], Mapping):
-        inner = quantize["linear"].get("float8", {})
+    linear = values.get("quantize.linear")
+    if isinstance(linear, Mapping):
+        inner = linear.get("float8", {})
         values |= {f"quantize.linear.float8.{k}": v for k, v in dict(inner).items()}
     for place, value in values.items():
         _check_known(place, value)
