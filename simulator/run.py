@@ -118,8 +118,8 @@ class Conditions:
     spacing_s: float | None = None
     """The least seconds between rounds on events, for rounds as a server has them with its settings
     ``round_spacing_s`` and ``period_s``. There is also one ``round_s`` after the last one, and one when
-    a leg of a promised schedule begins. If it is None, it is ``round_s``, and there are no
-    rounds without an event or a promise that would break."""
+    a leg of a promised schedule begins. If it is None, it is ``round_s``, and there are no rounds
+    without an event or a promise that would break."""
     horizon_s: float = math.inf
     """The time at which the run ends, even if jobs are left."""
     patience_s: float = 7 * 86_400.0

@@ -124,13 +124,13 @@ def vary_load(
     All runs go on until all jobs have ended, with the same information and overheads. For each
     policy and point, the table has the mean JCT over the jobs that all policies finished there and
     the normalised throughput while jobs arrive, with 95 % intervals over seeds, and both relative
-    to Arena's. Figures are of the default objective, which
-    always runs and was not chosen on these runs. They are taken at the last point of each sweep.
-    ``SWEEP_jct_gain_vs_arena`` is 1 less the ratio of mean JCT over the jobs that both finished.
-    ``SWEEP_throughput_gain_vs_arena`` is the ratio of throughput less 1. ``SWEEP_worst_jct_margin``
-    is the least, over points, of the best other policy's mean JCT over ours, less 1, each pair over
-    the jobs that both finished. ``SWEEP_worst_throughput_margin`` is the least of our throughput
-    over the best other's, less 1. None of the figures has a bound.
+    to Arena's. Figures are of the default objective, which always runs and was not chosen on these
+    runs. They are taken at the last point of each sweep. ``SWEEP_jct_gain_vs_arena`` is 1 less the
+    ratio of mean JCT over the jobs that both finished. ``SWEEP_throughput_gain_vs_arena`` is the
+    ratio of throughput less 1. ``SWEEP_worst_jct_margin`` is the least, over points, of the best
+    other policy's mean JCT over ours, less 1, each pair over the jobs that both finished.
+    ``SWEEP_worst_throughput_margin`` is the least of our throughput over the best other's, less 1.
+    None of the figures has a bound.
     """
     points: dict[Varied, tuple[float, ...]] = {
         "load": points_of("loads", loads),

@@ -70,9 +70,8 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 
     Only Cells of the job's stated plan, within its pin and its bounds on GPUs, count. Jobs with the
     same choice of Cells share one function of the share, which is computed at its corners. If
-    nothing can be had (no
-    Cell, or no share), the rate is the least positive number that is safe to divide by. Such jobs
-    have no columns, or are not counted.
+    nothing can be had (no Cell, or no share), the rate is the least positive number that is safe to
+    divide by. Such jobs have no columns, or are not counted.
     """
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     share = fair_share(draft) if share is None else share

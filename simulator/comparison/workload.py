@@ -45,8 +45,7 @@ class WorkloadSpec:
     ``arrivals_as`` and ``durations_as`` apply to synthetic jobs (``SyntheticTrace``). The ``seed``
     draws those jobs, or ``jobs_share`` of a trace's jobs. If ``tightness`` is above 0, each deadline
     is that multiple of the job's duration as requested. Otherwise, with ``deadlines``, the
-    deadlines of the trace apply, at ``deadline_factor`` times
-    their distance from arrival.
+    deadlines of the trace apply, at ``deadline_factor`` times their distance from arrival.
     """
 
     trace: str = PHILLY

@@ -12,10 +12,9 @@ class RoundTimes:
     """The times at which one cluster's rounds are due.
 
     An event asks for a round. It is due at once, or ``spacing_s`` after the beginning of the last
-    round, so all events in between share one round. Without an event, a round is due
-    ``period_s`` after the last one, and the first is due at once. If ``period_s`` is inf, there are
-    no such rounds. Neither they nor rounds that promises need wait for the
-    spacing.
+    round, so all events in between share one round. Without an event, a round is due ``period_s``
+    after the last one, and the first is due at once. If ``period_s`` is inf, there are no such
+    rounds. Neither they nor rounds that promises need wait for the spacing.
 
     Times are seconds of one clock that never goes back. Only the earliest request is kept, so the
     memory that this takes does not depend on the number of events. After a round, ask again for

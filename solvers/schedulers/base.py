@@ -28,8 +28,7 @@ class SchedulerView:
 
     ``draft.snapshot`` has the estimates that the scheduler's information lets it see. ``draft`` has
     one column for each of their Cells, dominated ones too. Profiling tasks, which published
-    schedulers do not know, have no columns. ``capacity`` is int64[types], the
-    schedulable GPUs.
+    schedulers do not know, have no columns. ``capacity`` is int64[types], the schedulable GPUs.
     """
 
     draft: Draft
