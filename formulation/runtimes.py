@@ -1,8 +1,9 @@
 """The runtimes that agents of this release include, and their abilities.
 
 Runtimes are declared in this module only. Servers refuse at submission a job that no runtime can
-run, and agents include exactly these. Agents import this module, so it stays light: it needs only
-the standard library and errors.
+run, rounds offer a job only the execution plans that its runtime can run, and agents include
+exactly these runtimes. Agents import this module, so it stays light: it needs only the standard
+library and light modules of this room.
 """
 
 from __future__ import annotations
@@ -12,12 +13,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, Offload, Schedule, ZeroStage
 
 REPLAY: Final = "replay"
 """Replays users' jobs, as a process that takes as long as training would but trains nothing."""
 
 PROFILER: Final = "profile"
 """Measures layers, in the service's own tasks."""
+
+COMMAND: Final = "command"
+"""Runs any program, once on each node of the gang."""
+
+TORCHRUN: Final = "torchrun"
+"""Runs a PyTorch script once for each GPU, by PyTorch's own launcher: DDP or FSDP2."""
+
+DEEPSPEED: Final = "deepspeed"
+"""Runs a script once for each GPU, by DeepSpeed's launcher, with a configuration of DeepSpeed."""
+
+MEGATRON: Final = "megatron"
+"""Runs a script of Megatron-LM once for each GPU, with the plan as Megatron's arguments."""
 
 FAIL_AT: Final = "fail-at"
 """The only command of a replayed job, for testing failures.
@@ -41,8 +55,8 @@ def fail_at(command: Sequence[str], field: str = "command") -> int | None:
         return int(command[1])
     raise InvalidInput(
         field,
-        f"this release's agents replay jobs and train nothing, so they cannot run {_shown(command)};"
-        " submit the job without a command",
+        f"the replay runtime trains nothing, so it cannot run {_shown(command)}; submit the job with the"
+        f" runtime {COMMAND!r}, or without a command",
     )
 
 
@@ -55,23 +69,112 @@ def _check_task(field: str, command: Sequence[str]) -> None:
         raise InvalidInput(field, "must be one word, the name of the profiling task")
 
 
+def _check_program(field: str, command: Sequence[str]) -> None:
+    if not command or not command[0]:
+        raise InvalidInput(field, "must name the program to run")
+
+
+def _check_script(field: str, command: Sequence[str]) -> None:
+    if not command or not command[0]:
+        raise InvalidInput(field, "must name the script to run, e.g. train.py, or -m and a module")
+    if command[0] in ("-m", "--module") and len(command) < 2:
+        raise InvalidInput(field, "must name the module after -m")
+
+
+def _refuse_nothing(_plan: ExecutionPlan) -> str:
+    return ""
+
+
+def _refuse_all_but_data_parallel(plan: ExecutionPlan) -> str:
+    """Return why DDP and FSDP2 cannot run ``plan``, or ""."""
+    if plan.pipeline_degree > 1:
+        return f"has {plan.pipeline_degree} pipeline stages, and data parallelism has one"
+    (stage, *_) = plan.stages
+    if (stage.tp, stage.ep, stage.cp) != (1, 1, 1):
+        return "divides tensors, experts or sequences, and data parallelism divides only samples"
+    if plan.offload is not Offload.NONE:
+        return "offloads, and the training script would have to do that itself"
+    return ""
+
+
+def _refuse_for_deepspeed(plan: ExecutionPlan) -> str:
+    """Return why DeepSpeed's ZeRO cannot run ``plan``, or ""."""
+    if plan.pipeline_degree > 1:
+        return f"has {plan.pipeline_degree} pipeline stages, and ZeRO has one"
+    (stage, *_) = plan.stages
+    if (stage.tp, stage.ep, stage.cp) != (1, 1, 1):
+        return "divides tensors, experts or sequences, and ZeRO divides only samples and states"
+    return ""
+
+
+def _refuse_for_megatron(plan: ExecutionPlan) -> str:
+    """Return why Megatron-LM cannot run ``plan``, or ""."""
+    if len({stage.parallelism for stage in plan.stages}) > 1:
+        return "has stages of different parallelism, and Megatron-LM has one for all"
+    if len({stage.end - stage.start for stage in plan.stages}) > 1:
+        return "has stages of different numbers of layers, which needs options of the user's own"
+    if plan.schedule is Schedule.GPIPE and plan.pipeline_degree > 1:
+        return "has the schedule GPipe, and Megatron-LM has 1F1B"
+    if plan.zero not in (ZeroStage.NONE, ZeroStage.OPTIMIZER):
+        return (
+            f"has ZeRO stage {plan.zero.value}, and Megatron-LM's distributed optimizer is stage 1"
+        )
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """A runtime's abilities, by which servers judge jobs before they are queued.
 
     ``check_command`` raises InvalidInput for a command that the runtime cannot run, naming the
-    field it is given. ``trains`` is true if the runtime trains the job's model.
+    field it is given. ``refuse_plan`` returns why the runtime cannot run an execution plan, as the
+    end of a sentence that begins with the plan, or "" if it can. ``trains`` is true if the runtime
+    trains the job's model. ``ranks_are_gpus`` is true if there is a rank for each GPU, and false if
+    there is one for each node. ``is_for_users`` is true if a job may name the runtime.
     """
 
     trains: bool
     check_command: Callable[[str, Sequence[str]], None]
+    refuse_plan: Callable[[ExecutionPlan], str] = _refuse_nothing
+    runs_any_plan: bool = True
+    """Whether ``refuse_plan`` never refuses, so that nobody has to ask."""
+    ranks_are_gpus: bool = False
+    is_for_users: bool = True
 
 
 RUNTIMES: Final[dict[str, Capabilities]] = {
     REPLAY: Capabilities(trains=False, check_command=_check_replayed),
-    PROFILER: Capabilities(trains=False, check_command=_check_task),
+    PROFILER: Capabilities(trains=False, check_command=_check_task, is_for_users=False),
+    COMMAND: Capabilities(trains=True, check_command=_check_program),
+    TORCHRUN: Capabilities(
+        trains=True,
+        check_command=_check_script,
+        refuse_plan=_refuse_all_but_data_parallel,
+        runs_any_plan=False,
+        ranks_are_gpus=True,
+    ),
+    DEEPSPEED: Capabilities(
+        trains=True,
+        check_command=_check_script,
+        refuse_plan=_refuse_for_deepspeed,
+        runs_any_plan=False,
+        ranks_are_gpus=True,
+    ),
+    MEGATRON: Capabilities(
+        trains=True,
+        check_command=_check_script,
+        refuse_plan=_refuse_for_megatron,
+        runs_any_plan=False,
+        ranks_are_gpus=True,
+    ),
 }
 """The runtimes of this release, by name."""
+
+
+def implied_runtime(command: Sequence[str]) -> str:
+    """Return the runtime of a job that names none: one that replays unless it has a program."""
+    return COMMAND if command and command[0] != FAIL_AT else REPLAY
+
 
 DEFAULT_RUNTIME: Final = REPLAY
 """The runtime of agents that do not name theirs. Earlier releases had no other one for users' jobs."""

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tessera.v1 import launch_pb2 as _launch_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -132,6 +133,7 @@ class AgentMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     OBSERVED_FIELD_NUMBER: _builtins.int
+    LOG_ANSWER_FIELD_NUMBER: _builtins.int
     SAID_S_FIELD_NUMBER: _builtins.int
     said_s: _builtins.float
     """The time of sending by the agent's own clock, in seconds. This clock never goes back."""
@@ -141,19 +143,22 @@ class AgentMessage(_message.Message):
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def observed(self) -> Global___Observed: ...
+    @_builtins.property
+    def log_answer(self) -> Global___LogAnswer: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         observed: Global___Observed | None = ...,
+        log_answer: Global___LogAnswer | None = ...,
         said_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "observed", b"observed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "log_answer", b"log_answer", "observed", b"observed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "observed", b"observed", "said_s", b"said_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "log_answer", b"log_answer", "observed", b"observed", "said_s", b"said_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "observed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "observed", "log_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -258,6 +263,7 @@ class Observed(_message.Message):
     GANGS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     NETWORK_REMARKS_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The newest revision of the desired state that the agent knew when it observed this."""
     @_builtins.property
@@ -268,20 +274,118 @@ class Observed(_message.Message):
         is known to do so.
         """
 
+    @_builtins.property
+    def health(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeHealth]:
+        """The health of the agent's nodes. A node that is not listed is not watched."""
+
     def __init__(
         self,
         *,
         gangs: _abc.Iterable[Global___ObservedGang] | None = ...,
         revision: _builtins.int = ...,
         network_remarks: _abc.Iterable[_builtins.str] | None = ...,
+        health: _abc.Iterable[Global___NodeHealth] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "network_remarks", b"network_remarks", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gangs", b"gangs", "health", b"health", "network_remarks", b"network_remarks", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Observed: _TypeAlias = Observed  # noqa: Y015
+
+@_typing.final
+class NodeHealth(_message.Message):
+    """The faults of a node at present. Without any, the node is healthy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The node's id."""
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthFault]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        faults: _abc.Iterable[Global___HealthFault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeHealth: _TypeAlias = NodeHealth  # noqa: Y015
+
+@_typing.final
+class HealthFault(_message.Message):
+    """A fault of a GPU, or of a whole node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.int
+    """The GPU's index. A negative number means the whole node."""
+    kind: _builtins.str
+    """The kind of fault: "xid", "ecc", "thermal" or "lost"."""
+    detail: _builtins.str
+    """A sentence that describes it."""
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "gpu", b"gpu", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HealthFault: _TypeAlias = HealthFault  # noqa: Y015
+
+@_typing.final
+class LogAnswer(_message.Message):
+    """A part of a rank's output that a server asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.str
+    """The request's id."""
+    offset: _builtins.int
+    """The output from `offset` on. It may begin later than requested, because old output is deleted."""
+    data: _builtins.bytes
+    ended: _builtins.bool
+    """Whether the rank has ended, and the output up to `offset` plus the length of `data` is all of it."""
+    error: _builtins.str
+    """Why the output cannot be read. Empty if it can."""
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        ended: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "ended", b"ended", "error", b"error", "offset", b"offset", "read_id", b"read_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogAnswer: _TypeAlias = LogAnswer  # noqa: Y015
 
 @_typing.final
 class ObservedGang(_message.Message):
@@ -322,6 +426,14 @@ class ObservedGang(_message.Message):
     PERIOD_S_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ITERATIONS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_AGE_S_FIELD_NUMBER: _builtins.int
+    RESUMED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    RESTART_TIMES_FIELD_NUMBER: _builtins.int
+    EXIT_REASON_FIELD_NUMBER: _builtins.int
+    REMARK_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job's id."""
     generation: _builtins.int
@@ -347,6 +459,29 @@ class ObservedGang(_message.Message):
     this runtime trains the model: "replay" repeats the time that it was given. Empty: the agent
     does not say, and the runtime that the server asked for counts.
     """
+    loss: _builtins.float
+    """The loss of the last iteration that reported one. Absent: the program reports none."""
+    memory_bytes: _builtins.int
+    """The largest GPU memory that a rank of this member has held, in bytes, as its program reported it.
+    0 means that it is unknown.
+    """
+    checkpoint_iterations: _builtins.float
+    """The iterations of the newest complete checkpoint, and its age in seconds. Absent: there is none."""
+    checkpoint_age_s: _builtins.float
+    resumed_iterations: _builtins.float
+    """The iterations from which this generation went on. Absent: it has not begun to train, or its
+    runtime trains nothing. If it is present, iterations_done may be less than before.
+    """
+    exit_reason: _launch_pb2.ExitReason.ValueType
+    """Why a FAILED member failed."""
+    remark: _builtins.str
+    """A sentence for the job's user, e.g. which progress was ignored, or which checkpoint was passed
+    over. Empty if there is nothing to say.
+    """
+    @_builtins.property
+    def restart_times(self) -> _launch_pb2.RestartTimes:
+        """The durations of this start, once its first iteration is done."""
+
     def __init__(
         self,
         *,
@@ -360,12 +495,31 @@ class ObservedGang(_message.Message):
         period_s: _builtins.float = ...,
         sent_bytes: _builtins.float = ...,
         runtime: _builtins.str = ...,
+        loss: _builtins.float | None = ...,
+        memory_bytes: _builtins.int = ...,
+        checkpoint_iterations: _builtins.float | None = ...,
+        checkpoint_age_s: _builtins.float = ...,
+        resumed_iterations: _builtins.float | None = ...,
+        restart_times: _launch_pb2.RestartTimes | None = ...,
+        exit_reason: _launch_pb2.ExitReason.ValueType = ...,
+        remark: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "_resumed_iterations", b"_resumed_iterations", "checkpoint_iterations", b"checkpoint_iterations", "loss", b"loss", "restart_times", b"restart_times", "resumed_iterations", b"resumed_iterations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "node", b"node", "period_s", b"period_s", "phase", b"phase", "runtime", b"runtime", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "_resumed_iterations", b"_resumed_iterations", "checkpoint_age_s", b"checkpoint_age_s", "checkpoint_iterations", b"checkpoint_iterations", "error", b"error", "exit_reason", b"exit_reason", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "loss", b"loss", "memory_bytes", b"memory_bytes", "node", b"node", "period_s", b"period_s", "phase", b"phase", "remark", b"remark", "restart_times", b"restart_times", "resumed_iterations", b"resumed_iterations", "runtime", b"runtime", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checkpoint_iterations: _TypeAlias = _typing.Literal["checkpoint_iterations"]  # noqa: Y015
+    _WhichOneofArgType__checkpoint_iterations: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations"]  # noqa: Y015
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__resumed_iterations: _TypeAlias = _typing.Literal["resumed_iterations"]  # noqa: Y015
+    _WhichOneofArgType__resumed_iterations: _TypeAlias = _typing.Literal["_resumed_iterations", b"_resumed_iterations"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_iterations) -> _WhichOneofReturnType__checkpoint_iterations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resumed_iterations) -> _WhichOneofReturnType__resumed_iterations | None: ...
 
 Global___ObservedGang: _TypeAlias = ObservedGang  # noqa: Y015
 
@@ -444,6 +598,7 @@ class Desired(_message.Message):
     GANGS_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
     DELETED_NODES_FIELD_NUMBER: _builtins.int
+    LOG_READS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     @_builtins.property
     def gangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredGang]: ...
@@ -460,6 +615,10 @@ class Desired(_message.Message):
         UpsertNodes.
         """
 
+    @_builtins.property
+    def log_reads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRead]:
+        """Output that a user waits for. A request is repeated until it is answered or given up."""
+
     def __init__(
         self,
         *,
@@ -467,14 +626,59 @@ class Desired(_message.Message):
         gangs: _abc.Iterable[Global___DesiredGang] | None = ...,
         network: Global___NetworkMap | None = ...,
         deleted_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        log_reads: _abc.Iterable[Global___LogRead] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_nodes", b"deleted_nodes", "gangs", b"gangs", "network", b"network", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_nodes", b"deleted_nodes", "gangs", b"gangs", "log_reads", b"log_reads", "network", b"network", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Desired: _TypeAlias = Desired  # noqa: Y015
+
+@_typing.final
+class LogRead(_message.Message):
+    """A request for a part of a rank's output on one of the agent's nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.str
+    """An id that the answer repeats."""
+    job: _builtins.str
+    generation: _builtins.int
+    rank: _builtins.int
+    """The rank within the gang. A negative number means the output of the launcher on `node`."""
+    node: _builtins.str
+    """The node's id."""
+    offset: _builtins.int
+    """The first byte to read. If it is negative, it counts from the present end."""
+    max_bytes: _builtins.int
+    """The largest number of bytes in the answer."""
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        node: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "max_bytes", b"max_bytes", "node", b"node", "offset", b"offset", "rank", b"rank", "read_id", b"read_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRead: _TypeAlias = LogRead  # noqa: Y015
 
 @_typing.final
 class NetworkMap(_message.Message):
@@ -614,6 +818,9 @@ class DesiredGang(_message.Message):
     NETWORK_FIELD_NUMBER: _builtins.int
     JOB_NUMBER_FIELD_NUMBER: _builtins.int
     EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
+    LAUNCH_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MEMBER_GPUS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -645,6 +852,8 @@ class DesiredGang(_message.Message):
     """
     execution_plan: _builtins.str
     """The canonical JSON of the execution plan. Empty if the plan was not recorded."""
+    tenant: _builtins.str
+    """The tenant that the job is accounted to. Its secrets are those of this tenant."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
         """The members of the gang on this agent's nodes."""
@@ -660,6 +869,14 @@ class DesiredGang(_message.Message):
         """The gang's part in the network plan. It is absent if nothing has been decided about its traffic
         yet.
         """
+
+    @_builtins.property
+    def launch(self) -> _launch_pb2.Launch:
+        """The way in which the job's program is started. Absent: as by "replay" or "profile"."""
+
+    @_builtins.property
+    def member_gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The GPUs on each of `members`, in the same order."""
 
     def __init__(
         self,
@@ -685,10 +902,13 @@ class DesiredGang(_message.Message):
         network: Global___GangNetwork | None = ...,
         job_number: _builtins.int = ...,
         execution_plan: _builtins.str = ...,
+        launch: _launch_pb2.Launch | None = ...,
+        tenant: _builtins.str = ...,
+        member_gpus: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch", "network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "leader", b"leader", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

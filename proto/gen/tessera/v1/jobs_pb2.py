@@ -26,9 +26,10 @@ from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mas
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from tessera.v1 import estimates_pb2 as tessera_dot_v1_dot_estimates__pb2
+from tessera.v1 import launch_pb2 as tessera_dot_v1_dot_launch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tessera/v1/jobs.proto\x12\ntessera.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1atessera/v1/estimates.proto\"\xa8\t\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x08workload\x18\x02 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x12\n\niterations\x18\x03 \x01(\x03\x12\x16\n\x0erequested_gpus\x18\x04 \x01(\x05\x12\x1a\n\x12requested_gpu_type\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\x12\n\nguaranteed\x18\t \x01(\x08\x12*\n\x07restart\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06pinned\x18\x0c \x01(\x08\x12+\n\x06labels\x18\r \x03(\x0b\x32\x1b.tessera.v1.Job.LabelsEntry\x12\x0f\n\x07\x63ommand\x18\x0e \x03(\t\x12\x18\n\x0bmax_retries\x18\x0f \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fpinned_gpu_type\x18\x10 \x01(\x08\x12\x13\n\x0b\x61void_nodes\x18\x11 \x03(\t\x12\x0f\n\x07profile\x18\x12 \x01(\x08\x12\x10\n\x08min_gpus\x18\x13 \x01(\x05\x12\x10\n\x08max_gpus\x18$ \x01(\x05\x12\x13\n\x0bstated_plan\x18* \x01(\t\x12\x19\n\x11stated_plan_first\x18+ \x01(\x08\x12\x0c\n\x04\x65tag\x18\x14 \x01(\t\x12#\n\x05state\x18\x15 \x01(\x0e\x32\x14.tessera.v1.JobState\x12/\n\x0b\x63reate_time\x18\x16 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x17 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fiterations_done\x18\x19 \x01(\x01\x12*\n\nallocation\x18\x1a \x01(\x0b\x32\x16.tessera.v1.Allocation\x12\"\n\x06reason\x18\x1b \x01(\x0b\x32\x12.tessera.v1.Reason\x12\x12\n\ngeneration\x18\x1c \x01(\x03\x12\x0f\n\x07retries\x18\x1d \x01(\x05\x12\x12\n\nlast_error\x18\x1e \x01(\t\x12\x19\n\x11\x64\x65\x61\x64line_admitted\x18\x1f \x01(\x08\x12$\n\x0b\x63\x65rtificate\x18  \x03(\x0b\x32\x0f.tessera.v1.Leg\x12\x15\n\ropportunistic\x18! \x01(\x08\x12\x1b\n\x13service_gpu_seconds\x18\" \x01(\x01\x12.\n\nqueue_time\x18# \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nretry_time\x18( \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08warnings\x18) \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_max_retries\"\x83\x01\n\x03Leg\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\"\xd8\x01\n\nAllocation\x12\x1e\n\x04\x63\x65ll\x18\x01 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12%\n\x06shares\x18\x03 \x03(\x0b\x32\x15.tessera.v1.NodeShare\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x16\n\x0e\x65xecution_plan\x18\x05 \x01(\t\x12\x13\n\x0biter_time_s\x18\x06 \x01(\x01\x12\x34\n\x10iter_time_source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\".\n\tNodeShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\x05\"\xae\x01\n\x06Reason\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tnext_step\x18\x03 \x01(\t\x12\x32\n\x08\x65vidence\x18\x04 \x03(\x0b\x32 .tessera.v1.Reason.EvidenceEntry\x12\r\n\x05round\x18\x05 \x01(\t\x1a/\n\rEvidenceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\x10SubmitJobRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1c\n\x03job\x18\x03 \x01(\x0b\x32\x0f.tessera.v1.Job\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"~\n\x11SubmitJobsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12.\n\x08requests\x18\x02 \x03(\x0b\x32\x1c.tessera.v1.SubmitJobRequest\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"3\n\x12SubmitJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.tessera.v1.Job\"\x1d\n\rGetJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"n\n\x0fListJobsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12$\n\x06states\x18\x04 \x03(\x0e\x32\x14.tessera.v1.JobState\"J\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.tessera.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x14ListJobEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\"=\n\x15ListJobEventsResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.tessera.v1.JobEvent\"x\n\x08JobEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.tessera.v1.JobState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x8c\x01\n\x10UpdateJobRequest\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.tessera.v1.Job\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Y\n\x10\x43\x61ncelJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"W\n\x0eHoldJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Z\n\x11ReleaseJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\x1f\n\x0fWatchJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t*\xc6\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x08\n\x04HELD\x10\x02\x12\x0c\n\x08STARTING\x10\x03\x12\x0b\n\x07RUNNING\x10\x04\x12\x0c\n\x08STOPPING\x10\x05\x12\x0b\n\x07HOLDING\x10\x06\x12\x0e\n\nCANCELLING\x10\x07\x12\x0b\n\x07\x46\x41ILING\x10\x08\x12\r\n\tSUCCEEDED\x10\t\x12\n\n\x06\x46\x41ILED\x10\n\x12\r\n\tCANCELLED\x10\x0b\x12\x0c\n\x08REJECTED\x10\x0c\x32\x8c\x05\n\x04Jobs\x12:\n\tSubmitJob\x12\x1c.tessera.v1.SubmitJobRequest\x1a\x0f.tessera.v1.Job\x12K\n\nSubmitJobs\x12\x1d.tessera.v1.SubmitJobsRequest\x1a\x1e.tessera.v1.SubmitJobsResponse\x12\x34\n\x06GetJob\x12\x19.tessera.v1.GetJobRequest\x1a\x0f.tessera.v1.Job\x12\x45\n\x08ListJobs\x12\x1b.tessera.v1.ListJobsRequest\x1a\x1c.tessera.v1.ListJobsResponse\x12:\n\tUpdateJob\x12\x1c.tessera.v1.UpdateJobRequest\x1a\x0f.tessera.v1.Job\x12T\n\rListJobEvents\x12 .tessera.v1.ListJobEventsRequest\x1a!.tessera.v1.ListJobEventsResponse\x12:\n\tCancelJob\x12\x1c.tessera.v1.CancelJobRequest\x1a\x0f.tessera.v1.Job\x12\x36\n\x07HoldJob\x12\x1a.tessera.v1.HoldJobRequest\x1a\x0f.tessera.v1.Job\x12<\n\nReleaseJob\x12\x1d.tessera.v1.ReleaseJobRequest\x1a\x0f.tessera.v1.Job\x12:\n\x08WatchJob\x12\x1b.tessera.v1.WatchJobRequest\x1a\x0f.tessera.v1.Job0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tessera/v1/jobs.proto\x12\ntessera.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1atessera/v1/estimates.proto\x1a\x17tessera/v1/launch.proto\"\xf4\t\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x08workload\x18\x02 \x01(\x0b\x32\x14.tessera.v1.Workload\x12\x12\n\niterations\x18\x03 \x01(\x03\x12\x16\n\x0erequested_gpus\x18\x04 \x01(\x05\x12\x1a\n\x12requested_gpu_type\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\x12\n\nguaranteed\x18\t \x01(\x08\x12*\n\x07restart\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06pinned\x18\x0c \x01(\x08\x12+\n\x06labels\x18\r \x03(\x0b\x32\x1b.tessera.v1.Job.LabelsEntry\x12\x0f\n\x07\x63ommand\x18\x0e \x03(\t\x12\x18\n\x0bmax_retries\x18\x0f \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0fpinned_gpu_type\x18\x10 \x01(\x08\x12\x13\n\x0b\x61void_nodes\x18\x11 \x03(\t\x12\x0f\n\x07profile\x18\x12 \x01(\x08\x12\x10\n\x08min_gpus\x18\x13 \x01(\x05\x12\x10\n\x08max_gpus\x18$ \x01(\x05\x12\x13\n\x0bstated_plan\x18* \x01(\t\x12\x19\n\x11stated_plan_first\x18+ \x01(\x08\x12\"\n\x06launch\x18, \x01(\x0b\x32\x12.tessera.v1.Launch\x12\x0c\n\x04\x65tag\x18\x14 \x01(\t\x12#\n\x05state\x18\x15 \x01(\x0e\x32\x14.tessera.v1.JobState\x12/\n\x0b\x63reate_time\x18\x16 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x17 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x18 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fiterations_done\x18\x19 \x01(\x01\x12*\n\nallocation\x18\x1a \x01(\x0b\x32\x16.tessera.v1.Allocation\x12\"\n\x06reason\x18\x1b \x01(\x0b\x32\x12.tessera.v1.Reason\x12\x12\n\ngeneration\x18\x1c \x01(\x03\x12\x0f\n\x07retries\x18\x1d \x01(\x05\x12\x12\n\nlast_error\x18\x1e \x01(\t\x12\x19\n\x11\x64\x65\x61\x64line_admitted\x18\x1f \x01(\x08\x12$\n\x0b\x63\x65rtificate\x18  \x03(\x0b\x32\x0f.tessera.v1.Leg\x12\x15\n\ropportunistic\x18! \x01(\x08\x12\x1b\n\x13service_gpu_seconds\x18\" \x01(\x01\x12.\n\nqueue_time\x18# \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nretry_time\x18( \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08warnings\x18) \x03(\t\x12&\n\x08training\x18- \x01(\x0b\x32\x14.tessera.v1.Training\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_max_retries\"\xb6\x02\n\x08Training\x12\x11\n\x04loss\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\"\n\x15\x63heckpoint_iterations\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x33\n\x0f\x63heckpoint_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\rrestart_times\x18\x05 \x01(\x0b\x32\x18.tessera.v1.RestartTimes\x12\x17\n\x0frestart_seconds\x18\x06 \x01(\x01\x12+\n\x0b\x65xit_reason\x18\x07 \x01(\x0e\x32\x16.tessera.v1.ExitReason\x12\x0e\n\x06remark\x18\x08 \x01(\tB\x07\n\x05_lossB\x18\n\x16_checkpoint_iterations\"a\n\x0fReadLogsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\"R\n\x10ReadLogsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04node\x18\x04 \x01(\t\"\x83\x01\n\x03Leg\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1e\n\x04\x63\x65ll\x18\x03 \x01(\x0b\x32\x10.tessera.v1.Cell\"\xd8\x01\n\nAllocation\x12\x1e\n\x04\x63\x65ll\x18\x01 \x01(\x0b\x32\x10.tessera.v1.Cell\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12%\n\x06shares\x18\x03 \x03(\x0b\x32\x15.tessera.v1.NodeShare\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x16\n\x0e\x65xecution_plan\x18\x05 \x01(\t\x12\x13\n\x0biter_time_s\x18\x06 \x01(\x01\x12\x34\n\x10iter_time_source\x18\x07 \x01(\x0e\x32\x1a.tessera.v1.EstimateSource\".\n\tNodeShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\x05\"\xae\x01\n\x06Reason\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tnext_step\x18\x03 \x01(\t\x12\x32\n\x08\x65vidence\x18\x04 \x03(\x0b\x32 .tessera.v1.Reason.EvidenceEntry\x12\r\n\x05round\x18\x05 \x01(\t\x1a/\n\rEvidenceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\x10SubmitJobRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1c\n\x03job\x18\x03 \x01(\x0b\x32\x0f.tessera.v1.Job\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"~\n\x11SubmitJobsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12.\n\x08requests\x18\x02 \x03(\x0b\x32\x1c.tessera.v1.SubmitJobRequest\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"3\n\x12SubmitJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.tessera.v1.Job\"\x1d\n\rGetJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"n\n\x0fListJobsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12$\n\x06states\x18\x04 \x03(\x0e\x32\x14.tessera.v1.JobState\"J\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.tessera.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x14ListJobEventsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\"=\n\x15ListJobEventsResponse\x12$\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x14.tessera.v1.JobEvent\"x\n\x08JobEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.tessera.v1.JobState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x8c\x01\n\x10UpdateJobRequest\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.tessera.v1.Job\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Y\n\x10\x43\x61ncelJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"W\n\x0eHoldJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"Z\n\x11ReleaseJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\x1f\n\x0fWatchJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t*\xc6\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x08\n\x04HELD\x10\x02\x12\x0c\n\x08STARTING\x10\x03\x12\x0b\n\x07RUNNING\x10\x04\x12\x0c\n\x08STOPPING\x10\x05\x12\x0b\n\x07HOLDING\x10\x06\x12\x0e\n\nCANCELLING\x10\x07\x12\x0b\n\x07\x46\x41ILING\x10\x08\x12\r\n\tSUCCEEDED\x10\t\x12\n\n\x06\x46\x41ILED\x10\n\x12\r\n\tCANCELLED\x10\x0b\x12\x0c\n\x08REJECTED\x10\x0c\x32\xd5\x05\n\x04Jobs\x12:\n\tSubmitJob\x12\x1c.tessera.v1.SubmitJobRequest\x1a\x0f.tessera.v1.Job\x12K\n\nSubmitJobs\x12\x1d.tessera.v1.SubmitJobsRequest\x1a\x1e.tessera.v1.SubmitJobsResponse\x12\x34\n\x06GetJob\x12\x19.tessera.v1.GetJobRequest\x1a\x0f.tessera.v1.Job\x12\x45\n\x08ListJobs\x12\x1b.tessera.v1.ListJobsRequest\x1a\x1c.tessera.v1.ListJobsResponse\x12:\n\tUpdateJob\x12\x1c.tessera.v1.UpdateJobRequest\x1a\x0f.tessera.v1.Job\x12T\n\rListJobEvents\x12 .tessera.v1.ListJobEventsRequest\x1a!.tessera.v1.ListJobEventsResponse\x12:\n\tCancelJob\x12\x1c.tessera.v1.CancelJobRequest\x1a\x0f.tessera.v1.Job\x12\x36\n\x07HoldJob\x12\x1a.tessera.v1.HoldJobRequest\x1a\x0f.tessera.v1.Job\x12<\n\nReleaseJob\x12\x1d.tessera.v1.ReleaseJobRequest\x1a\x0f.tessera.v1.Job\x12:\n\x08WatchJob\x12\x1b.tessera.v1.WatchJobRequest\x1a\x0f.tessera.v1.Job0\x01\x12G\n\x08ReadLogs\x12\x1b.tessera.v1.ReadLogsRequest\x1a\x1c.tessera.v1.ReadLogsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,50 +40,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOB_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_REASON_EVIDENCEENTRY']._loaded_options = None
   _globals['_REASON_EVIDENCEENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=3136
-  _globals['_JOBSTATE']._serialized_end=3334
-  _globals['_JOB']._serialized_start=165
-  _globals['_JOB']._serialized_end=1357
-  _globals['_JOB_LABELSENTRY']._serialized_start=1296
-  _globals['_JOB_LABELSENTRY']._serialized_end=1341
-  _globals['_LEG']._serialized_start=1360
-  _globals['_LEG']._serialized_end=1491
-  _globals['_ALLOCATION']._serialized_start=1494
-  _globals['_ALLOCATION']._serialized_end=1710
-  _globals['_NODESHARE']._serialized_start=1712
-  _globals['_NODESHARE']._serialized_end=1758
-  _globals['_REASON']._serialized_start=1761
-  _globals['_REASON']._serialized_end=1935
-  _globals['_REASON_EVIDENCEENTRY']._serialized_start=1888
-  _globals['_REASON_EVIDENCEENTRY']._serialized_end=1935
-  _globals['_SUBMITJOBREQUEST']._serialized_start=1937
-  _globals['_SUBMITJOBREQUEST']._serialized_end=2060
-  _globals['_SUBMITJOBSREQUEST']._serialized_start=2062
-  _globals['_SUBMITJOBSREQUEST']._serialized_end=2188
-  _globals['_SUBMITJOBSRESPONSE']._serialized_start=2190
-  _globals['_SUBMITJOBSRESPONSE']._serialized_end=2241
-  _globals['_GETJOBREQUEST']._serialized_start=2243
-  _globals['_GETJOBREQUEST']._serialized_end=2272
-  _globals['_LISTJOBSREQUEST']._serialized_start=2274
-  _globals['_LISTJOBSREQUEST']._serialized_end=2384
-  _globals['_LISTJOBSRESPONSE']._serialized_start=2386
-  _globals['_LISTJOBSRESPONSE']._serialized_end=2460
-  _globals['_LISTJOBEVENTSREQUEST']._serialized_start=2462
-  _globals['_LISTJOBEVENTSREQUEST']._serialized_end=2500
-  _globals['_LISTJOBEVENTSRESPONSE']._serialized_start=2502
-  _globals['_LISTJOBEVENTSRESPONSE']._serialized_end=2563
-  _globals['_JOBEVENT']._serialized_start=2565
-  _globals['_JOBEVENT']._serialized_end=2685
-  _globals['_UPDATEJOBREQUEST']._serialized_start=2688
-  _globals['_UPDATEJOBREQUEST']._serialized_end=2828
-  _globals['_CANCELJOBREQUEST']._serialized_start=2830
-  _globals['_CANCELJOBREQUEST']._serialized_end=2919
-  _globals['_HOLDJOBREQUEST']._serialized_start=2921
-  _globals['_HOLDJOBREQUEST']._serialized_end=3008
-  _globals['_RELEASEJOBREQUEST']._serialized_start=3010
-  _globals['_RELEASEJOBREQUEST']._serialized_end=3100
-  _globals['_WATCHJOBREQUEST']._serialized_start=3102
-  _globals['_WATCHJOBREQUEST']._serialized_end=3133
-  _globals['_JOBS']._serialized_start=3337
-  _globals['_JOBS']._serialized_end=3989
+  _globals['_JOBSTATE']._serialized_start=3733
+  _globals['_JOBSTATE']._serialized_end=3931
+  _globals['_JOB']._serialized_start=190
+  _globals['_JOB']._serialized_end=1458
+  _globals['_JOB_LABELSENTRY']._serialized_start=1397
+  _globals['_JOB_LABELSENTRY']._serialized_end=1442
+  _globals['_TRAINING']._serialized_start=1461
+  _globals['_TRAINING']._serialized_end=1771
+  _globals['_READLOGSREQUEST']._serialized_start=1773
+  _globals['_READLOGSREQUEST']._serialized_end=1870
+  _globals['_READLOGSRESPONSE']._serialized_start=1872
+  _globals['_READLOGSRESPONSE']._serialized_end=1954
+  _globals['_LEG']._serialized_start=1957
+  _globals['_LEG']._serialized_end=2088
+  _globals['_ALLOCATION']._serialized_start=2091
+  _globals['_ALLOCATION']._serialized_end=2307
+  _globals['_NODESHARE']._serialized_start=2309
+  _globals['_NODESHARE']._serialized_end=2355
+  _globals['_REASON']._serialized_start=2358
+  _globals['_REASON']._serialized_end=2532
+  _globals['_REASON_EVIDENCEENTRY']._serialized_start=2485
+  _globals['_REASON_EVIDENCEENTRY']._serialized_end=2532
+  _globals['_SUBMITJOBREQUEST']._serialized_start=2534
+  _globals['_SUBMITJOBREQUEST']._serialized_end=2657
+  _globals['_SUBMITJOBSREQUEST']._serialized_start=2659
+  _globals['_SUBMITJOBSREQUEST']._serialized_end=2785
+  _globals['_SUBMITJOBSRESPONSE']._serialized_start=2787
+  _globals['_SUBMITJOBSRESPONSE']._serialized_end=2838
+  _globals['_GETJOBREQUEST']._serialized_start=2840
+  _globals['_GETJOBREQUEST']._serialized_end=2869
+  _globals['_LISTJOBSREQUEST']._serialized_start=2871
+  _globals['_LISTJOBSREQUEST']._serialized_end=2981
+  _globals['_LISTJOBSRESPONSE']._serialized_start=2983
+  _globals['_LISTJOBSRESPONSE']._serialized_end=3057
+  _globals['_LISTJOBEVENTSREQUEST']._serialized_start=3059
+  _globals['_LISTJOBEVENTSREQUEST']._serialized_end=3097
+  _globals['_LISTJOBEVENTSRESPONSE']._serialized_start=3099
+  _globals['_LISTJOBEVENTSRESPONSE']._serialized_end=3160
+  _globals['_JOBEVENT']._serialized_start=3162
+  _globals['_JOBEVENT']._serialized_end=3282
+  _globals['_UPDATEJOBREQUEST']._serialized_start=3285
+  _globals['_UPDATEJOBREQUEST']._serialized_end=3425
+  _globals['_CANCELJOBREQUEST']._serialized_start=3427
+  _globals['_CANCELJOBREQUEST']._serialized_end=3516
+  _globals['_HOLDJOBREQUEST']._serialized_start=3518
+  _globals['_HOLDJOBREQUEST']._serialized_end=3605
+  _globals['_RELEASEJOBREQUEST']._serialized_start=3607
+  _globals['_RELEASEJOBREQUEST']._serialized_end=3697
+  _globals['_WATCHJOBREQUEST']._serialized_start=3699
+  _globals['_WATCHJOBREQUEST']._serialized_end=3730
+  _globals['_JOBS']._serialized_start=3934
+  _globals['_JOBS']._serialized_end=4659
 # @@protoc_insertion_point(module_scope)

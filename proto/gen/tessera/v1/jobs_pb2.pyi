@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tessera.v1 import estimates_pb2 as _estimates_pb2
+from tessera.v1 import launch_pb2 as _launch_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -127,6 +128,7 @@ class Job(_message.Message):
     MAX_GPUS_FIELD_NUMBER: _builtins.int
     STATED_PLAN_FIELD_NUMBER: _builtins.int
     STATED_PLAN_FIRST_FIELD_NUMBER: _builtins.int
+    LAUNCH_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -145,6 +147,7 @@ class Job(_message.Message):
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     RETRY_TIME_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
@@ -241,14 +244,18 @@ class Job(_message.Message):
 
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The command that the runtime runs. The agents of this release replay jobs and train nothing.
-        They refuse every command except "fail-at" N, with which the job fails once N iterations are
-        done. Leave it empty.
+        """The command that the job's runtime starts, without a shell. "command" runs it on each node,
+        "torchrun" and "deepspeed" run the script that it names once for each GPU. The replay runtime
+        has one command, "fail-at" N, with which the job fails once N iterations are done.
         """
 
     @_builtins.property
     def avoid_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes that the job must not run on, as "clusters/{cluster}/nodes/{node}". At most 256."""
+
+    @_builtins.property
+    def launch(self) -> _launch_pb2.Launch:
+        """The way in which the job's program is started, and how its progress is read."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -293,6 +300,12 @@ class Job(_message.Message):
         SubmitJob, SubmitJobs and UpdateJob have it.
         """
 
+    @_builtins.property
+    def training(self) -> Global___Training:
+        """What the job's program has reported of its training. Unset before the first report, and for a
+        runtime that trains nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -318,6 +331,7 @@ class Job(_message.Message):
         max_gpus: _builtins.int = ...,
         stated_plan: _builtins.str = ...,
         stated_plan_first: _builtins.bool = ...,
+        launch: _launch_pb2.Launch | None = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -336,16 +350,147 @@ class Job(_message.Message):
         queue_time: _timestamp_pb2.Timestamp | None = ...,
         retry_time: _timestamp_pb2.Timestamp | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        training: Global___Training | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "tenant", b"tenant", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_retries) -> _WhichOneofReturnType__max_retries | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Training(_message.Message):
+    """What a job's program has reported of its training."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOSS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ITERATIONS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TIME_FIELD_NUMBER: _builtins.int
+    RESTART_TIMES_FIELD_NUMBER: _builtins.int
+    RESTART_SECONDS_FIELD_NUMBER: _builtins.int
+    EXIT_REASON_FIELD_NUMBER: _builtins.int
+    REMARK_FIELD_NUMBER: _builtins.int
+    loss: _builtins.float
+    """The loss of the last iteration that reported one."""
+    memory_bytes: _builtins.int
+    """The largest GPU memory that a rank has held, in bytes. 0: not known."""
+    checkpoint_iterations: _builtins.float
+    """The iterations of the newest complete checkpoint, and when it was completed. Unset: there is
+    none.
+    """
+    restart_seconds: _builtins.float
+    """The seconds that a restart of the job costs by these measurements. 0: not measured yet."""
+    exit_reason: _launch_pb2.ExitReason.ValueType
+    """Why the last failure happened."""
+    remark: _builtins.str
+    """A sentence on what the agent noticed, e.g. which checkpoint it passed over."""
+    @_builtins.property
+    def checkpoint_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def restart_times(self) -> _launch_pb2.RestartTimes:
+        """The measured durations of the job's last start. Their sum replaces `restart` in rounds."""
+
+    def __init__(
+        self,
+        *,
+        loss: _builtins.float | None = ...,
+        memory_bytes: _builtins.int = ...,
+        checkpoint_iterations: _builtins.float | None = ...,
+        checkpoint_time: _timestamp_pb2.Timestamp | None = ...,
+        restart_times: _launch_pb2.RestartTimes | None = ...,
+        restart_seconds: _builtins.float = ...,
+        exit_reason: _launch_pb2.ExitReason.ValueType = ...,
+        remark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "checkpoint_iterations", b"checkpoint_iterations", "checkpoint_time", b"checkpoint_time", "loss", b"loss", "restart_times", b"restart_times"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "checkpoint_iterations", b"checkpoint_iterations", "checkpoint_time", b"checkpoint_time", "exit_reason", b"exit_reason", "loss", b"loss", "memory_bytes", b"memory_bytes", "remark", b"remark", "restart_seconds", b"restart_seconds", "restart_times", b"restart_times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checkpoint_iterations: _TypeAlias = _typing.Literal["checkpoint_iterations"]  # noqa: Y015
+    _WhichOneofArgType__checkpoint_iterations: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations"]  # noqa: Y015
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_iterations) -> _WhichOneofReturnType__checkpoint_iterations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+
+Global___Training: _TypeAlias = Training  # noqa: Y015
+
+@_typing.final
+class ReadLogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    rank: _builtins.int
+    """The rank whose output is read. A negative number means the output of the launcher."""
+    generation: _builtins.int
+    """The start of the job whose output is read, counted from 1. 0: the latest."""
+    offset: _builtins.int
+    """The first byte to read. If it is negative, it counts from the present end."""
+    follow: _builtins.bool
+    """Whether to go on with new output, also of later starts, until the job ends."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "generation", b"generation", "name", b"name", "offset", b"offset", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsRequest: _TypeAlias = ReadLogsRequest  # noqa: Y015
+
+@_typing.final
+class ReadLogsResponse(_message.Message):
+    """A part of a rank's output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    offset: _builtins.int
+    """The position of the first byte of `data` in the output of this start."""
+    generation: _builtins.int
+    """The start of the job that wrote it."""
+    node: _builtins.str
+    """The node on which the rank runs or ran, as "clusters/{cluster}/nodes/{node}"."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "generation", b"generation", "node", b"node", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015
 
 @_typing.final
 class Leg(_message.Message):

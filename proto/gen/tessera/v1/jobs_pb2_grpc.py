@@ -85,6 +85,11 @@ class JobsStub:
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.ReadLogs = channel.unary_stream(
+                '/tessera.v1.Jobs/ReadLogs',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -164,6 +169,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLogs(self, request, context):
+        """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -216,6 +228,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=tessera_dot_v1_dot_jobs__pb2.WatchJobRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'ReadLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLogs,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -489,6 +506,33 @@ class Jobs:
             '/tessera.v1.Jobs/WatchJob',
             tessera_dot_v1_dot_jobs__pb2.WatchJobRequest.SerializeToString,
             tessera_dot_v1_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tessera.v1.Jobs/ReadLogs',
+            tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class JobsStub:
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
     """
+    ReadLogs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]
+    """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -91,6 +93,8 @@ class JobsAsyncStub(JobsStub):
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
     """
+    ReadLogs: _aio.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]  # type: ignore[assignment]
+    """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     """Submits training jobs, changes them and reports their state."""
@@ -180,5 +184,13 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         """Sends the job now, and again after each change until it has ended. A change of
         service_gpu_seconds alone, while the job holds GPUs, does not count.
         """
+
+    @_abc_1.abstractmethod
+    def ReadLogs(
+        self,
+        request: _jobs_pb2.ReadLogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_jobs_pb2.ReadLogsResponse], _abc.AsyncIterator[_jobs_pb2.ReadLogsResponse]]:
+        """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
