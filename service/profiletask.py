@@ -2,7 +2,7 @@
 
 It is run as ``python -m tessera.service.profiletask``, with a specification as JSON on standard
 input. Empty input means that the agent died before it had recorded this process's id. The process
-leaves the files that an agent looks for (``tessera.service.agent.replay_job``).
+leaves the files that an agent looks for (``tessera.service.agent.runtimes.replay_job``).
 
 Records are written to the job's folder as they are measured, so an interrupted task continues where
 it was. At the end all of them are sent to a server together. Nothing keeps an older generation from
@@ -32,7 +32,7 @@ from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import write_json
-from tessera.service.agent.replay_job import STOP_SIGNALS, announce_running, write_outcome
+from tessera.service.agent.runtimes.replay_job import STOP_SIGNALS, announce_running, write_outcome
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
 

@@ -16,6 +16,11 @@ import os
 
 from tessera.service.agent.files import make_private, read_json, write_json
 
+TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 class StaleGeneration(RuntimeError):
     """A newer generation of the job has opened its checkpoint, so this one must end."""
@@ -69,6 +74,29 @@ def save_checkpoint(directory: str, generation: int, iterations: int, job: int =
             {"generation": generation, "iterations": iterations},
             durable=True,
         )
+    finally:
+        os.close(lock)
+
+
+def rewrite_json(
+    directory: str,
+    name: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    generation: int,
+    job: int = 0,
+) -> None:
+    """Replace a file of the store by ``change`` of its contents ({} if it is absent), durably.
+
+    Raises:
+        StaleGeneration: a newer generation, or a newer job of this name, has opened the store;
+            nothing was written.
+        ValueError: the file does not hold a JSON object.
+    """
+    lock = _lock(directory)
+    try:
+        _checked_fence(directory, generation, job)
+        path = os.path.join(directory, name)
+        write_json(path, change(read_json(path) or {}), durable=True)
     finally:
         os.close(lock)
 

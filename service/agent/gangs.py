@@ -7,8 +7,16 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.launch import (
+    DEFAULT_LAUNCH,
+    LaunchSpec,
+    SecretVariable,
+    launch_from_plain,
+)
 from tessera.formulation.values import Cell, CellKey, cell_from_plain, cell_to_plain
 from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 
 
 class GangPhase(StrEnum):
@@ -23,6 +31,33 @@ class GangPhase(StrEnum):
 
 LIVE_PHASES = frozenset({GangPhase.STARTING, GangPhase.RUNNING, GangPhase.STOPPING})
 """Phases in which a gang occupies its GPUs."""
+
+
+class ExitReason(StrEnum):
+    """The kind of failure of a member's program. The values are those of files of its keeper."""
+
+    UNKNOWN = "unknown"
+    ERROR = "error"  # it exited with an error
+    OUT_OF_MEMORY = "out_of_memory"
+    STALLED = "stalled"  # no progress for too long
+    NOT_STARTED = (
+        "not_started"  # a missing program, a port that was taken, a member that did not come
+    )
+    KILLED = "killed"  # by a signal that nobody here had sent
+    BAD_CHECKPOINT = "bad_checkpoint"
+    GPU_FAILED = "gpu_failed"
+    REFUSED = "refused"  # the runtime cannot run the command or the plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTimes:
+    """The measured durations of a start in seconds. 0 means that it is not known."""
+
+    checkpoint_s: float = 0.0  # from the request to stop the last start until its last checkpoint
+    stop_s: float = 0.0  # from that request until all processes had ended
+    launch_s: float = 0.0  # from the start of the gang until the program ran on all ranks
+    first_iteration_s: float = 0.0  # from then until the first iteration was done
+
 
 GangKey = tuple[str, int]
 """A job and its generation."""
@@ -66,6 +101,13 @@ class Gang:
     runtime: str = ""  # name of the runtime; "" is the agent's own
     execution_plan: str = ""
     """Canonical JSON of the execution plan, as the server sent it; "" if it was not recorded."""
+    launch: LaunchSpec = DEFAULT_LAUNCH
+    """The way in which its program is started, but by ``runtime``, which an earlier server may not name."""
+    launch_problem: str = ""
+    """Why this agent cannot use the launch that the server sent; "" if it can. Such a gang must fail."""
+    tenant: str = ""  # whose secrets the program may have
+    member_gpus: tuple[int, ...] = ()
+    """The number of GPUs on each of ``members``. It is empty if the server did not say."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
     network: NetworkPart | None = field(
         default=None, compare=False
@@ -94,7 +136,8 @@ class GangReport:
     A negative ``iterations_done`` and an ``iter_time_s`` of 0 mean that the value is unknown.
     ``period_s`` is the duration of an iteration and ``sent_bytes`` the bytes that this node sends
     in one, both by the node's counters; 0 means unknown. ``runtime`` is the one that reported
-    ``iter_time_s``, or "" if its process does not say.
+    ``iter_time_s``, or "" if its process does not say. The other fields are those of ``Progress``
+    and ``MemberExit``; ``checkpoint_age_s`` is the age of the newest checkpoint.
     """
 
     job: str
@@ -107,26 +150,51 @@ class GangReport:
     period_s: float = 0.0
     sent_bytes: float = 0.0
     runtime: str = ""
+    loss: float | None = None
+    memory_bytes: int = 0
+    checkpoint_iterations: float | None = None
+    checkpoint_age_s: float = 0.0
+    resumed_iterations: float | None = None
+    restart_times: RestartTimes | None = None
+    exit_reason: ExitReason = ExitReason.UNKNOWN
+    remark: str = ""
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
     """Return ``gang`` as a JSON object, without its network part, which is sent each time."""
     plain = asdict(gang)
     del plain["network"], plain["cell"]
-    return plain | cell_to_plain(gang.cell)
+    return plain | cell_to_plain(gang.cell) | {"launch": gang.launch.to_plain()}
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
-    """Return the gang that ``gang_to_json`` has written."""
+    """Return the gang that ``gang_to_json`` has written, in this release or an earlier one.
+
+    Raises:
+        KeyError, TypeError, ValueError: no agent has written it.
+    """
     fields = {name: part for name, part in value.items() if name not in CellKey._fields}
     fields |= {name: tuple(value[name]) for name in ("members", "command")}
+    fields["member_gpus"] = tuple(value.get("member_gpus", ()))
     fields["shares"] = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
+    try:
+        fields["launch"] = launch_from_plain(value.get("launch", {}))
+    except InvalidInput as error:
+        raise ValueError(f"launch: {error}") from error
     return Gang(**fields, cell=cell_from_plain(value))
 
 
 def gang_from_message(message: pb.DesiredGang) -> Gang:
-    """Return the gang that the server described."""
-    m = message
+    """Return the gang that the server described.
+
+    A launch that this agent cannot use, which a server of a later release may send, becomes the
+    gang's ``launch_problem``, because the other gangs of the message must run.
+    """
+    m, launch, problem = message, DEFAULT_LAUNCH, ""
+    try:
+        launch = _launch(m.launch)
+    except InvalidInput as error:
+        problem = f"this agent cannot use the job's launch; upgrade tessera on its node: {error}"
     return Gang(
         job=m.job,
         generation=m.generation,
@@ -144,8 +212,29 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         command=tuple(m.command),
         runtime=m.runtime,
         execution_plan=m.execution_plan,
+        launch=launch,
+        launch_problem=problem,
+        tenant=m.tenant,
+        member_gpus=tuple(m.member_gpus),
         job_number=m.job_number,
         network=_part(m.network) if m.HasField("network") else None,
+    )
+
+
+def _launch(message: launch_pb2.Launch) -> LaunchSpec:
+    """Return the launch of a message. An empty message is the default. Raises InvalidInput."""
+    m = message
+    return LaunchSpec(
+        runtime=m.runtime,
+        environment=dict(m.environment),
+        working_directory=m.working_directory,
+        image=m.image,
+        secrets=tuple(SecretVariable(variable=s.variable, name=s.name) for s in m.secrets),
+        staging_command=tuple(m.staging_command),
+        user=m.user,
+        progress_pattern=m.progress_pattern,
+        stall_limit_s=m.stall_limit.ToNanoseconds() / 1e9,
+        stop_grace_s=m.stop_grace.ToNanoseconds() / 1e9,
     )
 
 
@@ -165,21 +254,35 @@ def observed_message(
 
     ``network`` holds sentences on what keeps the network plan from having an effect here.
     """
-    gangs = [
-        pb.ObservedGang(
-            job=r.job,
-            generation=r.generation,
-            node=r.node,
-            phase=pb.ObservedGang.Phase.Value(r.phase.name),
-            iterations_done=r.iterations_done,
-            iter_time_s=r.iter_time_s,
-            error=r.error,
-            period_s=r.period_s,
-            sent_bytes=r.sent_bytes,
-            runtime=r.runtime,
-        )
-        for r in reports
-    ]
+    gangs = [_observed_gang(report) for report in reports]
     return pb.AgentMessage(
         observed=pb.Observed(gangs=gangs, revision=revision, network_remarks=network)
     )
+
+
+def _observed_gang(report: GangReport) -> pb.ObservedGang:
+    """Return the message of a report. A reason that is not known is left out."""
+    r = report
+    message = pb.ObservedGang(
+        job=r.job,
+        generation=r.generation,
+        node=r.node,
+        phase=pb.ObservedGang.Phase.Value(r.phase.name),
+        iterations_done=r.iterations_done,
+        iter_time_s=r.iter_time_s,
+        error=r.error,
+        period_s=r.period_s,
+        sent_bytes=r.sent_bytes,
+        runtime=r.runtime,
+        loss=r.loss,
+        memory_bytes=r.memory_bytes,
+        checkpoint_iterations=r.checkpoint_iterations,
+        checkpoint_age_s=r.checkpoint_age_s,
+        resumed_iterations=r.resumed_iterations,
+        remark=r.remark,
+    )
+    if r.restart_times is not None:
+        message.restart_times.CopyFrom(launch_pb2.RestartTimes(**asdict(r.restart_times)))
+    if r.exit_reason is not ExitReason.UNKNOWN:
+        message.exit_reason = launch_pb2.ExitReason.Value(f"EXIT_{r.exit_reason.name}")
+    return message

@@ -24,7 +24,7 @@ from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint, installed_version
-from tessera.formulation.runtimes import PROFILER, REPLAY
+from tessera.formulation.runtimes import DEFAULT_RUNTIME
 from tessera.service.agent.credentials import (
     Credentials,
     EnrolledCredentials,
@@ -37,9 +37,8 @@ from tessera.service.agent.network.launch import LaunchSettings
 from tessera.service.agent.network.map_worker import NetworkMapWorker
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.sampling import TrafficSampler, sent_bytes_reader
-from tessera.service.agent.profiler import ProfilerRuntime, RuntimeChooser
-from tessera.service.agent.replay import ReplayRuntime
-from tessera.service.agent.runtime import Runtime
+from tessera.service.agent.runtimes import options as program_options
+from tessera.service.agent.runtimes.protocol import Runtime, RuntimeChooser
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import (
     AgentLease,
@@ -102,7 +101,7 @@ class _LeaveRequest(Exception):
 
 async def run_agent(
     config: AgentConfig,
-    runtime: Runtime,
+    runtimes: RuntimeChooser,
     leave: asyncio.Event,
     renew: asyncio.Event | None = None,
 ) -> None:
@@ -122,7 +121,7 @@ async def run_agent(
             changed = asyncio.Event()
             sampling = _sampling(config)
             supervisor = Supervisor(
-                runtime,
+                runtimes,
                 state,
                 grace_s=config.grace_s,
                 spawn=tasks.create_task,
@@ -304,18 +303,6 @@ def _parser() -> argparse.ArgumentParser:
         help="Directory of the checkpoints, shared by all nodes. Default: DATA_DIR/checkpoints.",
     )
     add(
-        "--checkpoint-s",
-        type=float,
-        default=600.0,
-        help="Simulated seconds between checkpoints. Default: 600.",
-    )
-    add(
-        "--clock-factor",
-        type=float,
-        default=1.0,
-        help="Simulated seconds per real second. Default: 1.",
-    )
-    add(
         "--lease-s",
         type=float,
         help="Seconds without contact to a server after which all gangs are stopped."
@@ -346,6 +333,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         help="Lowest level of messages to log. Default: INFO.",
     )
+    program_options.add_options(parser)
     network.add_options(parser)
     add(
         "--network-dry-run",
@@ -470,24 +458,23 @@ def _counted(
 
 def make_runtimes(options: argparse.Namespace, config: AgentConfig) -> dict[str, Runtime]:
     """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
-    return {
-        REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
-        PROFILER: ProfilerRuntime(
-            servers=config.servers,
-            cluster=config.cluster,
-            environment=dict(os.environ),
-            credentials=config.credentials,
-        ),
-    }
+    return program_options.make_runtimes(
+        options,
+        servers=config.servers,
+        cluster=config.cluster,
+        nodes={node.node: node.gpus for node in config.nodes},
+        credentials=config.credentials,
+        grace_s=config.grace_s,
+    )
 
 
-async def _serve_until_signal(config: AgentConfig, runtime: Runtime) -> None:
+async def _serve_until_signal(config: AgentConfig, runtimes: RuntimeChooser) -> None:
     leave, renew, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
     # Not SIGHUP: an agent in a terminal that is closed must end.
     loop.add_signal_handler(signal.SIGUSR1, renew.set)
-    await run_agent(config, runtime, leave, renew)
+    await run_agent(config, runtimes, leave, renew)
 
 
 def _set_up_logging(level: str) -> None:
@@ -509,9 +496,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         config = build_config(options, uuid.uuid4().hex)
-        carried = make_runtimes(options, config)
-        runtime = RuntimeChooser(carried[REPLAY], carried)
-        asyncio.run(_serve_until_signal(config, runtime))
+        runtimes = RuntimeChooser(make_runtimes(options, config), DEFAULT_RUNTIME)
+        asyncio.run(_serve_until_signal(config, runtimes))
     except* AgentSuperseded as group:
         status = EXIT_SUPERSEDED
         log.error("%s", group.exceptions[0], extra={"action": "exit"})

@@ -73,6 +73,17 @@ class StateDir:
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
+    def member_directory(self, gang: Gang, node: str) -> Path:
+        """Return the directory of a member of the gang. The leader's is the gang's own."""
+        directory = self.directory(gang.key)
+        return directory if node == gang.leader else directory / f"member-{quote(node, safe='')}"
+
+    def make_member_directory(self, gang: Gang, node: str) -> Path:
+        """Return the directory of a member of a gang that was added. It exists from now on."""
+        directory = self.member_directory(gang, node)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory
+
     def write_part(self, key: GangKey, part: NetworkPart) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
@@ -178,18 +189,19 @@ def _written_down(directory: Path) -> Gang | None:
 
 
 def _end_stray(directory: Path) -> None:
-    """End the process of a gang whose description is gone, as nobody could ask it to stop."""
+    """End the processes of a gang whose description is gone, as nobody could ask it to stop."""
     if directory.is_symlink() or not directory.is_dir():
         return
-    try:
-        process = Process.adopt(directory / "process.json")
-    except (OSError, TypeError, ValueError) as error:
-        log.warning(
-            "cannot find the process of %s: %s", directory.name, error, extra={"action": "clear"}
-        )
-        return
-    if process is not None:
-        process.signal(signal.SIGKILL)
+    for identity in (directory / "process.json", *directory.glob("member-*/process.json")):
+        try:
+            process = Process.adopt(identity)
+        except (OSError, TypeError, ValueError) as error:
+            log.warning(
+                "cannot find the process of %s: %s", identity, error, extra={"action": "clear"}
+            )
+            continue
+        if process is not None:
+            process.signal(signal.SIGKILL)
 
 
 def _clear(path: Path) -> None:

@@ -123,10 +123,16 @@ class AgentLease:
 
 
 async def watch_lease(lease: AgentLease, supervisor: Supervisor) -> None:
-    """Stop all gangs whenever the lease runs out; never return."""
-    stopped = False
+    """Stop all gangs whenever the lease runs out; never return.
+
+    Once half of it has passed unheard, the gangs are asked for checkpoints.
+    """
+    stopped = warned = False
     while True:
         left_s = lease.left_s()
+        if left_s <= lease.lease_s / 2 and not warned:
+            supervisor.request_checkpoints()
+        warned = left_s <= lease.lease_s / 2
         if left_s <= 0 and not stopped:
             log.error(
                 "no server has answered for %.1f s; stopping all gangs",

@@ -5,15 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.network.tags import TagSettings
-from tessera.service.agent.gangs import LIVE_PHASES, Gang, GangKey, GangPhase, GangReport
+from tessera.formulation.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from tessera.service.agent.gangs import (
+    LIVE_PHASES,
+    Gang,
+    GangKey,
+    GangPhase,
+    GangReport,
+)
+from tessera.service.agent.local_gangs import (
+    LocalGang,
+    LocalMember,
+    failed_member,
+    reconcile_gangs,
+    report_of,
+)
 from tessera.service.agent.network.map_worker import NetworkMapWorker
 from tessera.service.agent.network.sampling import TrafficSampler
-from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle, Progress, Runtime
+from tessera.service.agent.runtimes.protocol import (
+    ExitOutcome,
+    Member,
+    MemberExit,
+    MemberHandle,
+    Progress,
+    Runtime,
+    RuntimeChooser,
+)
 from tessera.service.agent.state import StateDir
 
 log = logging.getLogger(__name__)
@@ -25,78 +48,13 @@ The file holds the job's priority level, the number of levels, its tag and its p
 when they change.
 """
 
+KEEPER_MARGIN_S = 5.0
+"""Seconds after the grace in which a keeper itself ends a program and tells how that went."""
+
+_WALL_S = SystemClock().wall_s
+
 START_BATCH = 8
 """The number of gangs started in one go. Between two batches the agent talks to its server."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LocalGang:
-    """A gang that is here, or whose end has yet to be reported."""
-
-    gang: Gang
-    phase: GangPhase
-    handle: GangHandle | None = None  # None without a process: it ended or is led elsewhere
-    progress: Progress | None = None
-    error: str = ""
-    reported: bool = False  # its end was sent to a server
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangActions:
-    """The actions to take now.
-
-    ``waiting`` are gangs whose GPUs or job still have a live process here.
-    """
-
-    start: tuple[Gang, ...] = ()
-    stop: tuple[GangKey, ...] = ()
-    forget: tuple[GangKey, ...] = ()
-    waiting: tuple[GangKey, ...] = ()
-
-
-def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -> GangActions:
-    """Return the actions that turn ``here`` into ``desired``.
-
-    If ``desired`` is None, nothing may run, but no end is forgotten. Of several generations of a
-    job, the newest counts. Nothing starts on a GPU that a live gang occupies, nor next to a live
-    older process of the same job. An end is forgotten once it was reported and its gang is no
-    longer desired.
-    """
-    # Keep the newest generation of each job.
-    wanted: dict[str, Gang] = {}
-    for gang in desired or ():
-        if gang.job not in wanted or wanted[gang.job].generation < gang.generation:
-            wanted[gang.job] = gang
-    keys = {gang.key for gang in wanted.values()}
-    known = {local.gang.key: local for local in here}
-    gone = [local for key, local in known.items() if key not in keys]
-    stop = [x for x in gone if x.phase in (GangPhase.STARTING, GangPhase.RUNNING)]
-    at_once = {
-        x.gang.key for x in stop if x.handle is None
-    }  # there is no process that would have to die first
-    # Everything else that lives blocks its job and its GPUs until it is dead.
-    live = [x for key, x in known.items() if x.phase in LIVE_PHASES and key not in at_once]
-    busy_jobs = {local.gang.job for local in live}
-    busy = {device for local in live for device in local.gang.devices}
-    start, waiting = [], []
-    for gang in wanted.values():
-        if gang.key in known:
-            continue
-        if gang.job in busy_jobs or busy & gang.devices:
-            waiting.append(gang.key)
-        else:
-            start.append(gang)
-            busy |= gang.devices
-    return GangActions(
-        start=tuple(start),
-        stop=tuple(x.gang.key for x in stop),
-        forget=tuple(
-            x.gang.key
-            for x in gone
-            if desired is not None and x.phase not in LIVE_PHASES and x.reported
-        ),
-        waiting=tuple(waiting),
-    )
 
 
 class Supervisor:
@@ -109,7 +67,7 @@ class Supervisor:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtimes: RuntimeChooser,
         state: StateDir,
         *,
         grace_s: float,
@@ -117,13 +75,15 @@ class Supervisor:
         changed: Callable[[], None],
         network: NetworkMapWorker | None = None,
         sampling: TrafficSampler | None = None,
+        wall_s: Callable[[], float] = _WALL_S,
     ) -> None:
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._state = state
         self._grace_s = grace_s
         self._spawn = spawn
         self._changed = changed
         self._network, self._sampling = network, sampling
+        self._wall_s = wall_s
         if network is not None:
             network.call_on_change(self._network_changed)
         self._here: dict[GangKey, LocalGang] = {}
@@ -135,15 +95,31 @@ class Supervisor:
     def adopt(self) -> None:
         """Take over the gangs that an earlier agent left, without disturbing them."""
         for gang in list(self._state.gangs()):
-            handle = self._runtime.adopt(self._state.directory(gang.key)) if gang.led_here else None
-            if gang.led_here and handle is None:  # recorded, but never started
-                self._state.remove(gang.key)
+            local = LocalGang(gang=gang, members=[])
+            for node in self._nodes_with_processes(gang):
+                handle = self._runtimes.adopt(self._state.member_directory(gang, node))
+                if handle is not None:
+                    member = LocalMember(node=node, phase=GangPhase.STARTING, handle=handle)
+                    local.members.append(member)
+            led = {member.node for member in local.members}
+            if len(led) < len(self._nodes_with_processes(gang)):  # recorded, but not all started
+                self._abandon(local)
                 continue
-            local = LocalGang(gang=gang, phase=GangPhase.STARTING, handle=handle)
+            rest = [node for node, _ in gang.shares if node not in led]
+            local.members += [LocalMember(node=n, phase=GangPhase.RUNNING) for n in rest]
             self._here[gang.key] = local
-            self._look(local)
             log.info("adopted %s", _name(gang.key), extra={"action": "adopt"})
-            self._follow(local)
+            for member in local.members:
+                self._look(local, member)
+                self._follow(local, member)
+
+    def _abandon(self, local: LocalGang) -> None:
+        """End what was started of a gang whose start an earlier agent did not finish."""
+        for member in local.members:
+            if member.handle is not None:
+                member.handle.kill()
+                self._spawn(_await_end(member.handle))
+        self._state.remove(local.gang.key)
 
     @property
     def network_remarks(self) -> tuple[str, ...]:
@@ -185,42 +161,54 @@ class Supervisor:
         """Stop every gang for good; return once all are dead."""
         self._closing = True
         self.stop_all()
-        while any(local.phase in LIVE_PHASES for local in self._here.values()):
+        while any(local.is_live for local in self._here.values()):
             self._idle.clear()
             await self._idle.wait()
 
     def live(self) -> list[tuple[Gang, bool]]:
         """Return the gangs that occupy GPUs here, and whether their processes run."""
         here = self._here.values()
-        return [(x.gang, x.phase is GangPhase.RUNNING) for x in here if x.phase in LIVE_PHASES]
+        return [(local.gang, local.is_running) for local in here if local.is_live]
+
+    def request_checkpoints(self) -> None:
+        """Ask all gangs for a checkpoint, because they may have to stop soon."""
+        for local in self._here.values():
+            for member in local.members:
+                if member.handle is not None:
+                    member.handle.request_checkpoint()
 
     def inspect(self) -> None:
         """Read the progress of all running gangs."""
         for local in self._here.values():
-            self._look(local)
+            for member in local.members:
+                self._look(local, member)
 
     def reports(self) -> list[GangReport]:
         """Return a report for each gang member on this agent's nodes, by last known progress."""
-        found = []
-        for local in self._here.values():
-            for node, _ in local.gang.shares:
-                if node == local.gang.leader:
-                    found.append(_leader_report(local))
-                else:
-                    leaving = local.phase is GangPhase.STOPPING
-                    phase = GangPhase.STOPPING if leaving else GangPhase.RUNNING
-                    job, generation = local.gang.key
-                    found.append(GangReport(job=job, generation=generation, node=node, phase=phase))
-        return (
-            found if self._sampling is None else [self._sampling.add_measurement(r) for r in found]
-        )
+        now_s = self._wall_s()
+        reports = [
+            report_of(local, member, now_s)
+            for local in self._here.values()
+            for member in local.members
+            if not member.is_gone
+        ]
+        if self._sampling is None:
+            return reports
+        return [self._sampling.add_measurement(report) for report in reports]
 
     def note_sent(self, reports: Iterable[GangReport]) -> None:
         """Note that ``reports`` were sent: the next desired state answers the ends among them."""
+        sent: dict[GangKey, dict[str, GangPhase]] = {}
         for report in reports:
-            local = self._here.get((report.job, report.generation))
-            if local and local.phase not in LIVE_PHASES and report.phase is local.phase:
-                local.reported = True
+            sent.setdefault((report.job, report.generation), {})[report.node] = report.phase
+        for key, phases in sent.items():
+            local = self._here.get(key)
+            if local is not None and not local.is_live:
+                local.reported = all(
+                    phases.get(member.node) is member.phase
+                    for member in local.members
+                    if not member.is_gone
+                )
 
     def _reconcile(self) -> None:
         plan = reconcile_gangs(() if self._closing else self._desired, self._here.values())
@@ -239,20 +227,54 @@ class Supervisor:
             self._changed()
 
     def _start(self, gang: Gang) -> None:
-        local = LocalGang(gang=gang, phase=GangPhase.STARTING)
+        local = LocalGang(gang=gang, members=[])
         self._here[gang.key] = local
         try:
-            directory = self._state.add(gang)
+            self._state.add(gang)
             environment = self._environment(gang)
-            if gang.led_here:
-                checkpoints = self._state.checkpoints(gang.job)
-                local.handle = self._runtime.start(gang, directory, checkpoints, environment)
+            runtime = self._runtimes.choose(gang)
         except (TesseraError, OSError) as error:
-            local.phase, local.error = GangPhase.FAILED, str(error)
+            local.members = [failed_member(node, error) for node, _ in gang.shares]
             log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
             return
-        log.info("started %s", _name(gang.key), extra={"action": "start"})
-        self._follow(local)
+        for node, _ in gang.shares:
+            member = LocalMember(node=node, phase=GangPhase.STARTING)
+            local.members.append(member)
+            if node == gang.leader or not runtime.leader_only:
+                self._launch(local, member, runtime, environment)
+            if member.phase is not GangPhase.FAILED:
+                self._follow(local, member)
+
+    def _launch(
+        self, local: LocalGang, member: LocalMember, runtime: Runtime, environment: dict[str, str]
+    ) -> None:
+        """Start the processes of one member. A failure is reported as that member's."""
+        gang = local.gang
+        try:
+            part = Member(
+                gang=gang,
+                node=member.node,
+                directory=self._state.make_member_directory(gang, member.node),
+                store=self._state.checkpoints(gang.job),
+                environment=environment,
+            )
+            runtime.prepare(part)
+            member.handle = runtime.launch(part)
+        except (TesseraError, OSError) as error:
+            failed = failed_member(member.node, error)
+            member.phase, member.error, member.reason = failed.phase, failed.error, failed.reason
+            log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
+            return
+        log.info("started %s on %s", _name(gang.key), member.node, extra={"action": "start"})
+
+    def _nodes_with_processes(self, gang: Gang) -> list[str]:
+        """Return the nodes of this agent on which the gang has processes."""
+        nodes = [node for node, _ in gang.shares]
+        try:
+            leader_only = self._runtimes.choose(gang).leader_only
+        except InvalidInput:  # an earlier release of the agent started it
+            leader_only = True
+        return [node for node in nodes if node == gang.leader] if leader_only else nodes
 
     def _environment(self, gang: Gang) -> dict[str, str]:
         """Return the environment variables that convey the gang's part in the network plan."""
@@ -286,72 +308,90 @@ class Supervisor:
             self._reconcile()
 
     def _stop(self, local: LocalGang) -> None:
-        log.info("stopping %s", _name(local.gang.key), extra={"action": "stop"})
-        local.phase = GangPhase.STOPPING
-        if local.handle is None:
-            self._forget(local.gang.key)
+        gang = local.gang
+        log.info("stopping %s", _name(gang.key), extra={"action": "stop"})
+        local.is_stopping = True
+        if not local.has_processes:
+            self._forget(gang.key)
             return
-        local.handle.stop()
-        asyncio.get_running_loop().call_later(self._grace_s, self._kill_after_grace, local)
+        for member in local.members:
+            if member.handle is None:
+                member.is_gone = member.phase in LIVE_PHASES
+                continue
+            member.phase = GangPhase.STOPPING
+            member.handle.stop()
+        grace_s = gang.launch.stop_grace_s or self._grace_s
+        if RUNTIMES.get(gang.runtime, RUNTIMES[DEFAULT_RUNTIME]).trains:
+            grace_s += KEEPER_MARGIN_S  # its keeper kills it first
+        asyncio.get_running_loop().call_later(grace_s, self._kill_after_grace, local)
 
     def _kill_after_grace(self, local: LocalGang) -> None:
-        if local.handle is not None:
-            log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
-            local.handle.kill()
+        for member in local.members:
+            if member.handle is not None:
+                log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
+                member.handle.kill()
 
     def _forget(self, key: GangKey) -> None:
         del self._here[key]
         self._state.remove(key)
 
-    def _follow(self, local: LocalGang) -> None:
-        if local.handle is None:
-            local.phase = GangPhase.RUNNING
+    def _follow(self, local: LocalGang, member: LocalMember) -> None:
+        if member.handle is None:
+            member.phase = GangPhase.RUNNING
         else:
-            self._spawn(self._watch(local, local.handle))
+            self._spawn(self._watch(local, member, member.handle))
 
-    async def _watch(self, local: LocalGang, handle: GangHandle) -> None:
+    async def _watch(self, local: LocalGang, member: LocalMember, handle: MemberHandle) -> None:
         await handle.begun()
-        self._look(local)
-        self._ended(local, await handle.ended(), handle.progress())
+        self._look(local, member)
+        self._ended(local, member, await handle.ended(), handle.observe())
 
-    def _look(self, local: LocalGang) -> None:
-        """Refresh the progress. A gang that shows progress is running."""
-        if local.handle is None:
+    def _look(self, local: LocalGang, member: LocalMember) -> None:
+        """Refresh the progress. A member that shows progress is running."""
+        if member.handle is None:
             return
-        local.progress = local.handle.progress()
-        if local.progress is not None and local.phase is GangPhase.STARTING:
-            local.phase = GangPhase.RUNNING
-            log.info("%s is running", _name(local.gang.key), extra={"action": "run"})
+        member.progress = member.handle.observe()
+        if member.progress is not None and member.phase is GangPhase.STARTING:
+            member.phase = GangPhase.RUNNING
+            name = _name(local.gang.key)
+            log.info("%s is running on %s", name, member.node, extra={"action": "run"})
             self._changed()
 
-    def _ended(self, local: LocalGang, how: GangExit, progress: Progress | None) -> None:
+    def _ended(
+        self, local: LocalGang, member: LocalMember, how: MemberExit, progress: Progress | None
+    ) -> None:
         key = local.gang.key
-        local.handle, local.progress = None, progress
-        log.info("%s has ended: %s %s", _name(key), how.outcome, how.error, extra={"action": "end"})
+        member.handle, member.progress = None, progress
+        log.info(
+            "%s has ended on %s: %s %s",
+            _name(key),
+            member.node,
+            how.outcome,
+            how.error,
+            extra={"action": "end"},
+        )
         if how.outcome is ExitOutcome.SUCCEEDED:
-            local.phase = GangPhase.SUCCEEDED
-        elif local.phase is GangPhase.STOPPING or how.outcome is ExitOutcome.STOPPED:
-            self._forget(key)
+            member.phase = GangPhase.SUCCEEDED
+        elif local.is_stopping or how.outcome is ExitOutcome.STOPPED:
+            member.is_gone = True
         else:
-            local.phase, local.error = GangPhase.FAILED, how.error
+            member.phase, member.error, member.reason = GangPhase.FAILED, how.error, how.reason
+        if all(m.is_gone or (local.is_stopping and m.handle is None) for m in local.members):
+            self._leave_behind(local)
         self._idle.set()
         self._changed()
         if self._desired is not None:
             self._reconcile()
 
+    def _leave_behind(self, local: LocalGang) -> None:
+        """Forget a gang that was stopped, unless a member has done all iterations meanwhile."""
+        if all(member.phase is not GangPhase.SUCCEEDED for member in local.members):
+            self._forget(local.gang.key)
 
-def _leader_report(local: LocalGang) -> GangReport:
-    progress = local.progress
-    return GangReport(
-        job=local.gang.job,
-        generation=local.gang.generation,
-        node=local.gang.leader,
-        phase=local.phase,
-        iterations_done=progress.iterations if progress else -1.0,
-        iter_time_s=progress.iter_time_s if progress else 0.0,
-        runtime=progress.runtime if progress else "",
-        error=local.error,
-    )
+
+async def _await_end(handle: MemberHandle) -> None:
+    await handle.begun()
+    await handle.ended()
 
 
 def _name(key: GangKey) -> str:

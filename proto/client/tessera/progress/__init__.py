@@ -1,0 +1,196 @@
+"""What a training program reports to Tessera, and what Tessera asks of it.
+
+The agent puts this module on the PYTHONPATH of each program that it starts, so nothing has to be
+installed. It needs only the standard library, of Python 3.8 or later. Outside of Tessera all
+functions are harmless: reports go nowhere, and nobody asks for anything.
+
+    from tessera import progress
+
+    progress.catch_stop()
+    start = progress.resume_iterations()
+    if start:
+        load(progress.resume_path())
+    for iteration in range(start, progress.iterations_total(default=1000)):
+        loss = train(iteration)
+        progress.report(iteration + 1, loss=loss)
+        if progress.stop_requested() or progress.checkpoint_requested():
+            path = progress.checkpoint_path(iteration + 1)
+            save(path)
+            progress.report_checkpoint(iteration + 1, path)
+        if progress.stop_requested():
+            break
+
+A program with several ranks must agree on ``stop_requested`` and ``checkpoint_requested``, e.g. by
+an all-reduce, because a request reaches the ranks at different iterations. Every rank may call
+``report`` and ``report_checkpoint``: only the first rank reports. All ranks must have written their
+part of a checkpoint before it is reported, because a reported checkpoint counts as complete.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = [
+    "catch_stop",
+    "checkpoint_path",
+    "checkpoint_requested",
+    "global_batch",
+    "is_first_rank",
+    "iterations_total",
+    "job_dir",
+    "plan",
+    "report",
+    "report_checkpoint",
+    "resume_iterations",
+    "resume_path",
+    "stop_requested",
+]
+
+REPORT_S = 0.2
+"""The least number of seconds between two writes of the progress file."""
+
+
+class _State:
+    """What this process has reported, and what it was asked for."""
+
+    stop = False
+    checkpoints_asked = 0  # the last request that a checkpoint has answered
+    written_s = float("-inf")
+    is_written = True  # the progress file has what was reported last
+    latest: dict[str, Any] = {}  # noqa: RUF012 - the module's own
+
+
+def is_first_rank() -> bool:
+    """Return whether this process reports for the whole job (variable RANK, 0 if it is not set)."""
+    return os.environ.get("RANK", os.environ.get("TESSERA_NODE_RANK", "0")) == "0"
+
+
+def report(iterations: int, loss: float | None = None, memory_bytes: int | None = None) -> None:
+    """Report that ``iterations`` are done, with the loss and the largest GPU memory in bytes."""
+    _State.latest["iterations"] = int(iterations)
+    _State.latest["time_s"] = time.monotonic()
+    if loss is not None:
+        _State.latest["loss"] = float(loss)
+    if memory_bytes is not None:
+        _State.latest["memory_bytes"] = int(memory_bytes)
+    _State.is_written = False
+    if time.monotonic() >= _State.written_s + REPORT_S:
+        _write_progress()
+
+
+def checkpoint_path(iterations: int) -> Path:
+    """Return the path, the same on all ranks, for a checkpoint of ``iterations``.
+
+    Nothing is there yet. It may become a file or a directory. The directory above it exists.
+    """
+    above = Path(os.environ.get("TESSERA_CHECKPOINT_DIR", "checkpoints"))
+    above.mkdir(parents=True, exist_ok=True)
+    return above / f"iteration-{int(iterations)}"
+
+
+def report_checkpoint(iterations: int, path: os.PathLike[str]) -> None:
+    """Report that the checkpoint of ``iterations`` at ``path`` is complete on all ranks.
+
+    From now on, the job goes on from there after a failure or a move. Tessera keeps the latest
+    checkpoints, and deletes older ones.
+    """
+    _State.checkpoints_asked = _asked()
+    checkpoint = {"iterations": int(iterations), "path": os.fspath(path)}
+    _State.latest["checkpoint"] = checkpoint
+    _State.latest.setdefault("iterations", int(iterations))
+    _write_progress()
+
+
+def resume_path() -> Path | None:
+    """Return the checkpoint to go on from, or None if the job starts at the beginning."""
+    path = os.environ.get("TESSERA_RESUME_FROM", "")
+    return Path(path) if path else None
+
+
+def resume_iterations() -> int:
+    """Return the iterations that the checkpoint of ``resume_path`` holds. 0 without one."""
+    return int(os.environ.get("TESSERA_RESUME_ITERATIONS", "0"))
+
+
+def catch_stop() -> None:
+    """Make SIGTERM a request to stop, which ``stop_requested`` returns. Call it in the main thread."""
+    signal.signal(signal.SIGTERM, _note_stop)
+
+
+def stop_requested() -> bool:
+    """Return whether this process was asked to write a checkpoint and exit with status 0."""
+    return _State.stop
+
+
+def checkpoint_requested() -> bool:
+    """Return whether a checkpoint was asked for since the last one. Then the program goes on."""
+    return _asked() > _State.checkpoints_asked
+
+
+def iterations_total(default: int) -> int:
+    """Return the iterations of the whole job, or ``default`` outside of Tessera."""
+    return int(float(os.environ.get("TESSERA_ITERATIONS", default)))
+
+
+def global_batch(default: int) -> int:
+    """Return the samples of an iteration of the whole job, or ``default`` outside of Tessera."""
+    return int(os.environ.get("TESSERA_GLOBAL_BATCH", default))
+
+
+def plan() -> dict[str, Any] | None:
+    """Return the execution plan as JSON's plain values, or None if Tessera has not chosen one."""
+    path = os.environ.get("TESSERA_PLAN_FILE", "")
+    if not path:
+        return None
+    with open(path, encoding="utf-8") as file:
+        value = json.load(file)
+    return dict(value)
+
+
+def job_dir(default: str = ".") -> Path:
+    """Return the directory that all nodes and all starts of the job share."""
+    return Path(os.environ.get("TESSERA_JOB_DIR", default))
+
+
+def _note_stop(_number: int, _frame: FrameType | None) -> None:
+    _State.stop = True
+
+
+def _asked() -> int:
+    """Return the number of the latest request for a checkpoint."""
+    path = os.environ.get("TESSERA_CONTROL_FILE", "")
+    if not path:
+        return 0
+    try:
+        with open(path, encoding="utf-8") as file:
+            return int(json.load(file)["checkpoint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # it is not there yet, or of a later release
+
+
+def _write_progress() -> None:
+    """Replace the progress file in one step."""
+    path = os.environ.get("TESSERA_PROGRESS_FILE", "")
+    _State.written_s, _State.is_written = time.monotonic(), True
+    if not path or not is_first_rank():
+        return
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(_State.latest, file)
+    os.replace(temporary, path)
+
+
+def _write_rest() -> None:
+    """Write what was reported since the last write, when the program ends."""
+    if not _State.is_written:
+        _write_progress()
+
+
+atexit.register(_write_rest)

@@ -1,0 +1,204 @@
+"""What separates the programs of jobs on a node: users, GPUs, cores, host memory and secrets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.launch import SecretVariable
+from tessera.service.agent.files import read_start
+
+log = logging.getLogger(__name__)
+
+VISIBILITY_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables that select the GPUs visible to a process, for NVIDIA's and AMD's libraries."""
+
+MAX_SECRET_BYTES: Final = 65_536
+
+CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+"""Where version 2 of cgroups is mounted, if it is the machine's only version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramUser:
+    """A user of the operating system as whom a program runs."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRule:
+    """The users as whom an agent runs programs.
+
+    ``default`` is that of jobs that name none. If it is "", it is the agent's own user, which must
+    not be root. ``allowed`` are those that jobs may name. An agent that is not root has only its own
+    user.
+    """
+
+    default: str = ""
+    allowed: tuple[str, ...] = ()
+
+    def choose(self, wanted: str, own_uid: int) -> ProgramUser:
+        """Return the user for a job that names ``wanted``, or none ("").
+
+        Raises:
+            InvalidInput: the agent must not or cannot run programs as this user.
+        """
+        own = find_user(own_uid)
+        name = wanted or self.default or own.name
+        if own_uid != 0:
+            if name != own.name:
+                raise InvalidInput(
+                    "launch.user",
+                    f"is {name}, but this agent runs as {own.name} and can run programs only as that"
+                    " user; start the agent as root",
+                )
+            return own
+        if not (wanted or self.default):
+            raise InvalidInput(
+                "launch.user",
+                "is needed, because this agent runs as root; start it with --run-as USER, or name a"
+                " user that it allows",
+            )
+        if wanted and wanted != self.default and wanted not in self.allowed:
+            raise InvalidInput(
+                "launch.user",
+                f"must not be {wanted} on this node; ask for --allow-user {wanted} on its agent",
+            )
+        return find_user(name)
+
+
+def find_user(name_or_uid: str | int) -> ProgramUser:
+    """Return a user of this machine. Raises InvalidInput."""
+    try:
+        named = pwd.getpwnam if isinstance(name_or_uid, str) else pwd.getpwuid
+        entry = named(name_or_uid)  # type: ignore[arg-type]
+    except KeyError:
+        raise InvalidInput(
+            "launch.user", f"{name_or_uid} does not exist on this node; create the user"
+        ) from None
+    return ProgramUser(
+        name=entry.pw_name,
+        uid=entry.pw_uid,
+        gid=entry.pw_gid,
+        groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)),
+        home=entry.pw_dir,
+    )
+
+
+def require_entrance(path: Path, user: ProgramUser) -> None:
+    """Check that ``user`` can enter ``path`` and the directories above it.
+
+    Raises:
+        InvalidInput: it cannot, so its programs could not read or write their files.
+    """
+    if user.uid == 0:
+        return
+    for directory in (path, *path.parents):
+        status = directory.stat()
+        if status.st_uid == user.uid:
+            may = status.st_mode & stat.S_IXUSR
+        elif status.st_gid in (user.gid, *user.groups):
+            may = status.st_mode & stat.S_IXGRP
+        else:
+            may = status.st_mode & stat.S_IXOTH
+        if not may:
+            raise InvalidInput(
+                "--run-as",
+                f"{user.name} cannot enter {directory} (mode {stat.S_IMODE(status.st_mode):o}), where its"
+                " programs have their files; choose other directories for --data-dir and --checkpoint-dir",
+            )
+
+
+def visible_devices(own: Mapping[str, str], gpus: Sequence[int]) -> dict[str, str]:
+    """Return the variables that make only ``gpus`` visible, by their places among the agent's own."""
+    variables = {}
+    for name in VISIBILITY_VARIABLES:
+        seen = [text.strip() for text in own.get(name, "").split(",") if text.strip()]
+        chosen = [seen[gpu] if gpu < len(seen) else str(gpu) for gpu in gpus]
+        variables[name] = ",".join(chosen)
+    return variables
+
+
+def share_of_cores(cores: Sequence[int], gpus: Sequence[int], node_gpus: int) -> tuple[int, ...]:
+    """Return the cores that belong to ``gpus``, of a node with ``node_gpus`` GPUs and ``cores``.
+
+    Each GPU has an equal part of the cores, in order. With fewer cores than GPUs, or GPUs that the
+    node does not have, all cores are returned: a program without a core could not run.
+    """
+    if len(cores) < node_gpus or not gpus or max(gpus) >= node_gpus:
+        return tuple(cores)
+    ordered = sorted(cores)
+    bounds = [len(ordered) * k // node_gpus for k in range(node_gpus + 1)]
+    return tuple(core for gpu in sorted(gpus) for core in ordered[bounds[gpu] : bounds[gpu + 1]])
+
+
+def read_secrets(
+    directory: Path | None, tenant: str, secrets: Sequence[SecretVariable]
+) -> dict[str, str]:
+    """Return the values of the secrets of a tenant, by variable. Never log the result.
+
+    Raises:
+        InvalidInput: the agent has no secrets, or a secret does not exist or cannot be used.
+    """
+    if not secrets:
+        return {}
+    if directory is None:
+        raise InvalidInput(
+            "launch.secrets", "cannot be read: this agent was started without --secrets-dir"
+        )
+    folder = tenant or "default"
+    if "/" in folder or folder in (".", ".."):
+        raise InvalidInput("tenant", f"{tenant!r} cannot have secrets, because of its name")
+    values = {}
+    for secret in secrets:
+        path = directory / folder / secret.name
+        try:
+            text = read_start(str(path), MAX_SECRET_BYTES + 1).decode()
+        except (OSError, ValueError) as error:
+            problem = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
+            raise InvalidInput(
+                "launch.secrets", f"{secret.name} {problem} on this node; put it into {path.parent}"
+            ) from error
+        if len(text) > MAX_SECRET_BYTES or "\0" in text:
+            raise InvalidInput("launch.secrets", f"{secret.name} is no text of at most 64 KiB")
+        values[secret.variable] = text.rstrip("\r\n")
+    return values
+
+
+def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path | None:
+    """Make a cgroup (version 2) that limits host memory; return it, or None if that is not allowed.
+
+    It is made below the agent's own cgroup, or beside it, wherever the memory controller was
+    delegated to the agent.
+    """
+    try:
+        line = Path("/proc/self/cgroup").read_text(encoding="ascii").rpartition("0::/")[2]
+    except OSError as error:
+        log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
+        return None
+    own = root / line.strip()
+    for above in (own, own.parent):
+        group = above / name
+        try:
+            controllers = (above / "cgroup.subtree_control").read_text(encoding="ascii").split()
+            if "memory" not in controllers:
+                continue
+            group.mkdir(exist_ok=True)
+            (group / "memory.max").write_text(str(memory_bytes), encoding="ascii")
+        except OSError as error:
+            log.debug("no memory limit by %s: %s", group, error, extra={"action": "cgroup"})
+            continue
+        return group
+    return None

@@ -1,0 +1,196 @@
+"""The processes below a keeper: started as the job's user, known to the last one, and ended.
+
+The keeper is a subreaper: a process whose parent has ended becomes its child. All processes of the
+member are therefore its descendants, whatever sessions and groups they have made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections import defaultdict
+
+from tessera.service.agent.files import write_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import IO
+
+    from tessera.service.agent.keeper.spec import KeeperSpec
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Options of prctl(2)."""
+
+PAUSE_S = 0.02
+"""Seconds between two looks at processes that were killed and are not dead yet."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ProgramNotStarted(RuntimeError):
+    """The program, or the command before it, could not be started or failed."""
+
+
+def become_subreaper() -> None:
+    """Become the parent of all descendants whose own parent ends."""
+    if _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def confine(spec: KeeperSpec) -> None:
+    """Bind this process to its cores and its cgroup. Children inherit both."""
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    if spec.cgroup:
+        with open(os.path.join(spec.cgroup, "cgroup.procs"), "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
+
+
+def start_program(
+    spec: KeeperSpec,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    output: int | IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Start ``argv`` as the job's user, in a session of its own, with both outputs in one pipe.
+
+    It is killed if the keeper dies.
+
+    Raises:
+        ProgramNotStarted: it does not exist or must not be run, or its directory cannot be entered.
+    """
+    keeper = os.getpid()
+
+    def die_with_keeper() -> None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != keeper:  # it died in between
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+            umask=0o077,
+            preexec_fn=die_with_keeper,  # other threads of the keeper begin later
+            user=spec.uid if spec.switches_user else None,
+            group=spec.gid if spec.switches_user else None,
+            extra_groups=spec.groups if spec.switches_user else None,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ProgramNotStarted(
+            f"cannot start {argv[0]} in {directory}: {error}; does it exist on every node, and may the"
+            " job's user run it?"
+        ) from error
+
+
+def find_descendants(root: int | None = None) -> list[int]:
+    """Return the ids of all processes below ``root``, by default below this one."""
+    top = os.getpid() if root is None else root
+    children_of = _children_of if _HAS_CHILDREN_FILES else _read_parents().__getitem__
+    found: list[int] = []
+    waiting = [top]
+    while waiting:
+        below = children_of(waiting.pop())
+        found += below
+        waiting += below
+    return found
+
+
+def identify(pids: Iterable[int]) -> list[list[int]]:
+    """Return [pid, start in ticks since boot] of each process that still exists."""
+    identities = []
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                ticks = int(file.read().rpartition(b")")[2].split()[19])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        identities.append([pid, ticks])
+    return identities
+
+
+def record(directory: str, identities: list[list[int]]) -> None:
+    """Write down the member's processes. On a full disk, their environment must do."""
+    try:
+        write_json(os.path.join(directory, "processes.json"), {"processes": identities})
+    except OSError:
+        return
+
+
+def end_descendants() -> None:
+    """Kill all descendants; return once all are dead."""
+    while pids := find_descendants():
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap_orphans()
+        if find_descendants():
+            time.sleep(PAUSE_S)
+
+
+def reap_orphans() -> None:
+    """Let dead children vanish. Call it only once the program's own status was read."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes, of which some may have ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the children of all threads of a process, without those that are dead already."""
+    children = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += [int(word) for word in file.read().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return children
+
+
+def _read_parents() -> defaultdict[int, list[int]]:
+    """Return the children of each process, for kernels that do not list them."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children[parent].append(int(entry))
+    return children
+
+
+_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Whether the kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""

@@ -1,0 +1,79 @@
+"""Why a program failed: the kind of failure, and one sentence, from its status and its output."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|OutOfMemoryError|HIP out of memory|RESOURCE_EXHAUSTED: Out of memory"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|^MemoryError|Cannot allocate memory"
+    r"|DefaultCPUAllocator: can't allocate memory",
+    re.MULTILINE,
+)
+GPU_FAILED = re.compile(
+    r"uncorrectable (NVLink|ECC)|fallen off the bus|GPU is lost|CUDA error: device is lost"
+    r"|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
+    re.IGNORECASE,
+)
+NOT_STARTED = re.compile(
+    r"Address already in use|EADDRINUSE|ModuleNotFoundError: |ImportError: |can't open file "
+    r"|command not found|RendezvousConnectionError|DistNetworkError"
+)
+"""Outputs of a program that never began to train."""
+
+ERROR_LINE = re.compile(
+    r"^\s*(?:\[[^\]]*\]:?\s*)?(?P<text>[\w.]*(?:Error|Exception|Interrupt)\b.*)$"
+)
+"""The last line of a Python traceback, perhaps behind a launcher's prefix."""
+
+MAX_TEXT = 300
+"""Characters of an error that are shown."""
+
+
+def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_kernel: bool) -> str:
+    """Return the kind of failure, a value of the agent's ``ExitReason``.
+
+    ``began`` says that the program made progress, ``resumed`` that it went on from a checkpoint, and
+    ``killed_by_kernel`` that the kernel ended a process because host memory ran out.
+    """
+    if killed_by_kernel or OUT_OF_MEMORY.search(text):
+        return "out_of_memory"
+    if GPU_FAILED.search(text):
+        return "gpu_failed"
+    if not began and NOT_STARTED.search(text):
+        return "not_started"
+    if status < 0:
+        return "killed"
+    return "bad_checkpoint" if resumed and not began else "error"
+
+
+def describe(status: int, outputs: dict[str, str]) -> str:
+    """Return one sentence on the end: the last error in ``outputs``, by name, or the status.
+
+    The outputs are in the order in which their ranks ended.
+    """
+    how = f"exited with status {status}"
+    if status < 0:
+        try:
+            how = f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            how = f"was killed by signal {-status}"
+    lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
+    if not lines:
+        lines = [(name, line) for name, text in outputs.items() if (line := _last_line(text))]
+    if not lines:
+        return f"the program {how}, and wrote no message"
+    name, line = lines[0]
+    return f"the program {how}; {name} says: {line[:MAX_TEXT]}"
+
+
+def _last_error(text: str) -> str:
+    for line in reversed(text.splitlines()):
+        if match := ERROR_LINE.match(line):
+            return match["text"].strip()
+    return ""
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,304 @@
+"""The run of a member's program: its start, its progress, its requests and its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+
+from tessera.service.agent.checkpoint import StaleGeneration
+from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.keeper import children, failures
+from tessera.service.agent.keeper.gathering import gather
+from tessera.service.agent.keeper.measures import ProgressMeter
+from tessera.service.agent.keeper.ranks import Ranks
+from tessera.service.agent.keeper.reporting import MemberReporter
+from tessera.service.agent.keeper.spec import ADDRESS, PORT
+from tessera.service.agent.keeper.store import JobStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
+    from tessera.service.agent.keeper.spec import KeeperSpec
+    from tessera.service.agent.keeper.store import Checkpoint, Rendezvous
+
+TICK_S = 0.5
+"""Seconds between two looks at the files of the program."""
+
+MAX_PROGRESS_BYTES = 65_536
+"""The largest number of bytes that are read of the program's progress file."""
+
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class MemberRun:
+    """A member's program from its start to its end. Times are monotonic seconds."""
+
+    def __init__(self, spec: KeeperSpec) -> None:
+        self._spec = spec
+        self._store = JobStore(spec.store, spec.generation, spec.job_number)
+        self._ranks = Ranks(spec, self._feed_text)
+        self._began_s = time.monotonic()
+        self._resumed: Checkpoint | None = None  # from which the program went on
+        self._stop_s: float | None = None  # when a stop was requested
+        self._killed = ""  # why the keeper killed the program; "" if it did not
+        self._asked = 0  # number of checkpoints that were asked for
+        self._ask_s = math.inf  # when the next checkpoint is due
+        self._read_ns = -1  # change time of the progress file that was read last
+        self._reported_path = ""  # of the checkpoint that was listed last
+        self._meter = ProgressMeter(spec.iterations_total, None)
+        self._reporter = MemberReporter(spec)
+
+    def run(self) -> dict[str, str]:
+        """Run the program; return its outcome as in ``exit.json``.
+
+        Raises:
+            StaleGeneration: a newer generation has taken the job over.
+            NoIntactCheckpoint: the job's checkpoints are damaged.
+            ProgramNotStarted: the program could not be started, or the gang did not gather.
+            OSError, ValueError: a file cannot be used.
+        """
+        spec = self._spec
+        children.confine(spec)
+        if spec.leads:
+            self._store.open()
+            self._store.make_directories(spec.uid, spec.gid)
+            self._resumed, self._reporter.remark = self._store.choose_checkpoint()
+            self._reporter.checkpoint = self._resumed
+        meeting = gather(spec, self._store, self._resumed, self._is_stopped)
+        if meeting is None:
+            return {"outcome": "stopped"}
+        if meeting.resume_from:
+            self._meter = ProgressMeter(spec.iterations_total, meeting.resume_iterations)
+        if spec.leads:
+            self._reporter.stop_times = self._store.take_stop()
+        environment = self._environment(meeting)
+        if not self._stage(environment):
+            return {"outcome": "stopped"}
+        words = [_filled(word, meeting) for word in spec.argv]
+        directory = spec.working_directory or self._store.files
+        program = self._ranks.start(words, environment, directory)
+        status = self._watch(program)
+        return self._conclude(status)
+
+    def close(self) -> None:
+        """Close the output. All processes are dead."""
+        self._ranks.close()
+        if self._spec.leads:
+            self._store.forget_rendezvous()
+
+    def _environment(self, meeting: Rendezvous) -> dict[str, str]:
+        """Return the program's environment, with where it meets others and where it goes on."""
+        spec = self._spec
+        variables = {
+            name: _filled(value, meeting) for name, value in self._spec.environment.items()
+        }
+        variables |= {
+            "MASTER_ADDR": meeting.address,
+            "MASTER_PORT": str(meeting.port),
+            "TESSERA_JOB_DIR": self._store.files,
+            "TESSERA_CHECKPOINT_DIR": self._store.own,
+            "TESSERA_PROGRESS_FILE": os.path.join(spec.outbox, "progress.json"),
+            "TESSERA_CONTROL_FILE": os.path.join(spec.inbox, "control.json"),
+        }
+        if meeting.resume_from:
+            variables["TESSERA_RESUME_FROM"] = meeting.resume_from
+            variables["TESSERA_RESUME_ITERATIONS"] = str(meeting.resume_iterations)
+        return variables
+
+    def _stage(self, environment: dict[str, str]) -> bool:
+        """Run the command before the program; return False if a stop came meanwhile."""
+        if not self._spec.staging:
+            return True
+        directory = self._spec.working_directory or self._store.files
+        staging = self._ranks.run_staging(self._spec.staging, environment, directory)
+        while staging.poll() is None:
+            if self._is_stopped():
+                return False
+            self._ranks.pump(TICK_S)
+        if staging.returncode:
+            outputs = self._ranks.tails()
+            what = failures.describe(staging.returncode, outputs)
+            raise children.ProgramNotStarted(f"the staging command failed: {what}")
+        return True
+
+    def _watch(self, program: subprocess.Popen[bytes]) -> int:
+        """Serve the program until it ends; return its status."""
+        spec, announced = self._spec, False
+        self._ask_s = time.monotonic() + (spec.checkpoint_s or math.inf)
+        while (status := program.poll()) is None:
+            self._ranks.pump(TICK_S)
+            now_s = time.monotonic()
+            if not announced and self._ranks.are_up():
+                announced = True
+                self._reporter.up_s = now_s - self._began_s
+                self._report()
+                announce_running()
+            self._take_requests(now_s)
+            self._look(now_s)
+            self._end_if_hanging(now_s)
+        self._ranks.finish()
+        self._look(time.monotonic())
+        return status
+
+    def _take_requests(self, now_s: float) -> None:
+        """Carry out the signals that came, and ask for a checkpoint if one is due."""
+        while (request := signal.sigtimedwait(REQUESTS, 0)) is not None:
+            if request.si_signo == signal.SIGUSR1:
+                self._ask_s = now_s
+            elif self._stop_s is None:
+                self._stop_s = now_s
+                children.send_signal(self._ranks.processes(), signal.SIGTERM)
+        if now_s >= self._ask_s and self._stop_s is None:
+            self._asked += 1
+            self._ask_s = now_s + (self._spec.checkpoint_s or math.inf)
+            control = os.path.join(self._spec.inbox, "control.json")
+            write_json(control, {"checkpoint": self._asked})
+            if self._spec.switches_user:
+                os.chown(control, self._spec.uid, self._spec.gid)
+
+    def _is_stopped(self) -> bool:
+        """Return whether a stop was requested before the program ran."""
+        while (request := signal.sigtimedwait(REQUESTS, 0)) is not None:
+            if request.si_signo == signal.SIGTERM:
+                return True
+        return False
+
+    def _look(self, now_s: float) -> None:
+        """Read what the program reported, and report it to the agent if it is new."""
+        if not self._spec.leads:
+            return
+        path = os.path.join(self._spec.outbox, "progress.json")
+        try:
+            changed_ns = os.lstat(path).st_mtime_ns
+            stored = read_json(path, MAX_PROGRESS_BYTES) if changed_ns != self._read_ns else None
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self._reporter.remark = f"the progress file cannot be read: {error}"
+            return
+        self._read_ns = changed_ns
+        if stored is None:
+            return
+        self._feed(
+            stored.get("iterations"),
+            stored.get("loss"),
+            stored.get("memory_bytes"),
+            stored.get("time_s"),
+        )
+        self._list_checkpoint(stored.get("checkpoint"))
+        self._report()
+
+    def _feed_text(self, iterations: str, loss: str | None) -> None:
+        """Take progress in that was found in the first rank's output."""
+        self._feed(iterations.replace(",", ""), loss)
+        self._report()
+
+    def _feed(
+        self,
+        iterations: object,
+        loss: object = None,
+        memory_bytes: object = None,
+        done_s: object = None,
+    ) -> None:
+        before = self._meter.first_s
+        self._meter.feed(time.monotonic(), iterations, loss, memory_bytes, done_s)
+        if before is None and self._meter.first_s is not None and self._resumed is not None:
+            self._note_start("")
+
+    def _list_checkpoint(self, reported: object) -> None:
+        """List the checkpoint that the program reported, unless it was listed already."""
+        if not isinstance(reported, dict) or not isinstance(path := reported.get("path"), str):
+            return
+        iterations = reported.get("iterations")
+        if path == self._reported_path or not isinstance(iterations, int):
+            return
+        if not 0 <= iterations <= self._spec.iterations_total:
+            return
+        self._reported_path = path
+        try:
+            self._reporter.checkpoint = self._store.add_checkpoint(iterations, path, time.time())  # noqa: TID251
+        except (OSError, ValueError) as error:
+            self._reporter.remark = str(error)
+            return
+        if self._stop_s is not None:
+            self._reporter.last_checkpoint_s = time.monotonic() - self._stop_s
+
+    def _end_if_hanging(self, now_s: float) -> None:
+        """Kill the program if it did not stop in time, or makes no progress any more."""
+        if self._killed:
+            return
+        if self._stop_s is not None:
+            if now_s > self._stop_s + self._spec.grace_s:
+                self._killed = "grace"
+        elif now_s > self._meter.stalls_at_s(self._spec.stall_limit_s):
+            self._killed = "stall"
+        if self._killed:
+            self._silent_s = now_s - (self._meter.advanced_s or now_s)
+            children.send_signal(children.find_descendants(), signal.SIGKILL)
+
+    def _conclude(self, status: int) -> dict[str, str]:
+        """Return the outcome of a program that ended with ``status``."""
+        children.end_descendants()
+        if self._stop_s is not None and self._spec.leads:
+            self._store.save_stop(self._reporter.last_checkpoint_s, time.monotonic() - self._stop_s)
+        self._report()
+        if status == 0 and self._stop_s is None:
+            return {"outcome": "succeeded"}
+        if self._stop_s is not None and self._killed != "stall":
+            return {"outcome": "succeeded" if self._is_done(status) else "stopped"}
+        if self._killed == "stall":
+            error = (
+                f"the program made no progress for {self._silent_s:.0f} s after iteration"
+                f" {self._meter.iterations}, and was ended"
+            )
+            self._note_start(error)
+            return {"outcome": "failed", "reason": "stalled", "error": error}
+        return self._explain(status)
+
+    def _is_done(self, status: int) -> bool:
+        """Return whether a program that was asked to stop had done all iterations already."""
+        return status == 0 and self._meter.is_complete
+
+    def _explain(self, status: int) -> dict[str, str]:
+        """Return the outcome of a failure, and note it if it was a start from a checkpoint."""
+        outputs = self._ranks.tails()
+        began = self._meter.first_s is not None
+        reason = failures.classify(
+            status,
+            "\n".join(outputs.values()),
+            began=began,
+            resumed=self._resumed is not None,
+            killed_by_kernel=self._ranks.killed_by_kernel(),
+        )
+        error = failures.describe(status, outputs)
+        if self._resumed is not None and not began and reason in ("bad_checkpoint", "killed"):
+            self._note_start(error)
+        return {"outcome": "failed", "reason": reason, "error": error}
+
+    def _note_start(self, error: str) -> None:
+        """Note whether the start from the checkpoint went on (""), or how it failed."""
+        if self._resumed is None or (error and self._meter.first_s is not None):
+            return
+        try:
+            self._store.note_start(self._resumed, error)
+        except StaleGeneration as stale:
+            self._reporter.remark = str(stale)
+
+    def _report(self) -> None:
+        if self._spec.leads:
+            self._reporter.write(self._meter, self._began_s)
+
+
+def announce_running() -> None:
+    """Report that the program runs, to an agent that may have died since."""
+    try:
+        os.write(1, b"running\n")
+    except BrokenPipeError:
+        os.write(2, b"no agent is listening any more; continuing\n")
+
+
+def _filled(word: str, meeting: Rendezvous) -> str:
+    return word.replace(ADDRESS, meeting.address).replace(PORT, str(meeting.port))

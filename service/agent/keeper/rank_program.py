@@ -1,0 +1,28 @@
+"""The first program of each rank: it joins the rank to its keeper, and becomes the user's program.
+
+A launcher starts it once for each GPU as ``rank_program.py FOLDER PROGRAM ARGUMENT...``, with the
+user's interpreter, of Python 3.6 or later. It sends the rank's output into the rank's own pipe, and
+writes the process's id, by which the keeper asks the rank to stop.
+"""
+
+import os
+import sys
+
+
+def join_keeper(folder: str) -> None:
+    """Send the output to the rank's pipe in ``folder``, and write the process's id there."""
+    rank = os.environ["LOCAL_RANK"]
+    pipe = os.open(os.path.join(folder, f"rank-{rank}.pipe"), os.O_WRONLY)
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    path = os.path.join(folder, f"rank-{rank}.pid")
+    temporary = f"{path}.tmp"
+    with open(temporary, "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(temporary, path)
+
+
+if __name__ == "__main__":
+    join_keeper(sys.argv[1])
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the point of it

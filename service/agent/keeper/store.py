@@ -1,0 +1,285 @@
+"""What the members and generations of a job share: the rendezvous, and the list of checkpoints.
+
+Everything lies in the job's directory on a file system that its nodes share. The fence of
+``tessera.service.agent.checkpoint`` decides which generation may write there: an older one cannot
+add a checkpoint or a rendezvous once a newer one has opened the directory. A program writes its
+checkpoints into its generation's own directory, and its keeper lists those that are complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+from tessera.service.agent import checkpoint
+from tessera.service.agent.files import make_private, read_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LIST = "checkpoints.json"
+LAST_STOP = "stop.json"
+
+PASSAGE = 0o711
+"""The mode of a directory that other users may pass through, without looking around."""
+
+KEPT_CHECKPOINTS = 3
+"""Number of the newest checkpoints that are kept."""
+
+MAX_FAILED_STARTS = 2
+"""Failed starts from a checkpoint after which an older one is taken."""
+
+
+class NoIntactCheckpoint(RuntimeError):
+    """None of the job's checkpoints is as it was when it was reported."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. ``files`` and ``size_bytes`` are those of when it was reported."""
+
+    iterations: int
+    path: str
+    generation: int
+    files: int
+    size_bytes: int
+    saved_s: float  # seconds since 1970
+    failed_starts: int = 0  # in a row
+    last_error: str = ""  # of the last failed start
+
+    def is_intact(self) -> bool:
+        """Return whether all of its files are still there, with as many bytes."""
+        return measure_files(self.path) == (self.files, self.size_bytes)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the members meet, and where the program goes on. ``resume_from`` is "" at the start."""
+
+    address: str
+    port: int
+    resume_from: str
+    resume_iterations: int
+
+
+class JobStore:
+    """The directory of a job, as one generation uses it."""
+
+    def __init__(self, directory: str, generation: int, job_number: int) -> None:
+        self.directory = directory
+        self._generation, self._job = generation, job_number
+
+    @property
+    def files(self) -> str:
+        """Return the directory that all generations of the job share."""
+        return os.path.join(self.directory, "files")
+
+    @property
+    def own(self) -> str:
+        """Return the directory for checkpoints of this generation."""
+        return os.path.join(self.directory, f"generation-{self._generation}")
+
+    def open(self) -> None:
+        """Claim the directory for this generation, and remove what another job of this name left.
+
+        Raises:
+            StaleGeneration: a newer generation, or a newer job of this name, was here before.
+            ValueError: a file does not hold what this module writes.
+        """
+        make_private(self.directory)
+        checkpoint.open_generation(self.directory, self._generation, self._job)
+        owner = read_json(os.path.join(self.directory, LIST)) or {}
+        if self._job and owner.get("job", self._job) != self._job:
+            self._clear()
+
+    def make_directories(self, uid: int, gid: int) -> None:
+        """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
+        for path in (self.files, self.own):
+            make_private(path)
+            if uid >= 0:
+                os.chown(path, uid, gid)
+        if uid >= 0:
+            os.chmod(self.directory, PASSAGE)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the listed checkpoints, the furthest first. Raises ValueError (a broken list)."""
+        path = os.path.join(self.directory, LIST)
+        stored = read_json(path) or {}
+        try:
+            listed = [Checkpoint(**row) for row in stored.get("checkpoints", ())]
+        except TypeError as error:
+            raise ValueError(f"{path} is broken: {error}; put back an older one") from error
+        return sorted(listed, key=lambda one: (one.iterations, one.generation), reverse=True)
+
+    def choose_checkpoint(self) -> tuple[Checkpoint | None, str]:
+        """Return the checkpoint to go on from, and a sentence on those that were passed over.
+
+        It is the furthest one that is intact, unless starts from it have failed too often. If that
+        is true of all, it is the one with the fewest failed starts. Without any, it is None.
+
+        Raises:
+            NoIntactCheckpoint: there are some, but none is intact. Starting at the beginning would
+                throw work away, so a person has to decide.
+        """
+        listed = self.checkpoints()
+        intact = [one for one in listed if one.is_intact()]
+        if listed and not intact:
+            raise NoIntactCheckpoint(
+                f"no checkpoint of the job is intact; put back {listed[0].path}, or remove"
+                f" {os.path.join(self.directory, LIST)} to start at the beginning"
+            )
+        if not intact:
+            return None, ""
+        good = [one for one in intact if one.failed_starts < MAX_FAILED_STARTS]
+        chosen = good[0] if good else min(intact, key=lambda one: one.failed_starts)
+        return chosen, _passed_over(listed, intact, chosen)
+
+    def add_checkpoint(self, iterations: int, path: str, now_s: float) -> Checkpoint:
+        """List a checkpoint of this generation as complete, and delete the oldest ones.
+
+        Raises:
+            ValueError: there is none at ``path``, or it is not in this generation's directory.
+            StaleGeneration: a newer generation has taken over.
+        """
+        real, own = os.path.realpath(path), os.path.realpath(self.own)
+        if os.path.dirname(real) != own:
+            raise ValueError(
+                f"the checkpoint {path} is not directly in {self.own} (TESSERA_CHECKPOINT_DIR), so it is"
+                " not kept"
+            )
+        files, size_bytes = measure_files(real)
+        if not files:
+            raise ValueError(f"the checkpoint {path} has no files, so it is not kept")
+        new = Checkpoint(iterations, real, self._generation, files, size_bytes, now_s)
+        dropped: list[Checkpoint] = []
+
+        def add(listed: list[Checkpoint]) -> list[Checkpoint]:
+            others = [one for one in listed if one.path != real]
+            newest = [new, *sorted(others, key=lambda one: one.saved_s, reverse=True)]
+            dropped.extend(newest[KEPT_CHECKPOINTS:])
+            return newest[:KEPT_CHECKPOINTS]
+
+        self._change_list(add)
+        for old in dropped:
+            self._delete(old)
+        return new
+
+    def note_start(self, used: Checkpoint, error: str = "") -> None:
+        """Note how a start from a checkpoint went. An empty ``error`` means that it went on.
+
+        Raises:
+            StaleGeneration: a newer generation has taken over.
+        """
+
+        def change(listed: list[Checkpoint]) -> list[Checkpoint]:
+            return [_with_start(one, error) if one.path == used.path else one for one in listed]
+
+        self._change_list(change)
+
+    def publish(self, rendezvous: Rendezvous) -> None:
+        """Publish the rendezvous of this generation. Raises StaleGeneration."""
+        self._change(self._rendezvous_name(), lambda _: vars(rendezvous))
+
+    def find_rendezvous(self) -> Rendezvous | None:
+        """Return the rendezvous of this generation, or None if it is not published yet."""
+        stored = read_json(os.path.join(self.directory, self._rendezvous_name()))
+        return Rendezvous(**stored) if stored else None
+
+    def forget_rendezvous(self) -> None:
+        """Remove the rendezvous, so that nobody joins a gang that has ended."""
+        try:
+            os.unlink(os.path.join(self.directory, self._rendezvous_name()))
+        except FileNotFoundError:
+            return
+
+    def save_stop(self, checkpoint_s: float, stop_s: float) -> None:
+        """Keep how long this generation took to stop, for the next one to report."""
+        times = {"checkpoint_s": checkpoint_s, "stop_s": stop_s}
+        self._change(LAST_STOP, lambda _: times)
+
+    def take_stop(self) -> tuple[float, float]:
+        """Return the durations that ``save_stop`` kept, or zeros, and forget them."""
+        stored = read_json(os.path.join(self.directory, LAST_STOP)) or {}
+        self._change(LAST_STOP, lambda _: {})
+        return float(stored.get("checkpoint_s", 0.0)), float(stored.get("stop_s", 0.0))
+
+    def _rendezvous_name(self) -> str:
+        return f"rendezvous-{self._generation}.json"
+
+    def _change_list(self, change: Any) -> None:
+        """Replace the list of checkpoints by ``change`` of it. Raises StaleGeneration."""
+
+        def rewrite(_: dict[str, Any]) -> dict[str, Any]:
+            return {
+                "job": self._job,
+                "checkpoints": [vars(one) for one in change(self.checkpoints())],
+            }
+
+        self._change(LIST, rewrite)
+
+    def _change(self, name: str, change: Any) -> None:
+        checkpoint.rewrite_json(self.directory, name, change, self._generation, self._job)
+
+    def _delete(self, old: Checkpoint) -> None:
+        """Delete a checkpoint's files, if they are where this module lists them."""
+        if os.path.dirname(os.path.dirname(old.path)) != os.path.realpath(self.directory):
+            return
+        remove_tree(old.path)
+
+    def _clear(self) -> None:
+        """Remove what an earlier job of this name left. The fence belongs to this job already."""
+        for entry in os.scandir(self.directory):
+            if entry.name.startswith(("generation-", "files", "rendezvous-", LIST, LAST_STOP)):
+                remove_tree(entry.path)
+
+
+def measure_files(path: str) -> tuple[int, int]:
+    """Return the number of regular files at and below ``path``, and their bytes."""
+    if os.path.isfile(path):
+        return 1, os.path.getsize(path)
+    files = size_bytes = 0
+    for above, _, names in os.walk(path):
+        for name in names:
+            try:
+                size_bytes += os.lstat(os.path.join(above, name)).st_size
+            except FileNotFoundError:
+                continue
+            files += 1
+    return files, size_bytes
+
+
+def remove_tree(path: str) -> None:
+    """Remove a file or a directory without following links. What cannot be removed stays."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def _with_start(one: Checkpoint, error: str) -> Checkpoint:
+    failed = one.failed_starts + 1 if error else 0
+    return Checkpoint(**{**vars(one), "failed_starts": failed, "last_error": error[:300]})
+
+
+def _passed_over(listed: list[Checkpoint], intact: list[Checkpoint], chosen: Checkpoint) -> str:
+    """Return a sentence on the checkpoints that are further than ``chosen``, or ""."""
+    further = [one for one in listed if one.iterations > chosen.iterations]
+    if not further:
+        return ""
+    reasons = []
+    for one in further:
+        if one in intact:
+            error = f" ({one.last_error})" if one.last_error else ""
+            reasons.append(
+                f"{one.failed_starts} starts from iteration {one.iterations} failed{error}"
+            )
+        else:
+            reasons.append(
+                f"the checkpoint of iteration {one.iterations} is damaged or was removed"
+            )
+    return f"went back to iteration {chosen.iterations}, because " + "; ".join(reasons)

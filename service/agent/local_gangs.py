@@ -1,0 +1,146 @@
+"""Gangs on an agent's nodes: their members, what to do about them, and reports of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tessera.formulation.errors import InvalidInput
+from tessera.service.agent.gangs import (
+    LIVE_PHASES,
+    ExitReason,
+    Gang,
+    GangKey,
+    GangPhase,
+    GangReport,
+)
+from tessera.service.agent.runtimes.protocol import MemberHandle, Progress
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalMember:
+    """A member of a gang on one of this agent's nodes."""
+
+    node: str
+    phase: GangPhase
+    handle: MemberHandle | None = None  # None without a process: it ended, or has none
+    progress: Progress | None = None
+    error: str = ""
+    reason: ExitReason = ExitReason.UNKNOWN
+    is_gone: bool = False  # it was stopped and has ended, so there is nothing to report
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalGang:
+    """A gang that is here, or whose end has yet to be reported."""
+
+    gang: Gang
+    members: list[LocalMember]
+    is_stopping: bool = False
+    reported: bool = False  # its end was sent to a server
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether a member occupies its GPUs."""
+        return any(m.phase in LIVE_PHASES and not m.is_gone for m in self.members)
+
+    @property
+    def has_processes(self) -> bool:
+        """Return whether a process would have to die before the gang is gone."""
+        return any(member.handle is not None for member in self.members)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a member runs."""
+        return any(member.phase is GangPhase.RUNNING for member in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangActions:
+    """The actions to take now.
+
+    ``waiting`` are gangs whose GPUs or job still have a live process here.
+    """
+
+    start: tuple[Gang, ...] = ()
+    stop: tuple[GangKey, ...] = ()
+    forget: tuple[GangKey, ...] = ()
+    waiting: tuple[GangKey, ...] = ()
+
+
+def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -> GangActions:
+    """Return the actions that turn ``here`` into ``desired``.
+
+    If ``desired`` is None, nothing may run, but no end is forgotten. Of several generations of a
+    job, the newest counts. Nothing starts on a GPU that a live gang occupies, nor next to a live
+    older process of the same job. An end is forgotten once it was reported and its gang is no
+    longer desired.
+    """
+    # Keep the newest generation of each job.
+    wanted: dict[str, Gang] = {}
+    for gang in desired or ():
+        if gang.job not in wanted or wanted[gang.job].generation < gang.generation:
+            wanted[gang.job] = gang
+    keys = {gang.key for gang in wanted.values()}
+    known = {local.gang.key: local for local in here}
+    gone = [local for key, local in known.items() if key not in keys]
+    stop = [x for x in gone if x.is_live and not x.is_stopping]
+    at_once = {x.gang.key for x in stop if not x.has_processes}
+    # Everything else that lives blocks its job and its GPUs until it is dead.
+    live = [x for key, x in known.items() if x.is_live and key not in at_once]
+    busy_jobs = {local.gang.job for local in live}
+    busy = {device for local in live for device in local.gang.devices}
+    start, waiting = [], []
+    for gang in wanted.values():
+        if gang.key in known:
+            continue
+        if gang.job in busy_jobs or busy & gang.devices:
+            waiting.append(gang.key)
+        else:
+            start.append(gang)
+            busy |= gang.devices
+    return GangActions(
+        start=tuple(start),
+        stop=tuple(x.gang.key for x in stop),
+        forget=tuple(
+            x.gang.key for x in gone if desired is not None and not x.is_live and x.reported
+        ),
+        waiting=tuple(waiting),
+    )
+
+
+def failed_member(node: str, error: Exception) -> LocalMember:
+    """Return a member that could not be started. Wrong input fails in the same way again."""
+    is_refused = isinstance(error, InvalidInput)
+    reason = ExitReason.REFUSED if is_refused else ExitReason.NOT_STARTED
+    return LocalMember(node=node, phase=GangPhase.FAILED, error=str(error), reason=reason)
+
+
+def report_of(local: LocalGang, member: LocalMember, now_s: float) -> GangReport:
+    """Return the report on a member. ``now_s`` is in seconds since 1970."""
+    job, generation = local.gang.key
+    phase = GangPhase.STOPPING if local.is_stopping and member.handle else member.phase
+    report = GangReport(
+        job=job,
+        generation=generation,
+        node=member.node,
+        phase=phase,
+        error=member.error,
+        exit_reason=member.reason,
+    )
+    progress = member.progress
+    if progress is None or member.node != local.gang.leader:
+        return report
+    return replace(
+        report,
+        iterations_done=progress.iterations,
+        iter_time_s=progress.iter_time_s,
+        runtime=progress.runtime,
+        loss=progress.loss,
+        memory_bytes=progress.memory_bytes,
+        checkpoint_iterations=progress.checkpoint_iterations,
+        checkpoint_age_s=max(0.0, now_s - progress.checkpoint_s) if progress.checkpoint_s else 0.0,
+        resumed_iterations=progress.resumed_iterations,
+        restart_times=progress.restart_times,
+        remark=progress.remark,
+    )

@@ -1,0 +1,150 @@
+"""The options of an agent that concern users' programs, and the runtimes that they configure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tessera.client import is_on_this_machine
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
+from tessera.service.agent.credentials import Credentials
+from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.runtimes.profiler import ProfilerRuntime
+from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
+from tessera.service.agent.runtimes.protocol import Runtime
+from tessera.service.agent.runtimes.replay import ReplayRuntime
+
+LEAST_LOG_MIB: Final = 1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of runtimes to the agent's parser."""
+    add = parser.add_argument_group("programs of jobs").add_argument
+    add(
+        "--checkpoint-s",
+        type=float,
+        default=600.0,
+        help="Seconds between checkpoints: simulated ones of replayed jobs, and real ones between"
+        " requests to programs that train. Default: 600.",
+    )
+    add(
+        "--clock-factor",
+        type=float,
+        default=1.0,
+        help="Simulated seconds per real second of replayed jobs. Programs run only if it is 1."
+        " Default: 1.",
+    )
+    add(
+        "--address",
+        default="",
+        help="Address of this node for the other nodes of a job. Default: the one from which it"
+        " reaches the server.",
+    )
+    add(
+        "--run-as",
+        default="",
+        metavar="USER",
+        help="User as whom programs run if their job names none. An agent that runs as root needs it."
+        " Default: the agent's own user.",
+    )
+    add(
+        "--allow-user",
+        action="append",
+        default=[],
+        metavar="USER",
+        help="User that jobs may name for their programs. Repeatable. Only an agent that runs as root"
+        " can use it.",
+    )
+    add(
+        "--secrets-dir",
+        type=Path,
+        metavar="DIR",
+        help="Directory with the secrets of jobs, in files TENANT/NAME. Those of jobs without a tenant"
+        " are in the folder 'default'.",
+    )
+    add(
+        "--python",
+        default="python3",
+        metavar="PROGRAM",
+        help="Python interpreter of training scripts. A job's variable PATH may lead to another one."
+        " Default: python3.",
+    )
+    add(
+        "--log-mib",
+        type=int,
+        default=64,
+        metavar="MIB",
+        help="Output in MiB that is kept of each rank of each start. Default: 64.",
+    )
+
+
+def make_runtimes(
+    options: argparse.Namespace,
+    *,
+    servers: Sequence[str],
+    cluster: str,
+    nodes: dict[str, int],
+    credentials: Credentials,
+    grace_s: float,
+) -> dict[str, Runtime]:
+    """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
+    if options.log_mib < LEAST_LOG_MIB:
+        raise InvalidInput("--log-mib", f"must be at least {LEAST_LOG_MIB}")
+    settings = ProgramSettings(
+        data_dir=options.data_dir.resolve(),
+        address=options.address or _own_address(servers[0]),
+        nodes=nodes,
+        environment=dict(os.environ),
+        users=UserRule(default=options.run_as, allowed=tuple(options.allow_user)),
+        secrets=options.secrets_dir.resolve() if options.secrets_dir else None,
+        python=options.python,
+        grace_s=grace_s,
+        checkpoint_s=options.checkpoint_s,
+        log_bytes=options.log_mib << 20,
+        refusal=_refusal(options, servers),
+    )
+    runtimes: dict[str, Runtime] = {
+        REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
+        PROFILER: ProfilerRuntime(
+            servers=tuple(servers),
+            cluster=cluster,
+            environment=dict(os.environ),
+            credentials=credentials,
+        ),
+    }
+    programs = [name for name, runtime in RUNTIMES.items() if runtime.trains]
+    return runtimes | {name: ProgramRuntime(name=name, settings=settings) for name in programs}
+
+
+def _refusal(options: argparse.Namespace, servers: Sequence[str]) -> str:
+    """Return why this agent runs no programs, or ""."""
+    if options.clock_factor != 1:
+        return (
+            f"this agent replays jobs {options.clock_factor:g} times as fast (--clock-factor), and"
+            " programs run in real time; submit the job to a cluster without a clock factor"
+        )
+    if not options.ca and not all(is_on_this_machine(server) for server in servers):
+        return (
+            "this agent's connection to the server is not encrypted, so whoever can change it could run"
+            " programs here; start the agent with --ca and a join token"
+        )
+    return ""
+
+
+def _own_address(server: str) -> str:
+    """Return the address from which this machine reaches ``server``. No packet is sent."""
+    host = server.rpartition(":")[0].strip("[]") or "127.0.0.1"
+    if server.startswith("unix:"):
+        return "127.0.0.1"
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"  # the server cannot be found yet; --address says more

@@ -1,0 +1,314 @@
+"""The runtimes that train: each runs a user's program under a keeper on every node of the gang."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.isolation import (
+    ProgramUser,
+    UserRule,
+    make_cgroup,
+    read_secrets,
+    require_entrance,
+    share_of_cores,
+    visible_devices,
+)
+from tessera.service.agent.keeper import main as keeper
+from tessera.service.agent.keeper import rank_program
+from tessera.service.agent.keeper.spec import ADDRESS, PORT, KeeperSpec
+from tessera.service.agent.process import python_argv, remove_secrets
+from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
+from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
+from tessera.service.agent.runtimes.templates import TEMPLATES
+from tessera.service.agent.strays import MARK_VARIABLE, end_strays
+
+log = logging.getLogger(__name__)
+
+PASSAGE: Final = 0o711
+"""The mode of a directory that other users may pass through, without looking around."""
+
+SHARE_OF_MEMORY: Final = 0.95
+"""The share of a node's memory that its jobs may use together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings:
+    """What an agent's operator decides about users' programs.
+
+    ``environment`` is the agent's own. ``nodes`` has the number of GPUs of each of its nodes. The
+    node is reached by others under ``address``. ``refusal`` says why this agent runs no programs at
+    all; it is "" if it does.
+    """
+
+    data_dir: Path
+    address: str
+    nodes: Mapping[str, int]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    users: UserRule = field(default_factory=UserRule)
+    secrets: Path | None = None
+    python: str = "python3"  # interpreter of scripts
+    grace_s: float = 30.0
+    checkpoint_s: float = 600.0
+    log_bytes: int = 64 << 20
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRuntime:
+    """The runtime ``name``, which launches programs by the template of that name."""
+
+    name: str
+    settings: ProgramSettings
+
+    @property
+    def leader_only(self) -> bool:
+        """Return that each node of the gang has processes of its own."""
+        return False
+
+    def prepare(self, member: Member) -> None:
+        """Check the gang, and write the files that its program reads.
+
+        Raises:
+            InvalidInput: the program cannot be run here; or the plan not by this runtime.
+            OSError: a file cannot be written or read.
+        """
+        gang, settings = member.gang, self.settings
+        if problem := settings.refusal or gang.launch_problem:
+            raise InvalidInput("runtime", problem)
+        RUNTIMES[self.name].check_command("command", gang.command)
+        plan = self._plan(member)
+        user = settings.users.choose(gang.launch.user, os.geteuid())
+        read_secrets(settings.secrets, gang.tenant, gang.launch.secrets)
+        if gang.launch.image:
+            raise InvalidInput("launch.image", "needs an engine that runs containers")
+        arguments = self._arguments(member, plan)
+        self._make_boxes(member, user)
+        inbox = _inbox(member)
+        for name, text in arguments.files.items():
+            (inbox / name).write_text(text, encoding="utf-8")
+        if gang.execution_plan:
+            (inbox / "plan.json").write_text(gang.execution_plan, encoding="utf-8")
+        _copy_client(inbox / "site")
+        _open_to_user(inbox)
+
+    def launch(self, member: Member) -> MemberHandle:
+        """Start the member's keeper. Raises InvalidInput, OSError."""
+        mark = uuid.uuid4().hex
+        spec = self._spec(member, mark)
+        write_json(str(member.directory / "mark.json"), {"mark": mark})
+        return KeeperHandle.spawn(
+            python_argv(Path(keeper.__file__)),
+            spec.to_plain(),
+            member.directory,
+            {"PATH": os.defpath, "LANG": "C.UTF-8"},
+            blocked=(*STOP_SIGNALS, signal.SIGUSR1),
+        )
+
+    def adopt(self, directory: Path) -> MemberHandle | None:
+        """Return the handle of the keeper that an earlier agent started there, or None."""
+        return KeeperHandle.adopt(directory)
+
+    def _plan(self, member: Member) -> ExecutionPlan | None:
+        """Return the gang's execution plan, or None if none was recorded. Raises InvalidInput."""
+        text = member.gang.execution_plan
+        if not text:
+            return None
+        plan = read_execution_plan("execution_plan", text)
+        if problem := RUNTIMES[self.name].refuse_plan(plan):
+            raise InvalidInput(
+                "execution_plan",
+                f"{problem}, so {self.name} cannot run it; state another plan or runtime",
+            )
+        return plan
+
+    def _layout(self, member: Member) -> RankLayout:
+        gang = member.gang
+        devices = visible_devices(self.settings.environment, member.gpus)["CUDA_VISIBLE_DEVICES"]
+        return RankLayout(
+            node_rank=member.rank,
+            member_gpus=gang.member_gpus or _equal_parts(gang.cell.gpus, len(gang.members)),
+            address=ADDRESS,
+            port=PORT,
+            python=self.settings.python,
+            rank_program=(self.settings.python, rank_program.__file__, str(_outbox(member))),
+            devices=tuple(devices.split(",")),
+            stop_grace_s=gang.launch.stop_grace_s or self.settings.grace_s,
+        )
+
+    def _arguments(self, member: Member, plan: ExecutionPlan | None) -> LaunchArguments:
+        gang = member.gang
+        template = TEMPLATES[self.name]
+        found = template(self._layout(member), gang.command, plan, gang.global_batch)
+        return found.place_files(str(_inbox(member)))
+
+    def _make_boxes(self, member: Member, user: ProgramUser) -> None:
+        """Make the directories through which the program and its keeper communicate."""
+        inbox, outbox = _inbox(member), _outbox(member)
+        for path in (inbox, outbox):
+            make_private(str(path))
+        make_private(str(member.store.parent))
+        if user.uid == os.geteuid():
+            return
+        for path in (member.directory, *member.directory.parents):
+            path.chmod(PASSAGE)
+            if path == self.settings.data_dir:
+                break
+        member.store.parent.chmod(PASSAGE)
+        os.chown(outbox, user.uid, user.gid)
+        require_entrance(member.directory, user)
+        require_entrance(member.store.parent, user)
+
+    def _spec(self, member: Member, mark: str) -> KeeperSpec:
+        gang, launch, settings = member.gang, member.gang.launch, self.settings
+        user = settings.users.choose(launch.user, os.geteuid())
+        arguments = self._arguments(member, self._plan(member))
+        is_switched = user.uid != os.geteuid()
+        gpus = settings.nodes.get(member.node, 0)
+        return KeeperSpec(
+            runtime=self.name,
+            job=gang.job,
+            generation=gang.generation,
+            job_number=gang.job_number,
+            node_rank=member.rank,
+            nodes=len(gang.members),
+            ranks=self._ranks(member),
+            ranks_are_gpus=RUNTIMES[self.name].ranks_are_gpus,
+            directory=str(member.directory),
+            inbox=str(_inbox(member)),
+            outbox=str(_outbox(member)),
+            store=str(member.store),
+            logs=str(log_folder(settings.data_dir, gang.job, gang.generation)),
+            mark=mark,
+            address=settings.address,
+            argv=arguments.argv,
+            environment={**self._environment(member, user, mark), **arguments.environment},
+            staging=launch.staging_command,
+            working_directory=launch.working_directory,
+            uid=user.uid if is_switched else -1,
+            gid=user.gid,
+            groups=user.groups,
+            cores=share_of_cores(sorted(os.sched_getaffinity(0)), member.gpus, gpus),
+            cgroup=self._cgroup(member, gpus),
+            iterations_total=gang.iterations_total,
+            iter_time_s=gang.iter_time_s,
+            progress_pattern=launch.progress_pattern,
+            stall_limit_s=launch.stall_limit_s,
+            grace_s=launch.stop_grace_s or settings.grace_s,
+            checkpoint_s=settings.checkpoint_s,
+            log_bytes=settings.log_bytes,
+        )
+
+    def _ranks(self, member: Member) -> tuple[int, ...]:
+        """Return the global ranks on the member's node."""
+        if not RUNTIMES[self.name].ranks_are_gpus:
+            return (member.rank,)
+        before = sum(self._layout(member).member_gpus[: member.rank])
+        return tuple(range(before, before + len(member.gpus)))
+
+    def _environment(self, member: Member, user: ProgramUser, mark: str) -> dict[str, str]:
+        """Return the program's environment, except what only its keeper knows."""
+        gang, launch, inbox = member.gang, member.gang.launch, _inbox(member)
+        inherited = remove_secrets(self.settings.environment)
+        stated = dict(launch.environment)
+        paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
+        variables = {
+            **inherited,
+            "HOME": user.home,
+            "USER": user.name,
+            "LOGNAME": user.name,
+            **stated,
+            **read_secrets(self.settings.secrets, gang.tenant, launch.secrets),
+            **member.environment,
+            **visible_devices(self.settings.environment, member.gpus),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": stated.get("PYTHONUNBUFFERED", "1"),
+            MARK_VARIABLE: mark,
+            "TESSERA_JOB": gang.job,
+            "TESSERA_GENERATION": str(gang.generation),
+            "TESSERA_NODE_RANK": str(member.rank),
+            "TESSERA_NODES": str(len(gang.members)),
+            "TESSERA_NODE_GPUS": str(len(member.gpus)),
+            "TESSERA_GPUS": str(gang.cell.gpus),
+            "TESSERA_ITERATIONS": f"{gang.iterations_total:.0f}",
+            "TESSERA_GLOBAL_BATCH": str(gang.global_batch),
+        }
+        if gang.execution_plan:
+            variables["TESSERA_PLAN_FILE"] = str(inbox / "plan.json")
+        return variables
+
+    def _cgroup(self, member: Member, node_gpus: int) -> str:
+        """Return the cgroup that limits the member's host memory, or "" where none can."""
+        if not node_gpus:
+            return ""
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        share = int(memory * SHARE_OF_MEMORY * len(member.gpus) / node_gpus)
+        group = make_cgroup(f"tessera-{member.directory.name}", share)
+        return str(group) if group else ""
+
+
+class KeeperHandle(ProcessHandle):
+    """A keeper, and the processes that it leaves behind if it is killed."""
+
+    def request_checkpoint(self) -> None:
+        """Ask the program to write a checkpoint and go on."""
+        self.process.signal(signal.SIGUSR1)
+
+    async def ended(self) -> MemberExit:
+        """Return how the program ended, once all of its processes are dead."""
+        exited = await super().ended()
+        try:
+            stored = read_json(str(self.directory / "mark.json")) or {}
+        except (OSError, ValueError) as error:
+            log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
+            stored = {}
+        if isinstance(mark := stored.get("mark"), str):
+            await end_strays(mark, self.directory / "processes.json")
+        return exited
+
+
+def log_folder(data_dir: Path, job: str, generation: int) -> Path:
+    """Return the folder of the output of a generation of a job."""
+    return data_dir / "logs" / quote(job, safe="") / str(generation)
+
+
+def _inbox(member: Member) -> Path:
+    return member.directory / "in"
+
+
+def _outbox(member: Member) -> Path:
+    return member.directory / "out"
+
+
+def _equal_parts(gpus: int, nodes: int) -> tuple[int, ...]:
+    return tuple(gpus // nodes + (k < gpus % nodes) for k in range(nodes))
+
+
+def _copy_client(site: Path) -> None:
+    """Put the module ``tessera.progress`` where the program finds it."""
+    found = importlib.util.find_spec("tessera.progress")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("tessera.progress is not installed; install tessera-client again")
+    folder = site / "tessera" / "progress"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(found.origin, folder / "__init__.py")
+
+
+def _open_to_user(inbox: Path) -> None:
+    """Let the program read what is in its inbox, which holds no secrets."""
+    for path in (inbox, *inbox.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

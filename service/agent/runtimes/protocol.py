@@ -1,0 +1,179 @@
+"""The interface of runtimes, which start the processes of gangs on this agent's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from tessera.formulation.errors import InvalidInput
+from tessera.service.agent.gangs import ExitReason, Gang, RestartTimes
+
+EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
+"""An environment without any variables."""
+
+
+class ExitOutcome(StrEnum):
+    """The way in which a member's process ended."""
+
+    SUCCEEDED = "succeeded"  # all iterations are done
+    STOPPED = "stopped"  # it was asked to stop
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberExit:
+    """The end of a member's process. If it failed, ``error`` is one sentence."""
+
+    outcome: ExitOutcome
+    error: str = ""
+    reason: ExitReason = ExitReason.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of the whole job, as the leader's process reported it.
+
+    ``iter_time_s`` is 0 while it is unknown. ``runtime`` is the runtime of the process, or "" if
+    the process does not say.
+    """
+
+    iterations: float
+    iter_time_s: float
+    runtime: str = ""
+    loss: float | None = None  # of the last iteration that reported one
+    memory_bytes: int = 0  # largest GPU memory that a rank has held; 0 if it is not known
+    checkpoint_iterations: float | None = None  # of the newest complete checkpoint
+    checkpoint_s: float = 0.0  # when it was complete, in seconds since 1970
+    resumed_iterations: float | None = None  # from which it went on; None if it trains nothing
+    restart_times: RestartTimes | None = None  # None before the first iteration is done
+    remark: str = ""  # a sentence for the job's user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A gang's part on one node, with the directories that it uses.
+
+    ``directory`` is the agent's own, for this member alone. All members of the job, also of its
+    other generations, share ``store``. ``environment`` says how the member's traffic is marked.
+    """
+
+    gang: Gang
+    node: str
+    directory: Path
+    store: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: EMPTY_ENVIRONMENT)
+
+    @property
+    def rank(self) -> int:
+        """Return the member's place among the gang's nodes. The leader has 0."""
+        return self.gang.members.index(self.node)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this is the leader, which reports the job's progress."""
+        return self.node == self.gang.leader
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Return the indices of the GPUs on the node."""
+        return dict(self.gang.shares)[self.node]
+
+
+class MemberHandle(Protocol):
+    """A member's processes, seen from an agent that may have restarted since they started."""
+
+    async def begun(self) -> None:
+        """Return once there may be progress, or all processes are dead. Call it once."""
+        ...
+
+    async def ended(self) -> MemberExit:
+        """Return once all processes are dead, so that the GPUs are free.
+
+        Call it once, after ``begun``.
+        """
+        ...
+
+    def observe(self) -> Progress | None:
+        """Return the latest progress, or None before the first iteration can start."""
+        ...
+
+    def request_checkpoint(self) -> None:
+        """Ask the program to write a checkpoint and go on. Programs may ignore this."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the program to write a checkpoint and exit. Harmless if repeated or after the end."""
+        ...
+
+    def kill(self) -> None:
+        """End the member immediately, without a checkpoint. Harmless if repeated or after the end."""
+        ...
+
+
+class Runtime(Protocol):
+    """A starter of members of gangs.
+
+    The processes that it starts must outlive the agent. A generation that is too old must not be
+    able to write a checkpoint that a newer one reads.
+    """
+
+    @property
+    def leader_only(self) -> bool:
+        """Return whether only the leader has a process. Other members then just hold their GPUs."""
+        ...
+
+    def prepare(self, member: Member) -> None:
+        """Check that the member can be run here, and write the files that its processes read.
+
+        Raises:
+            InvalidInput: this runtime cannot run such a gang. Trying again is pointless.
+            OSError: a file cannot be written or read.
+        """
+        ...
+
+    def launch(self, member: Member) -> MemberHandle:
+        """Start the processes of a prepared member.
+
+        Raises:
+            OSError: the process could not be started.
+        """
+        ...
+
+    def adopt(self, directory: Path) -> MemberHandle | None:
+        """Return the handle of a member that an earlier agent launched there, dead or alive.
+
+        If none was launched there, return None.
+        """
+        ...
+
+
+class RuntimeChooser:
+    """The agent's runtimes by name. A gang that names none is run by ``default``.
+
+    All runtimes keep the same files in a member's directory, so any can adopt what another has
+    started.
+    """
+
+    def __init__(self, runtimes: Mapping[str, Runtime], default: str) -> None:
+        self._runtimes, self._default = runtimes, default
+
+    def choose(self, gang: Gang) -> Runtime:
+        """Return the runtime of ``gang``. Raises InvalidInput (this agent does not have it)."""
+        name = gang.runtime or self._default
+        runtime = self._runtimes.get(name)
+        if runtime is None:
+            raise InvalidInput(
+                "runtime", f"this agent has no runtime {name!r}; upgrade tessera on its node"
+            )
+        return runtime
+
+    def adopt(self, directory: Path) -> MemberHandle | None:
+        """Return the handle of a member that an earlier agent launched there, dead or alive.
+
+        If none was launched there, return None.
+        """
+        return self._runtimes[self._default].adopt(directory)

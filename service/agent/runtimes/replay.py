@@ -1,0 +1,82 @@
+"""The replay runtime: each job is a real process that lasts as long as training would.
+
+The process runs on a faster clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.runtimes import REPLAY, fail_at
+from tessera.service.agent.process import python_argv
+from tessera.service.agent.runtimes import replay_job
+from tessera.service.agent.runtimes.handle import ProcessHandle
+from tessera.service.agent.runtimes.protocol import Member, MemberHandle
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_ITER_TIME_S: Final = 1.0
+"""Simulated seconds of an iteration of a replayed job whose rate is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRuntime:
+    """A runtime that replays gangs at ``clock_factor`` simulated seconds per real second."""
+
+    clock_factor: float = 1.0
+    checkpoint_s: float = 600.0  # simulated seconds between checkpoints; at least one real second
+
+    def __post_init__(self) -> None:
+        """Check the clock. Raises InvalidInput."""
+        if not (self.clock_factor > 0 and self.checkpoint_s > 0):
+            raise InvalidInput("clock_factor, checkpoint_s", "must be above 0")
+
+    @property
+    def leader_only(self) -> bool:
+        """Return that one process replays the whole job."""
+        return True
+
+    def prepare(self, member: Member) -> None:
+        """Check the gang. Raises InvalidInput (its command is not ``fail-at N``)."""
+        fail_at(member.gang.command)
+        if not member.gang.iter_time_s >= 0:
+            raise InvalidInput("iter_time_s", f"must be at least 0, not {member.gang.iter_time_s}")
+
+    def launch(self, member: Member) -> MemberHandle:
+        """Start the process. Raises OSError."""
+        gang = member.gang
+        iter_time_s = gang.iter_time_s or UNKNOWN_ITER_TIME_S
+        if not gang.iter_time_s:
+            log.info(
+                "nobody knows the rate of %s, so it is replayed at %g s an iteration",
+                gang.job,
+                iter_time_s,
+                extra={"action": "start"},
+            )
+        spec = {
+            "runtime": REPLAY,
+            "directory": str(member.directory),
+            "checkpoints": str(member.store),
+            "generation": gang.generation,
+            "job_number": gang.job_number,
+            "iter_time_s": iter_time_s,
+            "iterations_total": gang.iterations_total,
+            "iterations_done": gang.iterations_done,
+            "restart_s": gang.restart_s,
+            "fail_at": fail_at(gang.command),
+            "clock_factor": self.clock_factor,
+            "checkpoint_s": self.checkpoint_s,
+        }
+        argv = python_argv(Path(replay_job.__file__))
+        return ProcessHandle.spawn(argv, spec, member.directory, member.environment)
+
+    def adopt(self, directory: Path) -> MemberHandle | None:
+        """Return the handle of the process that an earlier agent started there, dead or alive.
+
+        If there is no such process, return None.
+        """
+        return ProcessHandle.adopt(directory)

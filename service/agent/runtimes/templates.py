@@ -1,0 +1,37 @@
+"""The template of each runtime that runs programs: from a gang and its plan to arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.runtimes import COMMAND, DEEPSPEED, MEGATRON, TORCHRUN
+from tessera.service.agent.runtimes.arguments.deepspeed import deepspeed_arguments
+from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
+from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
+from tessera.service.agent.runtimes.arguments.words import fill_words
+
+Template = Callable[[RankLayout, Sequence[str], ExecutionPlan | None, int], LaunchArguments]
+"""A function of the layout, the job's command, its plan (or None) and its global batch."""
+
+
+def command_arguments(
+    _layout: RankLayout, command: Sequence[str], plan: ExecutionPlan | None, _global_batch: int
+) -> LaunchArguments:
+    """Return the job's own command, with the plan's values in its place holders.
+
+    Raises:
+        InvalidInput: a place holder is unknown, or the gang has no plan.
+    """
+    return LaunchArguments(argv=fill_words(command, plan))
+
+
+TEMPLATES: Final[Mapping[str, Template]] = {
+    COMMAND: command_arguments,
+    TORCHRUN: torchrun_arguments,
+    DEEPSPEED: deepspeed_arguments,
+    MEGATRON: megatron_arguments,
+}
+"""The templates by runtime."""
