@@ -86,7 +86,7 @@ async def test_a_job_that_fails_says_why_and_is_not_started_again(
     assert server.observed is not None
     errors = [gang.error for gang in server.observed.gangs]
     assert errors[0] == "failed at iteration 5, as requested"
-    assert "submit the job without a command" in errors[1]
+    assert "submit the job with the runtime 'command'" in errors[1]
 
 
 async def test_a_resized_job_continues_from_its_checkpoint_once_the_old_process_is_dead(

@@ -15,14 +15,21 @@ import pytest
 
 from tessera.estimator.profiling.tasks import ProfilingOptions, StepTarget, task_of
 from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.runtimes import REPLAY
 from tessera.formulation.values import Cell, Workload
 from tessera.service.agent.gangs import Gang
-from tessera.service.agent.profiler import ProfilerRuntime, RuntimeChooser
-from tessera.service.agent.replay import ReplayRuntime
-from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle
+from tessera.service.agent.isolation import visible_devices
+from tessera.service.agent.runtimes.profiler import ProfilerRuntime
+from tessera.service.agent.runtimes.protocol import (
+    ExitOutcome,
+    MemberExit,
+    MemberHandle,
+    RuntimeChooser,
+)
+from tessera.service.agent.runtimes.replay import ReplayRuntime
 from tessera.service.profiletask import RECORDS_FILE, require_jax
 from tessera.v1 import estimates_pb2
-from tests.support.agents import until
+from tests.support.agents import launch_leader, until
 
 Refusals = list[tuple[grpc.StatusCode, str]]
 
@@ -52,15 +59,15 @@ class Node:
             cluster="c",
             environment={**os.environ, "PYTHONPATH": path},
         )
-        self._handles: list[GangHandle] = []
+        self._handles: list[MemberHandle] = []
 
     def start(
         self, generation: int = 1, samples: tuple[int, ...] = (1, 2), **rest: Any
-    ) -> GangHandle:
+    ) -> MemberHandle:
         directory = self.folder / f"generation-{generation}"
         directory.mkdir()
         gang = a_task(generation, samples=samples, **rest)
-        handle = self.runtime.start(gang, directory, self.folder / "checkpoints")
+        handle = launch_leader(self.runtime, gang, directory, self.folder / "checkpoints")
         self._handles.append(handle)
         return handle
 
@@ -119,7 +126,7 @@ def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
     server.stop(None).wait()
 
 
-async def end_of(handle: GangHandle) -> GangExit:
+async def end_of(handle: MemberHandle) -> MemberExit:
     await handle.begun()
     return await handle.ended()
 
@@ -140,12 +147,12 @@ async def test_a_killed_task_continues_where_it_was(node: Node, collector: Colle
         file.write(lines[0] + "\n")  # as if by an older process that lived on
         file.write('{"kind": "cut off')
     second = node.start(2, sizes)
-    assert await end_of(second) == GangExit(outcome=ExitOutcome.SUCCEEDED)
+    assert await end_of(second) == MemberExit(outcome=ExitOutcome.SUCCEEDED)
     assert node.lines()[: len(lines)] == lines
     (request,) = collector.found
     assert len(set(record_keys(request))) == len(record_keys(request)) == len(node.lines()) - 1
     assert {r.samples for r in request.layers} == set(sizes)
-    progress = second.progress()
+    progress = second.observe()
     assert progress is not None
     assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
 
@@ -166,7 +173,7 @@ async def test_a_stopped_task_ends_between_two_records(node: Node, collector: Co
     handle = node.start(1, (1, 2, 4, 8, 16, 32))
     await until(lambda: len(node.lines()) >= 1)
     handle.stop()
-    assert await end_of(handle) == GangExit(outcome=ExitOutcome.STOPPED)
+    assert await end_of(handle) == MemberExit(outcome=ExitOutcome.STOPPED)
     assert all(json.loads(line) for line in node.lines())
     assert not collector.found
 
@@ -208,14 +215,12 @@ def test_a_node_without_jax_gets_installation_advice(monkeypatch: pytest.MonkeyP
 
 
 def test_a_runtime_that_the_agent_lacks_is_refused(tmp_path: Path) -> None:
-    runtime = RuntimeChooser(ReplayRuntime(), {})
+    runtimes = RuntimeChooser({REPLAY: ReplayRuntime()}, REPLAY)
     with pytest.raises(InvalidInput, match="no runtime 'profile'; upgrade"):
-        runtime.start(a_task(), tmp_path, tmp_path)
+        runtimes.choose(a_task())
 
 
-def test_a_task_sees_only_its_own_gpu_among_those_of_the_agent(node: Node) -> None:
-    runtime = ProfilerRuntime(
-        servers=(), cluster="c", environment={"CUDA_VISIBLE_DEVICES": "4,5,6"}
-    )
-    assert [runtime._device("CUDA_VISIBLE_DEVICES", gpu) for gpu in (0, 2)] == ["4", "6"]
-    assert node.runtime._device("HIP_VISIBLE_DEVICES", 3) == "3"
+def test_a_program_sees_only_its_own_gpus_among_those_of_the_agent() -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    assert visible_devices(own, [0, 2])["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert visible_devices(own, [3])["HIP_VISIBLE_DEVICES"] == "3"

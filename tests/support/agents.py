@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.service.agent.gangs import Gang
+from tessera.service.agent.runtimes.protocol import Member, MemberHandle, Runtime
 from tests.support.cells import with_cell
 from tests.support.patience import PATIENCE_S
 
@@ -29,6 +30,25 @@ def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
         "iterations_total": 1000.0,
     }
     return Gang(job=job, generation=generation, **with_cell(fields | overrides))
+
+
+def launch_leader(
+    runtime: Runtime,
+    gang: Gang,
+    directory: Path,
+    store: Path,
+    environment: Mapping[str, str] | None = None,
+) -> MemberHandle:
+    """Prepare and launch the leader of ``gang``, as the supervisor does."""
+    member = Member(
+        gang=gang,
+        node=gang.leader,
+        directory=directory,
+        store=store,
+        environment=environment or {},
+    )
+    runtime.prepare(member)
+    return runtime.launch(member)
 
 
 async def until(

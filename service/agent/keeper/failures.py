@@ -27,6 +27,9 @@ ERROR_LINE = re.compile(
 )
 """The last line of a Python traceback, perhaps behind a launcher's prefix."""
 
+RANK_EXIT = re.compile(r"^\s*rank\s*: (?P<rank>\d+)\b.*\n\s*exitcode\s*: (?P<status>-?\d+)", re.M)
+"""The first failed rank in the report of PyTorch's launcher."""
+
 MAX_TEXT = 300
 """Characters of an error that are shown."""
 
@@ -43,7 +46,7 @@ def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_ke
         return "gpu_failed"
     if not began and NOT_STARTED.search(text):
         return "not_started"
-    if status < 0:
+    if status < 0 or ((found := RANK_EXIT.search(text)) and int(found["status"]) < 0):
         return "killed"
     return "bad_checkpoint" if resumed and not began else "error"
 
@@ -53,19 +56,26 @@ def describe(status: int, outputs: dict[str, str]) -> str:
 
     The outputs are in the order in which their ranks ended.
     """
-    how = f"exited with status {status}"
-    if status < 0:
-        try:
-            how = f"was killed by {signal.Signals(-status).name}"
-        except ValueError:
-            how = f"was killed by signal {-status}"
+    what, how = "the program", _how_it_ended(status)
+    if found := RANK_EXIT.search("\n".join(outputs.values())):
+        what, how = f"rank {found['rank']}", _how_it_ended(int(found["status"]))
+        outputs = {name: text for name, text in outputs.items() if not RANK_EXIT.search(text)}
     lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
     if not lines:
         lines = [(name, line) for name, text in outputs.items() if (line := _last_line(text))]
     if not lines:
-        return f"the program {how}, and wrote no message"
+        return f"{what} {how}, and wrote no message"
     name, line = lines[0]
-    return f"the program {how}; {name} says: {line[:MAX_TEXT]}"
+    return f"{what} {how}; {name} says: {line[:MAX_TEXT]}"
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 def _last_error(text: str) -> str:

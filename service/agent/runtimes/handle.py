@@ -94,8 +94,11 @@ class ProcessHandle:
                 error=str(left.get("error", ""))[:MAX_TEXT_CHARS],
                 reason=_reason_of(left.get("reason", "")),
             )
+        exited = status is not None and status >= 0
         return MemberExit(
-            outcome=ExitOutcome.FAILED, error=self._sudden_end(status), reason=ExitReason.KILLED
+            outcome=ExitOutcome.FAILED,
+            error=self._sudden_end(status),
+            reason=ExitReason.ERROR if exited else ExitReason.KILLED,
         )
 
     def observe(self) -> Progress | None:

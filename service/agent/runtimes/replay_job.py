@@ -19,8 +19,8 @@ import sys
 import time
 
 if __name__ == "__main__":  # without site, the checkout or site-packages must be named
-    here = os.path.abspath(__file__)  # ROOT/tessera/service/agent
-    sys.path[0] = here.rsplit(os.sep, 4)[0]
+    here = os.path.abspath(__file__)  # ROOT/tessera/service/agent/runtimes
+    sys.path[0] = here.rsplit(os.sep, 5)[0]
 
 from tessera.service.agent import checkpoint
 from tessera.service.agent.files import write_json

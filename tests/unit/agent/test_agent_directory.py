@@ -21,8 +21,8 @@ from tessera.service.agent import checkpoint
 from tessera.service.agent.files import open_private, read_json, write_json
 from tessera.service.agent.main import main
 from tessera.service.agent.process import Process, identity_of
-from tessera.service.agent.replay import ReplayHandle
-from tessera.service.agent.runtime import ExitOutcome, Progress
+from tessera.service.agent.runtimes.handle import ProcessHandle
+from tessera.service.agent.runtimes.protocol import ExitOutcome, Progress
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import AgentLease
 from tests.support.agents import a_gang
@@ -234,8 +234,8 @@ PROGRESS: dict[str, str] = {
 }
 
 
-def a_handle(directory: Path) -> ReplayHandle:
-    return ReplayHandle(Process(1, None, None), directory)
+def a_handle(directory: Path) -> ProcessHandle:
+    return ProcessHandle(Process(1, None, None), directory)
 
 
 @pytest.mark.parametrize("text", PROGRESS.values(), ids=PROGRESS)
@@ -244,10 +244,10 @@ def test_meaningless_progress_counts_as_unknown_and_is_logged_once(
 ) -> None:
     (tmp_path / "progress.json").write_bytes(text.encode(errors="surrogateescape"))
     handle = a_handle(tmp_path)
-    assert [handle.progress() for _ in range(3)] == [None] * 3
+    assert [handle.observe() for _ in range(3)] == [None] * 3
     assert len([r for r in caplog.records if "progress.json" in r.message]) <= 1
     write_json(str(tmp_path / "progress.json"), {"iterations": 3, "iter_time_s": 0.5})
-    assert handle.progress() == Progress(iterations=3.0, iter_time_s=0.5)
+    assert handle.observe() == Progress(iterations=3.0, iter_time_s=0.5)
 
 
 def link_to_secret(path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_an_irregular_file_is_not_read_and_blocks_nothing(
     for name in ("progress.json", "exit.json", "errors.log"):
         make(tmp_path / name)
     handle = a_handle(tmp_path)
-    assert handle.progress() is None
+    assert handle.observe() is None
     assert (await handle.ended()).outcome is ExitOutcome.FAILED
     with pytest.raises((ValueError, OSError)):
         read_json(str(tmp_path / "exit.json"))
@@ -291,7 +291,7 @@ async def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
         identity=tmp_path / "process.json",
         errors=tmp_path / "errors.log",
     )
-    handle = ReplayHandle(process, tmp_path)
+    handle = ProcessHandle(process, tmp_path)
     await handle.begun()
     end = await handle.ended()
     assert end.error == "the process exited with status 7: last words"
@@ -325,4 +325,4 @@ def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path
 
 def test_a_gang_with_a_broken_process_identity_is_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text('{"pid": 1}')
-    assert ReplayHandle.adopt(tmp_path) is None
+    assert ProcessHandle.adopt(tmp_path) is None

@@ -15,6 +15,7 @@ import pytest
 
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.network.tags import CONTROL_TAG, TagSettings
+from tessera.formulation.runtimes import REPLAY
 from tessera.service.agent.gangs import (
     Gang,
     GangPhase,
@@ -31,7 +32,13 @@ from tessera.service.agent.network.map_worker import (
     settings_from_message,
 )
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.runtime import EMPTY_ENVIRONMENT, GangExit, GangHandle, Progress
+from tessera.service.agent.runtimes.protocol import (
+    Member,
+    MemberExit,
+    MemberHandle,
+    Progress,
+    RuntimeChooser,
+)
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import PART_VARIABLE, Supervisor
 from tessera.v1 import agents_pb2 as pb
@@ -50,15 +57,18 @@ class EndlessProcess:
     async def begun(self) -> None:
         return
 
-    async def ended(self) -> GangExit:
+    async def ended(self) -> MemberExit:
         await self.stopped.wait()
         raise AssertionError("nobody stops it here")
 
-    def progress(self) -> Progress | None:
+    def observe(self) -> Progress | None:
         return Progress(iterations=1.0, iter_time_s=1.0)
 
     def stop(self) -> None:
         self.stopped.set()
+
+    def request_checkpoint(self) -> None:
+        raise AssertionError("nobody asks for a checkpoint here")
 
     kill = stop
 
@@ -70,18 +80,17 @@ class RecordingRuntime:
         self.started: dict[str, dict[str, str]] = {}
         self.starts = 0
 
-    def start(
-        self,
-        gang: Gang,
-        directory: Path,
-        checkpoints: Path,
-        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
-    ) -> GangHandle:
+    leader_only = True
+
+    def prepare(self, member: Member) -> None:
+        """Accept every gang."""
+
+    def launch(self, member: Member) -> MemberHandle:
         self.starts += 1
-        self.started[gang.job] = dict(environment)
+        self.started[member.gang.job] = dict(member.environment)
         return EndlessProcess()
 
-    def adopt(self, directory: Path) -> GangHandle | None:
+    def adopt(self, directory: Path) -> MemberHandle | None:
         return None
 
 
@@ -133,7 +142,7 @@ class NetworkSupervisor:
             patience_s=patience_s,
         )
         self.supervisor = Supervisor(
-            self.runtime,
+            RuntimeChooser({REPLAY: self.runtime}, REPLAY),
             self.state,
             grace_s=9.0,
             spawn=self._spawn,

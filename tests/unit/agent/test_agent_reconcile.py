@@ -13,8 +13,13 @@ from tessera.service.agent.gangs import (
     gang_from_message,
     gang_to_json,
 )
-from tessera.service.agent.runtime import ExitOutcome, GangExit, Progress
-from tessera.service.agent.supervisor import GangActions, LocalGang, reconcile_gangs
+from tessera.service.agent.local_gangs import (
+    GangActions,
+    LocalGang,
+    LocalMember,
+    reconcile_gangs,
+)
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 
@@ -25,21 +30,30 @@ class LiveProcess:
     async def begun(self) -> None:
         raise AssertionError("a plan does not wait")
 
-    async def ended(self) -> GangExit:
-        return GangExit(outcome=ExitOutcome.STOPPED)
+    async def ended(self) -> MemberExit:
+        return MemberExit(outcome=ExitOutcome.STOPPED)
 
-    def progress(self) -> Progress | None:
+    def observe(self) -> Progress | None:
         return None
 
     def stop(self) -> None:
         raise AssertionError("a plan does not stop")
 
-    kill = stop
+    kill = request_checkpoint = stop
 
 
 def a_local_gang(gang: Gang, phase: GangPhase = GangPhase.RUNNING, **fields: Any) -> LocalGang:
-    handle = LiveProcess() if gang.led_here and phase not in ENDED else None
-    return LocalGang(gang=gang, phase=phase, handle=handle, **fields)
+    """Return a gang whose leader has a process unless it has ended."""
+    members = [
+        LocalMember(
+            node=node,
+            phase=phase,
+            handle=LiveProcess() if node == gang.leader and phase not in ENDED else None,
+        )
+        for node, _ in gang.shares
+    ]
+    stopping = phase is GangPhase.STOPPING
+    return LocalGang(gang=gang, members=members, is_stopping=stopping, **fields)
 
 
 ENDED = (GangPhase.SUCCEEDED, GangPhase.FAILED)

@@ -15,13 +15,14 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import fail_at
-from tessera.service.agent import checkpoint, replay_job
-from tessera.service.agent.gangs import Gang
+from tessera.service.agent import checkpoint
+from tessera.service.agent.gangs import ExitReason, Gang
 from tessera.service.agent.process import Process, python_argv
-from tessera.service.agent.replay import ReplayRuntime
-from tessera.service.agent.replay_job import elapsed_s_at, iterations_at
-from tessera.service.agent.runtime import ExitOutcome, GangExit, GangHandle, Progress
-from tests.support.agents import a_gang, is_running, process_of, until
+from tessera.service.agent.runtimes import replay_job
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, MemberHandle, Progress
+from tessera.service.agent.runtimes.replay import ReplayRuntime
+from tessera.service.agent.runtimes.replay_job import elapsed_s_at, iterations_at
+from tests.support.agents import a_gang, is_running, launch_leader, process_of, until
 from tests.support.patience import PATIENCE_S
 
 
@@ -36,10 +37,10 @@ class ReplayBench:
     def directory(self, gang: Gang) -> Path:
         return self.root / "gangs" / f"{gang.job}@{gang.generation}"
 
-    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> GangHandle:
+    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> MemberHandle:
         self.directory(gang).mkdir(parents=True)
         runtime = ReplayRuntime(clock_factor=clock_factor, checkpoint_s=checkpoint_s)
-        handle = runtime.start(gang, self.directory(gang), self.store)
+        handle = launch_leader(runtime, gang, self.directory(gang), self.store)
         self.pids.append(process_of(self.root, gang.job, gang.generation))
         return handle
 
@@ -54,7 +55,7 @@ def bench(tmp_path: Path) -> Iterator[ReplayBench]:
             os.waitpid(pid, 0)
 
 
-async def end_of(handle: GangHandle) -> GangExit:
+async def end_of(handle: MemberHandle) -> MemberExit:
     async with asyncio.timeout(PATIENCE_S):
         await handle.begun()
         return await handle.ended()
@@ -62,8 +63,8 @@ async def end_of(handle: GangHandle) -> GangExit:
 
 async def test_a_job_runs_to_completion(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_total=1000), clock_factor=10_000)
-    assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
-    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
+    assert await end_of(handle) == MemberExit(outcome=ExitOutcome.SUCCEEDED)
+    assert handle.observe() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
     assert checkpoint.open_generation(str(bench.store), 1) == 1000
 
 
@@ -71,13 +72,13 @@ async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: ReplayBench)
     first = bench.start(a_gang(iterations_total=1e12), clock_factor=1e6)
     await first.begun()
     first.stop()
-    assert await first.ended() == GangExit(outcome=ExitOutcome.STOPPED)
-    stopped_at = first.progress()
+    assert await first.ended() == MemberExit(outcome=ExitOutcome.STOPPED)
+    stopped_at = first.observe()
     assert stopped_at is not None
     assert stopped_at.iterations > 0
     second = bench.start(a_gang(generation=2, iterations_total=1e12), clock_factor=1e-3)
     await second.begun()
-    resumed_at = second.progress()
+    resumed_at = second.observe()
     assert resumed_at is not None
     assert resumed_at.iterations == stopped_at.iterations
 
@@ -85,25 +86,27 @@ async def test_a_stopped_job_resumes_where_its_checkpoint_is(bench: ReplayBench)
 async def test_a_job_resumes_at_the_servers_progress_if_that_is_further(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_done=500.0, iterations_total=1e9), clock_factor=1e-3)
     await handle.begun()
-    assert handle.progress() == Progress(iterations=500, iter_time_s=0.0, runtime="replay")
+    assert handle.observe() == Progress(iterations=500, iter_time_s=0.0, runtime="replay")
 
 
 async def test_a_job_makes_progress_only_after_its_restart_time(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(restart_s=1e9, iterations_total=1.0), clock_factor=1.0)
     begun = asyncio.create_task(handle.begun())
     await until((bench.store / "fence.json").exists)
-    assert handle.progress() is None
+    assert handle.observe() is None
     assert not begun.done()
     handle.stop()
     await begun
-    assert await handle.ended() == GangExit(outcome=ExitOutcome.STOPPED)
+    assert await handle.ended() == MemberExit(outcome=ExitOutcome.STOPPED)
 
 
 async def test_a_job_with_a_planned_failure_fails_at_its_iteration(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(command=("fail-at", "30")), clock_factor=10_000)
     end = await end_of(handle)
-    assert end == GangExit(outcome=ExitOutcome.FAILED, error="failed at iteration 30, as requested")
-    assert handle.progress() == Progress(iterations=30, iter_time_s=1.0, runtime="replay")
+    assert end == MemberExit(
+        outcome=ExitOutcome.FAILED, error="failed at iteration 30, as requested"
+    )
+    assert handle.observe() == Progress(iterations=30, iter_time_s=1.0, runtime="replay")
 
 
 async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> None:
@@ -126,18 +129,23 @@ async def test_a_killed_job_is_reported_with_its_signal(bench: ReplayBench) -> N
     await handle.begun()
     handle.kill()
     end = await handle.ended()
-    assert end == GangExit(outcome=ExitOutcome.FAILED, error="the process was killed by SIGKILL")
+    assert end == MemberExit(
+        outcome=ExitOutcome.FAILED,
+        error="the process was killed by SIGKILL",
+        reason=ExitReason.KILLED,
+    )
     handle.stop()  # harmless
 
 
 async def test_a_failing_program_is_reported_with_its_last_output(bench: ReplayBench) -> None:
     gang = a_gang(iterations_total=math.inf)
     bench.directory(gang).mkdir(parents=True)
-    handle = ReplayRuntime().start(gang, bench.directory(gang), bench.store)
+    handle = launch_leader(ReplayRuntime(), gang, bench.directory(gang), bench.store)
     end = await end_of(handle)
-    assert end == GangExit(
+    assert end == MemberExit(
         outcome=ExitOutcome.FAILED,
         error="the process exited with status 1: OverflowError: cannot convert float infinity to integer",
+        reason=ExitReason.ERROR,
     )
 
 
@@ -159,9 +167,9 @@ async def test_an_adopted_process_is_watched_until_its_end(bench: ReplayBench) -
     await first.begun()
     adopted = ReplayRuntime().adopt(bench.directory(gang))
     assert adopted is not None
-    assert adopted.progress() is not None
+    assert adopted.observe() is not None
     adopted.stop()
-    assert await end_of(adopted) == GangExit(outcome=ExitOutcome.STOPPED)
+    assert await end_of(adopted) == MemberExit(outcome=ExitOutcome.STOPPED)
 
 
 async def test_a_process_that_reuses_a_dead_ones_id_is_not_adopted(bench: ReplayBench) -> None:
@@ -182,7 +190,7 @@ def test_a_gang_that_was_never_started_is_not_adopted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("python", "train.py"), ("fail-at",), ("fail-at", "-1")])
 def test_other_commands_are_refused(command: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidInput, match="submit the job without a command"):
+    with pytest.raises(InvalidInput, match="submit the job with the runtime 'command'"):
         fail_at(command)
 
 
@@ -191,7 +199,7 @@ def test_a_gang_with_a_meaningless_iteration_time_is_refused(
     tmp_path: Path, iter_time_s: float
 ) -> None:
     with pytest.raises(InvalidInput, match="iter_time_s"):
-        ReplayRuntime().start(a_gang(iter_time_s=iter_time_s), tmp_path, tmp_path)
+        launch_leader(ReplayRuntime(), a_gang(iter_time_s=iter_time_s), tmp_path, tmp_path)
 
 
 async def test_a_gang_of_unknown_rate_is_replayed_at_a_second_an_iteration(
@@ -200,8 +208,8 @@ async def test_a_gang_of_unknown_rate_is_replayed_at_a_second_an_iteration(
     gang = a_gang(iter_time_s=0.0, iterations_total=1000)
     with caplog.at_level(logging.INFO):
         handle = bench.start(gang, clock_factor=10_000)
-    assert await end_of(handle) == GangExit(outcome=ExitOutcome.SUCCEEDED)
-    assert handle.progress() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
+    assert await end_of(handle) == MemberExit(outcome=ExitOutcome.SUCCEEDED)
+    assert handle.observe() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
     assert "nobody knows the rate of" in caplog.text
 
 

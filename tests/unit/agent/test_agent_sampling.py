@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.runtimes import REPLAY
 from tessera.service.agent.gangs import Gang, GangPhase, GangReport, observed_message
 from tessera.service.agent.main import main
 from tessera.service.agent.network.period import find_period
@@ -25,12 +26,13 @@ from tessera.service.agent.network.sampling import (
     analysed_apart,
     sent_bytes_reader,
 )
-from tessera.service.agent.runtime import (
-    EMPTY_ENVIRONMENT,
+from tessera.service.agent.runtimes.protocol import (
     ExitOutcome,
-    GangExit,
-    GangHandle,
+    Member,
+    MemberExit,
+    MemberHandle,
     Progress,
+    RuntimeChooser,
 )
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
@@ -264,30 +266,32 @@ class EndlessProcess:
     async def begun(self) -> None:
         return
 
-    async def ended(self) -> GangExit:
+    async def ended(self) -> MemberExit:
         await self.stopped.wait()
-        return GangExit(outcome=ExitOutcome.STOPPED)
+        return MemberExit(outcome=ExitOutcome.STOPPED)
 
-    def progress(self) -> Progress | None:
+    def observe(self) -> Progress | None:
         return Progress(iterations=1.0, iter_time_s=1.0)
 
     def stop(self) -> None:
         self.stopped.set()
 
+    def request_checkpoint(self) -> None:
+        raise AssertionError("nobody asks for a checkpoint here")
+
     kill = stop
 
 
 class EndlessRuntime:
-    def start(
-        self,
-        gang: Gang,
-        directory: Path,
-        checkpoints: Path,
-        environment: Mapping[str, str] = EMPTY_ENVIRONMENT,
-    ) -> GangHandle:
+    leader_only = True
+
+    def prepare(self, member: Member) -> None:
+        """Accept every gang."""
+
+    def launch(self, member: Member) -> MemberHandle:
         return EndlessProcess()
 
-    def adopt(self, directory: Path) -> GangHandle | None:
+    def adopt(self, directory: Path) -> MemberHandle | None:
         return None
 
 
@@ -300,7 +304,7 @@ async def test_a_supervisor_reports_measurements_for_leaders_and_other_members(
     sampling = a_sampling(wire, 5.0)
     async with asyncio.TaskGroup() as tasks:
         supervisor = Supervisor(
-            EndlessRuntime(),
+            RuntimeChooser({REPLAY: EndlessRuntime()}, REPLAY),
             state,
             grace_s=1.0,
             spawn=tasks.create_task,
