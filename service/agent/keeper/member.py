@@ -118,6 +118,7 @@ class MemberRun:
             if self._is_stopped():
                 return False
             self._ranks.pump(TICK_S)
+        self._ranks.drain()
         if staging.returncode:
             outputs = self._ranks.tails()
             what = failures.describe(staging.returncode, outputs)

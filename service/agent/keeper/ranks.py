@@ -86,6 +86,12 @@ class Ranks:
             self._record_s = now_s + RECORD_S
             self._record_processes()
 
+    def drain(self) -> None:
+        """Read the output that is there now."""
+        for output in self._outputs.values():
+            while output.is_open and output.pump():
+                pass
+
     def finish(self) -> None:
         """End what the program left behind, then read the rest of the output."""
         children.end_descendants()

@@ -32,6 +32,7 @@ import atexit
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -56,6 +57,8 @@ __all__ = [
 REPORT_S = 0.2
 """The least number of seconds between two writes of the progress file."""
 
+_LOCK = threading.Lock()
+
 
 class _State:
     """What this process has reported, and what it was asked for."""
@@ -63,7 +66,7 @@ class _State:
     stop = False
     checkpoints_asked = 0  # the last request that a checkpoint has answered
     written_s = float("-inf")
-    is_written = True  # the progress file has what was reported last
+    timer: threading.Timer | None = None  # writes what was reported since the last write
     latest: dict[str, Any] = {}  # noqa: RUF012 - the module's own
 
 
@@ -74,15 +77,20 @@ def is_first_rank() -> bool:
 
 def report(iterations: int, loss: float | None = None, memory_bytes: int | None = None) -> None:
     """Report that ``iterations`` are done, with the loss and the largest GPU memory in bytes."""
-    _State.latest["iterations"] = int(iterations)
-    _State.latest["time_s"] = time.monotonic()
-    if loss is not None:
-        _State.latest["loss"] = float(loss)
-    if memory_bytes is not None:
-        _State.latest["memory_bytes"] = int(memory_bytes)
-    _State.is_written = False
-    if time.monotonic() >= _State.written_s + REPORT_S:
-        _write_progress()
+    with _LOCK:
+        _State.latest["iterations"] = int(iterations)
+        _State.latest["time_s"] = time.monotonic()
+        if loss is not None:
+            _State.latest["loss"] = float(loss)
+        if memory_bytes is not None:
+            _State.latest["memory_bytes"] = int(memory_bytes)
+        wait_s = _State.written_s + REPORT_S - time.monotonic()
+        if wait_s <= 0:
+            _write_progress()
+        elif _State.timer is None:
+            _State.timer = threading.Timer(wait_s, _write_rest)
+            _State.timer.daemon = True
+            _State.timer.start()
 
 
 def checkpoint_path(iterations: int) -> Path:
@@ -101,11 +109,12 @@ def report_checkpoint(iterations: int, path: os.PathLike[str]) -> None:
     From now on, the job goes on from there after a failure or a move. Tessera keeps the latest
     checkpoints, and deletes older ones.
     """
-    _State.checkpoints_asked = _asked()
-    checkpoint = {"iterations": int(iterations), "path": os.fspath(path)}
-    _State.latest["checkpoint"] = checkpoint
-    _State.latest.setdefault("iterations", int(iterations))
-    _write_progress()
+    with _LOCK:
+        _State.checkpoints_asked = _asked()
+        checkpoint = {"iterations": int(iterations), "path": os.fspath(path)}
+        _State.latest["checkpoint"] = checkpoint
+        _State.latest.setdefault("iterations", int(iterations))
+        _write_progress()
 
 
 def resume_path() -> Path | None:
@@ -176,9 +185,9 @@ def _asked() -> int:
 
 
 def _write_progress() -> None:
-    """Replace the progress file in one step."""
+    """Replace the progress file in one step. The caller holds the lock."""
     path = os.environ.get("TESSERA_PROGRESS_FILE", "")
-    _State.written_s, _State.is_written = time.monotonic(), True
+    _State.written_s = time.monotonic()
     if not path or not is_first_rank():
         return
     temporary = f"{path}.{os.getpid()}.tmp"
@@ -188,9 +197,12 @@ def _write_progress() -> None:
 
 
 def _write_rest() -> None:
-    """Write what was reported since the last write, when the program ends."""
-    if not _State.is_written:
-        _write_progress()
+    """Write what was reported since the last write."""
+    with _LOCK:
+        if _State.timer is not None:
+            _State.timer.cancel()
+            _State.timer = None
+            _write_progress()
 
 
 atexit.register(_write_rest)
