@@ -7,8 +7,16 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.launch import (
+    DEFAULT_LAUNCH,
+    LaunchSpec,
+    SecretVariable,
+    launch_from_plain,
+)
 from tessera.formulation.values import Cell, CellKey, cell_from_plain, cell_to_plain
 from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 
 
 class GangPhase(StrEnum):
@@ -66,6 +74,13 @@ class Gang:
     runtime: str = ""  # name of the runtime; "" is the agent's own
     execution_plan: str = ""
     """Canonical JSON of the execution plan, as the server sent it; "" if it was not recorded."""
+    launch: LaunchSpec = DEFAULT_LAUNCH
+    """The way in which its program is started, but by ``runtime``, which an earlier server may not name."""
+    launch_problem: str = ""
+    """Why this agent cannot use the launch that the server sent; "" if it can. Such a gang must fail."""
+    tenant: str = ""  # whose secrets the program may have
+    member_gpus: tuple[int, ...] = ()
+    """The number of GPUs on each of ``members``. It is empty if the server did not say."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
     network: NetworkPart | None = field(
         default=None, compare=False
@@ -113,20 +128,37 @@ def gang_to_json(gang: Gang) -> dict[str, Any]:
     """Return ``gang`` as a JSON object, without its network part, which is sent each time."""
     plain = asdict(gang)
     del plain["network"], plain["cell"]
-    return plain | cell_to_plain(gang.cell)
+    return plain | cell_to_plain(gang.cell) | {"launch": gang.launch.to_plain()}
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
-    """Return the gang that ``gang_to_json`` has written."""
+    """Return the gang that ``gang_to_json`` has written, in this release or an earlier one.
+
+    Raises:
+        KeyError, TypeError, ValueError: no agent has written it.
+    """
     fields = {name: part for name, part in value.items() if name not in CellKey._fields}
     fields |= {name: tuple(value[name]) for name in ("members", "command")}
+    fields["member_gpus"] = tuple(value.get("member_gpus", ()))
     fields["shares"] = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
+    try:
+        fields["launch"] = launch_from_plain(value.get("launch", {}))
+    except InvalidInput as error:
+        raise ValueError(f"launch: {error}") from error
     return Gang(**fields, cell=cell_from_plain(value))
 
 
 def gang_from_message(message: pb.DesiredGang) -> Gang:
-    """Return the gang that the server described."""
-    m = message
+    """Return the gang that the server described.
+
+    A launch that this agent cannot use, which a server of a later release may send, becomes the
+    gang's ``launch_problem``, because the other gangs of the message must run.
+    """
+    m, launch, problem = message, DEFAULT_LAUNCH, ""
+    try:
+        launch = _launch(m.launch)
+    except InvalidInput as error:
+        problem = f"this agent cannot use the job's launch; upgrade tessera on its node: {error}"
     return Gang(
         job=m.job,
         generation=m.generation,
@@ -144,8 +176,29 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         command=tuple(m.command),
         runtime=m.runtime,
         execution_plan=m.execution_plan,
+        launch=launch,
+        launch_problem=problem,
+        tenant=m.tenant,
+        member_gpus=tuple(m.member_gpus),
         job_number=m.job_number,
         network=_part(m.network) if m.HasField("network") else None,
+    )
+
+
+def _launch(message: launch_pb2.Launch) -> LaunchSpec:
+    """Return the launch of a message. An empty message is the default. Raises InvalidInput."""
+    m = message
+    return LaunchSpec(
+        runtime=m.runtime,
+        environment=dict(m.environment),
+        working_directory=m.working_directory,
+        image=m.image,
+        secrets=tuple(SecretVariable(variable=s.variable, name=s.name) for s in m.secrets),
+        staging_command=tuple(m.staging_command),
+        user=m.user,
+        progress_pattern=m.progress_pattern,
+        stall_limit_s=m.stall_limit.ToNanoseconds() / 1e9,
+        stop_grace_s=m.stop_grace.ToNanoseconds() / 1e9,
     )
 
 
