@@ -182,7 +182,7 @@ def test_a_gang_that_was_never_started_is_not_adopted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("python", "train.py"), ("fail-at",), ("fail-at", "-1")])
 def test_other_commands_are_refused(command: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidInput, match="submit the job without a command"):
+    with pytest.raises(InvalidInput, match="submit the job with the runtime"):
         fail_at(command)
 
 
