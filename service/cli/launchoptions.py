@@ -88,7 +88,7 @@ def program_options(
     run_as: Annotated[
         str,
         _option(
-            "User of the nodes' operating system as whom the program runs, if the agents allow it.",
+            "User of the nodes' operating system that the program runs as. The agents must allow it.",
             metavar="USER",
         ),
     ] = "",
@@ -179,7 +179,7 @@ def set_launch(job: jobs_pb2.Job, launch: launch_pb2.Launch) -> None:
 
 
 def secret_warning(jobs: Iterable[jobs_pb2.Job]) -> str:
-    """Return a warning of variables whose names suggest secrets, or "" if there are none."""
+    """Return a warning of variables whose names suggest secrets, or "" if no name does."""
     names = sorted({n for job in jobs for n in job.launch.environment if suggests_secret(n)})
     if not names:
         return ""
@@ -212,7 +212,7 @@ def _read_variables(where: str, path: str) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith(COMMENT):
             continue
         name, value = _parse_variable(f"{where}: {path}, line {number}", line)
-        variables[name] = value
+        variables[name.strip()] = value
     return variables
 
 

@@ -24,7 +24,10 @@ async def test_a_command_that_the_runtime_cannot_run_is_refused_with_what_to_do(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
-        wrong_job = {"command": ["python", "train.py"], "launch": {"runtime": "replay"}}
+        wrong_job: dict[str, Any] = {
+            "command": ["python", "train.py"],
+            "launch": {"runtime": "replay"},
+        }
         request = a_submit(**wrong_job)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await a.jobs.SubmitJob(request)
@@ -108,7 +111,9 @@ async def test_a_launch_that_cannot_be_is_refused_by_its_field_and_nothing_is_st
 async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit("a", command=["train.py"], launch=WHOLE_MESSAGE))
-        changed = jobs_pb2.Job(name=job.name, weight=2.0, launch={"runtime": "command"})
+        changed = jobs_pb2.Job(
+            name=job.name, weight=2.0, launch=launch_pb2.Launch(runtime="command")
+        )
         request = jobs_pb2.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["launch"]))
         code, _, wrong = await refusal_of(a.jobs.UpdateJob(request))
         assert (code, wrong) == (INVALID, ["update_mask"])

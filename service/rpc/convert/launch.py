@@ -116,7 +116,7 @@ def _to_secrets(messages: Sequence[pb.Secret]) -> tuple[SecretVariable, ...]:
 
 
 def _to_seconds(name: str, value: Duration | None) -> float:
-    """Return the seconds of a duration, or 0 for the agent's default if there is none."""
+    """Return the seconds of a duration. Without one, return 0, the agent's default."""
     if value is None:
         return 0.0
     length_s = fields.seconds_of_duration(name, value)

@@ -41,7 +41,7 @@ def a_uniform_plan(
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     zero: ZeroStage = ZeroStage.NONE,
     offload: Offload = Offload.NONE,
-    **degrees: int,
+    **degrees: Any,
 ) -> ExecutionPlan:
     """Return a plan whose stages have these numbers of layers, and the same degrees."""
     stages = tuple(

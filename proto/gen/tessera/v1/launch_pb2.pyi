@@ -119,7 +119,7 @@ class Launch(_message.Message):
     image: _builtins.str
     """The container image, for engines that run containers. The runtimes of the agent refuse it."""
     user: _builtins.str
-    """The user of the nodes' operating system as whom the program runs. The agent must allow it.
+    """The user of the nodes' operating system that the program runs as. The agent must allow it.
     Empty: the user that the agent is configured with.
     """
     progress_pattern: _builtins.str
