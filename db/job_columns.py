@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -49,4 +49,6 @@ def stated_in(row: sa.RowMapping) -> dict[str, Any]:
 
 def launch_values(spec: JobSpec) -> dict[str, Any]:
     """Return the values of ``LAUNCH_COLUMNS``."""
-    return {"runtime": spec.runtime, "launch": replace(spec.launch, runtime="").to_plain()}
+    launch = spec.launch.to_plain()
+    launch.pop("runtime", None)
+    return {"runtime": spec.runtime, "launch": launch}

@@ -100,12 +100,16 @@ class LaunchSpec:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON's plain values."""
-        plain = asdict(self) | {"environment": dict(self.environment)}
-        return {
-            f.name: plain[f.name]
+        plain = {
+            f.name: getattr(self, f.name)
             for f in fields(self)
             if getattr(self, f.name) != (f.default if f.default is not MISSING else {})
         }
+        if self.environment:
+            plain["environment"] = dict(self.environment)
+        if self.secrets:
+            plain["secrets"] = [asdict(secret) for secret in self.secrets]
+        return plain
 
 
 def launch_from_plain(plain: Mapping[str, Any]) -> LaunchSpec:

@@ -184,7 +184,7 @@ def test_a_job_shows_its_runtime_and_what_was_stated(capsys: pytest.CaptureFixtu
     assert lines["command"] == "train.py --name 'a b'"
     assert lines["environment"] == (
         f"EMPTY='', GREETING='a b=ü', LONG={80 * 'x'}..., NCCL_DEBUG=INFO,"
-        " URL='postgresql://ana:***@host/db'"
+        " URL='postgresql://ana:***" + "@host/db'"
     )
     assert lines["secrets"] == "WANDB_API_KEY from wandb"
     assert lines["starts in"] == "/srv/train"
