@@ -9,19 +9,29 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from tessera.db.tables.jobs import jobs
+from tessera.formulation.launch import launch_from_plain
 from tessera.formulation.records.jobs import JobSpec
 
 STATED_COLUMNS: Final = tuple(
     f.name
     for f in fields(JobSpec)
-    if f.name not in {"name", "workload", "avoid_nodes", "stated_plan"}
+    if f.name not in {"name", "workload", "avoid_nodes", "stated_plan", "launch"}
 )
 """The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
 
 UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})
 """Fields of a job that may change after its submission. Its name and its workload may not."""
 
-SUBMITTED_COLUMNS: Final = ("name", "workload_id", "stated_plan_id", *STATED_COLUMNS)
+LAUNCH_COLUMNS: Final = ("runtime", "launch")
+"""The columns of ``jobs`` that hold the launch: the runtime, never empty, and all else as JSON."""
+
+SUBMITTED_COLUMNS: Final = (
+    "name",
+    "workload_id",
+    "stated_plan_id",
+    *LAUNCH_COLUMNS,
+    *STATED_COLUMNS,
+)
 """The columns of a submitted row of ``jobs``, in addition to its cluster."""
 
 
@@ -33,4 +43,12 @@ def typed_columns(columns: Sequence[str]) -> str:
 def stated_in(row: sa.RowMapping) -> dict[str, Any]:
     """Return the fields of a ``JobSpec`` in a row of ``jobs``, with lists as tuples."""
     values = {name: row[name] for name in STATED_COLUMNS}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    stated = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return stated | {"launch": launch_from_plain(row["launch"] | {"runtime": row["runtime"]})}
+
+
+def launch_values(spec: JobSpec) -> dict[str, Any]:
+    """Return the values of ``LAUNCH_COLUMNS``."""
+    launch = spec.launch.to_plain()
+    launch.pop("runtime", None)
+    return {"runtime": spec.runtime, "launch": launch}

@@ -14,7 +14,6 @@ from tessera.db.documents import dump_json
 from tessera.db.turn import JobChange, Turn, notify_attention
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
 from tessera.formulation.records.agents import ObservedGang
-from tessera.formulation.records.jobs import runtime_of_model
 from tessera.formulation.runtimes import is_training
 from tessera.formulation.values import EstimateSource
 
@@ -33,12 +32,11 @@ _ON_NODES = sa.text("""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
-    j.iterations_done, max(t.generation) AS traffic_of, w.model
+    j.iterations_done, max(t.generation) AS traffic_of, j.runtime
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
-JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id
 WHERE n.agent_id = :agent
-GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id, w.model
+GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
 """)
 
 _PROGRESS = sa.text("""
@@ -223,7 +221,7 @@ def compare_report(
                 leader.phase == "running"
                 and MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
             ):
-                trains = is_training(leader.runtime, runtime_of_model(row.model))
+                trains = is_training(leader.runtime, row.runtime)
                 source = EstimateSource.MEASURED if trains else EstimateSource.REPLAYED
                 time = {"iter_time_s": leader.iter_time_s, "source": int(source)}
                 findings.reported.append(done | time)

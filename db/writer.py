@@ -21,7 +21,12 @@ from tessera.db import (
 )
 from tessera.db import tenants as settings
 from tessera.db.documents import dump_json
-from tessera.db.job_columns import SUBMITTED_COLUMNS, UPDATABLE_COLUMNS, typed_columns
+from tessera.db.job_columns import (
+    SUBMITTED_COLUMNS,
+    UPDATABLE_COLUMNS,
+    launch_values,
+    typed_columns,
+)
 from tessera.db.limits import require_few, require_few_clusters, require_few_open_jobs
 from tessera.db.plans import ensure_stated_plans
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
@@ -170,7 +175,7 @@ class PostgresWriter:
         for job in jobs:
             row = asdict(replace(job, stated_plan=None))
             del row["workload"], row["avoid_nodes"], row["stated_plan"]
-            row["workload_id"] = workload_ids[job.workload]
+            row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
             if job.stated_plan is not None:
                 row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
             # JSON cannot represent infinity.

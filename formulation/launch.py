@@ -15,7 +15,9 @@ from tessera.formulation.errors import InvalidInput
 MAX_VARIABLES: Final = 256
 MAX_SECRETS: Final = 64
 MAX_TEXT: Final = 4096
-"""The largest number of characters of a variable's value, a path, an image or a pattern."""
+"""The largest number of characters of a variable's value, a path, an image or a word."""
+MAX_PATTERN: Final = 500
+"""The largest number of characters of a pattern. Each may take 20 microseconds to compile."""
 MAX_WORDS: Final = 256
 MAX_STALL_S: Final = 7 * 86_400.0
 MAX_GRACE_S: Final = 3600.0
@@ -23,6 +25,7 @@ MAX_GRACE_S: Final = 3600.0
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 USER_NAME: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_WIDE_ESCAPE: Final = re.compile(r"\\[uUN]")
 OWN_PREFIX: Final = "TESSERA_"
 """The beginning of the names of variables that agents set themselves."""
 
@@ -63,7 +66,11 @@ class LaunchSpec:
     stop_grace_s: float = 0.0  # 0 for the agent's default
 
     def __post_init__(self) -> None:
-        """Check all fields but the runtime. Raises InvalidInput."""
+        """Check all fields but the runtime. Raises InvalidInput.
+
+        Only the length of the pattern is checked. Stored jobs are read often, and patterns take long
+        to compile: see ``check_pattern``.
+        """
         if len(self.environment) > MAX_VARIABLES:
             raise InvalidInput("environment", f"must have at most {MAX_VARIABLES} variables")
         for name, value in self.environment.items():
@@ -77,8 +84,9 @@ class LaunchSpec:
                 raise InvalidInput(
                     f"secrets[{index}].variable", f"{name} has a value already; name it once"
                 )
-        for name in ("working_directory", "image", "progress_pattern"):
+        for name in ("working_directory", "image"):
             _require_text(name, getattr(self, name))
+        _require_text("progress_pattern", self.progress_pattern, MAX_PATTERN)
         if self.working_directory and not self.working_directory.startswith("/"):
             raise InvalidInput("working_directory", "must be an absolute path")
         if len(self.staging_command) > MAX_WORDS:
@@ -87,18 +95,21 @@ class LaunchSpec:
             _require_text(f"staging_command[{index}]", word)
         if self.user and not USER_NAME.fullmatch(self.user):
             raise InvalidInput("user", "must be the name of a user, in lower case")
-        _check_pattern("progress_pattern", self.progress_pattern)
         _require_seconds("stall_limit", self.stall_limit_s, MAX_STALL_S)
         _require_seconds("stop_grace", self.stop_grace_s, MAX_GRACE_S)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON's plain values."""
-        plain = asdict(self) | {"environment": dict(self.environment)}
-        return {
-            f.name: plain[f.name]
+        plain = {
+            f.name: getattr(self, f.name)
             for f in fields(self)
             if getattr(self, f.name) != (f.default if f.default is not MISSING else {})
         }
+        if self.environment:
+            plain["environment"] = dict(self.environment)
+        if self.secrets:
+            plain["secrets"] = [asdict(secret) for secret in self.secrets]
+        return plain
 
 
 def launch_from_plain(plain: Mapping[str, Any]) -> LaunchSpec:
@@ -109,10 +120,19 @@ def launch_from_plain(plain: Mapping[str, Any]) -> LaunchSpec:
     return LaunchSpec(**values)
 
 
-def _check_pattern(name: str, pattern: str) -> None:
-    """Check that ``pattern`` is a regular expression that finds iterations. Raises InvalidInput."""
+def check_pattern(name: str, pattern: str) -> None:
+    """Check that ``pattern`` is a regular expression that finds iterations, or "".
+
+    It is ASCII without escapes of other characters, because a class with many of them takes
+    milliseconds to compile. Users' patterns must not delay servers.
+
+    Raises:
+        InvalidInput: it is not.
+    """
     if not pattern:
         return
+    if not pattern.isascii() or _WIDE_ESCAPE.search(pattern):
+        raise InvalidInput(name, "must be of ASCII characters; write '.' for each other one")
     try:
         groups = re.compile(pattern).groupindex
     except (re.error, OverflowError, RecursionError) as error:
@@ -134,9 +154,9 @@ def _require_variable(name: str, variable: str) -> None:
         )
 
 
-def _require_text(name: str, text: str) -> None:
-    if len(text) > MAX_TEXT:
-        raise InvalidInput(name, f"must have at most {MAX_TEXT} characters")
+def _require_text(name: str, text: str, most: int = MAX_TEXT) -> None:
+    if len(text) > most:
+        raise InvalidInput(name, f"must have at most {most} characters")
     if "\0" in text:
         raise InvalidInput(name, "must not contain a zero byte")
 

@@ -24,6 +24,10 @@ _SECRETS: Final = re.compile(
     r"|(?<=[?&]password=)[^&\s]+|(?<=[?&]sslpassword=)[^&\s]+"  # a password in a URL's query
     r"|(?<=://)([^/\s:@]*):[^/\s@]+(?=@)"  # a password in a URL
 )
+_SECRET_VARIABLE: Final = re.compile(
+    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,16 @@ def parse_token(field: str, text: str, prefix: str) -> SecretToken:
         kind = "join token" if prefix == JOIN_PREFIX else "token"
         raise InvalidInput(field, f"is not a {kind}; a {kind} begins with {prefix}_")
     return SecretToken(match[1], match[2], hash_secret(match[3]))
+
+
+def holds_secret(text: str) -> bool:
+    """Return whether ``text`` has a part that ``hide_secrets`` would hide."""
+    return _SECRETS.search(text) is not None
+
+
+def suggests_secret(variable: str) -> bool:
+    """Return whether the value of an environment's ``variable`` is a secret, by its name."""
+    return _SECRET_VARIABLE.search(variable) is not None
 
 
 def hide_secrets(text: str) -> str:

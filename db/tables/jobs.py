@@ -45,6 +45,8 @@ jobs = sa.Table(
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
     reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
     flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
+    text_column("runtime"),  # the one that starts its program, whether stated or implied
+    sa.Column("launch", JSONB, nullable=False, server_default=sa.text("'{}'")),  # the rest of it
     text_column("state", default=JobState.QUEUED.value),
     count_column("version", 1),
     count_column("generation", 0),
@@ -79,6 +81,7 @@ jobs = sa.Table(
         name="gpu_bounds",
     ),
     sa.CheckConstraint("NOT stated_plan_first OR stated_plan_id IS NOT NULL", name="stated_plan"),
+    sa.CheckConstraint("runtime <> '' AND jsonb_typeof(launch) = 'object'", name="launch"),
     sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
     sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
     sa.CheckConstraint("weight > 0 AND weight < 'Infinity'", name="weight"),

@@ -6,15 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
-from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.runtimes import PROFILER, implied_runtime
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
-
-
-def runtime_of_model(model: str) -> str:
-    """Return the runtime of jobs of ``model``: see ``JobSpec.runtime``."""
-    return PROFILER if model == PROFILING else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +41,18 @@ class JobSpec:
     """The execution plan that the user states for the job, or None if rounds choose its plans."""
     stated_plan_first: bool = False
     """Whether only the first start must use the stated plan. If not, every one must."""
+    launch: LaunchSpec = DEFAULT_LAUNCH
+    """The way in which its program is started. A stored job always names its runtime."""
 
     @property
     def runtime(self) -> str:
-        """Return the runtime: ``PROFILER`` for a profiling task, or "" for the agents' default."""
-        return runtime_of_model(self.workload.model)
+        """Return the runtime: the stated one, or else the one that the job's command implies.
+
+        A profiling task's is always ``PROFILER``.
+        """
+        if self.workload.model == PROFILING:
+            return PROFILER
+        return self.launch.runtime or implied_runtime(self.command)
 
     def contradicted_bound(self) -> tuple[str, str] | None:
         """Return the field and the problem of a bound on GPUs that contradicts the request.

@@ -14,9 +14,10 @@ from tessera.estimator.schemas import check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
 from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
+from tessera.service.cli.launchoptions import make_launch, set_launch
 from tessera.service.cli.names import full_name
 from tessera.service.cli.yamlfile import read_documents
-from tessera.v1 import estimates_pb2, jobs_pb2
+from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
 
 
 class JobEntry(FileEntry):
@@ -48,6 +49,16 @@ class JobEntry(FileEntry):
     plan: Text = ""
     """The file of an execution plan. A relative path begins at the folder of the job's file."""
     plan_first: bool = False
+    runtime: Text = ""
+    environment: Labels = Field(default_factory=dict)
+    working_directory: Text = ""
+    secrets: Labels = Field(default_factory=dict)
+    """The names of the tenant's files on the nodes, by variable."""
+    staging: Texts = Field(default_factory=list)
+    user: Text = ""
+    progress_pattern: Text = ""
+    stall_limit: Seconds | None = None
+    stop_grace: Seconds | None = None
 
 
 class JobsEntry(FileEntry):
@@ -135,11 +146,31 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
     if job.plan_first and not job.plan:
         raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
     message.stated_plan_first = job.plan_first
+    set_launch(message, _launch(where, job))
     if job.restart is not None:
         message.restart.CopyFrom(options.to_duration(job.restart))
     if job.deadline is not None:
         message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
     return jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
+
+
+def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
+    launch = make_launch(
+        f"{where}: environment",
+        f"{where}: secrets",
+        environment=job.environment,
+        secrets=job.secrets.items(),
+        runtime=job.runtime,
+        working_directory=job.working_directory,
+        staging_command=job.staging,
+        user=job.user,
+        progress_pattern=job.progress_pattern,
+    )
+    if job.stall_limit is not None:
+        launch.stall_limit.CopyFrom(options.to_duration(job.stall_limit))
+    if job.stop_grace is not None:
+        launch.stop_grace.CopyFrom(options.to_duration(job.stop_grace))
+    return launch
 
 
 def _moment(where: str, value: object, now: Timestamp) -> Timestamp:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from itertools import chain
 from typing import Annotated, Final
 
@@ -12,6 +11,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
 from tessera.service.cli.jobview import JobDetails, print_warnings, show_job, show_jobs
+from tessera.service.cli.launchoptions import program_options, secret_warning
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.networks import describe_job_part
 from tessera.service.cli.nextround import next_round, next_round_line
@@ -61,12 +61,15 @@ Watch = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
-    app.command("submit", rich_help_panel=panel)(submit_jobs)
+    submit = options.with_options(submit_jobs, "program", program_options)
+    app.command("submit", rich_help_panel=panel)(submit)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
     app.command("job", rich_help_panel=panel)(print_job)
 
 
 def submit_jobs(
+    *,
+    program: jobs_pb2.Job,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
@@ -119,13 +122,6 @@ def submit_jobs(
             help="Number of times that the job is tried again after a failure. Default: 3.",
         ),
     ] = None,
-    command: Annotated[
-        str,
-        typer.Option(
-            help="Command of the job's runtime, quoted as in a shell. The agents of this release replay"
-            " jobs and train nothing, so leave it out, or give 'fail-at N' to make the job fail."
-        ),
-    ] = "",
     plan: Annotated[
         str,
         typer.Option(
@@ -166,7 +162,6 @@ def submit_jobs(
         labels=options.parse_labels("--label", label),
         pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
-        command=_split_command(command),
         max_retries=max_retries,
         profile=profile,
         min_gpus=min_gpus or 0,
@@ -174,6 +169,7 @@ def submit_jobs(
         stated_plan=options.read_plan_file("--plan", plan),
         stated_plan_first=plan_first,
     )
+    job.MergeFrom(program)
     if plan_first and not plan:
         raise InvalidInput("--plan-first", "needs --plan, the plan of the first start")
     if restart:
@@ -188,6 +184,8 @@ def submit_jobs(
             "--watch",
             "follows a single submitted job; use `tessera jobs --watch` to follow several",
         )
+    if warning := secret_warning(request.job for request in requests):
+        print_note(warning)
     with connect(server) as client:
         jobs = _submit(client, cluster_name(cluster), requests, validate_only=validate_only)
         print_warnings(jobs)
@@ -350,10 +348,3 @@ def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.Val
     if wanted:
         return [known[name] for name in wanted]
     return [] if everything else [v for name, v in known.items() if name not in ENDED_STATE_NAMES]
-
-
-def _split_command(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise InvalidInput("--command", f"must be quoted as in a shell: {error}") from error

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tessera.formulation.execution_plan import read_execution_plan
+from tessera.service.cli.launchview import launch_facts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import (
@@ -139,7 +140,7 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
         ("stated plan", _stated_plan_text(job)),
-        ("command", " ".join(job.command)),
+        *launch_facts(job),
     ]
 
 

@@ -308,3 +308,49 @@ def test_the_exit_code_of_watching_is_the_outcome_of_the_job(tessera: Tessera) -
     done = tessera("job", "j", "--watch", code=6)
     assert "requested" in done.stdout
     assert done.stderr == "error: j cancelled\n"
+
+
+def test_a_job_is_submitted_with_all_that_its_program_needs(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    variables = tmp_path / "train.env"
+    variables.write_text("# shared\nNCCL_DEBUG=INFO\nHF_TOKEN=hf-file\n")
+    words = "--runtime torchrun --workdir /srv --secret WANDB_API_KEY=wandb --run-as ana"
+    words += " --stall-limit 30m --stop-grace 2m --env SEED=7 --env-from-file"
+    more = [*words.split(), str(variables), "--command", "train.py --name 'a b'"]
+    more += ["--staging", "cp -r /data /scratch", "--progress-pattern", "it (?P<iteration>[0-9]+)"]
+    submit(tessera, "own", *more)
+    job = read(tessera, "job", "own")
+    assert job["command"] == ["train.py", "--name", "a b"]
+    assert job["launch"] == {
+        "runtime": "torchrun",
+        "environment": {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf-file", "SEED": "7"},
+        "working_directory": "/srv",
+        "image": "",
+        "secrets": [{"variable": "WANDB_API_KEY", "name": "wandb"}],
+        "staging_command": ["cp", "-r", "/data", "/scratch"],
+        "user": "ana",
+        "progress_pattern": "it (?P<iteration>[0-9]+)",
+        "stall_limit": "1800s",
+        "stop_grace": "120s",
+    }
+    shown = tessera("job", "own").stdout
+    assert "WANDB_API_KEY from wandb" in shown
+    assert "torchrun" in shown
+    submit(tessera, "plain")
+    plain = read(tessera, "job", "plain")["launch"]
+    assert {name: value for name, value in plain.items() if value} == {"runtime": "replay"}
+
+
+def test_a_program_that_no_runtime_can_run_is_refused_by_its_field(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    job = "model: bert\nparams: 1.3B\nglobal_batch: 256\niterations: 10\ngpus: 4\n"
+    file.write_text(f"{job}environment: {{WANDB_API_KEY: x}}\nruntime: slurm\n")
+    refused = tessera("submit", "-f", str(file), code=1).stderr
+    assert "warning: by their names, these variables hold secrets: WANDB_API_KEY" in refused
+    assert "error: job.launch.runtime: 'slurm' is not a runtime of users' jobs" in refused
+    file.write_text(job)
+    both = tessera("submit", "-f", str(file), "--command", "train", code=2).stderr
+    assert "takes one job from options or the jobs of --file, not both" in both

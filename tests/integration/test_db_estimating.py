@@ -19,6 +19,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, LimitReached, NotFound
 from tessera.formulation.execution_plan import ZeroStage
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
@@ -436,6 +437,18 @@ def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_me
     held = job(store, "j").allocation
     assert held is not None
     assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
+
+
+@pytest.mark.parametrize("runtime", ["command", "torchrun", "deepspeed", "megatron"])
+def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
+    store: PostgresStore, runtime: str
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime=runtime)))
+    run(store, j=[("a100-0", [0])])
+    report_progress(store, *[2.0] * 7, runtime="")
+    (measurement,) = store.estimation(C).measurements
+    assert measurement.iter_time_s == 2.0
 
 
 @pytest.mark.usefixtures("trainer")

@@ -10,9 +10,13 @@ import sqlalchemy as sa
 from tessera.db import migrate, tables
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
+from tessera.estimator.profiling.tasks import nominal_estimates
 from tessera.formulation.errors import InvalidInput, NotMigrated
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.runtimes import PROFILER, REPLAY
+from tessera.formulation.values import PROFILING, Workload
 from tests.support.database import a_database
 from tests.support.stored_cluster import (
     C,
@@ -95,6 +99,22 @@ def test_data_of_an_older_release_is_upgraded(database: Database) -> None:
     ).any()
     assert job(store, "ended").state is JobState.CANCELLED
     run(store, waits=[("a100-0", [1])])
+
+
+def test_jobs_that_were_stored_before_runtimes_were_are_replayed(database: Database) -> None:
+    store = PostgresStore(database)
+    a_cluster(store)
+    task = Workload(model=PROFILING, params="", global_batch=1)
+    do(store, lambda w: w.upsert_estimates(C, nominal_estimates(["a100"])))
+    submit(
+        store,
+        a_spec("old", command=("python", "train.py"), launch=LaunchSpec(user="ana")),
+        a_spec("task", workload=task, command=("{}",)),
+    )
+    migrate.downgrade_schema(database, "0015")
+    migrate.upgrade_schema(database)
+    assert job(store, "old").spec.launch == LaunchSpec(runtime=REPLAY)
+    assert job(store, "task").spec.launch == LaunchSpec(runtime=PROFILER)
 
 
 def test_a_store_on_a_database_without_a_schema_says_to_migrate(postgres_url: str) -> None:
@@ -244,6 +264,8 @@ def test_an_ended_job_cannot_own_gpus(running: Database) -> None:
         ("jobs SET certificate = '[1]'", "ck_jobs_certificate"),
         ("jobs SET opportunistic = true WHERE name = 'b'", "ck_jobs_opportunistic"),
         ("jobs SET rejection = '{}'", "ck_jobs_rejection"),
+        ("jobs SET runtime = ''", "ck_jobs_launch"),
+        ("jobs SET launch = '[]'", "ck_jobs_launch"),
         ("tenants SET borrow_gpus = -2", "ck_tenants_borrow"),
         ("tenants SET weight = 'NaN'", "ck_tenants_weight"),
         ("quotas SET gpus = -1", "ck_quotas_gpus"),

@@ -20,10 +20,12 @@ from tessera.formulation.errors import (
     RequestIdReused,
     StaleEtag,
 )
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
+from tests.support.launches import WHOLE_LAUNCH
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
@@ -119,6 +121,7 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         labels={"k": "ünï"},
         command=("python", "-m", "train"),
         max_retries=0,
+        launch=WHOLE_LAUNCH,
     )
     submit(store, spec, a_spec("b"))
     record = job(store, "a")
@@ -126,6 +129,23 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
     assert (record.state, record.version, record.generation) == (JobState.QUEUED, 1, 0)
     assert record.allocation is None
     assert job(store, "b").spec.deadline_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("command", "stated", "runtime"),
+    [
+        ((), "", "replay"),
+        (("fail-at", "3"), "", "replay"),
+        (("python", "train.py"), "", "command"),
+        (("python", "train.py"), "torchrun", "torchrun"),
+    ],
+)
+def test_a_stored_job_names_its_runtime(
+    store: PostgresStore, command: tuple[str, ...], stated: str, runtime: str
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a", command=command, launch=LaunchSpec(runtime=stated, user="ana")))
+    assert job(store, "a").spec.launch == LaunchSpec(runtime=runtime, user="ana")
 
 
 def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
@@ -202,6 +222,8 @@ def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
         do(store, lambda w: w.update_job(C, change, ["weight"], 1))
     with pytest.raises(InvalidInput, match="cannot be changed"):
         do(store, lambda w: w.update_job(C, change, ["workload"], None))
+    with pytest.raises(InvalidInput, match="launch cannot be changed"):
+        do(store, lambda w: w.update_job(C, change, ["launch"], None))
     with pytest.raises(NotFound):
         do(store, lambda w: w.update_job(C, a_spec("z"), ["weight"], None))
     apply_event(store, "a", JobEvent.CANCEL)

@@ -46,6 +46,7 @@ from tests.support.api import (
     some_nodes,
     some_tenants,
 )
+from tests.support.launches import WHOLE_MESSAGE
 from tests.support.laws import PROFILE
 from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
@@ -198,7 +199,9 @@ def valid_requests() -> dict[str, list[Message]]:
             )
         ],
         "GetProfiling": [e.GetProfilingRequest(parent=C, workload=a_workload())],
-        "SubmitJob": [a_submit("k", labels={"a": "b"}, command=["true"], tenant="t")],
+        "SubmitJob": [
+            a_submit("k", labels={"a": "b"}, command=["true"], tenant="t", launch=WHOLE_MESSAGE)
+        ],
         "SubmitJobs": [a_batch(a_submit("l"), a_submit("m"))],
         "GetJob": [j.GetJobRequest(name=JOB)],
         "ListJobs": [j.ListJobsRequest(parent=C, states=[j.QUEUED], page_size=5)],

@@ -2,36 +2,123 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc.aio
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
-from tessera.v1 import jobs_pb2
-from tests.support.api import INVALID, C, a_batch, a_submit, api, refusal_of
+from tessera.formulation.values import Workload
+from tessera.v1 import jobs_pb2, launch_pb2
+from tests.support.api import INVALID, C, a_batch, a_submit, a_workload, api, refusal_of
+from tests.support.execution_plans import a_plan
+from tests.support.launches import WHOLE_MESSAGE
 from tests.support.rpc import WALL_S
 
 SOON = Timestamp(seconds=int(WALL_S) + 3600)
 
 
-async def test_a_command_that_no_agent_can_run_is_refused_with_what_to_do(
+async def test_a_command_that_the_runtime_cannot_run_is_refused_with_what_to_do(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
-        request = a_submit(command=["python", "train.py"])
+        wrong_job: dict[str, Any] = {
+            "command": ["python", "train.py"],
+            "launch": {"runtime": "replay"},
+        }
+        request = a_submit(**wrong_job)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await a.jobs.SubmitJob(request)
         assert caught.value.details() == (
-            "job.command: this release's agents replay jobs and train nothing, so they cannot run"
-            " 'python train.py'; submit the job without a command"
+            "job.command: the replay runtime trains nothing, so it cannot run 'python train.py'; submit"
+            " the job with the runtime 'command', or without a command"
         )
         assert (await refusal_of(a.jobs.SubmitJob(request)))[::2] == (INVALID, ["job.command"])
-        batch = a_batch(a_submit("a"), a_submit("b", command=["python", "train.py"]))
+        batch = a_batch(a_submit("a"), a_submit("b", **wrong_job))
         code, _, wrong = await refusal_of(a.jobs.SubmitJobs(batch))
         assert (code, wrong) == (INVALID, ["requests[1].job.command"])
         assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
         await a.jobs.SubmitJob(a_submit(command=["fail-at", "7"]))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "command"),
+    [
+        ("replay", []),
+        ("replay", ["fail-at", "7"]),
+        ("command", ["python", "train.py"]),
+        ("torchrun", ["train.py", "--epochs", "3"]),
+        ("deepspeed", ["-m", "train"]),
+        ("megatron", ["pretrain_gpt.py"]),
+    ],
+)
+async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
+    store: PostgresStore, runtime: str, command: list[str]
+) -> None:
+    launch = launch_pb2.Launch()
+    launch.CopyFrom(WHOLE_MESSAGE)
+    launch.runtime = runtime
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit("a", command=command, launch=launch))
+        assert (job.launch, list(job.command)) == (launch, command)
+        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
+        again = await a.jobs.SubmitJob(a_submit("b", command=command))
+        assert again.launch == launch_pb2.Launch(
+            runtime="command" if command[:1] not in ([], ["fail-at"]) else "replay"
+        )
+
+
+@pytest.mark.parametrize(
+    ("launch", "field"),
+    [
+        ({"runtime": "profile"}, "launch.runtime"),
+        ({"runtime": "slurm"}, "launch.runtime"),
+        ({"image": "repo/image:1"}, "launch.image"),
+        ({"environment": {"1": "x"}}, "launch.environment[1]"),
+        ({"environment": {"A": "tessera_token_" + 12 * "a"}}, "launch.environment[A]"),
+        ({"working_directory": "x"}, "launch.working_directory"),
+        ({"secrets": [{"variable": "A", "name": "../x"}]}, "launch.secrets[0].name"),
+        ({"staging_command": [""]}, "launch.staging_command[0]"),
+        ({"user": "0"}, "launch.user"),
+        ({"progress_pattern": "("}, "launch.progress_pattern"),
+        ({"stall_limit": {"seconds": -1}}, "launch.stall_limit"),
+        ({"stop_grace": {"seconds": 10**6}}, "launch.stop_grace"),
+        ({"runtime": "torchrun"}, "stated_plan"),
+        ({"runtime": "deepspeed"}, "stated_plan"),
+        ({"runtime": "replay"}, "command"),
+    ],
+)
+async def test_a_launch_that_cannot_be_is_refused_by_its_field_and_nothing_is_stored(
+    store: PostgresStore, launch: dict[str, Any], field: str
+) -> None:
+    plan = a_plan(Workload(model="own", params="1.3B", global_batch=256), 4)
+    request = a_submit(
+        workload=a_workload("own"),
+        command=["train.py"],
+        launch=launch,
+        stated_plan=plan.to_json(),
+    )
+    async with api(store) as a:
+        refused = await refusal_of(a.jobs.SubmitJob(request))
+        assert refused[::2] == (INVALID, [f"job.{field}"])
+        assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+        request.job.launch.Clear()
+        await a.jobs.SubmitJob(request)
+
+
+async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit("a", command=["train.py"], launch=WHOLE_MESSAGE))
+        changed = jobs_pb2.Job(
+            name=job.name, weight=2.0, launch=launch_pb2.Launch(runtime="command")
+        )
+        request = jobs_pb2.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["launch"]))
+        code, _, wrong = await refusal_of(a.jobs.UpdateJob(request))
+        assert (code, wrong) == (INVALID, ["update_mask"])
+        updated = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=changed))
+        assert (updated.weight, updated.launch) == (2.0, WHOLE_MESSAGE)
 
 
 async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(

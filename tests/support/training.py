@@ -1,4 +1,4 @@
-"""A runtime that trains, for tests of what is learned from jobs. This release's runtimes do not."""
+"""A runtime that trains and checks nothing, for tests of what is learned from jobs."""
 
 from __future__ import annotations
 

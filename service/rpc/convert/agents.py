@@ -14,6 +14,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.service.rpc.convert.estimates import of_plan
+from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
 
 MAX_ERROR_CHARS: Final = 2000
@@ -140,6 +141,9 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         runtime=spec.runtime,
         execution_plan=of_plan(gang.allocation.plan),
         network=_of_part(gang.network, levels, {node for node, _ in shares if node not in nodes}),
+        launch=of_launch(spec),
+        tenant=spec.tenant,
+        member_gpus=[len(gpus) for _, gpus in shares],
     )
 
 

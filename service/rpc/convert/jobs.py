@@ -17,7 +17,7 @@ from tessera.formulation.records.jobs import (
     JobSpec,
     LegRecord,
 )
-from tessera.formulation.runtimes import REPLAY, RUNTIMES
+from tessera.formulation.runtimes import PROFILER
 from tessera.formulation.values import PROFILING, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
@@ -29,6 +29,7 @@ from tessera.service.rpc.convert.estimates import (
     source_number,
     to_workload,
 )
+from tessera.service.rpc.convert.launch import of_launch, require_runnable, to_launch
 from tessera.v1 import jobs_pb2 as pb
 
 MAX_ITERATIONS: Final = 10**12
@@ -106,16 +107,17 @@ def to_job_spec(
         profile=m.profile,
         stated_plan=_stated_plan(f"{field}.stated_plan", m, read_plan),
         stated_plan_first=m.stated_plan_first,
+        launch=to_launch(f"{field}.launch", m.launch),
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
     require_bounds(field, spec)
-    if spec.runtime:
+    if spec.runtime == PROFILER:
         raise InvalidInput(
             f"{field}.workload.model",
             f"{PROFILING} is reserved for profiling tasks; name another model",
         )
-    RUNTIMES[REPLAY].check_command(f"{field}.command", spec.command)
+    require_runnable(field, spec)
     return spec
 
 
@@ -200,6 +202,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         stated_plan=of_plan(spec.stated_plan),
         stated_plan_first=spec.stated_plan_first,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
+        launch=of_launch(spec),
     )
     if math.isfinite(spec.deadline_s):
         message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))

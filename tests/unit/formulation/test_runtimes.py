@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES, fail_at, is_training
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Schedule,
+    ZeroStage,
+)
+from tessera.formulation.launch import LaunchSpec
+from tessera.formulation.runtimes import (
+    COMMAND,
+    DEEPSPEED,
+    MEGATRON,
+    PROFILER,
+    REPLAY,
+    RUNTIMES,
+    TORCHRUN,
+    fail_at,
+    is_training,
+)
 from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.main import _parser, build_config, make_runtimes
+from tests.support.stored_cluster import a_spec
+
+PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON}
+"""The runtimes that start the programs of users."""
+
+
+def a_uniform_plan(
+    layers: tuple[int, ...] = (6,),
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    zero: ZeroStage = ZeroStage.NONE,
+    offload: Offload = Offload.NONE,
+    **degrees: Any,
+) -> ExecutionPlan:
+    """Return a plan whose stages have these numbers of layers, and the same degrees."""
+    stages = tuple(
+        PlanStage(start=start, end=end, **degrees)
+        for start, end in pairwise([0, *accumulate(layers)])
+    )
+    return ExecutionPlan(
+        stages=stages,
+        micro_batch=8,
+        accumulation=len(stages),
+        schedule=schedule,
+        zero=zero,
+        offload=offload,
+    )
 
 
 def test_a_replayed_job_takes_no_command_or_one_that_makes_it_fail() -> None:
@@ -34,8 +81,8 @@ def test_a_job_that_no_runtime_can_run_is_refused_in_one_short_sentence(
     with pytest.raises(InvalidInput) as refused:
         RUNTIMES[REPLAY].check_command("job.command", command)
     assert refused.value.field == "job.command"
-    assert "replay jobs and train nothing" in str(refused.value)
-    assert str(refused.value).endswith("submit the job without a command")
+    assert "the replay runtime trains nothing" in str(refused.value)
+    assert "submit the job with the runtime 'command', or without a command" in str(refused.value)
     assert len(str(refused.value)) < 300
 
 
@@ -45,15 +92,95 @@ def test_an_agent_has_the_runtimes_that_servers_check_against() -> None:
     assert make_runtimes(options, build_config(options, "first")).keys() == RUNTIMES.keys()
 
 
-def test_no_runtime_of_this_release_trains() -> None:
-    assert not any(runtime.trains for runtime in RUNTIMES.values())
+def test_only_runtimes_that_start_users_programs_train() -> None:
+    assert {name for name, runtime in RUNTIMES.items() if runtime.trains} == PROGRAMS
+    assert {name for name, runtime in RUNTIMES.items() if runtime.is_for_users} == {
+        *PROGRAMS,
+        REPLAY,
+    }
 
 
-@pytest.mark.parametrize(("model", "runtime"), [("bert", ""), (PROFILING, PROFILER)])
-def test_the_runtime_of_a_job_follows_from_its_model(model: str, runtime: str) -> None:
-    workload = Workload(model=model, params="", global_batch=1)
-    spec = JobSpec(name="j", workload=workload, iterations=1, requested_gpus=1)
-    assert spec.runtime == runtime
+@pytest.mark.parametrize(
+    ("stated", "command", "runtime"),
+    [
+        ("", (), REPLAY),
+        ("", ("fail-at", "5"), REPLAY),
+        ("", ("python", "train.py"), COMMAND),
+        (COMMAND, ("fail-at", "5"), COMMAND),
+        (TORCHRUN, ("train.py",), TORCHRUN),
+        (REPLAY, ("python", "train.py"), REPLAY),
+    ],
+)
+def test_a_job_has_the_runtime_that_it_states_or_that_its_command_implies(
+    stated: str, command: tuple[str, ...], runtime: str
+) -> None:
+    assert a_spec("j", launch=LaunchSpec(runtime=stated), command=command).runtime == runtime
+
+
+@pytest.mark.parametrize("stated", ["", REPLAY, TORCHRUN])
+def test_a_profiling_task_is_always_run_by_the_profiler(stated: str) -> None:
+    workload = Workload(model=PROFILING, params="", global_batch=1)
+    spec = a_spec("j", workload=workload, launch=LaunchSpec(runtime=stated), command=("{}",))
+    assert spec.runtime == PROFILER
+
+
+@pytest.mark.parametrize("runtime", sorted(PROGRAMS))
+@pytest.mark.parametrize("command", [(), ("",)])
+def test_a_runtime_that_starts_programs_needs_one(runtime: str, command: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match=r"job\.command: must name the (program|script) to run"):
+        RUNTIMES[runtime].check_command("job.command", command)
+    RUNTIMES[runtime].check_command("job.command", ("train.py", ""))
+
+
+@pytest.mark.parametrize("runtime", sorted(PROGRAMS - {COMMAND}))
+def test_a_launcher_needs_the_name_of_a_module_after_m(runtime: str) -> None:
+    check = RUNTIMES[runtime].check_command
+    for option in ("-m", "--module"):
+        with pytest.raises(InvalidInput, match="must name the module after -m"):
+            check("job.command", (option,))
+        check("job.command", (option, "train"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusing"),
+    [
+        ({"dp": 8}, {}),
+        ({"dp": 8, "zero": ZeroStage.PARAMETERS}, {MEGATRON: "ZeRO stage 3"}),
+        ({"dp": 8, "zero": ZeroStage.OPTIMIZER}, {}),
+        ({"dp": 8, "offload": Offload.OPTIMIZER}, {TORCHRUN: "offloads"}),
+        ({"dp": 2, "tp": 4}, {TORCHRUN: "divides tensors", DEEPSPEED: "divides tensors"}),
+        ({"dp": 2, "cp": 4}, {TORCHRUN: "sequences", DEEPSPEED: "sequences"}),
+        ({"dp": 8, "ep": 8}, {TORCHRUN: "experts", DEEPSPEED: "experts"}),
+        (
+            {"dp": 4, "layers": (3, 3)},
+            {TORCHRUN: "has 2 pipeline stages", DEEPSPEED: "has 2 pipeline stages"},
+        ),
+        (
+            {"dp": 4, "layers": (3, 2)},
+            {TORCHRUN: "2 pipeline", DEEPSPEED: "2 pipeline", MEGATRON: "numbers of layers"},
+        ),
+        (
+            {"dp": 4, "layers": (3, 3), "schedule": Schedule.GPIPE},
+            {TORCHRUN: "2 pipeline", DEEPSPEED: "2 pipeline", MEGATRON: "GPipe"},
+        ),
+    ],
+)
+def test_a_runtime_refuses_the_plans_that_its_launcher_cannot_run(
+    changes: dict[str, Any], refusing: dict[str, str]
+) -> None:
+    plan = a_uniform_plan(**changes)
+    for name, runtime in RUNTIMES.items():
+        problem = runtime.refuse_plan(plan)
+        assert bool(problem) == (name in refusing), (name, problem)
+        assert refusing.get(name, "") in problem
+        assert not (problem and runtime.runs_any_plan)
+
+
+def test_megatron_refuses_stages_that_differ_in_parallelism() -> None:
+    plan = a_uniform_plan(dp=4, layers=(3, 3))
+    first, second = plan.stages
+    uneven = replace(plan, stages=(first, replace(second, dp=2, tp=2)))
+    assert "stages of different parallelism" in RUNTIMES[MEGATRON].refuse_plan(uneven)
 
 
 def test_only_a_known_runtime_that_trains_measures(trainer: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.goals import GoalResult
+from tessera.formulation.launch import LaunchSpec, SecretVariable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredGang, DesiredState
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
@@ -43,6 +44,22 @@ workloads = st.builds(
     params=words,
     global_batch=st.integers(1, 10**9),
 )
+variables = st.from_regex(r"[A-Z]{1,8}", fullmatch=True)
+launches = st.builds(
+    LaunchSpec,
+    environment=st.dictionaries(variables, words, max_size=4),
+    secrets=st.lists(
+        st.builds(SecretVariable, variable=variables.map("S_".__add__), name=words),
+        max_size=3,
+        unique_by=lambda secret: secret.variable,
+    ).map(tuple),
+    working_directory=st.just("") | words.map("/".__add__),
+    staging_command=st.lists(words, max_size=3).map(tuple),
+    user=st.just("") | st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+    progress_pattern=st.sampled_from(["", r"(?P<iteration>\d+)"]),
+    stall_limit_s=st.integers(0, 604_800).map(float),
+    stop_grace_s=st.integers(0, 3600).map(float),
+)
 specs = st.builds(
     JobSpec,
     name=words,
@@ -61,6 +78,7 @@ specs = st.builds(
     command=st.just(()) | st.integers(0, 10**15 - 1).map(lambda n: ("fail-at", str(n))),
     max_retries=st.integers(0, 1000),
     avoid_nodes=st.lists(words, unique=True).map(tuple),
+    launch=launches,
 )
 
 
@@ -73,6 +91,7 @@ def test_a_job_survives_a_round_trip(requested: JobSpec, pin: bool) -> None:
     assert back.deadline_s == pytest.approx(spec.deadline_s, abs=1e-6)
     assert (back.pinned_type, back.avoid_nodes) == (spec.pinned_type, spec.avoid_nodes)
     assert back.restart_s == pytest.approx(spec.restart_s, abs=1e-8)
+    assert back.launch == replace(spec.launch, runtime="replay")
     assert jobs.of_spec("c", back) == sent
 
 
@@ -416,7 +435,7 @@ def a_job_message(**changes: Any) -> jobs_pb2.Job:
         ({"labels": {"": "x"}}, "job.labels"),
         ({"labels": {"k": "x" * 256}}, "job.labels[k]"),
         ({"command": ["a\0b"]}, "job.command[0]"),
-        ({"command": ["python", "train.py"]}, "job.command"),
+        ({"command": [""]}, "job.command"),
         ({"pinned_gpu_type": True}, "job.pinned_gpu_type"),
         ({"avoid_nodes": ["n1"]}, "job.avoid_nodes[0]"),
         ({"avoid_nodes": ["clusters/d/nodes/n1"]}, "job.avoid_nodes[0]"),

@@ -72,7 +72,9 @@ Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
 class Launch(_message.Message):
-    """The way in which a job's program is started on its nodes, and how its progress is read."""
+    """The way in which a job's program is started on its nodes, and how its progress is read. It has at
+    most 65,536 characters in total.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,18 +119,18 @@ class Launch(_message.Message):
     image: _builtins.str
     """The container image, for engines that run containers. The runtimes of the agent refuse it."""
     user: _builtins.str
-    """The user of the nodes' operating system as whom the program runs. The agent must allow it.
+    """The user of the nodes' operating system that the program runs as. The agent must allow it.
     Empty: the user that the agent is configured with.
     """
     progress_pattern: _builtins.str
     """A regular expression (Python) that finds progress in the lines of the first rank's output. Its
     group "iteration" is the number of iterations done, and its group "loss", if it has one, is the
-    loss. Empty: the output is not searched.
+    loss. At most 500 ASCII characters. Empty: the output is not searched.
     """
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of the program's environment, by name. At most 256. Names that begin with "TESSERA_"
-        are the agent's own.
+        are the agent's own. Values that look like secrets are refused, because answers show them.
         """
 
     @_builtins.property

@@ -1,0 +1,223 @@
+"""The options and file entries that say how a job's program is started."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.secrets import holds_secret, suggests_secret
+from tessera.service.cli import options
+from tessera.v1 import jobs_pb2, launch_pb2
+
+MAX_FILE_BYTES: Final = 2**20
+"""The size of a file of variables, far beyond what a job may have."""
+
+COMMENT: Final = "#"
+"""The beginning of a line of a file of variables that is skipped."""
+
+_PANEL: Final = "The job's program"
+
+
+def _option(text: str, *names: str, metavar: str) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=_PANEL)
+
+
+def program_options(
+    command: Annotated[
+        str,
+        _option(
+            "Command that starts the job's program, quoted as in a shell. It runs without a shell, on each"
+            " node. --runtime torchrun, deepspeed or megatron runs the script that it names on each GPU.",
+            "--command",
+            metavar="COMMAND",
+        ),
+    ] = "",
+    runtime: Annotated[
+        str,
+        _option(
+            "Runtime that starts the program: command, torchrun, deepspeed, megatron, or replay, which"
+            " trains nothing. Default: command if there is a --command, otherwise replay.",
+            metavar="NAME",
+        ),
+    ] = "",
+    env: Annotated[
+        list[str] | None,
+        _option(
+            "Variable of the program's environment. Everyone who sees the job sees its value."
+            " Repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    env_from_file: Annotated[
+        str,
+        _option(
+            "File of variables, each on a line as NAME=VALUE. Lines that are empty or begin with # are"
+            " skipped. --env has precedence.",
+            metavar="FILE",
+        ),
+    ] = "",
+    workdir: Annotated[
+        str,
+        _option(
+            "Absolute path of the directory in which the program starts. Default: a directory of the job"
+            " that its nodes share.",
+            metavar="DIR",
+        ),
+    ] = "",
+    secret: Annotated[
+        list[str] | None,
+        _option(
+            "Variable that holds a secret, and the name of the tenant's file on the nodes that contains it"
+            " (`tessera-agent --secrets-dir`). Never write the secret here. Repeatable.",
+            metavar="VARIABLE=NAME",
+        ),
+    ] = None,
+    staging: Annotated[
+        str,
+        _option(
+            "Command that runs on each node before the program starts, e.g. to copy data. It is quoted as"
+            " in a shell, and runs without one.",
+            metavar="COMMAND",
+        ),
+    ] = "",
+    run_as: Annotated[
+        str,
+        _option(
+            "User of the nodes' operating system that the program runs as. The agents must allow it.",
+            metavar="USER",
+        ),
+    ] = "",
+    progress_pattern: Annotated[
+        str,
+        _option(
+            "Regular expression that finds progress in the output of the first rank. It has the group"
+            " (?P<iteration>...), and may have the group (?P<loss>...).",
+            metavar="REGEX",
+        ),
+    ] = "",
+    stall_limit: Annotated[
+        str,
+        _option(
+            "Time without progress after which the program is ended as hanging, e.g. 30m. Default: the"
+            " longer of 10 min and 20 iterations.",
+            metavar="DURATION",
+        ),
+    ] = "",
+    stop_grace: Annotated[
+        str,
+        _option(
+            "Time that the program has after SIGTERM to write a checkpoint and exit, e.g. 2m. Default: that"
+            " of the agents.",
+            metavar="DURATION",
+        ),
+    ] = "",
+) -> jobs_pb2.Job:
+    """Return a job that has only the command and the launch that the options state."""
+    environment = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
+    environment |= dict(_parse_variable("--env", text) for text in env or ())
+    launch = make_launch(
+        "--env",
+        "--secret",
+        environment=environment,
+        secrets=[_parse_variable("--secret", text, "VARIABLE=NAME") for text in secret or ()],
+        runtime=runtime,
+        working_directory=workdir,
+        staging_command=_split_words("--staging", staging),
+        user=run_as,
+        progress_pattern=progress_pattern,
+    )
+    if stall_limit:
+        length_s = options.parse_seconds("--stall-limit", stall_limit)
+        launch.stall_limit.CopyFrom(options.to_duration(length_s))
+    if stop_grace:
+        length_s = options.parse_seconds("--stop-grace", stop_grace)
+        launch.stop_grace.CopyFrom(options.to_duration(length_s))
+    job = jobs_pb2.Job(command=_split_words("--command", command))
+    set_launch(job, launch)
+    return job
+
+
+def make_launch(
+    variables_at: str,
+    secrets_at: str,
+    *,
+    environment: Mapping[str, str],
+    secrets: Iterable[tuple[str, str]],
+    **values: Any,
+) -> launch_pb2.Launch:
+    """Return the launch with these variables and (variable, name) pairs of secrets.
+
+    Raises:
+        InvalidInput: a value looks like a secret. It does not repeat the value.
+    """
+    for name, value in environment.items():
+        if holds_secret(value):
+            raise InvalidInput(
+                variables_at,
+                f"the value of {name} looks like a secret, and everyone who sees the job would see it; put"
+                f" it into a file on the nodes, and name that file in {secrets_at}",
+            )
+    messages = [launch_pb2.Secret(variable=variable, name=name) for variable, name in secrets]
+    for message in messages:
+        if holds_secret(message.name):
+            raise InvalidInput(
+                secrets_at,
+                f"{message.variable} needs the name of a file on the nodes, and not the secret",
+            )
+    return launch_pb2.Launch(environment=environment, secrets=messages, **values)
+
+
+def set_launch(job: jobs_pb2.Job, launch: launch_pb2.Launch) -> None:
+    """Set the launch of ``job``, unless it states nothing."""
+    if launch != launch_pb2.Launch():
+        job.launch.CopyFrom(launch)
+
+
+def secret_warning(jobs: Iterable[jobs_pb2.Job]) -> str:
+    """Return a warning of variables whose names suggest secrets, or "" if no name does."""
+    names = sorted({n for job in jobs for n in job.launch.environment if suggests_secret(n)})
+    if not names:
+        return ""
+    return (
+        f"warning: by their names, these variables hold secrets: {', '.join(names)}. Everyone who sees"
+        " the job sees them; use --secret, or 'secrets' in a file"
+    )
+
+
+def _parse_variable(where: str, text: str, form: str = "NAME=VALUE") -> tuple[str, str]:
+    """Return the parts of ``NAME=VALUE``. The error does not repeat the text, which may be a secret."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidInput(where, f"must have the form {form}")
+    return name, value
+
+
+def _read_variables(where: str, path: str) -> dict[str, str]:
+    """Return the variables of a file. Raises InvalidInput."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(where, f"{path} cannot be read: {error}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidInput(where, f"{path} must have at most {MAX_FILE_BYTES:,} bytes")
+    variables: dict[str, str] = {}
+    for number, ending in enumerate(text.split("\n"), 1):
+        line = ending.removesuffix("\r")
+        if not line.strip() or line.lstrip().startswith(COMMENT):
+            continue
+        name, value = _parse_variable(f"{where}: {path}, line {number}", line)
+        variables[name.strip()] = value
+    return variables
+
+
+def _split_words(option: str, command: str) -> Sequence[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput(option, f"must be quoted as in a shell: {error}") from error

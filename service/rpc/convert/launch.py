@@ -1,0 +1,156 @@
+"""The way in which a job's program is started, as users state it and as agents get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.launch import LaunchSpec, SecretVariable, check_pattern
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.secrets import holds_secret
+from tessera.service.rpc import fields
+from tessera.v1 import launch_pb2 as pb
+
+MAX_LAUNCH_CHARS: Final = 65_536
+"""The largest number of characters of all texts of a launch. Agents get those of all their gangs."""
+
+MAX_SHOWN_CHARS: Final = 80
+"""The number of characters of a text of the caller's that an error repeats."""
+
+USERS_RUNTIMES: Final = tuple(
+    sorted(name for name, abilities in RUNTIMES.items() if abilities.is_for_users)
+)
+"""The names of the runtimes that a job may name."""
+
+
+def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
+    """Return the launch that a user states. Raises InvalidInput."""
+    m = message
+    if m.runtime and m.runtime not in USERS_RUNTIMES:
+        raise InvalidInput(
+            f"{field}.runtime",
+            f"{m.runtime[:MAX_SHOWN_CHARS]!r} is not a runtime of users' jobs; name one of"
+            f" {', '.join(USERS_RUNTIMES)}",
+        )
+    if m.image:
+        raise InvalidInput(
+            f"{field}.image",
+            "is for engines that run containers, and the runtimes of this release start programs of the"
+            " node; leave it out, and install the program on the nodes",
+        )
+    _require_few_characters(field, m)
+    try:
+        launch = LaunchSpec(
+            runtime=m.runtime,
+            environment=dict(m.environment),
+            working_directory=m.working_directory,
+            secrets=_to_secrets(m.secrets),
+            staging_command=tuple(m.staging_command),
+            user=m.user,
+            progress_pattern=m.progress_pattern,
+            stall_limit_s=_to_seconds(
+                "stall_limit", m.stall_limit if m.HasField("stall_limit") else None
+            ),
+            stop_grace_s=_to_seconds(
+                "stop_grace", m.stop_grace if m.HasField("stop_grace") else None
+            ),
+        )
+        check_pattern("progress_pattern", launch.progress_pattern)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
+    _refuse_secrets(field, launch.environment)
+    if launch.staging_command and not launch.staging_command[0]:
+        raise InvalidInput(f"{field}.staging_command[0]", "must name the program to run")
+    return launch
+
+
+def require_runnable(field: str, spec: JobSpec) -> None:
+    """Check that the runtime of a user's job can run its command and its stated plan.
+
+    Raises InvalidInput.
+    """
+    runtime = RUNTIMES[spec.runtime]
+    runtime.check_command(f"{field}.command", spec.command)
+    if spec.stated_plan is not None:
+        _require_plan(f"{field}.stated_plan", spec.runtime, spec.stated_plan)
+
+
+def of_launch(spec: JobSpec) -> pb.Launch:
+    """Return the message of a job's launch, which always names the runtime."""
+    launch = spec.launch
+    return pb.Launch(
+        runtime=spec.runtime,
+        environment=launch.environment,
+        working_directory=launch.working_directory,
+        image=launch.image,
+        secrets=[pb.Secret(variable=s.variable, name=s.name) for s in launch.secrets],
+        staging_command=launch.staging_command,
+        user=launch.user,
+        progress_pattern=launch.progress_pattern,
+        stall_limit=_of_seconds(launch.stall_limit_s),
+        stop_grace=_of_seconds(launch.stop_grace_s),
+    )
+
+
+def _require_plan(field: str, runtime: str, plan: ExecutionPlan) -> None:
+    if problem := RUNTIMES[runtime].refuse_plan(plan):
+        raise InvalidInput(
+            field,
+            f"{problem}; the runtime {runtime!r} cannot run it, so state another plan or another runtime",
+        )
+
+
+def _to_secrets(messages: Sequence[pb.Secret]) -> tuple[SecretVariable, ...]:
+    secrets = []
+    for index, message in enumerate(messages):
+        try:
+            secrets.append(SecretVariable(variable=message.variable, name=message.name))
+        except InvalidInput as wrong:
+            raise InvalidInput(f"secrets[{index}].{wrong.field}", wrong.problem) from wrong
+    return tuple(secrets)
+
+
+def _to_seconds(name: str, value: Duration | None) -> float:
+    """Return the seconds of a duration. Without one, return 0, the agent's default."""
+    if value is None:
+        return 0.0
+    length_s = fields.seconds_of_duration(name, value)
+    if not length_s:
+        raise InvalidInput(name, "must be longer than 0 s; leave it out for the default")
+    return length_s
+
+
+def _of_seconds(length_s: float) -> Duration | None:
+    """Return a duration, or None for 0, the agent's default."""
+    return fields.duration_of(length_s) if length_s else None
+
+
+def _require_few_characters(field: str, message: pb.Launch) -> None:
+    """Check the size of a launch before its parts, some of which take long to check."""
+    count = (
+        sum(len(name) + len(value) for name, value in message.environment.items())
+        + sum(len(secret.variable) + len(secret.name) for secret in message.secrets)
+        + sum(map(len, message.staging_command))
+        + len(message.working_directory)
+        + len(message.progress_pattern)
+    )
+    if count > MAX_LAUNCH_CHARS:
+        raise InvalidInput(
+            field, f"must have at most {MAX_LAUNCH_CHARS:,} characters in total; it has {count:,}"
+        )
+
+
+def _refuse_secrets(field: str, environment: Mapping[str, str]) -> None:
+    """Check that no variable holds a text that looks like a secret. The error does not repeat it."""
+    for name, value in environment.items():
+        if holds_secret(value):
+            raise InvalidInput(
+                f"{field}.environment[{name}]",
+                "looks like a secret, and variables are stored and shown as they are; put it into a file"
+                f" of the nodes and name that file in {field}.secrets",
+            )

@@ -1,0 +1,37 @@
+"""A launch that states everything, as value and as message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+
+from tessera.formulation.launch import LaunchSpec, SecretVariable
+from tessera.formulation.runtimes import TORCHRUN
+from tessera.v1 import launch_pb2
+
+WHOLE_LAUNCH: Final = LaunchSpec(
+    runtime=TORCHRUN,
+    environment={"NCCL_DEBUG": "INFO", "GREETING": "a b=ü", "EMPTY": ""},
+    working_directory="/srv/train",
+    secrets=(SecretVariable(variable="WANDB_API_KEY", name="wandb"),),
+    staging_command=("cp", "-r", "/data/a b", "/scratch"),
+    user="ana",
+    progress_pattern=r"iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)",
+    stall_limit_s=1800.0,
+    stop_grace_s=90.5,
+)
+"""A launch with all fields but the image, which no runtime of this release uses."""
+
+WHOLE_MESSAGE: Final = launch_pb2.Launch(
+    runtime=TORCHRUN,
+    environment=WHOLE_LAUNCH.environment,
+    working_directory="/srv/train",
+    secrets=[launch_pb2.Secret(variable="WANDB_API_KEY", name="wandb")],
+    staging_command=WHOLE_LAUNCH.staging_command,
+    user="ana",
+    progress_pattern=WHOLE_LAUNCH.progress_pattern,
+    stall_limit=Duration(seconds=1800),
+    stop_grace=Duration(seconds=90, nanos=500_000_000),
+)
+"""``WHOLE_LAUNCH`` as a message."""

@@ -1,0 +1,235 @@
+"""The launch of a job in messages: what a user states, what answers show, and what agents get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
+from tessera.formulation.records.agents import DesiredGang, DesiredState
+from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+from tessera.formulation.values import PROFILING, Cell, Workload
+from tessera.service.agent.gangs import Gang, gang_from_json, gang_from_message, gang_to_json
+from tessera.service.rpc.convert import agents, jobs
+from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
+from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
+from tests.support.execution_plans import a_plan
+from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
+from tests.support.stored_cluster import BERT, a_spec
+
+
+def a_job_message(*, command: tuple[str, ...] = (), **launch: Any) -> jobs_pb2.Job:
+    message = jobs_pb2.Job(iterations=10, requested_gpus=4, command=command)
+    message.workload.model, message.workload.global_batch = "bert", 256
+    if launch:
+        message.launch.CopyFrom(launch_pb2.Launch(**launch))
+    return message
+
+
+def read_job(message: jobs_pb2.Job) -> JobSpec:
+    return jobs.to_job_spec("job", "c", "j", message)
+
+
+def test_a_whole_launch_survives_a_round_trip() -> None:
+    assert to_launch("launch", WHOLE_MESSAGE) == WHOLE_LAUNCH
+    spec = a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH)
+    assert of_launch(spec) == WHOLE_MESSAGE
+    assert read_job(jobs.of_spec("c", spec)).launch == WHOLE_LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("command", "runtime"),
+    [((), "replay"), (("fail-at", "3"), "replay"), (("python", "train.py"), "command")],
+)
+def test_an_answer_names_the_runtime_that_was_implied(
+    command: tuple[str, ...], runtime: str
+) -> None:
+    spec = read_job(a_job_message(command=command))
+    assert (spec.launch, spec.runtime) == (DEFAULT_LAUNCH, runtime)
+    assert jobs.of_spec("c", spec).launch == launch_pb2.Launch(runtime=runtime)
+
+
+@pytest.mark.parametrize(
+    ("launch", "field", "problem"),
+    [
+        ({"runtime": "slurm"}, "runtime", "'slurm' is not a runtime of users' jobs; name one of c"),
+        ({"runtime": "x" * 10_000}, "runtime", "is not a runtime"),
+        ({"runtime": "profile"}, "runtime", "'profile' is not a runtime of users' jobs"),
+        ({"image": "repo/image:1"}, "image", "is for engines that run containers"),
+        ({"environment": {"A B": "x"}}, "environment[A B]", "must be the name of a variable"),
+        ({"environment": {"TESSERA_X": ""}}, "environment[TESSERA_X]", "the agent sets those"),
+        ({"environment": {"A": "x" * 5000}}, "environment[A]", "at most 4096 characters"),
+        (
+            {"environment": {f"A{i}": "x" * 1000 for i in range(70)}},
+            "",
+            f"must have at most {MAX_LAUNCH_CHARS:,} characters in total; it has 70,200",
+        ),
+        ({"environment": {f"A{i}": "x" for i in range(257)}}, "environment", "at most 256"),
+        ({"working_directory": "train"}, "working_directory", "must be an absolute path"),
+        (
+            {"secrets": [{"variable": "A", "name": "a"}, {"variable": "1", "name": "a"}]},
+            "secrets[1].variable",
+            "must be the name of a variable",
+        ),
+        ({"secrets": [{"variable": "A", "name": "../a"}]}, "secrets[0].name", "must be 1 to 100"),
+        (
+            {"secrets": [{"variable": "A", "name": "a"}], "environment": {"A": "x"}},
+            "secrets[0].variable",
+            "A has a value already",
+        ),
+        ({"staging_command": ["", "x"]}, "staging_command[0]", "must name the program"),
+        ({"staging_command": ["cp", "\0"]}, "staging_command[1]", "zero byte"),
+        ({"user": "root;"}, "user", "must be the name of a user"),
+        ({"progress_pattern": "("}, "progress_pattern", "is not a regular expression"),
+        ({"progress_pattern": "x"}, "progress_pattern", "needs the group"),
+        ({"stall_limit": Duration(seconds=10**9)}, "stall_limit", "must be 0 to 604800 seconds"),
+        ({"stall_limit": Duration(seconds=-1)}, "stall_limit", "must be a valid duration"),
+        ({"stall_limit": Duration(nanos=10**9)}, "stall_limit", "must be a valid duration"),
+        ({"stop_grace": Duration()}, "stop_grace", "must be longer than 0 s"),
+        ({"stop_grace": Duration(seconds=3601)}, "stop_grace", "must be 0 to 3600 seconds"),
+    ],
+)
+def test_a_wrong_field_of_a_launch_is_named(
+    launch: dict[str, Any], field: str, problem: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_job(a_job_message(command=("train.py",), **launch))
+    assert refused.value.field == ("job.launch." + field).removesuffix(".")
+    assert problem in refused.value.problem
+    assert len(refused.value.problem) < 300
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["tessera_token_" + 12 * "a", "postgresql://ana:" + "pass" + "@host/db", "eyJ" + 9 * "a" + "."],
+)
+def test_a_variable_that_holds_a_secret_is_refused_without_repeating_it(value: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_job(a_job_message(environment={"A": f"x {value}"}))
+    assert refused.value.field == "job.launch.environment[A]"
+    assert "name that file in job.launch.secrets" in str(refused.value)
+    assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "runtime", "problem"),
+    [
+        (("python", "train.py"), "replay", "the replay runtime trains nothing"),
+        ((), "command", "must name the program to run"),
+        ((), "torchrun", "must name the script to run"),
+        (("-m",), "deepspeed", "must name the module after -m"),
+        (("",), "", "must name the program to run"),
+    ],
+)
+def test_the_runtime_of_a_job_checks_its_command(
+    command: tuple[str, ...], runtime: str, problem: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_job(a_job_message(command=command, runtime=runtime))
+    assert refused.value.field == "job.command"
+    assert problem in refused.value.problem
+
+
+def test_a_stated_plan_that_the_runtime_cannot_run_is_refused_with_its_problem() -> None:
+    message = a_job_message(command=("train.py",), runtime="torchrun")
+    message.stated_plan = a_plan(BERT, 4).to_json()
+    message.workload.params = BERT.params
+    with pytest.raises(InvalidInput) as refused:
+        read_job(message)
+    assert str(refused.value) == (
+        "job.stated_plan: divides tensors, experts or sequences, and data parallelism divides only"
+        " samples; the runtime 'torchrun' cannot run it, so state another plan or another runtime"
+    )
+    for runtime in ("command", "megatron"):
+        message.launch.runtime = runtime
+        assert read_job(message).stated_plan == a_plan(BERT, 4)
+
+
+def test_a_user_cannot_submit_a_profiling_task_under_any_runtime() -> None:
+    message = a_job_message(command=("train.py",), runtime="command")
+    message.workload.model = PROFILING
+    with pytest.raises(InvalidInput, match="reserved for profiling tasks"):
+        read_job(message)
+
+
+def a_desired_gang(spec: JobSpec) -> DesiredGang:
+    return DesiredGang(
+        spec=spec,
+        generation=3,
+        iterations_done=2.0,
+        allocation=AllocationRecord(
+            cell=Cell(gpu_type="a100", gpus=5, pipeline_degree=1),
+            rate=32.0,
+            generation=3,
+            shares=(("n1", (0, 1, 7)), ("n2", (2, 3))),
+        ),
+    )
+
+
+def send(spec: JobSpec) -> agents_pb2.DesiredGang:
+    """Return the message of a gang of ``spec`` to the agent of n2."""
+    state = DesiredState(revision=5, gangs=(a_desired_gang(spec),))
+    return agents.of_desired(state, {"n2"}).gangs[0]
+
+
+def test_an_agent_gets_the_launch_the_tenant_and_the_gpus_of_all_members() -> None:
+    message = send(a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH, tenant="vision"))
+    assert (message.runtime, message.launch) == ("torchrun", WHOLE_MESSAGE)
+    assert (list(message.members), list(message.member_gpus)) == (["n1", "n2"], [3, 2])
+    gang = gang_from_message(message)
+    assert (gang.runtime, gang.launch, gang.launch_problem) == ("torchrun", WHOLE_LAUNCH, "")
+    assert (gang.tenant, gang.member_gpus) == ("vision", (3, 2))
+    assert gang_from_json(gang_to_json(gang)) == gang
+
+
+def test_an_agent_gets_the_name_of_an_implied_runtime() -> None:
+    task = Workload(model=PROFILING, params="", global_batch=1)
+    for spec, runtime in (
+        (a_spec("j"), "replay"),
+        (a_spec("j", command=("python",)), "command"),
+        (a_spec("j", workload=task, command=("{}",)), "profile"),
+    ):
+        gang = gang_from_message(send(spec))
+        assert (gang.runtime, gang.launch) == (runtime, LaunchSpec(runtime=runtime))
+
+
+def test_a_launch_that_only_a_later_release_allows_is_the_problem_of_its_gang_alone() -> None:
+    message = send(a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH))
+    message.launch.environment["A"] = "x" * 5000
+    gang = gang_from_message(message)
+    assert gang.launch == DEFAULT_LAUNCH
+    assert gang.launch_problem == (
+        "this agent cannot use the job's launch; upgrade tessera on its node: environment[A]: must have"
+        " at most 4096 characters"
+    )
+    assert gang_from_json(gang_to_json(gang)) == gang
+
+
+def test_an_agent_reads_the_gang_that_an_earlier_release_wrote() -> None:
+    gang = Gang(
+        job="j",
+        generation=1,
+        shares=(("n0", (0,)),),
+        leader="n0",
+        members=("n0",),
+        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1),
+        iter_time_s=1.0,
+        iterations_total=10.0,
+        command=("fail-at", "3"),
+    )
+    plain = gang_to_json(gang)
+    for name in ("launch", "launch_problem", "tenant", "member_gpus"):
+        del plain[name]
+    assert gang_from_json(plain) == gang
+
+
+@pytest.mark.parametrize(
+    "launch", [{"user": "A B"}, {"users": "ana"}, {"secrets": [{"name": "a"}]}]
+)
+def test_a_launch_that_no_agent_wrote_is_no_gang(launch: dict[str, Any]) -> None:
+    plain = gang_to_json(gang_from_message(send(a_spec("j"))))
+    with pytest.raises((TypeError, ValueError)):
+        gang_from_json(plain | {"launch": launch})
