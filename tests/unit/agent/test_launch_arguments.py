@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from string import Template
 from typing import Any
 
 import pytest
@@ -89,6 +90,12 @@ def test_a_module_is_started_with_m_and_an_address_of_version_6_in_brackets() ->
     argv = torchrun_arguments(a_layout(address="fd00::1"), ("-m", "lab.train", "x"), None, 32).argv
     assert argv[-5:] == ("/opt/python", "-u", "-m", "lab.train", "x")
     assert argv[argv.index("--master-addr") + 1] == "[fd00::1]"
+
+
+def test_torchrun_does_not_take_the_words_of_a_command_for_templates() -> None:
+    argv = torchrun_arguments(a_layout(), (SCRIPT, "a$$b", "${local_rank}"), None, 32).argv
+    templates = [Template(word).safe_substitute(local_rank="3") for word in argv]
+    assert templates[-2:] == ["a$$b", "${local_rank}"]
 
 
 def test_nodes_of_unequal_gpu_counts_are_counted_by_torchrun_itself() -> None:

@@ -43,8 +43,13 @@ def torchrun_arguments(
 
 
 def launcher_words(layout: RankLayout, program: PythonProgram) -> tuple[str, ...]:
-    """Return torchrun with a program. A gang that fails is started again by Tessera alone."""
+    """Return torchrun with a program. A gang that fails is started again by Tessera alone.
+
+    torchrun takes all but the first word of a program for templates (``string.Template``), so that
+    ``$$`` would reach the program as ``$``. Words are escaped, and reach it as they are written.
+    """
     address = f"[{layout.address}]" if ":" in layout.address else layout.address
+    first, *words = program.command(layout)
     return (
         layout.python,
         "-m",
@@ -62,7 +67,8 @@ def launcher_words(layout: RankLayout, program: PythonProgram) -> tuple[str, ...
         "--max-restarts",
         "0",
         "--no-python",
-        *program.command(layout),
+        first,
+        *(word.replace("$", "$$") for word in words),
     )
 
 
