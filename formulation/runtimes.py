@@ -12,8 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.formulation.blocks import divide_blocks
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, Offload, Schedule, ZeroStage
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    Precision,
+    Recomputation,
+    Schedule,
+    ZeroStage,
+)
 
 REPLAY: Final = "replay"
 """Replays users' jobs, as a process that takes as long as training would but trains nothing."""
@@ -104,6 +112,12 @@ def _refuse_for_deepspeed(plan: ExecutionPlan) -> str:
     (stage, *_) = plan.stages
     if (stage.tp, stage.ep, stage.cp) != (1, 1, 1):
         return "divides tensors, experts or sequences, and ZeRO divides only samples and states"
+    if plan.offload is not Offload.NONE and plan.zero is ZeroStage.NONE:
+        return "offloads undivided states, and DeepSpeed offloads from ZeRO stage 1"
+    if plan.recomputation is Recomputation.SELECTIVE:
+        return "recomputes attention alone, which DeepSpeed's configuration cannot state"
+    if plan.precision is Precision.FP8:
+        return "computes in fp8, which DeepSpeed's configuration cannot state"
     return ""
 
 
@@ -111,14 +125,16 @@ def _refuse_for_megatron(plan: ExecutionPlan) -> str:
     """Return why Megatron-LM cannot run ``plan``, or ""."""
     if len({stage.parallelism for stage in plan.stages}) > 1:
         return "has stages of different parallelism, and Megatron-LM has one for all"
-    if len({stage.end - stage.start for stage in plan.stages}) > 1:
-        return "has stages of different numbers of layers, which needs options of the user's own"
+    if divide_blocks(plan) is None:
+        return "divides the model's blocks in a way for which Megatron-LM has no argument"
     if plan.schedule is Schedule.GPIPE and plan.pipeline_degree > 1:
         return "has the schedule GPipe, and Megatron-LM has 1F1B"
     if plan.zero not in (ZeroStage.NONE, ZeroStage.OPTIMIZER):
         return (
             f"has ZeRO stage {plan.zero.value}, and Megatron-LM's distributed optimizer is stage 1"
         )
+    if plan.offload is not Offload.NONE and plan.zero is ZeroStage.NONE:
+        return "offloads undivided states, and Megatron-LM offloads from ZeRO stage 1"
     return ""
 
 
