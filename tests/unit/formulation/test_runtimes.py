@@ -147,7 +147,10 @@ def test_a_launcher_needs_the_name_of_a_module_after_m(runtime: str) -> None:
         ({"dp": 8}, {}),
         ({"dp": 8, "zero": ZeroStage.PARAMETERS}, {MEGATRON: "ZeRO stage 3"}),
         ({"dp": 8, "zero": ZeroStage.OPTIMIZER}, {}),
-        ({"dp": 8, "offload": Offload.OPTIMIZER}, {TORCHRUN: "offloads"}),
+        (
+            {"dp": 8, "offload": Offload.OPTIMIZER},
+            {TORCHRUN: "offloads", DEEPSPEED: "undivided states", MEGATRON: "undivided states"},
+        ),
         ({"dp": 2, "tp": 4}, {TORCHRUN: "divides tensors", DEEPSPEED: "divides tensors"}),
         ({"dp": 2, "cp": 4}, {TORCHRUN: "sequences", DEEPSPEED: "sequences"}),
         ({"dp": 8, "ep": 8}, {TORCHRUN: "experts", DEEPSPEED: "experts"}),
@@ -157,7 +160,7 @@ def test_a_launcher_needs_the_name_of_a_module_after_m(runtime: str) -> None:
         ),
         (
             {"dp": 4, "layers": (3, 2)},
-            {TORCHRUN: "2 pipeline", DEEPSPEED: "2 pipeline", MEGATRON: "numbers of layers"},
+            {TORCHRUN: "2 pipeline", DEEPSPEED: "2 pipeline"},
         ),
         (
             {"dp": 4, "layers": (3, 3), "schedule": Schedule.GPIPE},

@@ -13,8 +13,6 @@ from tessera.formulation.runtimes import RUNTIMES
 FILES: Final = "{files}"
 """The place holder of the gang's private directory on the node, e.g. in ``{files}/NAME``."""
 
-MAX_PORT: Final = 65_535
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
@@ -23,12 +21,13 @@ class RankLayout:
     ``member_gpus`` has the number of GPUs of each node, in the order of ranks. ``devices`` are the
     names of this node's GPUs, as CUDA_VISIBLE_DEVICES has them. If it is empty, they are the first
     ones. ``rank_program`` is the beginning of each rank's command, before the interpreter.
+    ``address`` and ``port`` may be words for which the rendezvous is filled in later.
     """
 
     node_rank: int
     member_gpus: tuple[int, ...]
     address: str  # of the node of rank 0
-    port: int
+    port: str
     python: str  # the user's interpreter
     rank_program: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -42,9 +41,7 @@ class RankLayout:
             raise InvalidInput(
                 "node_rank", f"must be 0 to {self.nodes - 1}, not {self.node_rank}: it is a node"
             )
-        if not 1 <= self.port <= MAX_PORT:
-            raise InvalidInput("port", f"must be 1 to {MAX_PORT}, not {self.port}")
-        for name in ("address", "python"):
+        for name in ("address", "port", "python"):
             if not getattr(self, name):
                 raise InvalidInput(name, "must not be empty")
         if self.devices and len(self.devices) != self.node_gpus:
