@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tessera.service.agent.files import read_json, write_json
 from tessera.service.agent.hardware.faults import WHOLE_NODE, RememberedXid
@@ -35,7 +35,7 @@ class HardwareMemory:
     _saved: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, data_dir: Path) -> HardwareMemory:
+    def load(cls, data_dir: Path) -> Self:
         """Read the memory. A file that is missing or damaged holds nothing.
 
         Xids of an earlier boot are left out, because the reboot has reset the GPUs.

@@ -30,7 +30,9 @@ _RECOVERIES: Final = {
     6: "a reset of the GPU's bus",
     7: "a reboot of the system",
 }
-"""The recovery actions that the driver asks for, by nvmlDeviceGpuRecoveryAction_t. 0 is none."""
+"""The recovery actions that the driver asks for, by nvmlDeviceGpuRecoveryAction_t. With 0 it
+asks for nothing.
+"""
 
 
 def load_nvml() -> Any:
