@@ -132,8 +132,8 @@ SELECT {CLOCK_S}, coalesce((
     FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
     WHERE EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
 ), '-Infinity'), coalesce((
-    SELECT min(coalesce({SILENT_S}, 'Infinity'))
-    FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
+    SELECT min({SILENT_S})
+    FROM c JOIN nodes n ON n.cluster_id = c.id JOIN agents a ON a.id = n.agent_id
     WHERE n.probation_until <= clock_timestamp()
 ), 'Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{HEARD_AHEAD})
 OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{HEARD_AHEAD})

@@ -177,7 +177,8 @@ class NvmlDevices:
                     "nvmlDeviceGetTemperatureThreshold",
                     handle,
                     nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
-                ),
+                )
+                or None,
                 recovery=self._recovery(handle),
             )
         except nvml.NVMLError as error:

@@ -100,6 +100,11 @@ def test_a_value_that_a_gpu_does_not_have_is_no_fault(function: str, code: int) 
     assert values == (False, "", "", 0)
 
 
+def test_a_gpu_without_a_temperature_of_shutdown_is_not_too_hot() -> None:
+    (state,) = watched(FakeNvml(FakeGpu(uuid="x", shutdown=0))).read()
+    assert (state.temperature_c, state.shutdown_c) == (40, None)
+
+
 def test_an_older_driver_is_asked_by_the_older_names() -> None:
     gpu = FakeGpu(
         uuid="x", throttle=0x40, fails={"nvmlDeviceGetCurrentClocksEventReasons": 13, "field": 3}
