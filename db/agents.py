@@ -131,9 +131,16 @@ SELECT {CLOCK_S}, coalesce((
     SELECT max(coalesce({SILENT_S}, 'Infinity'))
     FROM c JOIN nodes n ON n.cluster_id = c.id LEFT JOIN agents a ON a.id = n.agent_id
     WHERE EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
-), '-Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{HEARD_AHEAD})
+), '-Infinity'), coalesce((
+    SELECT min({SILENT_S})
+    FROM c JOIN nodes n ON n.cluster_id = c.id JOIN agents a ON a.id = n.agent_id
+    WHERE n.probation_until <= clock_timestamp()
+), 'Infinity'), EXISTS (SELECT FROM c JOIN agents a ON a.cluster_id = c.id WHERE a.{HEARD_AHEAD})
 OR EXISTS (SELECT FROM c JOIN nodes n ON n.cluster_id = c.id WHERE n.{HEARD_AHEAD})
 """)  # noqa: S608 - constants only
+
+_INTERRUPT = sa.text("UPDATE nodes SET probation_until = NULL WHERE id = ANY(:nodes)")
+"""The end of probations of nodes that were silent: their health is not known for that time."""
 
 _LOSERS = sa.text("""
 SELECT DISTINCT j.id, j.name, j.state FROM allocations l JOIN jobs j ON j.id = l.job_id
@@ -181,6 +188,8 @@ def register_agent(
             dead.append(node.id)
         returned |= node.agent is None or silent_s > silence_s
     _lose_nodes(turn, dead)
+    if dead:
+        connection.execute(_INTERRUPT, {"nodes": dead})
     rack = {node.name: node.rack for node in stored}
     changed = inventory.upsert_nodes(
         turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
@@ -284,6 +293,9 @@ class Silence(NamedTuple):
 
     clock_s: float  # the database's clock
     longest_s: float  # longest silence of a node with allocations; -inf if there is no such node
+    returning_s: (
+        float  # shortest one of a node whose probation is over; inf if there is no such node
+    )
     is_ahead: bool  # whether some were heard in the future, because the clock was set back
 
 
@@ -291,6 +303,7 @@ def find_silence(connection: sa.Connection, cluster: str) -> Silence:
     """Return the silence of the nodes.
 
     ``expire_silent_nodes`` has something to do if some were silent for too long or were heard in the future.
+    ``tessera.db.health.end_probations`` has something to do if one whose probation is over was not.
     """
     return Silence(*connection.execute(_SILENCE, {"name": cluster}).one())
 

@@ -1,4 +1,6 @@
-"""The outlook of clusters, which time alone brings: ends of back-offs, due promises, silent nodes."""
+"""The outlook of clusters, which time alone brings: ends of back-offs and of probations, due promises,
+silent nodes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
-SELECT c.name, w.retry_in_s, p.promise_in_s, n.silent_in_s, n.schedulable,
+SELECT c.name, least(w.retry_in_s, n.probation_in_s) AS event_in_s, p.promise_in_s, n.silent_in_s,
+    n.schedulable,
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
@@ -37,11 +40,13 @@ CROSS JOIN LATERAL (
             sum(s.id) FILTER (WHERE s.is_schedulable)) AS schedulable,
         bool_or(coalesce(s.silent_s, 'Infinity') > :silence_s
             AND EXISTS (SELECT FROM allocations l WHERE l.node_id = s.id)) AS is_lost,
+        min(s.probation_in_s) FILTER (WHERE s.is_schedulable) AS probation_in_s,
         bool_or(s.is_ahead) AS is_ahead
     FROM (
         SELECT n.id, {SILENT_S} AS silent_s,
             coalesce(extract(epoch FROM clock_timestamp() - a.heard_at)::float8 <= :silence_s, false)
                 AS is_schedulable,
+            extract(epoch FROM n.probation_until - clock_timestamp())::float8 AS probation_in_s,
             coalesce(a.{HEARD_AHEAD}, n.{HEARD_AHEAD}, false) AS is_ahead
         FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id
     ) s
@@ -60,7 +65,7 @@ def load_outlooks(
     values = {"names": sorted(clusters), "silence_s": silence_s}
     return {
         row.name: ClusterOutlook(
-            event_in_s=0.0 if row.needs_round else _seconds(row.retry_in_s),
+            event_in_s=0.0 if row.needs_round else _seconds(row.event_in_s),
             promises_due_in_s=_seconds(row.promise_in_s),
             look_in_s=_seconds(row.silent_in_s),
             schedulable=row.schedulable,

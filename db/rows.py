@@ -16,6 +16,7 @@ from tessera.db.wait_reasons import reasons_of
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
+from tessera.formulation.records.agents import HealthFault
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
 from tessera.formulation.values import EstimateSource, GpuType, Workload
@@ -119,6 +120,7 @@ def enter_cluster(connection: sa.Connection, name: str) -> int:
 
 _NODES = f"""
 SELECT n.*, extract(epoch FROM n.drained_at)::float8 AS drained_s, t.name AS gpu_type,
+    extract(epoch FROM n.probation_until)::float8 AS probation_end_s,
     {SILENT_S} AS silent_s, a.network_remarks,
     n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
     (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
@@ -154,7 +156,14 @@ def node_record(row: Row) -> NodeRecord:
         drain_reason=row["drain_reason"],
         drained_by=row["drained_by"],
         drained_s=row["drained_s"],
+        faults=tuple(fault.sentence for fault in stored_faults(row["faults"])),
+        probation_end_s=row["probation_end_s"],
     )
+
+
+def stored_faults(rows: Sequence[tuple[int, str, str]]) -> tuple[HealthFault, ...]:
+    """Return the faults in a column of a node."""
+    return tuple(HealthFault(gpu=gpu, kind=kind, detail=detail) for gpu, kind, detail in rows)
 
 
 _JOBS = f"""

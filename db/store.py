@@ -13,6 +13,7 @@ from tessera.db import (
     agents,
     audit_log,
     derived_estimates,
+    health,
     migrate,
     network,
     outlook,
@@ -34,7 +35,12 @@ from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
-from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import (
+    DesiredState,
+    Heartbeat,
+    NodeHealth,
+    ObservedGang,
+)
 from tessera.formulation.records.clusters import (
     ClusterOutlook,
     ClusterRecord,
@@ -70,6 +76,23 @@ _LEASE_MARGIN_S = 60.0
 """Seconds by which leases of other releases and settings may last longer than ours."""
 
 
+PROBATION_S = 600.0
+"""Seconds of health after which a node that health drained is undrained, unless a store has another
+setting.
+"""
+
+_HEALTH_TEXTS = {
+    health.HealthEvent.DRAIN: "drained",
+    health.HealthEvent.FAULT: "stays drained",
+    health.HealthEvent.INTERRUPTION: "stays drained, because its agent does not watch its health",
+    health.HealthEvent.PROBATION: "is healthy and on probation",
+    health.HealthEvent.RETURN: "returns from probation",
+}
+"""The events of nodes' health as the log states them."""
+
+_GOOD_NEWS = frozenset({health.HealthEvent.PROBATION, health.HealthEvent.RETURN})
+
+
 class _DryRun(Exception):
     """An exception that rolls a validating call back and carries its answer out."""
 
@@ -91,7 +114,9 @@ class PostgresStore:
         margin_s: float = 15.0,
         limits: StoreLimits = DEFAULT_LIMITS,
         monotonic_s: Callable[[], float] = time.monotonic,
+        probation_s: float = PROBATION_S,
     ) -> None:
+        self._probation_s = probation_s
         self._database = migrate.MigratedDatabase(database.engine)
         self._silence_s = lease_s + margin_s
         self._limits = limits
@@ -210,8 +235,11 @@ class PostgresStore:
                 return done
             silence = agents.find_silence(connection, cluster)
             silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
-            if not silence.is_ahead and silence.longest_s <= silence_s:
+            returning = silence.returning_s <= silence_s
+            if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
                 return snapshot.load_snapshot(connection, cluster, silence_s)
+        if returning:
+            self._end_probations(cluster)
         if lost := self.expire(cluster):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
         return self.snapshot(cluster)
@@ -221,6 +249,12 @@ class PostgresStore:
         return self._database.write(
             lambda c: agents.expire_silent_nodes(c, cluster, self._believed_silence_s(c))
         )
+
+    def _end_probations(self, cluster: str) -> None:
+        for node in self._database.write(
+            lambda c: health.end_probations(c, cluster, self._believed_silence_s(c))
+        ):
+            _log_health(cluster, node, health.HealthEvent.RETURN)
 
     def snapshot(self, cluster: str) -> Snapshot:
         """Read everything a round may look at."""
@@ -342,6 +376,19 @@ class PostgresStore:
             lambda c: record_observation(c, cluster, agent, incarnation, gangs, revision)
         )
 
+    def record_health(
+        self, cluster: str, agent: str, incarnation: str, reported: Sequence[NodeHealth]
+    ) -> float:
+        """Record the faults of the agent's nodes."""
+        outcome = self._database.write(
+            lambda c: health.record_health(
+                c, cluster, agent, incarnation, reported, self._probation_s
+            )
+        )
+        for change in outcome.changes:
+            _log_health(cluster, change.name, change.event, change.reason or "")
+        return outcome.again_in_s
+
     def desired(self, cluster: str, agent: str) -> DesiredState:
         """Return the gangs that should run on the agent's nodes."""
         with self._database.read() as connection:
@@ -385,3 +432,13 @@ def _retention(older_than_s: float, keep_rounds: int, audit_s: float) -> Retenti
         least_rounds=keep_rounds,
         audit_s=audit_s,
     )
+
+
+def _log_health(cluster: str, node: str, event: health.HealthEvent, reason: str = "") -> None:
+    """Log what the health of a node has led to."""
+    if event is health.HealthEvent.NONE:
+        return
+    level = logging.INFO if event in _GOOD_NEWS else logging.WARNING
+    facts = {"action": "node_health", "cluster": cluster, "node": node, "event": event.value}
+    ending = f": {reason}" if reason else ""
+    log.log(level, "node %s of %s %s%s", node, cluster, _HEALTH_TEXTS[event], ending, extra=facts)

@@ -61,15 +61,17 @@ SELECT id, version, state FROM jobs WHERE cluster_id = :cluster AND name = :name
 """)
 
 _DRAIN = sa.text("""
-UPDATE nodes SET draining = true, drain_reason = :reason, drained_by = :drained_by, drained_at = now(),
-    version = version + 1
+UPDATE nodes SET draining = true, drain_reason = coalesce(nullif(:reason, ''), drain_reason),
+    drained_by = :drained_by, drained_at = now(), version = version + 1,
+    health_drain = false, probation_until = NULL
 WHERE cluster_id = :cluster AND name = ANY(:names)
-    AND (NOT draining OR (:reason <> '' AND drain_reason <> :reason))
+    AND (NOT draining OR health_drain OR (:reason <> '' AND drain_reason <> :reason))
 """)
+"""The drain of an operator. Health does not undrain the node any more if it had drained it."""
 
 _UNDRAIN = sa.text("""
 UPDATE nodes SET draining = false, drain_reason = '', drained_by = '', drained_at = NULL,
-    version = version + 1
+    version = version + 1, health_drain = false, probation_until = NULL, excused_faults = faults
 WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 """)
 

@@ -345,6 +345,10 @@ class Config:
     heartbeat_s: float = 5.0
     inspect_s: float = 20.0
     """``AgentTiming`` explains these four settings."""
+    probation_s: _Seconds = 600.0
+    """Time for which a node that a fault has drained must be healthy before it is undrained
+    automatically.
+    """
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning or would expose the server by accident."""

@@ -9,7 +9,12 @@ from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.reasons import Reason
-from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import (
+    DesiredState,
+    Heartbeat,
+    NodeHealth,
+    ObservedGang,
+)
 from tessera.formulation.records.clusters import (
     ClusterOutlook,
     ClusterRecord,
@@ -93,7 +98,8 @@ class Writer(Protocol):
         """Mark nodes as draining, or not. Raises NotFound.
 
         A reason replaces the reason of a node that is already draining. If ``reason`` is "", the
-        old one stays.
+        old one stays. A node that health had drained stays drained until it is undrained. The
+        present faults of a node that is undrained are excused until they are gone.
         """
         ...
 
@@ -260,8 +266,8 @@ class Rounds(Protocol):
 
         A node is silent if it was not heard from for longer than lease plus margin, by the
         database's clock. Its jobs go through LOST. The GPUs of the dead node need no report; those
-        of a gang's members on live nodes do. If ``request`` committed a round before, nothing
-        happens, and that round is returned.
+        of a gang's members on live nodes do. Nodes whose probation is over are undrained. If
+        ``request`` committed a round before, nothing happens, and that round is returned.
 
         Raises:
             NotFound: the cluster. RequestIdReused.
@@ -484,6 +490,21 @@ class Store(Rounds, Protocol):
         A releasing GPU is free if its job and generation are absent from ``gangs`` and ``revision``
         is not older than its release. Reports of an older generation change nothing. Raises
         NotAllowed.
+        """
+        ...
+
+    def record_health(
+        self, cluster: str, agent: str, incarnation: str, reported: Sequence[NodeHealth]
+    ) -> float:
+        """Record the present faults of the agent's nodes; drain nodes with new faults.
+
+        A node that health has drained and that is healthy now goes on probation, and is undrained
+        when that ends. A node that is not listed is not watched. Nodes of other agents are ignored.
+
+        Return the seconds after which the same report should be recorded again, or inf.
+
+        Raises:
+            NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
         """
         ...
 

@@ -116,7 +116,13 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         database = await asyncio.to_thread(open_database, config)
         stack.callback(database.engine.dispose)
         clock = SystemClock()
-        store = PostgresStore(database, config.lease_s, config.margin_s, config.limits())
+        store = PostgresStore(
+            database,
+            config.lease_s,
+            config.margin_s,
+            config.limits(),
+            probation_s=config.probation_s,
+        )
         workers = None
         if config.solve_process_from_jobs:
             workers = await asyncio.to_thread(SolveProcesses)

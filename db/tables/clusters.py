@@ -89,11 +89,19 @@ nodes = sa.Table(
     text_column("drain_reason", default=""),
     text_column("drained_by", default=""),
     moment_column("drained_at", nullable=True),
+    flag_column("health_drain"),  # whether health drained it, and may undrain it
+    # [GPU, kind, detail] of the faults that its agent reports
+    sa.Column("faults", JSONB, server_default=sa.text("'[]'"), nullable=False),
+    # those of them with which an operator has put it back
+    sa.Column("excused_faults", JSONB, server_default=sa.text("'[]'"), nullable=False),
+    moment_column("probation_until", nullable=True),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
     sa.CheckConstraint(
         "draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')", name="drain"
     ),
+    sa.CheckConstraint("draining OR NOT health_drain", name="health_drain"),
+    sa.CheckConstraint("health_drain OR probation_until IS NULL", name="probation"),
     sa.Index(None, "agent_id"),
     sa.Index(None, "gpu_type_id"),
 )

@@ -3,9 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+
+VALIDATION: Final = "validation"
+"""The kind of fault of a node whose test after a repair has not passed yet. It drains no node."""
+
+FREE_TEXT_KINDS: Final = frozenset({"site", VALIDATION})
+"""Kinds of faults whose details are texts of the site's programs, and may vary from report to report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthFault:
+    """A present fault of a GPU. If ``gpu`` is negative, it is one of the whole node."""
+
+    gpu: int
+    kind: str
+    detail: str
+
+    @property
+    def sentence(self) -> str:
+        """Return the fault in words."""
+        return self.detail if self.gpu < 0 else f"GPU {self.gpu}: {self.detail}"
+
+    @property
+    def identity(self) -> tuple[int, str, str]:
+        """Return a key by which the fault is recognised in later reports."""
+        return self.gpu, self.kind, "" if self.kind in FREE_TEXT_KINDS else self.detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """The present faults of a node that is watched. Without any, it is healthy."""
+
+    node: str
+    faults: tuple[HealthFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

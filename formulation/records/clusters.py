@@ -33,8 +33,8 @@ class ClusterOutlook:
     """The things that time alone will bring to a cluster."""
 
     event_in_s: float
-    """Seconds until the next event that a round can act on: a back-off ends. It is 0 if jobs hold GPUs
-    of a node that has fallen silent, and inf if no event is known.
+    """Seconds until the next event that a round can act on: a back-off or a node's probation ends. It
+    is 0 if jobs hold GPUs of a node that has fallen silent, and inf if no event is known.
     """
     promises_due_in_s: float
     """Seconds until promised deadline schedules need a round, or inf. It is 0 if they need it now."""
@@ -75,6 +75,10 @@ class NodeRecord:
     drained_by: str = ""
     drained_s: float | None = None
     """Seconds since 1970. It is None if the node is not drained, or the time is not known."""
+    faults: tuple[str, ...] = ()
+    """Sentences on the faults that its agent reports at present."""
+    probation_end_s: float | None = None
+    """Seconds since 1970. It is None if the node is not on probation."""
 
     @property
     def drained(self) -> bool:

@@ -248,15 +248,19 @@ def _part(message: pb.GangNetwork) -> NetworkPart:
 
 
 def observed_message(
-    reports: Iterable[GangReport], revision: int, network: Iterable[str] = ()
+    reports: Iterable[GangReport],
+    revision: int,
+    network: Iterable[str] = (),
+    health: Iterable[pb.NodeHealth] = (),
 ) -> pb.AgentMessage:
     """Return the message that reports what runs here, under ``revision`` of the desired state.
 
     ``network`` holds sentences on what keeps the network plan from having an effect here.
+    ``health`` is that of the nodes that are watched.
     """
     gangs = [_observed_gang(report) for report in reports]
     return pb.AgentMessage(
-        observed=pb.Observed(gangs=gangs, revision=revision, network_remarks=network)
+        observed=pb.Observed(gangs=gangs, revision=revision, network_remarks=network, health=health)
     )
 
 

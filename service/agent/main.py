@@ -31,6 +31,9 @@ from tessera.service.agent.credentials import (
     FixedCredentials,
     read_join_token,
 )
+from tessera.service.agent.hardware import command as health
+from tessera.service.agent.hardware import options as hardware
+from tessera.service.agent.hardware.monitor import HealthSettings, start_monitor
 from tessera.service.agent.network import command as network
 from tessera.service.agent.network.backend import Backend
 from tessera.service.agent.network.launch import LaunchSettings
@@ -65,7 +68,7 @@ class AgentConfig:
     All nodes that a job may run on share ``checkpoints``. ``backends`` apply priorities to the
     nodes' interfaces; without any, the agent ignores the network plan. ``sent_bytes`` reads the
     number of bytes that the node has sent, and traffic is measured for ``measure_s``. If
-    ``sent_bytes`` is None, traffic is not measured.
+    ``sent_bytes`` is None, traffic is not measured. If ``health`` is None, health is not watched.
     """
 
     servers: tuple[str, ...]
@@ -83,6 +86,7 @@ class AgentConfig:
     measure_s: float = 0.0
     sent_bytes: Callable[[], int] | None = None
     credentials: Credentials = field(default_factory=FixedCredentials)
+    health: HealthSettings | None = None
 
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
@@ -143,6 +147,9 @@ async def run_agent(
                 changed=changed,
                 leave=leave,
                 clock=time.monotonic,
+                health=start_monitor(
+                    config.health, tasks.create_task, changed.set, supervisor.live
+                ),
             )
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(
@@ -334,6 +341,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Lowest level of messages to log. Default: INFO.",
     )
     program_options.add_options(parser)
+    hardware.add_options(parser)
     network.add_options(parser)
     add(
         "--network-dry-run",
@@ -361,8 +369,11 @@ def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
     """Return the configuration that the command line asks for. Raises InvalidInput, OSError."""
     nodes = [parse_node(text) for text in options.node]
     nodes += read_nodes(options.nodes_file) if options.nodes_file else []
+    nodes, watched = hardware.resolve_nodes(options, nodes)
     if not nodes:
-        raise InvalidInput("--node", "name at least one node, here or in --nodes-file")
+        raise InvalidInput(
+            "--node", "name at least one node, here or in --nodes-file, or pass --discover"
+        )
     # The name becomes a part of the path of checkpoints.
     if not CLUSTER_PATTERN.fullmatch(options.cluster):
         raise InvalidInput(
@@ -393,6 +404,7 @@ def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
         measure_s=options.measure_traffic,
         sent_bytes=_counted(options, nodes),
         credentials=_credentials(options, nodes),
+        health=watched,
     )
 
 
@@ -484,13 +496,15 @@ def _set_up_logging(level: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent, or ``network ...``, and return the exit status.
+    """Run the agent, ``network ...`` or ``health ...``, and return the exit status.
 
     The status is 2 if a setting is wrong and 3 if the agent was superseded.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["network"]:
         return network.main(given[1:])
+    if given[:1] == ["health"]:
+        return health.main(given[1:])
     options = _parser().parse_args(given)
     _set_up_logging(options.log_level)
     status = 0

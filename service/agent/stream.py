@@ -17,6 +17,7 @@ from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
 from tessera.service.agent.gangs import gang_from_message, observed_message
+from tessera.service.agent.hardware.monitor import Report
 from tessera.service.agent.network.map_worker import settings_from_message
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
@@ -159,8 +160,10 @@ class ServerLink:
         changed: asyncio.Event,
         leave: asyncio.Event,
         clock: MonotonicClock,
+        health: Report = list,
     ) -> None:
         self._servers = servers
+        self._health = health
         self._credentials = credentials
         self._renewed = asyncio.Event()  # the credentials are newer than the stream
         self._hello = hello
@@ -306,7 +309,10 @@ class ServerLink:
                 await self._write(
                     call,
                     observed_message(
-                        reports, self._supervisor.revision, self._supervisor.network_remarks
+                        reports,
+                        self._supervisor.revision,
+                        self._supervisor.network_remarks,
+                        self._health(),
                     ),
                 )
                 self._supervisor.note_sent(reports)

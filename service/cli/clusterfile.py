@@ -61,6 +61,8 @@ class NodeEntry(FileEntry):
         "network_remarks",
         "drain_reason",
         "drained_by",
+        "faults",
+        "probation_end_time",
         "drain_time",
         "drained",
     )

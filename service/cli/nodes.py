@@ -46,6 +46,8 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
     Column("SINCE", lambda n: format_time(n.drain_time), wide=True),
     Column("REASON", lambda n: n.drain_reason, wide=True),
+    Column("FAULTS", lambda n: "; ".join(n.faults), wide=True),
+    Column("PROBATION UNTIL", lambda n: format_time(n.probation_end_time), wide=True),
     Column("NETWORK", lambda n: "; ".join(n.network_remarks), wide=True),
 )
 
@@ -119,7 +121,9 @@ def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:
 
 
 def _state(node: clusters_pb2.Node) -> str:
-    """Return a node's state as it is shown. A drained node is shown as DRAINED, not DRAINING."""
+    """Return a node's state as it is shown: DRAINED without jobs, PROBATION if it will return soon."""
+    if node.HasField("probation_end_time"):
+        return "PROBATION"
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
 
 

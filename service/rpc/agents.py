@@ -27,7 +27,7 @@ from tessera.formulation.errors import (
     PermissionDenied,
     Unavailable,
 )
-from tessera.formulation.records.agents import Heartbeat, ObservedGang
+from tessera.formulation.records.agents import Heartbeat, NodeHealth, ObservedGang
 from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
@@ -53,6 +53,12 @@ MAX_REMARKS: Final = 32
 MAX_REMARK_CHARS: Final = 300
 """Largest number of an agent's remarks about its nodes' network that are kept, and the length of
 each in characters.
+"""
+
+
+HEALTH_REPEAT_S: Final = 300.0
+"""Longest time in seconds until unchanged health is recorded again, e.g. for nodes that were deleted
+and created again.
 """
 
 
@@ -83,10 +89,14 @@ class AgentTiming:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The gangs that ran on the agent's nodes under a revision of the desired state."""
+    """The gangs that ran on the agent's nodes under a revision of the desired state.
+
+    ``health`` is that of the nodes that are watched.
+    """
 
     revision: int
     gangs: tuple[ObservedGang, ...]
+    health: tuple[NodeHealth, ...] = ()
 
     def covers(self, older: Observation) -> bool:
         """Return whether ``older`` can be dropped: every ended gang in it is also reported here."""
@@ -108,6 +118,7 @@ class AgentInbox:
     observed: list[Observation] = field(default_factory=list)  # oldest first
     agent: str = ""
     network: tuple[str, ...] = ()  # reasons why the network plan has no effect on its nodes
+    own: frozenset[str] = frozenset()  # its nodes
 
     async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
         """Receive messages until the agent closes its side."""
@@ -117,7 +128,8 @@ class AgentInbox:
                     raise InvalidInput("hello", "only the first message may be a hello")
                 if message.WhichOneof("body") == "observed":
                     gangs = convert.to_observed("observed", message.observed)
-                    self._observe(Observation(message.observed.revision, gangs))
+                    health = convert.to_health(message.observed, self.own)
+                    self._observe(Observation(message.observed.revision, gangs, health))
                     self._heed(message.observed.network_remarks)
                 self.spoke, self.spoke_s = True, clock.monotonic_s()
                 self.said_s = message.said_s
@@ -256,7 +268,9 @@ class AgentSession:
         self._own = frozenset(node.name for node in self._nodes)
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
-        self.inbox = AgentInbox(agent=self._agent, spoke_s=now_s, said_s=first.said_s)
+        self.inbox = AgentInbox(
+            agent=self._agent, spoke_s=now_s, said_s=first.said_s, own=self._own
+        )
         self.lease_from_s = 0.0  # the agent's clock at its latest recorded message
         self._due_s = now_s  # when a Desired must be sent even without a change
         self._push = True  # the desired state may have changed since it was last read
@@ -264,6 +278,8 @@ class AgentSession:
         self._failed = False  # the store was unavailable at the last step
         self._remarks: tuple[str, ...] = ()  # about the network, as recorded
         self._observing: asyncio.Task[None] | None = None
+        self._health: tuple[NodeHealth, ...] | None = None  # of the nodes, as recorded
+        self._health_due_s = now_s  # when it is recorded again, although it is the same
 
     async def register(self) -> None:
         """Record the agent and its nodes."""
@@ -353,6 +369,8 @@ class AgentSession:
         inbox = self.inbox
         while inbox.observed:
             first = inbox.observed[0]
+            # A faulty node is drained before the jobs that failed there can be started again.
+            await self._record_health(first.health)
             changed = await self._calls.turns.run(
                 self._calls.store.observe,
                 self.cluster,
@@ -364,6 +382,16 @@ class AgentSession:
             self._push = self._push or changed
             if inbox.observed[0] is first:  # else a newer one has replaced it
                 inbox.observed.pop(0)
+
+    async def _record_health(self, health: tuple[NodeHealth, ...]) -> None:
+        """Record the health of the nodes if it has changed, or if time may have had an effect on it."""
+        now_s = self._clock.monotonic_s()
+        if health == self._health and (not health or now_s < self._health_due_s):
+            return
+        again_in_s = await self._calls.turns.run(
+            self._calls.store.record_health, self.cluster, self._agent, self._incarnation, health
+        )
+        self._health, self._health_due_s = health, now_s + min(again_in_s, HEALTH_REPEAT_S)
 
     async def _next(self) -> pb.Desired | None:
         now_s = self._clock.monotonic_s()

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import PROBATION_S, PostgresStore
 from tessera.formulation.errors import DeadlineTooShort, Unavailable
 from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.records.agents import HealthFault, NodeHealth
 from tessera.formulation.values import Workload
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
@@ -298,6 +299,26 @@ async def test_a_promised_schedule_has_its_round_in_time(one: PostgresStore) -> 
         assert await replica.tick_after(5.0) == 3
         assert await replica.rounds_after(500.0) == 3
         assert await replica.rounds_after(100.0) == 4
+
+
+async def test_a_node_returns_from_probation_in_a_round_of_its_own(
+    one: PostgresStore, database: Database
+) -> None:
+    fault = HealthFault(gpu=0, kind="lost", detail="the driver has lost it")
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0, faults=(fault,))])
+        replica.rounds.wake(C)
+        last = await replica.rounds_after(5.0)
+        assert states(one)["a"] is not JobState.RUNNING  # it has nowhere to go
+        agents_report(one)
+        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0)])
+        assert await replica.tick_after(5.0) == last
+        assert await replica.rounds_after(PROBATION_S - 60.0) == last
+        execute(database, "UPDATE nodes SET probation_until = now()")
+        assert await replica.rounds_after(60.0) == last + 1
+        assert JobState.STARTING in states(one).values()
+        assert not one.get_node(C, A0).draining
 
 
 async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: PostgresStore) -> None:

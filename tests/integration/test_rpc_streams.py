@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -109,6 +110,10 @@ class ScriptedStore:
         self._fail()
         self.observations.append((revision, [g.phase for g in gangs]))
         return self.changes
+
+    def record_health(self, *_: Any) -> float:
+        self._fail()
+        return math.inf
 
     def desired(self, _cluster: str, _agent: str) -> DesiredState:
         self._fail()

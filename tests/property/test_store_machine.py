@@ -7,7 +7,7 @@ to start a gang on a GPU on which another gang still runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -30,7 +30,12 @@ from tessera.formulation.lifecycle import (
     is_allowed,
 )
 from tessera.formulation.placement import current_gangs
-from tessera.formulation.records.agents import DesiredState, ObservedGang
+from tessera.formulation.records.agents import (
+    DesiredState,
+    HealthFault,
+    NodeHealth,
+    ObservedGang,
+)
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -73,6 +78,7 @@ OFTEN = {
     "reweigh": 1,
     "hurry": 1,
     "drain": 1,
+    "health": 2,
     "lose": 1,
     "come_back": 2,
     "restart_agent": 1,
@@ -86,6 +92,9 @@ HAPPENINGS = st.tuples(
     st.sampled_from([f"a100-{i}" for i in range(NODES)]),
     st.integers(0, 2**16),
 )
+
+OVER = "UPDATE nodes SET probation_until = now() WHERE probation_until IS NOT NULL"
+"""The statement that ends all probations."""
 
 TRUNCATE = "TRUNCATE {} CASCADE".format(
     ", ".join(table.name for table in metadata.sorted_tables if table.name != "audit_log")
@@ -155,6 +164,7 @@ class World:
             "hurry": lambda: self.hurry(pick),
             "tenants": lambda: self.set_tenants(pick),
             "drain": lambda: self.drain(node, draining=pick % 3 == 0),
+            "health": lambda: self.report_health(node, pick),
         }
         on_node: dict[str, Callable[[str], None]] = {
             "obey": self.obey,
@@ -354,6 +364,28 @@ class World:
         assert not again, "a repeated report changed the desired state again"
         for job_name, done in before.items():
             assert done <= job(self.store, job_name).iterations_done <= 100
+
+    def report_health(self, node: str, pick: int) -> None:
+        """Report none to two faults; the probation of the node may be over before that."""
+        if not self.agents[node].alive:
+            return
+        if pick % 5 == 0:
+            execute(self.database, OVER)
+        faults = tuple(
+            HealthFault(gpu=gpu, kind="ecc", detail="x") for gpu in range(2) if pick >> gpu & 1
+        )
+        before = self.store.get_node(C, node)
+        health = [NodeHealth(node=node, faults=faults)]
+        report = (C, f"agent-{node}", self.agents[node].incarnation, health)
+        self.store.record_health(*report)
+        after = self.store.get_node(C, node)
+        assert after.faults == tuple(fault.sentence for fault in faults)
+        assert (after.drained_by == "health") >= (after.probation_end_s is not None)
+        if before.draining and before.drained_by != "health":
+            assert after.draining, "health has undone an operator's drain"
+        self.store.record_health(*report)
+        again = self.store.get_node(C, node)
+        assert replace(again, silent_s=after.silent_s) == after
 
     def restart_agent(self, node: str) -> None:
         """Kill the agent's process with its gangs, and restart it at once."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.tags import assign_tags
-from tessera.formulation.records.agents import DesiredGang, DesiredState, ObservedGang
+from tessera.formulation.records.agents import (
+    DesiredGang,
+    DesiredState,
+    HealthFault,
+    NodeHealth,
+    ObservedGang,
+)
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
@@ -18,6 +26,15 @@ from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
 
 MAX_ERROR_CHARS: Final = 2000
+
+MAX_HEALTH_ENTRIES: Final = 100_000
+MAX_FAULTS_A_NODE: Final = 64
+MAX_DETAIL_CHARS: Final = 200
+"""Largest numbers of an agent's entries about health, of a node's faults that are kept, and of
+characters of a fault's description.
+"""
+
+_FAULT_KIND: Final = re.compile(r"[a-z][a-z_]{0,19}")
 
 ENDED_PHASES: Final = frozenset({"succeeded", "failed"})
 """Phases that an agent forgets once it has reported them."""
@@ -66,6 +83,27 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
         )
         for i, m in enumerate(observed.gangs)
     )
+
+
+def to_health(observed: pb.Observed, own: Collection[str]) -> tuple[NodeHealth, ...]:
+    """Return the health of the agent's ``own`` nodes, by name. Entries for other nodes are left out.
+
+    Texts are cut to size, and an index that no GPU can have stands for the whole node, so that a
+    wrong report cannot end its agent's stream.
+    """
+    entries: dict[str, NodeHealth] = {}
+    for entry in islice(observed.health, MAX_HEALTH_ENTRIES):
+        if entry.node in own and entry.node not in entries:
+            faults = dict.fromkeys(_to_fault(m) for m in entry.faults[:MAX_FAULTS_A_NODE])
+            entries[entry.node] = NodeHealth(node=entry.node, faults=tuple(faults))
+    return tuple(entries[node] for node in sorted(entries))
+
+
+def _to_fault(message: pb.HealthFault) -> HealthFault:
+    kind = message.kind if _FAULT_KIND.fullmatch(message.kind) else "other"
+    detail = "".join(c if c.isprintable() else " " for c in message.detail[:MAX_DETAIL_CHARS])
+    gpu = message.gpu if 0 <= message.gpu < MAX_GPUS_A_NODE else -1
+    return HealthFault(gpu=gpu, kind=kind, detail=detail.strip() or f"a fault of the kind {kind}")
 
 
 def of_desired(desired: DesiredState, nodes: Collection[str]) -> pb.Desired:

@@ -115,4 +115,8 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         drained_by=record.drained_by,
         drained=record.drained,
         drain_time=None if record.drained_s is None else fields.timestamp_of(record.drained_s),
+        faults=record.faults,
+        probation_end_time=None
+        if record.probation_end_s is None
+        else fields.timestamp_of(record.probation_end_s),
     )

@@ -10,10 +10,17 @@ from typing import Any, cast
 import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.records.agents import DesiredState, Heartbeat, ObservedGang
+from tessera.formulation.records.agents import (
+    DesiredState,
+    HealthFault,
+    Heartbeat,
+    NodeHealth,
+    ObservedGang,
+)
 from tessera.service.ports import Store
 from tessera.service.rpc.agents import AgentCalls, AgentInbox, AgentSession, AgentTiming
 from tessera.service.rpc.calls import Calls, Subscription
+from tessera.service.rpc.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
 from tessera.v1 import agents_pb2 as pb
@@ -49,6 +56,8 @@ class QuietStore:
         self.turn.set()
         self.observed: list[int] = []
         self.remarks: list[tuple[str, ...] | None] = []
+        self.health: list[tuple[NodeHealth, ...]] = []
+        self.again_in_s = float("inf")
 
     def hello(self, *_: Any) -> None:
         """Accept any agent."""
@@ -58,6 +67,12 @@ class QuietStore:
             raise Unavailable("down")
         self.remarks += [beat.network_remarks for beat in beats]
         return set(range(len(beats)))
+
+    def record_health(self, _c: str, _a: str, _i: str, reported: tuple[NodeHealth, ...]) -> float:
+        if self.down:
+            raise Unavailable("down")
+        self.health.append(reported)
+        return self.again_in_s
 
     def observe(
         self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
@@ -230,3 +245,78 @@ async def test_an_agent_silent_for_longer_than_its_lease_is_disconnected(
     clock.now_s += 30.1
     with pytest.raises(Unavailable, match="sent nothing"):
         await session.step(Subscription())
+
+
+def a_health_message(*faults: pb.HealthFault, node: str = "n") -> pb.AgentMessage:
+    health = [pb.NodeHealth(node=node, faults=faults)]
+    return pb.AgentMessage(observed=pb.Observed(revision=1, health=health))
+
+
+HOT = pb.HealthFault(gpu=0, kind="thermal", detail="slowed down by heat")
+
+
+async def test_health_is_recorded_when_it_changes_and_again_when_time_may_change_it(
+    session: AgentSession, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+
+    async def says(message: pb.AgentMessage) -> int:
+        await session.inbox.fill(stream_of(message), stream, clock)
+        await session.step(stream)
+        return len(quiet.health)
+
+    assert await says(an_observed_message(1)) == 1
+    assert quiet.health[0] == ()  # the node is not watched
+    clock.now_s += 1000.0
+    assert await says(an_observed_message(2)) == 1
+    assert await says(a_health_message(HOT)) == 2
+    assert await says(a_health_message(HOT)) == 2
+    quiet.again_in_s = 20.0
+    assert await says(a_health_message()) == 3
+    clock.now_s += 19.0
+    assert await says(a_health_message()) == 3
+    clock.now_s += 1.0
+    assert await says(a_health_message()) == 4
+    quiet.again_in_s = float("inf")
+    clock.now_s += 20.0
+    assert await says(a_health_message()) == 5
+    clock.now_s += 299.0
+    assert await says(a_health_message()) == 5
+    clock.now_s += 1.0
+    assert await says(a_health_message()) == 6
+
+
+async def test_health_that_could_not_be_recorded_is_recorded_later_and_before_the_gangs(
+    session: AgentSession, quiet: QuietStore, clock: HandClock
+) -> None:
+    stream = Subscription()
+    quiet.down = True
+    await session.inbox.fill(stream_of(a_health_message(HOT)), stream, clock)
+    assert await session.step(stream) is None
+    assert (quiet.health, quiet.observed) == ([], [])
+    quiet.down = False
+    await session.step(stream)
+    fault = HealthFault(gpu=0, kind="thermal", detail="slowed down by heat")
+    assert quiet.health == [(NodeHealth(node="n", faults=(fault,)),)]
+    assert quiet.observed == [1]
+
+
+def test_a_lying_agents_faults_are_bounded_and_foreign_nodes_are_left_out() -> None:
+    wild = pb.HealthFault(gpu=2**31 - 1, kind="DROP TABLE", detail="x\n\0" * 10_000)
+    faults = [wild, *(pb.HealthFault(gpu=k % 64, kind="xid", detail=f"{k}") for k in range(10**6))]
+    entry = pb.NodeHealth(node="n", faults=faults)
+    observed = pb.Observed(
+        health=[
+            pb.NodeHealth(node="foreign", faults=faults[:2]),
+            entry,
+            pb.NodeHealth(node="n"),  # a second entry cannot hide the first
+            pb.NodeHealth(node="m", faults=[pb.HealthFault(gpu=-7)]),
+        ]
+    )
+    (m, n) = to_health(observed, {"n", "m"})
+    assert (m.node, n.node) == ("m", "n")
+    assert m.faults == (HealthFault(gpu=-1, kind="other", detail="a fault of the kind other"),)
+    assert len(n.faults) == MAX_FAULTS_A_NODE
+    assert (n.faults[0].gpu, n.faults[0].kind) == (-1, "other")
+    assert n.faults[0].detail.isprintable()
+    assert len(n.faults[0].detail) <= MAX_DETAIL_CHARS

@@ -332,7 +332,10 @@ class HealthFault(_message.Message):
     gpu: _builtins.int
     """The GPU's index. A negative number means the whole node."""
     kind: _builtins.str
-    """The kind of fault: "xid", "ecc", "thermal" or "lost"."""
+    """The kind of fault: "xid", "ecc", "thermal", "lost", "recovery" (the driver asks for a reset),
+    "site" (a check of the site) or "validation" (the test of a repaired node has not passed yet).
+    A "validation" drains no node. It only keeps a drained one from returning.
+    """
     detail: _builtins.str
     """A sentence that describes it."""
     def __init__(

@@ -170,6 +170,8 @@ class Node(_message.Message):
     DRAINED_BY_FIELD_NUMBER: _builtins.int
     DRAIN_TIME_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    PROBATION_END_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -206,6 +208,18 @@ class Node(_message.Message):
 
     @_builtins.property
     def drain_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Output only. Sentences on the faults of the node at present, as its agent reports them. A new
+        fault drains the node.
+        """
+
+    @_builtins.property
+    def probation_end_time(self) -> _timestamp_pb2.Timestamp:
+        """Output only. The time at which the node's probation ends if it stays healthy. It is then
+        undrained automatically. Unset while the node is not on probation.
+        """
+
     def __init__(
         self,
         *,
@@ -223,10 +237,12 @@ class Node(_message.Message):
         drained_by: _builtins.str = ...,
         drain_time: _timestamp_pb2.Timestamp | None = ...,
         drained: _builtins.bool = ...,
+        faults: _abc.Iterable[_builtins.str] | None = ...,
+        probation_end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time", "probation_end_time", b"probation_end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

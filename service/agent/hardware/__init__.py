@@ -1,0 +1,1 @@
+"""The devices of a node and their health: discovery, faults, and checks of the site."""

@@ -1,0 +1,39 @@
+"""The table of nodes: their states, why they are drained, and their faults."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tessera.service.cli.nodes import show_nodes
+from tessera.service.cli.options import Output
+from tessera.v1 import clusters_pb2
+
+DRAINED = clusters_pb2.Node(
+    name="clusters/c/nodes/bad",
+    gpu_type="a40",
+    gpus=2,
+    free_gpus=2,
+    state=clusters_pb2.Node.DRAINING,
+    drained=True,
+    drained_by="health",
+    drain_reason="GPU 1: Xid 79",
+    faults=["GPU 1: Xid 79", "GPU 0: slowed down by heat"],
+)
+
+
+def test_faults_and_the_end_of_probation_are_in_the_wide_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    returning = clusters_pb2.Node()
+    returning.CopyFrom(DRAINED)
+    returning.name = "clusters/c/nodes/returning"
+    returning.ClearField("faults")
+    returning.probation_end_time.CopyFrom(Timestamp(seconds=1_800_000_000))
+    show_nodes([DRAINED, returning], Output.WIDE)
+    head, bad, back = capsys.readouterr().out.splitlines()[:3]
+    assert "FAULTS" in head
+    assert bad.split()[:2] == ["bad", "DRAINED"]
+    assert "GPU 1: Xid 79; GPU 0: slowed down by heat" in bad
+    assert back.split()[:2] == ["returning", "PROBATION"]
+    assert "2027-01-15T08:00:00Z" in back
