@@ -226,8 +226,7 @@ deepspeed.init_distributed("gloo")
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 engine, *_ = deepspeed.initialize(
-    args=argparse.Namespace(deepspeed_config=options.deepspeed_config, local_rank=0), model=model,
-    optimizer=torch.optim.AdamW(model.parameters(), lr=3e-2),
+    args=options, model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=3e-2)
 )
 losses = []
 inputs = torch.randn(engine.train_micro_batch_size_per_gpu(), 8)
@@ -246,9 +245,17 @@ os._exit(0)  # threads of its operators for CPUs abort an ordinary end
 """
 
 
+@pytest.fixture(scope="module")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder in which DeepSpeed compiles its operators once, without stale locks."""
+    return str(tmp_path_factory.mktemp("operators"))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("zero", [ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS])
-def test_deepspeed_really_trains_under_a_plan(zero: ZeroStage, tmp_path: Path) -> None:
+def test_deepspeed_really_trains_under_a_plan(
+    zero: ZeroStage, tmp_path: Path, operators: str
+) -> None:
     python = find_torch_python("deepspeed", "ninja")
     script = tmp_path / "train.py"
     script.write_text(TRAIN_DEEPSPEED)
@@ -264,7 +271,6 @@ def test_deepspeed_really_trains_under_a_plan(zero: ZeroStage, tmp_path: Path) -
     arguments = deepspeed_arguments(layout, command, plan, 16)
     (tmp_path / CONFIGURATION).write_text(arguments.files[CONFIGURATION])
     path = f"{Path(python).parent}:/usr/bin:/bin"
-    operators = str(tmp_path / "operators")  # compiled for each run, without stale locks
     run_together(
         [arguments.place_files(str(tmp_path))],
         tmp_path,
