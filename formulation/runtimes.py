@@ -111,8 +111,8 @@ def _refuse_for_megatron(plan: ExecutionPlan) -> str:
     """Return why Megatron-LM cannot run ``plan``, or ""."""
     if len({stage.parallelism for stage in plan.stages}) > 1:
         return "has stages of different parallelism, and Megatron-LM has one for all"
-    if len({stage.end - stage.start for stage in plan.stages}) > 1:
-        return "has stages of different numbers of layers, which needs options of the user's own"
+    if len(set(_blocks_of_stages(plan))) > 1:
+        return "has stages of different numbers of blocks, which needs options of the user's own"
     if plan.schedule is Schedule.GPIPE and plan.pipeline_degree > 1:
         return "has the schedule GPipe, and Megatron-LM has 1F1B"
     if plan.zero not in (ZeroStage.NONE, ZeroStage.OPTIMIZER):
@@ -120,6 +120,17 @@ def _refuse_for_megatron(plan: ExecutionPlan) -> str:
             f"has ZeRO stage {plan.zero.value}, and Megatron-LM's distributed optimizer is stage 1"
         )
     return ""
+
+
+def _blocks_of_stages(plan: ExecutionPlan) -> list[int]:
+    """Return the blocks of each stage.
+
+    The first layer of a model is its embedding and the last one its head, which are no blocks.
+    """
+    blocks = [stage.end - stage.start for stage in plan.stages]
+    blocks[0] -= 1
+    blocks[-1] -= 1
+    return blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +149,9 @@ class Capabilities:
     refuse_plan: Callable[[ExecutionPlan], str] = _refuse_nothing
     runs_any_plan: bool = True
     """Whether ``refuse_plan`` never refuses, so that nobody has to ask."""
+    pipelines: bool = True
+    """Whether it can run plans of several pipeline stages. If not, ``refuse_plan`` refuses them all,
+    so that a Cell of several stages is refused even if its plan was not recorded."""
     ranks_are_gpus: bool = False
     is_for_users: bool = True
 
@@ -151,6 +165,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         check_command=_check_script,
         refuse_plan=_refuse_all_but_data_parallel,
         runs_any_plan=False,
+        pipelines=False,
         ranks_are_gpus=True,
     ),
     DEEPSPEED: Capabilities(
@@ -158,6 +173,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         check_command=_check_script,
         refuse_plan=_refuse_for_deepspeed,
         runs_any_plan=False,
+        pipelines=False,
         ranks_are_gpus=True,
     ),
     MEGATRON: Capabilities(
@@ -169,6 +185,11 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
     ),
 }
 """The runtimes of this release, by name."""
+
+RESTRICTED_RUNTIMES: Final = tuple(
+    name for name, runtime in RUNTIMES.items() if not runtime.runs_any_plan
+)
+"""The runtimes that cannot run every execution plan."""
 
 
 def implied_runtime(command: Sequence[str]) -> str:

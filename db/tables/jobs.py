@@ -45,6 +45,7 @@ jobs = sa.Table(
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
     reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
     flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
+    text_column("runtime", default="replay"),
     text_column("state", default=JobState.QUEUED.value),
     count_column("version", 1),
     count_column("generation", 0),
