@@ -441,12 +441,13 @@ def estimates_fingerprint(
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
     stated: Sequence[ExecutionPlan] = (),
+    runtimes: Sequence[str] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
-    state for its jobs.
+    state for its jobs, and ``runtimes`` those for which plans are searched separately.
     """
     plain = [
         installed_version(),
@@ -458,5 +459,6 @@ def estimates_fingerprint(
         _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
+        *({"runtimes": list(runtimes)},) * bool(runtimes),
     ]
     return _digest(plain)

@@ -139,6 +139,9 @@ class UnestimatedWorkload:
     plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
+    runtimes: tuple[str, ...] = ()
+    """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
+    name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
