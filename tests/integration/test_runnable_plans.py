@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
+from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.decisions import Decision
@@ -25,6 +28,7 @@ from tessera.service.cell_deriver import CellDeriver
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
+from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import C, a_record, a_spec, apply_event, commit, do, execute, job
 
 BERT = Workload(model="bert", params="6.7B", global_batch=128)
@@ -125,6 +129,20 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
     apply_event(cluster, "deep", JobEvent.CANCEL)
     assert derive(cluster) == 1
     assert derived_plans(database) == before
+
+
+def test_a_job_of_a_limited_runtime_wakes_the_estimators_of_a_known_workload(
+    cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(cluster, lambda w: w.upsert_estimates(C, [estimate_of(a_plan(dp=8))]))
+    woken = threading.Event()
+    listener = Listener(database.url)
+    listener.subscribe(lambda name: woken.set() if name else None, ESTIMATING_CHANNEL)
+    with listener:
+        assert listener.listening.wait(PATIENCE_S)
+        monkeypatch.setattr(JobSpec, "runtime", property(lambda _: TORCHRUN))
+        do(cluster, lambda w: w.submit_jobs(C, [a_job("torch")]))
+        assert woken.wait(PATIENCE_S)
 
 
 def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
