@@ -69,7 +69,7 @@ WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 
 _MEASUREMENTS = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,
-    p.name AS plan, m.iter_time_s
+    p.name AS plan, p.document, m.iter_time_s
 FROM measurements m JOIN workloads w ON w.id = m.workload_id
 JOIN gpu_types t ON t.id = m.gpu_type_id JOIN plans p ON p.id = m.plan_id
 WHERE w.cluster_id = :cluster AND m.iter_time_s IS NOT NULL
@@ -191,7 +191,12 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         models=tuple(_models(connection, of["cluster"])),
         measurements=tuple(
-            MeasurementRecord(workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s)
+            MeasurementRecord(
+                workload=_workload(r),
+                cell=cell_on(r),
+                iter_time_s=r.iter_time_s,
+                plan=stored_plan(r.document),
+            )
             for r in reversed(
                 connection.execute(_MEASUREMENTS, of | {"latest": MAX_MEASUREMENTS}).all()
             )

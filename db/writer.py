@@ -165,8 +165,8 @@ class PostgresWriter:
         )
         unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
         rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
-        limited = any(job.runtime in RESTRICTED_RUNTIMES for job in jobs)
-        if unestimated or plan_ids or limited:
+        restricted = any(job.runtime in RESTRICTED_RUNTIMES for job in jobs)
+        if unestimated or plan_ids or restricted:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         for job in jobs:

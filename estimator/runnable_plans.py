@@ -8,7 +8,7 @@ offload are tried. Of the plans that the runtime does not refuse, the fastest on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,13 +50,15 @@ def estimate_runnable_plans(
     runtimes: Iterable[str],
     searched: Sequence[CellEstimate],
     nodes: int | None = None,
+    exhausted: Collection[Cell] = (),
 ) -> list[EstimateRecord]:
     """Return the estimate of the best plan of each runtime on each shape of some GPUs.
 
     ``searched`` are the estimates of the best plans of the same Cells. What measurements teach about
     them corrects these estimates, too. Plans that are among them are left out. If no plan of a
     runtime fits in memory, the one that needs least is infeasible. A runtime without any plan, e.g.
-    because the batch cannot be divided among the GPUs, has no estimate.
+    because the batch cannot be divided among the GPUs, has no estimate. ``exhausted`` are Cells on
+    shapes by plans that ran out of memory, although they should have fitted.
     """
     records: dict[Cell, EstimateRecord] = {}
     for shape in shapes_of(gpus, estimator.hardware[gpu_type].gpus_per_node, nodes):
@@ -68,8 +70,9 @@ def estimate_runnable_plans(
             iter_time_s=math.inf,
             source=EstimateSource.PROFILED if setting.timed else EstimateSource.ANALYTIC,
         )
+        names = {c.plan for c in exhausted if (c.gpu_type, c.gpus) == (gpu_type, gpus)}
         for runtime in runtimes:
-            price = find_runnable_plan(setting, runtime, model_name(workload))
+            price = find_runnable_plan(setting, runtime, model_name(workload), names)
             if price is not None:
                 record = _record_of(empty, setting, price, runtime, searched)
                 records.setdefault(record.cell, record)
@@ -77,11 +80,25 @@ def estimate_runnable_plans(
     return [record for cell, record in records.items() if cell not in known]
 
 
-def find_runnable_plan(setting: Setting, runtime: str, model: str = "") -> PlanPrice | None:
+def find_runnable_plan(
+    setting: Setting, runtime: str, model: str = "", exhausted: Container[str] = ()
+) -> PlanPrice | None:
     """Return the fastest plan that a runtime can run in a setting, or None if there is no plan.
 
-    If none fits in memory, it is the one that exceeds the GPU's memory least.
+    If none fits in memory, it is the one that exceeds the GPU's memory least. A plan that is
+    ``exhausted`` (digests) needs more than the model predicts, so all plans are left out for which
+    it predicts as much.
     """
+    price = _find_plan(setting, runtime, model)
+    while price is not None and price.overflow is None and price.plan.digest in exhausted:
+        usable = setting.runtime.room.usable
+        less = max(0, math.floor((max(price.memory_bytes) - 1.0) / usable))
+        setting = replace(setting, hardware=replace(setting.hardware, memory_bytes=less))
+        price = _find_plan(setting, runtime, model)
+    return price
+
+
+def _find_plan(setting: Setting, runtime: str, model: str) -> PlanPrice | None:
     over: list[PlanPrice] = []
     for offloads in _OFFLOADS:
         prices = list(_prices(setting, runtime, offloads, model))

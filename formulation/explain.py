@@ -12,7 +12,7 @@ from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
-from tessera.formulation.runnable_plans import limit_in_words
+from tessera.formulation.runnable_plans import restriction_in_words
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 
@@ -36,8 +36,8 @@ def explain_waiting_jobs(
     feasible = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     feasible[snapshot.estimates.workload[np.isfinite(snapshot.estimates.iter_time_s)]] = True
     # Jobs whose runtime refuses plans have a workload of their own, equal to that of other jobs.
-    limited = len(snapshot.runtimes) > 0
-    known = {snapshot.workloads[w] for w in np.flatnonzero(estimated & limited).tolist()}
+    restricted = len(snapshot.runtimes) > 0
+    known = {snapshot.workloads[w] for w in np.flatnonzero(estimated & restricted).tolist()}
     waits = np.flatnonzero(solution.choice < 0)
     workloads = snapshot.jobs.workload[waits]
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
@@ -114,7 +114,7 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
         )
     return Reason(
         code=ReasonCode.NO_FEASIBLE_CELL,
-        message=f"every known Cell of {key}{limit_in_words(snapshot, job)} fails to run"
+        message=f"every known Cell of {key}{restriction_in_words(snapshot, job)} fails to run"
         " (out of memory, or the run failed)",
         next_step="add Cells with more GPUs or another GPU type",
         evidence=(("workload", key),),
@@ -127,7 +127,7 @@ def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:
     key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
     return Reason(
         code=ReasonCode.NO_RUNNABLE_PLAN,
-        message=f"{key} has estimates, but none{limit_in_words(snapshot, job)}",
+        message=f"{key} has estimates, but none{restriction_in_words(snapshot, job)}",
         next_step="wait if the server is still deriving one; or submit the job with a plan that"
         f" {runtime} can run, or with another runtime",
         evidence=(("workload", key), ("runtime", runtime)),

@@ -72,8 +72,8 @@ def are_refused(snapshot: Snapshot, runtime: Ints, plan: Ints, degree: Ints) -> 
     return known | (~pipelines[runtime] & (degree > 1))
 
 
-def limit_in_words(snapshot: Snapshot, job: int) -> str:
-    """Return the limit on a job's plans for a message, or "" if its runtime runs any plan."""
+def restriction_in_words(snapshot: Snapshot, job: int) -> str:
+    """Return the restriction of a job's plans for a message, or "" if its runtime runs any plan."""
     runtime = int(snapshot.jobs.runtime[job])
     if runtime < 0:
         return ""

@@ -111,6 +111,7 @@ class MeasurementRecord:
     workload: Workload
     cell: Cell  # with the nodes that it ran on
     iter_time_s: float
+    plan: ExecutionPlan | None = None  # that the Cell names; None if it was not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

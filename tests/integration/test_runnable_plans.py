@@ -131,7 +131,7 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
     assert derived_plans(database) == before
 
 
-def test_a_job_of_a_limited_runtime_wakes_the_estimators_of_a_known_workload(
+def test_a_job_of_a_restricted_runtime_wakes_the_estimators_of_a_known_workload(
     cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do(cluster, lambda w: w.upsert_estimates(C, [estimate_of(a_plan(dp=8))]))
@@ -198,7 +198,7 @@ def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
     assert wanted.runtimes == (DEEPSPEED,)
 
 
-def test_only_plans_of_limited_jobs_are_looked_at(
+def test_only_plans_of_restricted_jobs_are_looked_at(
     cluster: PostgresStore, database: Database
 ) -> None:
     other = replace(BERT, global_batch=64)

@@ -40,7 +40,7 @@ def plan_on(gpus: Ints, degree: Ints) -> Ints:
 
 
 @st.composite
-def limited_rounds(draw: st.DrawFn) -> Snapshot:
+def restricted_rounds(draw: st.DrawFn) -> Snapshot:
     """Draw a snapshot in which runtimes refuse some plans, also those that jobs run by."""
     snapshot = draw(snapshots())
     e, jobs = snapshot.estimates, snapshot.jobs
@@ -72,7 +72,7 @@ def is_refused(snapshot: Snapshot, runtime: int, plan: int, degree: int) -> bool
 
 
 def filter_by_hand(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with a workload for each job of a limited runtime, and no runtimes."""
+    """Return the snapshot with a workload for each job of a restricted runtime, and no runtimes."""
     rows = [snapshot.estimates.row(i) for i in range(len(snapshot.estimates))]
     jobs = [snapshot.jobs.row(i) for i in range(len(snapshot.jobs))]
     lost, workloads = snapshot.disturbed(), list(snapshot.workloads)
@@ -119,20 +119,20 @@ def decide(snapshot: Snapshot, policy: Policy | None = None, scheduler: str = ""
 
 
 @LAW
-@given(limited_rounds())
+@given(restricted_rounds())
 def test_a_round_decides_as_if_its_estimates_had_been_filtered_by_hand(snapshot: Snapshot) -> None:
     assert decide(snapshot) == decide(filter_by_hand(snapshot))
 
 
 @LAW
-@given(limited_rounds(), st.sampled_from(["fcfs", "sia", "gavel", "arena"]))
+@given(restricted_rounds(), st.sampled_from(["fcfs", "sia", "gavel", "arena"]))
 def test_so_does_every_published_scheduler(snapshot: Snapshot, scheduler: str) -> None:
     by_hand = filter_by_hand(snapshot)
     assert decide(snapshot, scheduler=scheduler) == decide(by_hand, scheduler=scheduler)
 
 
 @LAW
-@given(limited_rounds())
+@given(restricted_rounds())
 def test_no_job_gets_a_plan_that_its_runtime_refuses_except_its_present_one(
     snapshot: Snapshot,
 ) -> None:
@@ -145,8 +145,8 @@ def test_no_job_gets_a_plan_that_its_runtime_refuses_except_its_present_one(
 
 
 @LAW
-@given(limited_rounds())
-def test_a_runtime_that_refuses_nothing_limits_nobody(snapshot: Snapshot) -> None:
+@given(restricted_rounds())
+def test_a_runtime_that_refuses_nothing_restricts_nobody(snapshot: Snapshot) -> None:
     jobs = snapshot.jobs
     none = replace(snapshot, refused_plans=RefusedPlans.from_rows([]))
     willing = replace(none, jobs=replace(jobs, runtime=np.full(len(jobs), MEGATRON)))
@@ -155,7 +155,7 @@ def test_a_runtime_that_refuses_nothing_limits_nobody(snapshot: Snapshot) -> Non
 
 
 @LAW
-@given(limited_rounds())
+@given(restricted_rounds())
 def test_a_stored_round_decides_alike(snapshot: Snapshot) -> None:
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)

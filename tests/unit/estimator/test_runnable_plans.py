@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -49,12 +50,11 @@ def estimates_of(
     return estimate_runnable_plans(made, workload, gpu_type, gpus, [runtime], searched)
 
 
-def setting_of(workload: Workload, gpu_type: str, gpus: int) -> Setting:
-    estimator = an_estimator(workload)
-    (*_, widest) = estimator.cells(workload, gpu_type, gpus)
-    cell = widest.record.cell
-    shape = Shape(nodes=cell.nodes, gpus_per_node=gpus // cell.nodes)
-    return estimator.setting(workload, cell, shape)
+def setting_on(workload: Workload, gpu_type: str, nodes: int) -> Setting:
+    """Return the setting of 8 GPUs on some nodes."""
+    cell = Cell(gpu_type=gpu_type, gpus=8, pipeline_degree=1, nodes=nodes)
+    shape = Shape(nodes=nodes, gpus_per_node=8 // nodes)
+    return an_estimator(workload).setting(workload, cell, shape)
 
 
 @pytest.mark.parametrize("runtime", [TORCHRUN, DEEPSPEED, MEGATRON])
@@ -77,7 +77,7 @@ def test_each_plan_is_one_that_the_runtime_runs_on_its_cell(
 
 @pytest.mark.parametrize(("workload", "gpu_type"), [(BERT, "a40"), (LLAMA, "a100-80")])
 def test_no_data_parallel_plan_that_fits_is_faster(workload: Workload, gpu_type: str) -> None:
-    setting = setting_of(workload, gpu_type, 8)
+    setting = setting_on(workload, gpu_type, 4)
     best = find_runnable_plan(setting, TORCHRUN)
     assert best is not None
     times_s = [
@@ -173,3 +173,50 @@ def test_measurements_correct_them_as_they_correct_the_best_plans() -> None:
     (before, *_), (after, *_) = estimates_of(TORCHRUN), estimates_of(TORCHRUN, estimator=learned)
     assert after.iter_time_s == pytest.approx(factor * before.iter_time_s)
     assert after.sd == corrected.record.sd
+
+
+def test_a_measurement_of_another_plan_counts_as_one_of_the_best_plan() -> None:
+    fresh, own = an_estimator(), estimates_of(TORCHRUN)[0]
+    assert own.plan is not None
+    as_predicted = MeasurementRecord(
+        workload=BERT, cell=own.cell, iter_time_s=own.iter_time_s, plan=own.plan
+    )
+    learned = an_estimator(measurements=(as_predicted,))
+    assert learned.learned == 1
+    (before, *_), (after, *_) = (e.cells(BERT, "a40", 8, [1]) for e in (fresh, learned))
+    assert before.record.iter_time_s > 1.2 * own.iter_time_s
+    assert after.record.iter_time_s == pytest.approx(before.record.iter_time_s, rel=0.01)
+
+
+def test_a_measurement_of_the_best_plan_is_learned_from_as_it_is() -> None:
+    best = an_estimator().cells(BERT, "a40", 8, [1])[0].record
+    slow = MeasurementRecord(workload=BERT, cell=best.cell, iter_time_s=2 * best.iter_time_s)
+    known = replace(slow, plan=best.plan)
+    (one, *_), (other, *_) = (
+        an_estimator(measurements=(m,)).cells(BERT, "a40", 8, [1]) for m in (slow, known)
+    )
+    assert one.record.iter_time_s == other.record.iter_time_s > best.iter_time_s
+
+
+def test_a_measurement_of_a_plan_that_the_model_cannot_price_teaches_nothing() -> None:
+    own = estimates_of(TORCHRUN)[0]
+    assert own.plan is not None
+    wrong = replace(own.plan, stages=(replace(own.plan.stages[0], end=3),))
+    record = MeasurementRecord(workload=BERT, cell=own.cell, iter_time_s=1.0, plan=wrong)
+    assert an_estimator(measurements=(record,)).learned == 0
+
+
+def test_a_plan_that_ran_out_of_memory_makes_way_for_one_that_needs_less() -> None:
+    estimator, own = an_estimator(), estimates_of(TORCHRUN)[0]
+    searched = estimator.cells(BERT, "a40", 8)
+    tried: list[EstimateRecord] = [own]
+    for _ in range(2):
+        cells = [record.cell for record in tried]
+        tried += estimate_runnable_plans(
+            estimator, BERT, "a40", 8, [TORCHRUN], searched, exhausted=cells
+        )[:1]
+    assert len({record.cell.plan for record in tried}) == 3
+    setting = setting_on(BERT, "a40", own.cell.nodes)
+    needs = [max(price_plan(setting, r.plan).memory_bytes) for r in tried if r.plan is not None]
+    assert needs == sorted(needs, reverse=True)
+    assert all(math.isfinite(record.iter_time_s) for record in tried)

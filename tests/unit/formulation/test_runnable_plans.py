@@ -81,7 +81,7 @@ def reason_of(snapshot: Snapshot) -> Reason:
     return reason
 
 
-def test_only_jobs_of_a_limited_runtime_are_offered_fewer_plans() -> None:
+def test_only_jobs_of_a_restricted_runtime_are_offered_fewer_plans() -> None:
     snapshot = a_round(a_job("torch", **TORCH), a_job("free"))
     assert offered(snapshot, 0) == {"dp2", "dp4"}
     assert offered(snapshot, 1) == {"dp2", "tp2", "dp4", "pp2"}
@@ -273,7 +273,7 @@ def a_plan(*blocks: int, tp: int = 1) -> ExecutionPlan:
     return ExecutionPlan(stages=stages, micro_batch=8)
 
 
-def test_runtimes_without_pipelines_refuse_them_and_limited_ones_refuse_something() -> None:
+def test_runtimes_without_pipelines_refuse_them_and_restricted_ones_refuse_something() -> None:
     assert set(RESTRICTED_RUNTIMES) == {"torchrun", "deepspeed", "megatron"}
     for name, runtime in RUNTIMES.items():
         assert bool(runtime.refuse_plan(a_plan(5, 5))) is not runtime.pipelines
