@@ -26,6 +26,7 @@ from tessera.formulation.records.estimates import (
     ModelSpec,
     UnestimatedWorkload,
 )
+from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
@@ -68,7 +69,7 @@ WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 
 _MEASUREMENTS = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,
-    p.name AS plan, m.iter_time_s
+    p.name AS plan, p.document, m.iter_time_s
 FROM measurements m JOIN workloads w ON w.id = m.workload_id
 JOIN gpu_types t ON t.id = m.gpu_type_id JOIN plans p ON p.id = m.plan_id
 WHERE w.cluster_id = :cluster AND m.iter_time_s IS NOT NULL
@@ -82,6 +83,8 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
+    array_agg(DISTINCT j.runtime ORDER BY j.runtime)
+        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first) AS runtimes,
     bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
@@ -116,14 +119,18 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
 WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
 """)
 
-# Another plan is now the best one of the shape and degree. Plans that jobs run by or state are kept.
+# Other plans are now the best ones of the shape and degree: one of all, and one of each runtime that
+# cannot run every plan. Plans that jobs run by or state are kept.
 _REPLACE = sa.text("""
-DELETE FROM estimates e
-USING json_to_recordset(CAST(:rows AS json)) AS r(
-    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, k bigint)
+WITH news AS (
+    SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r(
+        w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, k bigint))
+DELETE FROM estimates e USING news r
 WHERE r.k > 0 AND e.derived AND e.source > 0
     AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g AND e.nodes = r.n
     AND e.pipeline_degree = r.d AND e.plan_id <> r.p
+    AND NOT EXISTS (SELECT FROM news o WHERE o.w = e.workload_id AND o.t = e.gpu_type_id
+        AND o.g = e.gpus AND o.n = e.nodes AND o.d = e.pipeline_degree AND o.p = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j
         WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
@@ -184,7 +191,12 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         models=tuple(_models(connection, of["cluster"])),
         measurements=tuple(
-            MeasurementRecord(workload=_workload(r), cell=cell_on(r), iter_time_s=r.iter_time_s)
+            MeasurementRecord(
+                workload=_workload(r),
+                cell=cell_on(r),
+                iter_time_s=r.iter_time_s,
+                plan=stored_plan(r.document),
+            )
             for r in reversed(
                 connection.execute(_MEASUREMENTS, of | {"latest": MAX_MEASUREMENTS}).all()
             )
@@ -199,6 +211,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
+                runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
             )
             for r in connection.execute(_WANTED, of)
         ),

@@ -11,11 +11,13 @@ import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
 from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
+from tessera.db.runnable_plans import load_refused_plans
 from tessera.db.tables import LIVE
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
 from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.snapshot import (
     STATES,
     Allocations,
@@ -112,6 +114,9 @@ _JOB_EXPRESSIONS = {
     "current_degree": "coalesce(j.cell_degree, 0)",
     "current_plan": "coalesce(j.cell_plan_id, 0)",
     "stated_plan": "coalesce(j.stated_plan_id, 0)",
+    "runtime": "coalesce("
+    + _case("j.runtime", {name: code for code, name in enumerate(RESTRICTED_RUNTIMES)})
+    + ", -1)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
@@ -199,6 +204,7 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
     plans = tuple(name for _, name in cluster.plans)
     if "" in plans:  # the plan by which jobs without estimates run
         jobs = replace(jobs, unestimated=_unestimated(cluster.workloads, jobs, estimates))
+    jobs, runtimes, refused = load_refused_plans(connection, cluster.id, jobs, estimates, plans)
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), wire_types(Allocations))
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
@@ -242,6 +248,8 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
             name=tuple(key for key, _ in cluster.prices),
             price=np.array([price for _, price in cluster.prices], np.float64),
         ),
+        runtimes=runtimes,
+        refused_plans=refused,
         **_network(connection, cluster, (job_at, workload_at, type_at, plan_at, node_at)),
     )
 

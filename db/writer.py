@@ -44,6 +44,7 @@ from tessera.formulation.records.clusters import (
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import StoreLimits
+from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
@@ -171,7 +172,8 @@ class PostgresWriter:
         )
         unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
         rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
-        if unestimated or plan_ids:
+        restricted = any(job.runtime in RESTRICTED_RUNTIMES for job in jobs)
+        if unestimated or plan_ids or restricted:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         for job in jobs:

@@ -26,6 +26,7 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.memory import States, parameter_bytes
 from tessera.estimator.plans import PricedPlan, Shape, Training, shape_on, shapes_of
+from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import CellTimes
@@ -371,8 +372,30 @@ class Estimator:
             if shape is None or cell.pipeline_degree < 1:
                 continue
             subject = self._subject(r.workload, cell, shape)
-            measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
+            ratio = self._best_to(subject, r.plan)
+            if ratio is not None:
+                measured.append(Measurement(subject=subject, iter_time_s=ratio * r.iter_time_s))
         return measured[-MAX_LEARNED:]
+
+    def _best_to(self, subject: CellSubject, plan: ExecutionPlan | None) -> float | None:
+        """Return the time of the best plan of a Cell, as a multiple of that of the measured ``plan``.
+
+        The cost model predicts both times. The multiple is 1 if it is the same plan, or if the
+        measured one was not recorded. It is None if one of them has no time.
+        """
+        if plan is None:
+            return 1.0
+        setting, degree = self._setting(subject), subject.pipeline_degree
+        best = plan_cells(setting, [degree]).get(degree)
+        if best is None:
+            return None
+        here = replace(plan, shape=setting.shape.each_node)
+        if execution_plan_of(setting, best, plan.model) == here:
+            return 1.0
+        try:
+            return best.iter_time_s / price_plan(setting, here).iter_time_s
+        except InvalidInput:
+            return None
 
 
 def _degrees(subject: Subject) -> Sequence[int]:
@@ -441,12 +464,13 @@ def estimates_fingerprint(
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
     stated: Sequence[ExecutionPlan] = (),
+    runtimes: Sequence[str] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
-    state for its jobs.
+    state for its jobs, and ``runtimes`` those for which plans are searched separately.
     """
     plain = [
         installed_version(),
@@ -458,5 +482,6 @@ def estimates_fingerprint(
         _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
+        *({"runtimes": list(runtimes)},) * bool(runtimes),
     ]
     return _digest(plain)

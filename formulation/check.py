@@ -104,6 +104,7 @@ def find_placement_violations(
     * No job is placed that may not run.
     * A job that keeps its Cell keeps its GPUs unless it is migrated. Pinned jobs never are.
     * No job is on a node that it avoids, or is given a shape slower than it was promised.
+    * No job is given an execution plan that its runtime cannot run, unless it runs by it already.
     * The jobs on a node need no more CPU cores and host memory than the node states to have.
     * No more running jobs change than the round may change. Those that are migrated count with
       those that the solution changes.
@@ -121,6 +122,7 @@ def find_placement_violations(
     broken.extend(_wrong_nodes(snapshot, problem, given))
     broken.extend(_wrong_gpus(snapshot, problem, given))
     broken.extend(_more_than_nodes_have(snapshot, problem, solution, given))
+    broken.extend(_plans_that_runtimes_refuse(snapshot, problem, solution))
     broken.extend(_slower_than_promised(problem, solution, placement))
     broken.extend(_not_kept_in_place(problem, solution, placement, now))
     broken.extend(_changes_over_cap(problem, solution, placement, now))
@@ -253,6 +255,25 @@ def _more_than_nodes_have(
         for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
             detail = f"{nodes.name[node]} has {has[node]} {what}, but its jobs need {used[node]}"
             yield Violation(rule="node capacity", detail=detail)
+
+
+def _plans_that_runtimes_refuse(
+    snapshot: Snapshot, problem: Problem, solution: Solution
+) -> Iterator[Violation]:
+    """Yield violations: jobs with a plan that their runtime cannot run, except the present one."""
+    jobs, runtimes, refused = snapshot.jobs, snapshot.runtimes, snapshot.refused_plans
+    if not (jobs.runtime >= 0).any():
+        return
+    pairs = set(zip(refused.runtime.tolist(), refused.plan.tolist(), strict=True))
+    for job in np.flatnonzero((jobs.runtime >= 0) & (solution.choice >= 0)).tolist():
+        runtime, cell = int(jobs.runtime[job]), int(problem.cell[solution.choice[job]])
+        key = problem.cells.key_at(cell)
+        is_pipeline = key.pipeline_degree > 1 and not runtimes.pipelines[runtime]
+        if ((runtime, key.plan) in pairs or is_pipeline) and jobs.key_at(job) != key:
+            detail = f"{problem.jobs[job]} gets the plan {problem.plans[key.plan]!r}, which"
+            yield Violation(
+                rule="runnable plan", detail=f"{detail} {runtimes.name[runtime]} cannot run"
+            )
 
 
 def _slower_than_promised(

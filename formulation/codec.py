@@ -32,6 +32,8 @@ from tessera.formulation.snapshot import (
     Nodes,
     Prices,
     Quotas,
+    RefusedPlans,
+    Runtimes,
     Snapshot,
     Tenants,
 )
@@ -56,7 +58,9 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Prices": Prices,
     "Problem": Problem,
     "Quotas": Quotas,
+    "RefusedPlans": RefusedPlans,
     "Row": CouplingRow,
+    "Runtimes": Runtimes,
     "Shapes": Shapes,
     "Snapshot": Snapshot,
     "Solution": Solution,
@@ -97,8 +101,8 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
-        network = ("traffic", "standing", "measured")
-        silent = {n for n in network if not len(getattr(value, n))}
+        tables = ("traffic", "standing", "measured", "runtimes", "refused_plans")
+        silent = {n for n in tables if not len(getattr(value, n))}
         silent |= {"topology"} if value.topology is None else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
         return frozenset(silent)

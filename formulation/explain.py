@@ -12,6 +12,7 @@ from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
+from tessera.formulation.runnable_plans import restriction_in_words
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 
@@ -34,6 +35,9 @@ def explain_waiting_jobs(
     estimated[snapshot.estimates.workload] = True
     feasible = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     feasible[snapshot.estimates.workload[np.isfinite(snapshot.estimates.iter_time_s)]] = True
+    # Jobs whose runtime refuses plans have a workload of their own, equal to that of other jobs.
+    restricted = len(snapshot.runtimes) > 0
+    known = {snapshot.workloads[w] for w in np.flatnonzero(estimated & restricted).tolist()}
     waits = np.flatnonzero(solution.choice < 0)
     workloads = snapshot.jobs.workload[waits]
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
@@ -53,7 +57,13 @@ def explain_waiting_jobs(
                 STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job]
             )
         elif not runs:
-            reasons[job] = _no_cell(snapshot, job, estimated=bool(estimated[workload]))
+            reasons[job] = _no_cell(
+                snapshot,
+                job,
+                estimated=bool(estimated[workload]),
+                refused=bool(snapshot.jobs.runtime[job] >= 0)
+                and snapshot.workloads[workload] in known,
+            )
         elif job in absent:
             reasons[job] = absent[job]
         elif not offered:
@@ -82,8 +92,11 @@ def _not_schedulable(state: JobState, name: str) -> Reason:
     return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
 
 
-def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool) -> Reason:
+def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) -> Reason:
+    """Explain a job without a feasible estimate, of which its runtime may have ``refused`` some."""
     key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
+    if not estimated and refused:
+        return _no_runnable_plan(snapshot, job)
     if not estimated and snapshot.jobs.requested_type[job] >= 0:
         return Reason(
             code=ReasonCode.ESTIMATING,
@@ -101,9 +114,23 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool) -> Reason:
         )
     return Reason(
         code=ReasonCode.NO_FEASIBLE_CELL,
-        message=f"every known Cell of {key} fails to run (out of memory, or the run failed)",
+        message=f"every known Cell of {key}{restriction_in_words(snapshot, job)} fails to run"
+        " (out of memory, or the run failed)",
         next_step="add Cells with more GPUs or another GPU type",
         evidence=(("workload", key),),
+    )
+
+
+def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:
+    """Explain a job whose workload has estimates, but none of a plan that its runtime can run."""
+    runtime = snapshot.runtimes.name[int(snapshot.jobs.runtime[job])]
+    key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
+    return Reason(
+        code=ReasonCode.NO_RUNNABLE_PLAN,
+        message=f"{key} has estimates, but none{restriction_in_words(snapshot, job)}",
+        next_step="wait if the server is still deriving one; or submit the job with a plan that"
+        f" {runtime} can run, or with another runtime",
+        evidence=(("workload", key), ("runtime", runtime)),
     )
 
 

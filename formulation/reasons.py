@@ -19,6 +19,7 @@ class ReasonCode(StrEnum):
     LEAVING = "LEAVING"
     ESTIMATING = "ESTIMATING"  # its estimates are still to be computed
     NO_ESTIMATE = "NO_ESTIMATE"  # there is none, and it states no GPU type to run on without one
+    NO_RUNNABLE_PLAN = "NO_RUNNABLE_PLAN"  # its runtime can run the plan of no estimate
     NO_FEASIBLE_CELL = "NO_FEASIBLE_CELL"
     FITS_NOWHERE = "FITS_NOWHERE"
     NODES_AWAY = "NODES_AWAY"

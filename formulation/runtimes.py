@@ -154,6 +154,9 @@ class Capabilities:
     refuse_plan: Callable[[ExecutionPlan], str] = _refuse_nothing
     runs_any_plan: bool = True
     """Whether ``refuse_plan`` never refuses, so that nobody has to ask."""
+    pipelines: bool = True
+    """Whether it can run plans of several pipeline stages. If not, ``refuse_plan`` refuses them all,
+    so that a Cell of several stages is refused even if its plan was not recorded."""
     ranks_are_gpus: bool = False
     is_for_users: bool = True
 
@@ -167,6 +170,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         check_command=_check_script,
         refuse_plan=_refuse_all_but_data_parallel,
         runs_any_plan=False,
+        pipelines=False,
         ranks_are_gpus=True,
     ),
     DEEPSPEED: Capabilities(
@@ -174,6 +178,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         check_command=_check_script,
         refuse_plan=_refuse_for_deepspeed,
         runs_any_plan=False,
+        pipelines=False,
         ranks_are_gpus=True,
     ),
     MEGATRON: Capabilities(
@@ -185,6 +190,11 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
     ),
 }
 """The runtimes of this release, by name."""
+
+RESTRICTED_RUNTIMES: Final = tuple(
+    name for name, runtime in RUNTIMES.items() if not runtime.runs_any_plan
+)
+"""The runtimes that cannot run every execution plan."""
 
 
 def implied_runtime(command: Sequence[str]) -> str:

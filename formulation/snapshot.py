@@ -135,6 +135,8 @@ class Jobs(CellTable):
     """Execution plan that the job's user states, an index into Snapshot.plans. -1 without one."""
     stated_plan_first: Bools = usual(False, is_new=True)
     """Whether only the job's first start must use the stated plan."""
+    runtime: Ints = usual(-1, is_new=True)
+    """Runtime of the job, an index into Snapshot.runtimes. -1 for one that runs any plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
@@ -196,6 +198,24 @@ class Avoids(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Runtimes(Table):
+    """The runtimes of jobs that cannot run every execution plan."""
+
+    INDEX: ClassVar[str] = "runtimes"
+    name: tuple[str, ...]  # one of formulation.runtimes.RESTRICTED_RUNTIMES
+    pipelines: Bools  # whether it can run plans of several pipeline stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RefusedPlans(Table):
+    """The recorded execution plans that runtimes cannot run."""
+
+    INDEX: ClassVar[str] = "refused plans"
+    runtime: Ints  # index into Snapshot.runtimes
+    plan: Ints  # index into Snapshot.plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Legs(CellTable):
     """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
 
@@ -223,6 +243,8 @@ NO_QUOTAS: Final = Quotas.from_rows([])
 NO_AVOIDS: Final = Avoids.from_rows([])
 NO_LEGS: Final = Legs.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
+NO_RUNTIMES: Final = Runtimes.from_rows([])
+NO_REFUSED_PLANS: Final = RefusedPlans.from_rows([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -250,6 +272,8 @@ class Snapshot:
     traffic: Traffics = NO_TRAFFIC
     standing: StandingNetworkPlan = NO_STANDING
     measured: TrafficMeasurements = NO_MEASURED
+    runtimes: Runtimes = NO_RUNTIMES
+    refused_plans: RefusedPlans = NO_REFUSED_PLANS
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -269,6 +293,9 @@ class Snapshot:
             ("jobs", "current_type", -1, types),
             ("jobs", "current_plan", 0, max(1, len(self.plans))),
             ("jobs", "stated_plan", -1, len(self.plans)),
+            ("jobs", "runtime", -1, len(self.runtimes)),
+            ("refused_plans", "runtime", 0, len(self.runtimes)),
+            ("refused_plans", "plan", 0, len(self.plans)),
             ("allocations", "job", -1, len(self.jobs)),
             ("allocations", "node", 0, len(self.nodes)),
             ("quotas", "tenant", 0, len(self.tenants)),

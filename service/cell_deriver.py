@@ -19,6 +19,7 @@ from tessera.estimator.profiling.tasks import (
     missing_tasks,
     nominal_estimates,
 )
+from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.workloads import (
     MAX_GPUS,
@@ -212,7 +213,14 @@ class CellDeriver:
                 continue
             profiles = _profiles(known, workload)
             key = estimates_fingerprint(
-                workload, spec, counts, hardware, measurements, profiles, wanted.plans
+                workload,
+                spec,
+                counts,
+                hardware,
+                measurements,
+                profiles,
+                wanted.plans,
+                wanted.runtimes if counts else (),
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -313,6 +321,15 @@ class CellDeriver:
                     workload, gpu_type, gpus, None, cancelled, nodes=nodes[gpu_type]
                 )
                 records += [cell.record for cell in estimates]
+                records += estimate_runnable_plans(
+                    estimator,
+                    workload,
+                    gpu_type,
+                    gpus,
+                    task.wanted.runtimes,
+                    estimates,
+                    nodes[gpu_type],
+                )
         for plan, kind in product(task.wanted.plans, known.kinds):
             if cancelled():
                 return None

@@ -74,12 +74,12 @@ def _estimate_on(
         record,
         iter_time_s=price.iter_time_s,
         provenance=f"stated: {plan}"[:MAX_PROVENANCE],
-        traffic=_traffic(setting, price),
+        traffic=traffic_of_price(setting, price),
     )
 
 
-def _traffic(setting: Setting, price: PlanPrice) -> CellTraffic | None:
-    """Return the plan's traffic, or None if it divides sequences, which the traffic model lacks."""
+def traffic_of_price(setting: Setting, price: PlanPrice) -> CellTraffic | None:
+    """Return a priced plan's traffic, or None if it divides sequences, which the traffic model lacks."""
     plan = join_chunks(price.plan) if price.plan.chunks > 1 else price.plan
     if any(stage.cp > 1 for stage in plan.stages):
         return None

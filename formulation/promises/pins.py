@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, find_losers
 from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.runnable_plans import restriction_in_words
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.values import Hold
@@ -117,7 +118,7 @@ def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
         least = int(e.gpus[own].min())
         lack = f"{key} needs at least {least} of these GPUs and the cluster has {whole}"
     else:
-        lack = f"{key} has no Cell on this type"
+        lack = f"{key} has no Cell{restriction_in_words(snapshot, job)} on this type"
     return Reason(
         code=ReasonCode.PINS_CONTRADICT,
         message=f"the job is pinned to {name}, but {lack}",

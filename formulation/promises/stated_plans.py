@@ -6,8 +6,10 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, find_losers
 from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.runnable_plans import are_refused
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
+from tessera.formulation.values import BEST_FOUND
 
 
 def bound_plans(snapshot: Snapshot) -> Ints:
@@ -38,7 +40,11 @@ def _no_cell_of_plan(snapshot: Snapshot, job: int) -> Reason:
     workload = int(snapshot.jobs.workload[job])
     own = (e.workload == workload) & (e.plan == plan)
     name, key = snapshot.plans[plan][:12], snapshot.workloads[workload].key
-    if not own.any():
+    runtime = int(snapshot.jobs.runtime[job])
+    if are_refused(snapshot, *(np.array([n]) for n in (runtime, plan, BEST_FOUND))).any():
+        problem = f"its runtime {snapshot.runtimes.name[runtime]} cannot run it"
+        next_step = "submit the job with another plan, or with another runtime"
+    elif not own.any():
         problem, next_step = (
             "it has no estimate yet",
             "wait until it is estimated, or add a Cell of it",

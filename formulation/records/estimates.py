@@ -111,6 +111,7 @@ class MeasurementRecord:
     workload: Workload
     cell: Cell  # with the nodes that it ran on
     iter_time_s: float
+    plan: ExecutionPlan | None = None  # that the Cell names; None if it was not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,9 @@ class UnestimatedWorkload:
     plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
+    runtimes: tuple[str, ...] = ()
+    """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
+    name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

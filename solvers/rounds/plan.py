@@ -27,6 +27,7 @@ from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
+from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
@@ -152,7 +153,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = to_real_pace(assume_rates(snapshot))
+    real = to_real_pace(offer_runnable_plans(assume_rates(snapshot)))
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:

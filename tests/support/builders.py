@@ -97,6 +97,7 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "max_gpus": 0,
         "stated_plan": -1,
         "stated_plan_first": False,
+        "runtime": -1,
         "tenant": "t",
         "queue": 1,
         "weight": 1.0,

@@ -1,0 +1,292 @@
+"""Jobs whose runtime cannot run every execution plan: the Cells that they are offered, and reasons."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.formulation.cells import build_cells
+from tessera.formulation.check import find_placement_violations
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.columns import first_draft
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.policy import Policy
+from tessera.formulation.promises.pins import pinned_type
+from tessera.formulation.promises.stated_plans import stated_plans
+from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.formulation.runnable_plans import are_refused, offer_runnable_plans
+from tessera.formulation.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
+from tessera.formulation.snapshot import RefusedPlans, Runtimes, Snapshot
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import build_problem
+from tessera.solvers.base import Budget
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+PLANS = ("", "dp2", "tp2", "dp4", "pp2")
+DP2, TP2, DP4, PP2 = 1, 2, 3, 4
+ESTIMATES = [
+    an_estimate(gpus=2, plan=DP2, iter_time_s=1.2),
+    an_estimate(gpus=2, plan=TP2, iter_time_s=1.0),
+    an_estimate(gpus=4, plan=DP4, iter_time_s=0.8),
+    an_estimate(gpus=4, degree=2, plan=PP2, iter_time_s=0.5),
+]
+TORCHRUN = 0
+TORCH: dict[str, Any] = {"runtime": TORCHRUN, "requested_gpus": 2}
+FOREVER = Budget(remaining_s=lambda: math.inf)
+
+
+def a_round(*jobs: dict[str, Any], estimates: Any = ESTIMATES, **more: Any) -> Snapshot:
+    """Return a node of 8 GPUs, and a runtime that refuses ``tp2`` and pipelines."""
+    free = [job | {"runtime": -1} for job in jobs]
+    nodes = some_nodes((0, 1, 8))
+    snapshot = a_snapshot(nodes=nodes, jobs=free, estimates=estimates, plans=PLANS, **more)
+    return replace(
+        snapshot,
+        runtimes=Runtimes(name=("torchrun",), pipelines=np.array([False])),
+        refused_plans=RefusedPlans.from_rows([{"runtime": TORCHRUN, "plan": TP2}]),
+        jobs=replace(snapshot.jobs, runtime=np.array([job["runtime"] for job in jobs])),
+    )
+
+
+def running(name: str, plan: int, gpus: int, degree: int = 1, **more: Any) -> dict[str, Any]:
+    cell = (0, gpus, degree)
+    return a_job(name, state=JobState.RUNNING, cell=cell, current_plan=plan, **TORCH | more)
+
+
+def offered(snapshot: Snapshot, job: int = 0) -> set[str]:
+    """Return the plans of the Cells that a job is offered."""
+    given = offer_runnable_plans(snapshot)
+    cells = build_cells(given)
+    return {PLANS[plan] for plan in cells.plan[cells.workload == given.jobs.workload[job]].tolist()}
+
+
+def decide(snapshot: Snapshot) -> RoundOutcome:
+    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), FOREVER)
+    assert not outcome.violations
+    return outcome
+
+
+def reason_of(snapshot: Snapshot) -> Reason:
+    reason = decide(snapshot).decisions[0].reason
+    assert reason is not None
+    return reason
+
+
+def test_only_jobs_of_a_restricted_runtime_are_offered_fewer_plans() -> None:
+    snapshot = a_round(a_job("torch", **TORCH), a_job("free"))
+    assert offered(snapshot, 0) == {"dp2", "dp4"}
+    assert offered(snapshot, 1) == {"dp2", "tp2", "dp4", "pp2"}
+    chosen = [PLANS[decision.cell.plan] for decision in decide(snapshot).decisions]
+    assert chosen == ["dp4", "pp2"]
+
+
+def test_without_such_jobs_the_snapshot_is_the_same_object_and_is_stored_as_before() -> None:
+    nodes, jobs = some_nodes((0, 1, 8)), [a_job("j")]
+    snapshot = a_snapshot(nodes=nodes, jobs=jobs, estimates=ESTIMATES, plans=PLANS)
+    assert offer_runnable_plans(snapshot) is snapshot
+    for name in (b"runtime", b"refused_plans"):
+        assert name not in encode(snapshot)
+
+
+def test_runtimes_and_refusals_are_stored_with_the_snapshot() -> None:
+    snapshot = a_round(a_job("torch", **TORCH))
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.runtimes.equals(snapshot.runtimes)
+    assert again.refused_plans.equals(snapshot.refused_plans)
+    assert again.jobs.runtime.tolist() == [TORCHRUN]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"runtimes": Runtimes.from_rows([])},
+        {"refused_plans": RefusedPlans.from_rows([{"runtime": 1, "plan": 0}])},
+        {"refused_plans": RefusedPlans.from_rows([{"runtime": 0, "plan": len(PLANS)}])},
+    ],
+)
+def test_a_snapshot_must_have_the_runtimes_and_plans_that_it_names(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        replace(a_round(a_job("torch", **TORCH)), **wrong)
+
+
+def test_a_plan_that_was_not_recorded_is_refused_if_it_is_a_pipeline() -> None:
+    unrecorded = [an_estimate(gpus=2, degree=d, iter_time_s=2.0 / (1 + d)) for d in (0, 1, 2)]
+    snapshot = a_round(a_job("torch", **TORCH), estimates=unrecorded)
+    cells = build_cells(offer_runnable_plans(snapshot))
+    assert sorted(cells.pipeline_degree[cells.workload == 1].tolist()) == [0, 1]
+    plan, degree, runtime = np.zeros(2, np.int64), np.array([1, 2]), np.array([-1, -1])
+    assert are_refused(snapshot, runtime, plan, degree).tolist() == [False, False]
+
+
+def test_jobs_of_one_runtime_share_a_workload_and_keep_theirs_if_nothing_is_refused() -> None:
+    jobs = [a_job("a", **TORCH), a_job("b", **TORCH), a_job("c", 1, **TORCH)]
+    runs = [*ESTIMATES, an_estimate(1, gpus=2, plan=DP2)]
+    given = offer_runnable_plans(a_round(*jobs, estimates=runs))
+    assert given.jobs.workload.tolist() == [2, 2, 1]
+    assert given.workloads[2] == given.workloads[0]
+
+
+def test_a_running_job_keeps_its_cell_in_place_although_its_runtime_refuses_the_plan() -> None:
+    gangs = {0: Gang(members=((0, (0, 1)),))}
+    snapshot = a_round(
+        running("torch", TP2, 2), a_job("other", **TORCH), gangs=gangs, estimates=ESTIMATES[:2]
+    )
+    assert offered(snapshot, 0) == {"tp2", "dp2"}
+    assert offered(snapshot, 1) == {"dp2"}
+    assert offer_runnable_plans(snapshot).jobs.movable.tolist() == [False, True]
+    first, second = decide(snapshot).decisions
+    assert (PLANS[first.cell.plan], first.gang) == ("tp2", gangs[0])
+    assert PLANS[second.cell.plan] == "dp2"
+
+
+def test_a_running_job_whose_plan_its_runtime_runs_may_be_moved() -> None:
+    snapshot = a_round(running("torch", DP2, 2), gangs={0: Gang(members=((0, (0, 1)),))})
+    assert offer_runnable_plans(snapshot).jobs.movable.all()
+    assert offered(snapshot) == {"dp2", "dp4"}
+
+
+def test_a_job_that_lost_its_node_does_not_restart_by_a_plan_that_its_runtime_refuses() -> None:
+    nodes = some_nodes((0, 2, 8))
+    nodes[0]["schedulable"] = False
+    snapshot = a_round(running("torch", TP2, 2), gangs={0: Gang(members=((0, (0, 1)),))})
+    snapshot = replace(
+        snapshot, nodes=type(snapshot.nodes).from_rows(nodes), allocations=snapshot.allocations
+    )
+    assert offered(snapshot) == {"dp2", "dp4"}
+
+
+def test_a_complete_profile_still_says_that_no_other_shape_runs() -> None:
+    rows = [ESTIMATES[0], ESTIMATES[1] | {"complete": True}]
+    given = offer_runnable_plans(a_round(a_job("torch", **TORCH), estimates=rows))
+    own = given.estimates.workload == given.jobs.workload[0]
+    assert given.estimates.complete[own].tolist() == [True]
+
+
+def test_a_job_whose_runtime_can_run_no_estimate_says_so() -> None:
+    reason = reason_of(a_round(a_job("torch", **TORCH), estimates=[ESTIMATES[1], ESTIMATES[3]]))
+    assert reason.code is ReasonCode.NO_RUNNABLE_PLAN
+    assert (
+        reason.message
+        == "m/0B/256 has estimates, but none by a plan that the runtime torchrun can run"
+    )
+    assert "with a plan that torchrun can run" in reason.next_step
+    assert reason.evidence == (("workload", "m/0B/256"), ("runtime", "torchrun"))
+
+
+def test_a_job_without_any_estimates_still_waits_for_some() -> None:
+    snapshot = a_round(a_job("torch", 1, **TORCH), workloads=2)
+    assert reason_of(snapshot).code is ReasonCode.NO_ESTIMATE
+
+
+def test_a_job_whose_only_runnable_plans_fail_says_whose_plans_these_are() -> None:
+    fails = [ESTIMATES[0] | {"iter_time_s": math.inf}, ESTIMATES[1]]
+    reason = reason_of(a_round(a_job("torch", **TORCH), estimates=fails))
+    assert reason.code is ReasonCode.NO_FEASIBLE_CELL
+    assert "by a plan that the runtime torchrun can run fails to run" in reason.message
+
+
+def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:
+    snapshot = offer_runnable_plans(a_round(a_job("torch", stated_plan=TP2, **TORCH)))
+    reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
+    assert reason.code is ReasonCode.PLAN_UNUSABLE
+    assert "its runtime torchrun cannot run it" in reason.message
+
+
+def test_a_stated_plan_that_the_runtime_runs_is_the_jobs_plan() -> None:
+    (mine,) = decide(a_round(a_job("torch", stated_plan=DP2, **TORCH))).decisions
+    assert PLANS[mine.cell.plan] == "dp2"
+
+
+def test_a_pinned_job_says_that_its_runtime_has_no_plan_on_the_type() -> None:
+    rows = [ESTIMATES[1], an_estimate(gpu_type=1, gpus=2, plan=DP2)]
+    job = a_job("torch", requested_type=0, pinned_type=True, **TORCH)
+    nodes = some_nodes((0, 1, 8), (1, 1, 8))
+    snapshot = a_round(job, estimates=rows)
+    snapshot = replace(snapshot, nodes=type(snapshot.nodes).from_rows(nodes))
+    draft = pinned_type(first_draft(offer_runnable_plans(snapshot), Policy()))
+    assert "has no Cell by a plan that the runtime torchrun can run on this type" in (
+        draft.absent[0].message
+    )
+
+
+def test_a_job_of_an_unknown_model_runs_by_the_plan_it_states_unless_its_runtime_refuses() -> None:
+    stated: dict[str, Any] = TORCH | {"requested_type": 0, "unestimated": True}
+    jobs = [a_job("u", 1, stated_plan=TP2, **stated), a_job("v", 1, stated_plan=DP2, **stated)]
+    refused, runs = decide(a_round(*jobs, workloads=2)).decisions
+    assert refused.reason is not None
+    assert refused.reason.code is ReasonCode.NO_RUNNABLE_PLAN
+    assert (PLANS[runs.cell.plan], runs.rate) == ("dp2", 0.0)
+
+
+@pytest.mark.parametrize(("plan", "rule"), [(DP2, []), (TP2, ["runnable plan"])])
+def test_the_checker_finds_a_plan_that_the_runtime_refuses(plan: int, rule: list[str]) -> None:
+    snapshot = a_round(a_job("torch", **TORCH), estimates=ESTIMATES[:2])
+    assert violations(snapshot, plan) == rule
+
+
+def test_the_checker_finds_a_pipeline_of_a_runtime_without_any() -> None:
+    snapshot = a_round(a_job("torch", **TORCH), estimates=[an_estimate(gpus=2, degree=2)])
+    assert violations(snapshot, 0) == ["runnable plan"]
+
+
+def test_the_checker_allows_the_cell_that_a_job_runs_on() -> None:
+    gangs = {0: Gang(members=((0, (0, 1)),))}
+    snapshot = a_round(running("torch", TP2, 2), gangs=gangs, estimates=ESTIMATES[:2])
+    assert violations(snapshot, TP2) == []
+
+
+def violations(snapshot: Snapshot, plan: int) -> list[str]:
+    """Return the rules broken by running the only job by ``plan``, if nothing was filtered."""
+    free = replace(snapshot, jobs=replace(snapshot.jobs, runtime=np.array([-1])))
+    problem = build_problem(free, Policy(objective="throughput"))
+    every = problem.cells.plan[problem.cell].tolist()
+    if plan not in every:  # a faster one dominates it
+        only = free.estimates.at(free.estimates.plan == plan)
+        problem = build_problem(replace(free, estimates=only), Policy(objective="throughput"))
+        every = problem.cells.plan[problem.cell].tolist()
+    choice = np.array([every.index(plan)])
+    value = int(problem.value[choice].sum())
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, objective=value, bound=value, solver="t"
+    )
+    placement = Placement(gangs={0: Gang(members=((0, (0, 1)),))})
+    return [v.rule for v in find_placement_violations(snapshot, problem, solution, placement)]
+
+
+def a_plan(*blocks: int, tp: int = 1) -> ExecutionPlan:
+    """Return a plan whose stages have these layers."""
+    ends = np.cumsum(blocks).tolist()
+    stages = tuple(
+        PlanStage(start=start, end=end, tp=tp)
+        for start, end in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    return ExecutionPlan(stages=stages, micro_batch=8)
+
+
+def test_runtimes_without_pipelines_refuse_them_and_restricted_ones_refuse_something() -> None:
+    assert set(RESTRICTED_RUNTIMES) == {"torchrun", "deepspeed", "megatron"}
+    for name, runtime in RUNTIMES.items():
+        assert bool(runtime.refuse_plan(a_plan(5, 5))) is not runtime.pipelines
+        uneven = a_plan(2, 9, 3, tp=2)
+        assert bool(runtime.refuse_plan(uneven)) is (name in RESTRICTED_RUNTIMES)
+        assert runtime.refuse_plan(a_plan(10)) == ""
+
+
+@pytest.mark.parametrize(
+    ("layers", "runs"),
+    [((7, 6, 6, 7), True), ((13, 13), True), ((7, 7, 7, 7), False), ((6, 6, 6, 8), False)],
+)
+def test_megatron_runs_stages_of_equal_blocks_next_to_embedding_and_head(
+    layers: tuple[int, ...], runs: bool
+) -> None:
+    assert (RUNTIMES[MEGATRON].refuse_plan(a_plan(*layers)) == "") is runs
