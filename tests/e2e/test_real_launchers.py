@@ -69,7 +69,7 @@ def layouts(python: str, counts: tuple[int, ...], program: Sequence[str] = ()) -
         node_rank=0,
         member_gpus=counts,
         address="127.0.0.1",
-        port=free_port(),
+        port=str(free_port()),
         python=python,
         rank_program=tuple(program),
     )
@@ -332,7 +332,9 @@ OF_OPTIMIZER = (
 
 def as_configurations(plan: ExecutionPlan, blocks: int) -> dict[str, Any]:
     """Return megatron-core's configurations of a plan's arguments, as Megatron-LM would make them."""
-    layout = RankLayout(node_rank=0, member_gpus=(plan.gpus,), address="x", port=1, python="python")
+    layout = RankLayout(
+        node_rank=0, member_gpus=(plan.gpus,), address="x", port="1", python="python"
+    )
     arguments = megatron_arguments(layout, (SCRIPT,), plan, plan.global_batch)
     flags = read_flags(arguments.argv[arguments.argv.index(SCRIPT) :])
     micro, batch = (int(flags.pop(f"--{name}-batch-size")) for name in ("micro", "global"))

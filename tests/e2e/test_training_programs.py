@@ -35,7 +35,7 @@ def torchrun(python: str, world: int, plan: ExecutionPlan | None, *options: str)
         node_rank=0,
         member_gpus=(world,),
         address="127.0.0.1",
-        port=free_port(),
+        port=str(free_port()),
         python=python,
         rank_program=NOTE_RANK,
     )

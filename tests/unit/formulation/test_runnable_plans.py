@@ -277,16 +277,16 @@ def test_runtimes_without_pipelines_refuse_them_and_restricted_ones_refuse_somet
     assert set(RESTRICTED_RUNTIMES) == {"torchrun", "deepspeed", "megatron"}
     for name, runtime in RUNTIMES.items():
         assert bool(runtime.refuse_plan(a_plan(5, 5))) is not runtime.pipelines
-        uneven = a_plan(2, 9, 3, tp=2)
+        uneven = a_plan(2, 9, 3, 4, 2, tp=2)
         assert bool(runtime.refuse_plan(uneven)) is (name in RESTRICTED_RUNTIMES)
         assert runtime.refuse_plan(a_plan(10)) == ""
 
 
 @pytest.mark.parametrize(
     ("layers", "runs"),
-    [((7, 6, 6, 7), True), ((13, 13), True), ((7, 7, 7, 7), False), ((6, 6, 6, 8), False)],
+    [((7, 6, 6, 7), True), ((7, 7, 7, 7), True), ((6, 6, 6, 8), True), ((7, 5, 6, 7), False)],
 )
-def test_megatron_runs_stages_of_equal_blocks_next_to_embedding_and_head(
+def test_megatron_runs_stages_of_equal_blocks_but_for_the_first_and_the_last(
     layers: tuple[int, ...], runs: bool
 ) -> None:
     assert (RUNTIMES[MEGATRON].refuse_plan(a_plan(*layers)) == "") is runs
