@@ -16,6 +16,7 @@ from tessera.service.agent.keeper.ranks import Ranks
 from tessera.service.agent.keeper.reporting import MemberReporter
 from tessera.service.agent.keeper.spec import ADDRESS, PORT
 from tessera.service.agent.keeper.store import JobStore
+from tessera.service.agent.keeper.trainer import PORT_WORD, TrainerDoor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class MemberRun:
         self._reported_path = ""  # of the checkpoint that was listed last
         self._meter = ProgressMeter(spec.iterations_total, None)
         self._reporter = MemberReporter(spec)
+        self._trainer = TrainerDoor(spec)
 
     def run(self) -> dict[str, str]:
         """Run the program; return its outcome as in ``exit.json``.
@@ -86,6 +88,7 @@ class MemberRun:
     def close(self) -> None:
         """Close the output. All processes are dead."""
         self._ranks.close()
+        self._trainer.close()
         if self._spec.leads:
             self._store.forget_rendezvous()
 
@@ -93,7 +96,8 @@ class MemberRun:
         """Return the program's environment, with where it meets others and where it goes on."""
         spec = self._spec
         variables = {
-            name: _filled(value, meeting) for name, value in self._spec.environment.items()
+            name: _filled(value, meeting).replace(PORT_WORD, str(self._trainer.port))
+            for name, value in self._spec.environment.items()
         }
         variables |= {
             "MASTER_ADDR": meeting.address,
@@ -171,6 +175,7 @@ class MemberRun:
         """Read what the program reported, and report it to the agent if it is new."""
         if not self._spec.leads:
             return
+        self._hear_trainer()
         path = os.path.join(self._spec.outbox, "progress.json")
         try:
             changed_ns = os.lstat(path).st_mtime_ns
@@ -191,6 +196,17 @@ class MemberRun:
         )
         self._list_checkpoint(stored.get("checkpoint"))
         self._report()
+
+    def _hear_trainer(self) -> None:
+        """Take in what Hugging Face's Trainer reported."""
+        for iterations, loss, total in self._trainer.take_reports():
+            self._feed(iterations, loss)
+            if total is not None and total != self._spec.iterations_total:
+                self._reporter.remark = (
+                    f"Trainer counts {total} steps, but the job has"
+                    f" {self._spec.iterations_total:g} iterations; submit it with the same number"
+                )
+            self._report()
 
     def _feed_text(self, iterations: str, loss: str | None) -> None:
         """Take progress in that was found in the first rank's output."""

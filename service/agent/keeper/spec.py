@@ -47,7 +47,8 @@ class KeeperSpec:
     gather_s: float = 300.0  # for which members wait for the leader
     log_bytes: int = 64 << 20  # that are kept of each rank's output
     certificate: tuple[str, str] = field(default=("", ""))
-    """Files of a certificate and its key for the endpoint of trainers. "" turns it off."""
+    """Files of a certificate and its key for the endpoint of Trainer. "" turns it off."""
+    trainer_token: str = ""  # which reports to that endpoint prove
 
     @property
     def leads(self) -> bool:

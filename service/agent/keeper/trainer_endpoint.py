@@ -21,9 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote
 
-HOST: Final = "127.0.0.1"
 MAX_HEAD_BYTES: Final = 16_384
 MAX_BODY_BYTES: Final = 65_536
 MAX_METRICS: Final = 512
@@ -129,31 +127,6 @@ def _read_count(status: Mapping[str, Any], name: str, most: int) -> int | None:
     return value
 
 
-def endpoint_path(job: str) -> str:
-    """Return the path of a job's endpoint, which has the form of Kubeflow's."""
-    name = quote(job, safe="")
-    return f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/tessera/trainjobs/{name}/status"
-
-
-def trainer_variables(
-    url: str, certificate: str, token_file: str, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables by which the callback finds the endpoint.
-
-    ``certificate`` and ``token_file`` are paths that the program can read. If the program's
-    ``environment`` names a proxy, requests to the endpoint pass it by.
-    """
-    variables = {
-        "KUBEFLOW_TRAINER_SERVER_URL": url,
-        "KUBEFLOW_TRAINER_SERVER_CA_CERT": certificate,
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": token_file,
-    }
-    if any(name.lower() in ("https_proxy", "all_proxy") for name in environment):
-        for name in ("no_proxy", "NO_PROXY"):
-            variables[name] = ",".join(filter(None, (environment.get(name), HOST)))
-    return variables
-
-
 class TrainerEndpoint:
     """An HTTPS server in a thread, for the reports of one job's Trainer.
 
@@ -161,27 +134,30 @@ class TrainerEndpoint:
     how many iterations are done.
     """
 
-    def __init__(self, *, certificate: str, key: str, token: str, job: str, accept: Accept) -> None:
-        """Read the files of the certificate and its key. Raises OSError, ssl.SSLError."""
+    def __init__(
+        self, *, certificate: str, key: str, token: str, path: str, accept: Accept
+    ) -> None:
+        """Read the files of the certificate and its key. Raises OSError, ssl.SSLError.
+
+        Reports to ``path`` that have the ``token`` count.
+        """
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
-        self._token, self._path, self._accept = token, endpoint_path(job), accept
+        self._token, self._path, self._accept = token, path, accept
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note_problem)
-        self._listener = socket.socket()
+        self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="trainer-endpoint", daemon=True)
         self._requests: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.remark = ""
         """The last problem that was not a client's, or ""."""
 
-    def start(self) -> str:
-        """Start to serve, and return the endpoint's URL. Raises OSError."""
-        self._listener.setblocking(False)
-        self._listener.bind((HOST, 0))
-        self._listener.listen(MAX_CONNECTIONS)
-        self._accepting = self._loop.create_task(self._accept_connections())  # kept from collection
+    def start(self, listener: socket.socket) -> None:
+        """Serve the connections of ``listener``, which does not block, and close it at the end."""
+        self._listener = listener
+        work = self._accept_connections(listener)
+        self._accepting = self._loop.create_task(work)  # kept from collection
         self._thread.start()
-        return f"https://{HOST}:{self._listener.getsockname()[1]}{self._path}"
 
     def close(self) -> None:
         """End the thread and all connections. Call it at most once, after ``start``."""
@@ -194,13 +170,14 @@ class TrainerEndpoint:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._loop.close()
 
-    async def _accept_connections(self) -> None:
+    async def _accept_connections(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._listener)
+                connection, _ = await self._loop.sock_accept(listener)
             except OSError as error:
                 self.remark = f"the endpoint of Trainer cannot accept a connection: {error}"
                 await asyncio.sleep(FULL_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.client import is_on_this_machine
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import Credentials
@@ -18,6 +19,7 @@ from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
 from tessera.service.agent.runtimes.protocol import Runtime
 from tessera.service.agent.runtimes.replay import ReplayRuntime
+from tessera.service.agent.trainer_certificate import CertificateSource
 
 LEAST_LOG_MIB: Final = 1
 
@@ -107,6 +109,7 @@ def make_runtimes(
         checkpoint_s=options.checkpoint_s,
         log_bytes=options.log_mib << 20,
         refusal=_refusal(options, servers),
+        certificates=CertificateSource(SystemClock().wall_s()),
     )
     runtimes: dict[str, Runtime] = {
         REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),

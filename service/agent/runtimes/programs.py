@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
 import signal
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.files import make_private, open_private, read_json, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -30,12 +31,22 @@ from tessera.service.agent.isolation import (
 from tessera.service.agent.keeper import main as keeper
 from tessera.service.agent.keeper import rank_program
 from tessera.service.agent.keeper.spec import ADDRESS, PORT, KeeperSpec
+from tessera.service.agent.keeper.trainer import (
+    AUTHORITY_FILE,
+    TOKEN_FILE,
+    trainer_variables,
+)
 from tessera.service.agent.process import python_argv, remove_secrets
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
 from tessera.service.agent.strays import MARK_VARIABLE, end_strays
+from tessera.service.agent.trainer_certificate import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    CertificateSource,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +77,8 @@ class ProgramSettings:
     checkpoint_s: float = 600.0
     log_bytes: int = 64 << 20
     refusal: str = ""
+    certificates: CertificateSource | None = None
+    """The source of the certificate with which Trainer's reports are received. None: they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,7 @@ class ProgramRuntime:
             raise InvalidInput("launch.image", "needs an engine that runs containers")
         arguments = self._arguments(member, plan)
         self._make_boxes(member, user)
+        self._write_trainer_files(member, user)
         inbox = _inbox(member)
         for name, text in arguments.files.items():
             (inbox / name).write_text(text, encoding="utf-8")
@@ -173,6 +187,21 @@ class ProgramRuntime:
         require_entrance(member.directory, user)
         require_entrance(member.store.parent, user)
 
+    def _write_trainer_files(self, member: Member, user: ProgramUser) -> None:
+        """Write the files with which Hugging Face's Trainer can report to the keeper."""
+        source = self.settings.certificates
+        certificate = source.find() if source is not None and member.leads else None
+        if certificate is None:
+            return
+        certificate.write_files(str(member.directory))
+        texts = {AUTHORITY_FILE: certificate.certificate, TOKEN_FILE: secrets.token_urlsafe(32)}
+        for name, text in texts.items():
+            path = _outbox(member) / name
+            with open(open_private(str(path)), "w", encoding="ascii") as file:
+                file.write(text)
+            if user.uid != os.geteuid():
+                os.chown(path, user.uid, user.gid)
+
     def _spec(self, member: Member, mark: str) -> KeeperSpec:
         gang, launch, settings = member.gang, member.gang.launch, self.settings
         user = settings.users.choose(launch.user, os.geteuid())
@@ -211,6 +240,7 @@ class ProgramRuntime:
             grace_s=launch.stop_grace_s or settings.grace_s,
             checkpoint_s=settings.checkpoint_s,
             log_bytes=settings.log_bytes,
+            **_trainer_proof(member),
         )
 
     def _ranks(self, member: Member) -> tuple[int, ...]:
@@ -249,6 +279,13 @@ class ProgramRuntime:
         }
         if gang.execution_plan:
             variables["TESSERA_PLAN_FILE"] = str(inbox / "plan.json")
+        if _trainer_proof(member):
+            offered = trainer_variables(gang.job, str(_outbox(member)), variables)
+            variables |= {
+                name: value
+                for name, value in offered.items()
+                if name not in stated or name.lower() == "no_proxy"
+            }
         return variables
 
     def _cgroup(self, member: Member, node_gpus: int) -> str:
@@ -284,6 +321,15 @@ class KeeperHandle(ProcessHandle):
 def log_folder(data_dir: Path, job: str, generation: int) -> Path:
     """Return the folder of the output of a generation of a job."""
     return data_dir / "logs" / quote(job, safe="") / str(generation)
+
+
+def _trainer_proof(member: Member) -> dict[str, Any]:
+    """Return what a keeper needs to receive Trainer's reports, or {} if it cannot."""
+    paths = member.directory / CERTIFICATE_FILE, member.directory / KEY_FILE
+    if not all(path.exists() for path in paths):
+        return {}
+    token = (_outbox(member) / TOKEN_FILE).read_text(encoding="ascii")
+    return {"certificate": tuple(map(str, paths)), "trainer_token": token}
 
 
 def _inbox(member: Member) -> Path:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import SecretVariable
 from tessera.service.agent.gangs import ExitReason
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.runtimes.programs import KeeperHandle
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
+from tessera.service.agent.trainer_certificate import CertificateSource
 from tests.support.agents import is_running, until
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import ProgramBench, end_of, train
@@ -320,6 +322,29 @@ async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
     assert int(seen["MASTER_PORT"]) > 0
     assert "TESSERA_RESUME_FROM" not in seen
     assert "TESSERA_PLAN_FILE" not in seen
+
+
+async def test_progress_that_trainer_posts_reaches_the_agent(bench: ProgramBench) -> None:
+    program = """
+import json, os, ssl, urllib.request
+context = ssl.create_default_context(cafile=os.environ["KUBEFLOW_TRAINER_SERVER_CA_CERT"])
+token = open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read()
+values = {"current_step": 4, "total_steps": 12, "loss": 0.25}
+metrics = [{"name": name, "value": str(value)} for name, value in values.items()]
+request = urllib.request.Request(
+    os.environ["KUBEFLOW_TRAINER_SERVER_URL"],
+    data=json.dumps({"trainerStatus": {"metrics": metrics}}).encode(),
+    headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+)
+print(urllib.request.urlopen(request, context=context).status)
+"""
+    source = CertificateSource(SystemClock().wall_s())
+    handle = bench.start(bench.gang(program), certificates=source)
+    assert await end_of(handle) == SUCCESS
+    assert bench.output() == "200\n"
+    progress = observed(handle)
+    assert (progress.iterations, progress.loss) == (4, 0.25)
+    assert "Trainer counts 12 steps, but the job has 10 iterations" in progress.remark
 
 
 async def test_members_on_two_nodes_meet_where_the_leader_says(bench: ProgramBench) -> None:

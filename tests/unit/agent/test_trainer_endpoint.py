@@ -20,14 +20,18 @@ import pytest
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import Unavailable
 from tessera.service.agent import trainer_certificate
+from tessera.service.agent.keeper.trainer import (
+    HOST,
+    PORT_WORD,
+    endpoint_path,
+    trainer_variables,
+)
 from tessera.service.agent.keeper.trainer_endpoint import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     BadRequest,
     TrainerEndpoint,
-    endpoint_path,
     read_report,
-    trainer_variables,
 )
 from tessera.service.agent.trainer_certificate import (
     CertificateSource,
@@ -72,9 +76,16 @@ class Served:
         self.fault: Exception | None = None
         self.authorities, key = certificate.write_files(str(folder))
         self.endpoint = TrainerEndpoint(
-            certificate=self.authorities, key=key, token=TOKEN, job=JOB, accept=self.accept
+            certificate=self.authorities,
+            key=key,
+            token=TOKEN,
+            path=endpoint_path(JOB),
+            accept=self.accept,
         )
-        self.url = self.endpoint.start()
+        listener = socket.create_server((HOST, 0), backlog=MAX_CONNECTIONS)
+        listener.setblocking(False)
+        self.url = f"https://{HOST}:{listener.getsockname()[1]}{endpoint_path(JOB)}"
+        self.endpoint.start(listener)
 
     def accept(self, iterations: int, loss: float | None, total: int | None) -> None:
         if self.fault is not None:
@@ -276,15 +287,13 @@ def test_a_fault_of_the_receiver_is_remarked_and_the_next_report_is_accepted(
 
 
 def test_programs_behind_a_proxy_reach_the_endpoint_without_it() -> None:
-    plain = trainer_variables("https://u", "/c.pem", "/token", {"PATH": "/bin"})
+    plain = trainer_variables(JOB, "/box", {"PATH": "/bin"})
     assert plain == {
-        "KUBEFLOW_TRAINER_SERVER_URL": "https://u",
-        "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/c.pem",
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": "/token",
+        "KUBEFLOW_TRAINER_SERVER_URL": f"https://127.0.0.1:{PORT_WORD}{endpoint_path(JOB)}",
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/box/trainer-authority.pem",
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": "/box/trainer-token",
     }
-    proxied = trainer_variables(
-        "https://u", "/c.pem", "/token", {"https_proxy": "http://p", "NO_PROXY": "lab"}
-    )
+    proxied = trainer_variables(JOB, "/box", {"https_proxy": "http://p", "NO_PROXY": "lab"})
     assert (proxied["no_proxy"], proxied["NO_PROXY"]) == ("127.0.0.1", "lab,127.0.0.1")
 
 
