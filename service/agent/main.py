@@ -144,6 +144,7 @@ async def run_agent(
                 changed=changed,
                 leave=leave,
                 clock=time.monotonic,
+                logs=config.data_dir.resolve() / "logs",
             )
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(
