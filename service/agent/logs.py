@@ -23,6 +23,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -240,26 +241,25 @@ def _read_part(folder: int, name: str, offset: int, most: int, *, ended: bool) -
 
 def _pieces(folder: int, name: str) -> list[tuple[int, int]]:
     """Return (first byte, end) of each file of a rank in order, none reaching into the next."""
-    pattern = re.compile(rf"rank-{re.escape(name)}\.([0-9]{{1,18}})\.log")
-    starts = []
+    pattern = re.compile(rf"rank-{re.escape(name)}\.(0|[1-9][0-9]{{0,17}})\.log")
+    ends: dict[int, int] = {}
     with os.scandir(folder) as entries:
         for number, entry in enumerate(entries):
             if number >= MAX_FILES:
                 raise ValueError(f"there are more than {MAX_FILES:,} files; remove some")
             if match := pattern.fullmatch(entry.name):
-                starts.append(match[1])
-    found: list[tuple[int, int]] = []
-    for start in sorted(starts, key=int):
-        with suppress(FileNotFoundError):  # it was deleted meanwhile
-            size = _require_plain(
-                start, os.stat(f"rank-{name}.{start}.log", dir_fd=folder, follow_symlinks=False)
-            )
-            found.append((int(start), int(start) + size))
+                ends[int(match[1])] = 0
+    for first in list(ends):
+        file = _file_name(name, first)
+        try:
+            status = os.stat(file, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:  # it was deleted meanwhile
+            del ends[first]
+        else:
+            ends[first] = first + _require_plain(file, status)
     return [
-        (first, min(end, following))
-        for (first, end), following in zip(
-            found, [*(first for first, _ in found[1:]), 2**63], strict=True
-        )
+        (first, min(ends[first], following))
+        for first, following in pairwise([*sorted(ends), 2**63])
     ]
 
 
