@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ class LogAnswers:
 
     def __init__(self, logs: Path, threads: ThreadPoolExecutor) -> None:
         self._logs, self._threads = logs, threads
-        self._taken: dict[str, asyncio.Future[pb.LogAnswer]] = {}
+        self._taken: dict[str, Future[pb.LogAnswer]] = {}
         self._ready: asyncio.Queue[asyncio.Future[pb.LogAnswer]] = asyncio.Queue()
 
     def take(self, requests: Iterable[pb.LogRead]) -> None:
@@ -36,12 +36,11 @@ class LogAnswers:
         wanted = {request.read_id: request for request in islice(requests, MAX_REQUESTS)}
         for read_id in self._taken.keys() - wanted.keys():
             self._taken.pop(read_id).cancel()
-        loop = asyncio.get_running_loop()
         for read_id, request in wanted.items():
             if read_id not in self._taken:
-                future = loop.run_in_executor(self._threads, answer_read, self._logs, request)
-                future.add_done_callback(self._ready.put_nowait)
+                future = self._threads.submit(answer_read, self._logs, request)
                 self._taken[read_id] = future
+                asyncio.wrap_future(future).add_done_callback(self._ready.put_nowait)
 
     async def next_answer(self) -> pb.LogAnswer:
         """Wait for an answer that was not returned before, and return it."""

@@ -107,7 +107,7 @@ class OutputStream:
         """Return the next part, or None at the end. Raises AioRpcError."""
         async with asyncio.timeout(PATIENCE_S):
             part = await self._call.read()
-        if part is grpc.aio.EOF:
+        if not isinstance(part, jobs_pb2.ReadLogsResponse):
             return None
         self.parts.append(part)
         return part

@@ -105,8 +105,8 @@ def test_a_file_that_reaches_into_the_next_is_read_up_to_it(tmp_path: Path) -> N
 
 
 def test_ranks_and_launchers_have_files_of_their_own(tmp_path: Path) -> None:
-    for rank in ("1", "10", "launcher-0", "launcher-1"):
-        RankFiles(tmp_path, rank=rank).write(rank.encode())
+    for name in ("1", "10", "launcher-0", "launcher-1"):
+        RankFiles(tmp_path, rank=name).write(name.encode())
     assert [rank_name(rank) for rank in (10, -1, -2)] == ["10", "launcher-0", "launcher-1"]
     for rank in (1, 10, -1, -2):
         assert read(tmp_path, rank=rank).data == rank_name(rank).encode()
