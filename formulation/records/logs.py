@@ -26,11 +26,6 @@ class JobStart:
     waits: bool  # some of the GPUs are not free yet, so the gang was not started
     holds: bool  # some of the GPUs are still the gang's, so it may still run
 
-    def node_of_rank(self, rank: int, *, ranks_are_gpus: bool) -> str:
-        """Return the node of a rank, or "" if there is no such rank."""
-        ranks = self.nodes_of_ranks(ranks_are_gpus=ranks_are_gpus)
-        return ranks[rank] if 0 <= rank < len(ranks) else ""
-
     def nodes_of_ranks(self, *, ranks_are_gpus: bool) -> list[str]:
         """Return the node of each rank."""
         return [

@@ -45,6 +45,7 @@ all output on the node.
 """
 
 _ATTEMPTS: Final = 3  # at reading while files are deleted
+_END_OF_POSITIONS: Final = 2**62  # more than can be written, and fits a message
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _NUMBER_FILE: Final = "job.json"
@@ -257,9 +258,11 @@ def _pieces(folder: int, name: str) -> list[tuple[int, int]]:
             del ends[first]
         else:
             ends[first] = first + _require_plain(file, status)
+            if ends[first] >= _END_OF_POSITIONS:
+                raise ValueError(f"{file} is too large; remove it")
     return [
         (first, min(ends[first], following))
-        for first, following in pairwise([*sorted(ends), 2**63])
+        for first, following in pairwise([*sorted(ends), _END_OF_POSITIONS])
     ]
 
 

@@ -192,6 +192,15 @@ def test_a_folder_full_of_files_is_not_searched(
         read(tmp_path)
 
 
+def test_positions_beyond_what_messages_hold_are_an_error(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path)
+    with files.file_at(999_999_999_999_999_999).open("wb") as file:
+        file.truncate(2**42)
+    assert read(tmp_path, -1).offset == 999_999_999_999_999_999 + 2**42 - 1
+    files.file_at(10**18).touch()  # has a digit too many, so nobody wrote it
+    assert read(tmp_path, -1).offset == 999_999_999_999_999_999 + 2**42 - 1
+
+
 def test_files_that_are_deleted_while_they_are_read_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
