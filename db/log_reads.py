@@ -149,7 +149,7 @@ def silence_of_node(connection: sa.Connection, cluster: str, node: str) -> float
     return None if row is None else row.silent_s
 
 
-def ask(
+def store_request(
     connection: sa.Connection, cluster: str, read: LogRead, client: str, lease_s: float
 ) -> None:
     """Store a request, and notify the replica that holds the stream of the node's agent.
@@ -217,24 +217,24 @@ def find_pending(connection: sa.Connection, cluster: str, agent: str) -> list[Lo
     ]
 
 
-def answer(
+def store_answers(
     connection: sa.Connection, cluster: str, agent: str, answers: Sequence[LogAnswer]
 ) -> None:
     """Store an agent's answers, and notify the replicas that wait for them.
 
     Answers to requests that are gone, answered or not this agent's are ignored.
     """
-    for one in answers:
+    for answer in answers:
         values = {
             "cluster": cluster,
             "agent": agent,
-            "id": one.id,
-            "offset": one.offset,
-            "data": one.data,
-            "ended": one.ended,
-            "error": one.error,
+            "id": answer.id,
+            "offset": answer.offset,
+            "data": answer.data,
+            "ended": answer.ended,
+            "error": answer.error,
             "channel": LOGS_CHANNEL,
-            "key": answer_key(one.id),
+            "key": answer_key(answer.id),
         }
         connection.execute(_ANSWER, values)
 
@@ -253,6 +253,6 @@ def take_answer(connection: sa.Connection, read_id: str) -> LogAnswer | None:
     )
 
 
-def drop(connection: sa.Connection, read_id: str) -> None:
+def drop_request(connection: sa.Connection, read_id: str) -> None:
     """Delete a request that nobody waits for any more."""
     connection.execute(_DROP, {"id": read_id})

@@ -24,9 +24,11 @@ class PostgresLogStore:
         with self._database.read() as connection:
             return log_reads.find_start(connection, cluster, job, generation)
 
-    def ask(self, cluster: str, read: LogRead, client: str) -> None:
+    def ask_agent(self, cluster: str, read: LogRead, client: str) -> None:
         """Store a request for output."""
-        self._database.write(lambda c: log_reads.ask(c, cluster, read, client, self._lease_s))
+        self._database.write(
+            lambda c: log_reads.store_request(c, cluster, read, client, self._lease_s)
+        )
 
     def take_answer(self, read_id: str) -> LogAnswer | None:
         """Return the answer to a request and delete both, or return None if there is no answer."""
@@ -34,18 +36,18 @@ class PostgresLogStore:
 
     def withdraw(self, read_id: str) -> None:
         """Delete a request that nobody waits for any more."""
-        self._database.write(lambda c: log_reads.drop(c, read_id))
+        self._database.write(lambda c: log_reads.drop_request(c, read_id))
 
     def silence_s(self, cluster: str, node: str) -> float | None:
         """Return the seconds since a node was heard, or None if it was never heard."""
         with self._database.read() as connection:
             return log_reads.silence_of_node(connection, cluster, node)
 
-    def pending(self, cluster: str, agent: str) -> list[LogRead]:
+    def find_pending(self, cluster: str, agent: str) -> list[LogRead]:
         """Return the requests that an agent has not answered."""
         with self._database.read() as connection:
             return log_reads.find_pending(connection, cluster, agent)
 
-    def answer(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
+    def store_answers(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
         """Store an agent's answers."""
-        self._database.write(lambda c: log_reads.answer(c, cluster, agent, answers))
+        self._database.write(lambda c: log_reads.store_answers(c, cluster, agent, answers))

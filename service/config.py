@@ -66,9 +66,9 @@ IDENTITY_THREADS: Final = 2
 enrol agents.
 """
 
-LOG_THREADS: Final = 2
-"""Number of threads that pass on requests for the output of jobs, and the answers. One client or
-agent can hold one of them.
+LOG_THREADS: Final = 1
+"""Number of threads that pass on requests for the output of jobs, and the answers. Each use is
+short.
 """
 
 OTHER_THREADS: Final = (

@@ -528,7 +528,7 @@ class LogStore(Protocol):
         """
         ...
 
-    def ask(self, cluster: str, read: LogRead, client: str) -> None:
+    def ask_agent(self, cluster: str, read: LogRead, client: str) -> None:
         """Store a request for the agent of the node that it names.
 
         Raises:
@@ -549,10 +549,10 @@ class LogStore(Protocol):
         """Return the seconds since a node was heard, or None if it was never heard."""
         ...
 
-    def pending(self, cluster: str, agent: str) -> list[LogRead]:
+    def find_pending(self, cluster: str, agent: str) -> list[LogRead]:
         """Return the requests that an agent has not answered, a bounded number, oldest first."""
         ...
 
-    def answer(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
+    def store_answers(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
         """Store an agent's answers. Those to requests that it was not asked are ignored."""
         ...

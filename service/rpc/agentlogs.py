@@ -72,11 +72,11 @@ class AgentLogs:
         asked, self._asked = self._asked, False
         try:
             if answers := list(self._answers.values()):
-                await self._calls.run(store.answer, self._cluster, self._agent, answers)
+                await self._calls.run(store.store_answers, self._cluster, self._agent, answers)
                 for answer in answers:
                     del self._answers[answer.id]
             if asked or again or (self._more and not self._open):
-                pending = await self._calls.run(store.pending, self._cluster, self._agent)
+                pending = await self._calls.run(store.find_pending, self._cluster, self._agent)
                 self._more = len(pending) >= MAX_READS_PER_AGENT
                 self._open = {
                     read.id: of_log_read(read) for read in pending if read.id not in self._answers

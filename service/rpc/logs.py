@@ -117,7 +117,7 @@ class OutputReader:
             raise NotFound(names.job_name(cluster, job))
         return started
 
-    async def ask(self, cluster: str, read: LogRead) -> LogAnswer:
+    async def ask_agent(self, cluster: str, read: LogRead) -> LogAnswer:
         """Ask an agent, and return its answer. An id is chosen for ``read``.
 
         Raises:
@@ -126,7 +126,7 @@ class OutputReader:
         """
         logs, read = self._log_store(), replace(read, id=self._new_id())
         with self.wakeups.listen(answer_key(read.id)) as answered:
-            await self.calls.run(logs.ask, cluster, read, CALLER.get().client)
+            await self.calls.run(logs.ask_agent, cluster, read, CALLER.get().client)
             answer = None
             try:
                 answer = await self._await_answer(logs, read.id, answered)
@@ -264,7 +264,7 @@ class _RankOutput:
             node=node,
             offset=offset,
         )
-        return await self._reader.ask(self._cluster, read)
+        return await self._reader.ask_agent(self._cluster, read)
 
     async def _find(self, generation: int) -> StartedJob:
         """Return the job and one of its starts. Raises NotFound if it is not the same job."""

@@ -149,21 +149,21 @@ def test_a_request_is_pending_for_the_agent_of_its_node_until_it_is_answered(
 ) -> None:
     reads = [a_read("r1", offset=-5, rank=-1), a_read("r2", max_bytes=7)]
     for read in reads:
-        logs.ask(C, read, "ada")
-    assert logs.pending(C, AGENT) == reads
-    assert logs.pending(C, "agent-a100-1") == []
-    assert logs.pending("none", AGENT) == []
+        logs.ask_agent(C, read, "ada")
+    assert logs.find_pending(C, AGENT) == reads
+    assert logs.find_pending(C, "agent-a100-1") == []
+    assert logs.find_pending("none", AGENT) == []
     assert logs.take_answer("r1") is None
     answer = LogAnswer(id="r1", offset=3, data=b"\0\xff", ended=True)
-    logs.answer(C, "agent-a100-1", [answer])
+    logs.store_answers(C, "agent-a100-1", [answer])
     assert logs.take_answer("r1") is None
-    logs.answer(C, AGENT, [answer, LogAnswer(id="never", data=b"x")])
-    logs.answer(C, AGENT, [LogAnswer(id="r1", data=b"repeated otherwise")])
-    assert logs.pending(C, AGENT) == reads[1:]
+    logs.store_answers(C, AGENT, [answer, LogAnswer(id="never", data=b"x")])
+    logs.store_answers(C, AGENT, [LogAnswer(id="r1", data=b"repeated otherwise")])
+    assert logs.find_pending(C, AGENT) == reads[1:]
     assert logs.take_answer("r1") == answer
     assert logs.take_answer("r1") is None
     logs.withdraw("r2")
-    assert logs.pending(C, AGENT) == []
+    assert logs.find_pending(C, AGENT) == []
     assert count(database, "SELECT count(*) FROM log_reads") == 0
 
 
@@ -172,20 +172,20 @@ def test_expired_requests_are_not_pending_and_are_deleted(
     logs: PostgresLogStore, database: Database, shift_s: float
 ) -> None:
     """Those of the future were made before the clock was set back."""
-    logs.ask(C, a_read("old"), "ada")
+    logs.ask_agent(C, a_read("old"), "ada")
     age(database, 29 if shift_s > 0 else -29)
-    assert len(logs.pending(C, AGENT)) == 1
+    assert len(logs.find_pending(C, AGENT)) == 1
     age(database, 2 if shift_s > 0 else -2)
-    assert logs.pending(C, AGENT) == []
-    logs.ask(C, a_read("new"), "ada")
-    assert [read.id for read in logs.pending(C, AGENT)] == ["new"]
+    assert logs.find_pending(C, AGENT) == []
+    logs.ask_agent(C, a_read("new"), "ada")
+    assert [read.id for read in logs.find_pending(C, AGENT)] == ["new"]
     assert count(database, "SELECT count(*) FROM log_reads") == 1
 
 
 def test_expired_requests_are_pruned(
     store: PostgresStore, logs: PostgresLogStore, database: Database
 ) -> None:
-    logs.ask(C, a_read("old"), "ada")
+    logs.ask_agent(C, a_read("old"), "ada")
     assert store.prune(3600.0, 0)["log_reads"] == 0
     age(database, 31)
     assert store.prune(3600.0, 0)["log_reads"] == 1
@@ -195,18 +195,18 @@ def test_requests_of_a_client_and_of_a_cluster_are_limited(
     logs: PostgresLogStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(log_reads.MAX_READS_PER_CLIENT):
-        logs.ask(C, a_read(f"r{number}"), "ada")
+        logs.ask_agent(C, a_read(f"r{number}"), "ada")
     with pytest.raises(TooBusy, match="32 requests of this client for output are waiting"):
-        logs.ask(C, a_read("more"), "ada")
-    assert len(logs.pending(C, AGENT)) == MAX_READS_PER_AGENT
-    logs.ask(C, a_read("other"), "bob")
+        logs.ask_agent(C, a_read("more"), "ada")
+    assert len(logs.find_pending(C, AGENT)) == MAX_READS_PER_AGENT
+    logs.ask_agent(C, a_read("other"), "bob")
     for client in range(log_reads.MAX_READS_PER_CLUSTER // 32 - 1):
         for number in range(31 if client == 0 else 32):
-            logs.ask(C, a_read(f"{client}/{number}"), f"c{client}")
+            logs.ask_agent(C, a_read(f"{client}/{number}"), f"c{client}")
     with pytest.raises(TooBusy, match="256 requests of this cluster for output are waiting"):
-        logs.ask(C, a_read("more"), "carol")
+        logs.ask_agent(C, a_read("more"), "carol")
     age(database, 31)
-    logs.ask(C, a_read("more"), "ada")
+    logs.ask_agent(C, a_read("more"), "ada")
 
 
 def forget_node(store: PostgresStore, database: Database) -> None:
@@ -238,13 +238,13 @@ def test_a_node_that_cannot_be_asked_is_refused(
 ) -> None:
     change(store, database)
     with pytest.raises(NodeSilent, match=words):
-        logs.ask(C, a_read(), "ada")
+        logs.ask_agent(C, a_read(), "ada")
     assert count(database, "SELECT count(*) FROM log_reads") == 0
 
 
 def test_the_cluster_of_a_request_must_exist(logs: PostgresLogStore) -> None:
     with pytest.raises(NotFound, match="clusters/none"):
-        logs.ask("none", a_read(), "ada")
+        logs.ask_agent("none", a_read(), "ada")
 
 
 def test_the_silence_of_a_node_is_known(logs: PostgresLogStore, database: Database) -> None:

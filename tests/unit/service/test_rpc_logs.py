@@ -60,7 +60,7 @@ class ScriptedLogs:
     def find_start(self, _cluster: str, _job: str, _generation: int) -> StartedJob:
         return self.started
 
-    def ask(self, _cluster: str, read: LogRead, _client: str) -> None:
+    def ask_agent(self, _cluster: str, read: LogRead, _client: str) -> None:
         self.reads.append(read)
         if self.answers and isinstance(self.answers[0], Exception):
             raise cast(Exception, self.answers.pop(0))
