@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tessera.db.derived_estimates import MAX_MEASUREMENTS
 from tessera.db.engine import Database
+from tessera.db.log_reads import FRESH
 from tessera.db.rows import cluster_id
 from tessera.db.tables import LIVE
 from tessera.formulation.records.store import Retention
@@ -22,6 +23,9 @@ from tessera.formulation.values import EstimateSource
 
 KEEP_EVENTS: Final = 50
 """Number of latest entries of a live job's history that are kept as long as the job."""
+
+KEEP_STARTS: Final = 50
+"""Number of latest starts of a live job whose places are kept as long as the job."""
 
 BATCH_ROWS: Final = 500
 """Number of rows of a kind that a transaction deletes: rounds and users must not wait long."""
@@ -90,6 +94,21 @@ _OLD_EVENTS = f"""
     ) AS h
     WHERE j.cluster_id = :cluster AND j.{LIVE} AND h.at < now() - make_interval(secs => :jobs_s)
 """  # noqa: S608 - constants only
+
+_OLD_STARTS = f"""
+    SELECT s.job_id, s.generation FROM jobs j CROSS JOIN LATERAL (
+        SELECT e.job_id, e.generation, e.given_at FROM job_starts e WHERE e.job_id = j.id
+        ORDER BY e.generation DESC OFFSET {KEEP_STARTS}
+    ) AS s
+    WHERE j.cluster_id = :cluster AND j.{LIVE}
+        AND s.given_at < now() - make_interval(secs => :jobs_s)
+"""  # noqa: S608 - constants only
+
+_DROP_STARTS = f"""
+DELETE FROM job_starts WHERE (job_id, generation) IN ({_OLD_STARTS} LIMIT {BATCH_ROWS})
+"""  # noqa: S608 - constants of this module
+
+_EXPIRED_LOG_READS = f"SELECT id FROM log_reads WHERE NOT {FRESH}"  # noqa: S608 - a constant of db
 
 _OLD_MEASUREMENTS = f"""
     SELECT m.id FROM measurements m JOIN workloads w ON w.id = m.workload_id
@@ -190,6 +209,10 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
     ),
     "jobs": _RowKind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
     "job_history": _RowKind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
+    "job_starts": _RowKind(_OLD_STARTS, (_DROP_STARTS,)),
+    "log_reads": _RowKind(
+        _EXPIRED_LOG_READS, ("DELETE FROM log_reads WHERE id = ANY(:keys)",), of_cluster=False
+    ),
     "network_plans": _RowKind(
         _OLD_NETWORK_PLANS,
         ("DELETE FROM network_plans WHERE cluster_id = :cluster AND number = ANY(:keys)",),
@@ -233,8 +256,8 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
 def prune_batch(database: Database, cluster: str, retention: Retention) -> dict[str, int]:
     """Delete up to ``BATCH_ROWS`` old rows of each kind; return the deleted numbers by kind.
 
-    Each kind has a separate transaction. Request ids, tokens, certificates and the audit log belong
-    to no cluster and are deleted with any cluster's. Raises NotFound.
+    Each kind has a separate transaction. Request ids, requests for output, tokens, certificates and
+    the audit log belong to no cluster and are deleted with any cluster's. Raises NotFound.
     """
     with database.read() as connection:
         values = _values(retention) | {"cluster": cluster_id(connection, cluster)}

@@ -51,6 +51,7 @@ _STATEMENTS = (
     _delete("agents", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("gpu_types", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("join_tokens", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("log_reads", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("leases", "x.cluster_id = :cluster", ROWS_PER_BATCH),
 )
 """The deletions in the order of foreign keys: rows that refer to others come first."""

@@ -130,18 +130,35 @@ SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
 FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
 """)
 
+# A gang that still waited for one of its GPUs was never started, so its start is forgotten.
 _RELEASE = sa.text("""
-WITH unreserved AS (DELETE FROM allocations WHERE job_id = ANY(:jobs) AND hold = 'reserved')
+WITH unreserved AS (
+    DELETE FROM allocations WHERE job_id = ANY(:jobs) AND hold = 'reserved'
+    RETURNING job_id, generation
+), unstarted AS (
+    DELETE FROM job_starts s USING (SELECT DISTINCT job_id, generation FROM unreserved) AS u
+    WHERE s.job_id = u.job_id AND s.generation = u.generation
+)
 UPDATE allocations SET hold = 'releasing', release_revision = :revision
 WHERE job_id = ANY(:jobs) AND hold = 'held'
 """)
 
+# Ranks are in the order of nodes' names, as in an allocation's record (``tessera.db.rows``).
 _RESERVE = sa.text("""
+WITH given AS (
+    SELECT * FROM unnest(
+        CAST(:nodes AS bigint[]), CAST(:gpus AS bigint[]),
+        CAST(:jobs AS bigint[]), CAST(:generations AS bigint[])
+    ) AS r(node_id, gpu, job_id, generation)
+), started AS (
+    INSERT INTO job_starts (job_id, generation, shares)
+    SELECT s.job_id, s.generation, jsonb_agg(jsonb_build_array(n.name, s.gpus) ORDER BY n.name)
+    FROM (SELECT job_id, generation, node_id, jsonb_agg(gpu ORDER BY gpu) AS gpus
+        FROM given GROUP BY job_id, generation, node_id) AS s
+    JOIN nodes n ON n.id = s.node_id GROUP BY s.job_id, s.generation
+)
 INSERT INTO allocations (node_id, gpu, job_id, generation, hold)
-SELECT r.*, 'reserved' FROM unnest(
-    CAST(:nodes AS bigint[]), CAST(:gpus AS bigint[]),
-    CAST(:jobs AS bigint[]), CAST(:generations AS bigint[])
-) AS r
+SELECT g.*, 'reserved' FROM given g
 """)
 
 _GONE = json_rows(

@@ -10,7 +10,8 @@
     │   ├── StaleEtag           the etag does not match
     │   └── RoundSuperseded     another replica committed this round
     ├── NotAllowed              the resource's state does not allow this
-    │   └── InUse               the resource cannot be deleted while others use it
+    │   ├── InUse               the resource cannot be deleted while others use it
+    │   └── NodeSilent          what is asked for is on a node whose agent cannot be asked
     ├── NotAuthenticated        the caller has not proved who it is
     ├── PermissionDenied        the caller's role does not include this
     ├── LimitReached            the server holds as many of these as it may
@@ -152,6 +153,12 @@ class InUse(NotAllowed):
     def metadata(self) -> dict[str, str]:
         """Name the resource, and how many users of each kind it has."""
         return {"resource": self.resource} | {use.kind: str(use.count) for use in self.uses}
+
+
+class NodeSilent(NotAllowed):
+    """The answer is on a node that has no agent, or whose agent has not been heard."""
+
+    reason = "NODE_SILENT"
 
 
 class NotAuthenticated(TesseraError):

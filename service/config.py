@@ -66,7 +66,14 @@ IDENTITY_THREADS: Final = 2
 enrol agents.
 """
 
-OTHER_THREADS: Final = HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + 5
+LOG_THREADS: Final = 1
+"""Number of threads that pass on requests for the output of jobs, and the answers. Each use is
+short.
+"""
+
+OTHER_THREADS: Final = (
+    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 5
+)
 """Number of threads that no setting controls.
 
 The 5 are one each for health, heartbeats of agents, automatic estimates, network plans and deletion

@@ -31,6 +31,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
+from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
 from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.snapshot import Snapshot
@@ -529,4 +530,50 @@ class Store(Rounds, Protocol):
 
     def ready(self) -> None:
         """Check the connection and the schema. Raises Unavailable, NotMigrated."""
+        ...
+
+
+class LogStore(Protocol):
+    """The place of requests for the output of jobs until they are answered.
+
+    Every method is one transaction, and safe to call from any thread. Requests expire soon. A
+    request notifies the channel ``tessera_logs`` with ``agent_key``, and its answer with
+    ``answer_key`` (see ``formulation.records.logs``).
+    """
+
+    def find_start(self, cluster: str, job: str, generation: int) -> StartedJob:
+        """Return a job and one of its starts.
+
+        If ``generation`` is 0, it is the last one, but one that still waits for GPUs counts only if
+        there is no other. Raises NotFound.
+        """
+        ...
+
+    def ask_agent(self, cluster: str, read: LogRead, client: str) -> None:
+        """Store a request for the agent of the node that it names.
+
+        Raises:
+            NotFound: the cluster. NodeSilent: the node has no agent, or a silent one.
+            TooBusy: the client or the cluster has too many requests that wait.
+        """
+        ...
+
+    def take_answer(self, read_id: str) -> LogAnswer | None:
+        """Return the answer to a request and delete both, or return None if there is no answer."""
+        ...
+
+    def withdraw(self, read_id: str) -> None:
+        """Delete a request that nobody waits for any more."""
+        ...
+
+    def silence_s(self, cluster: str, node: str) -> float | None:
+        """Return the seconds since a node was heard, or None if it was never heard."""
+        ...
+
+    def find_pending(self, cluster: str, agent: str) -> list[LogRead]:
+        """Return the requests that an agent has not answered, a bounded number, oldest first."""
+        ...
+
+    def store_answers(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
+        """Store an agent's answers. Those to requests that it was not asked are ignored."""
         ...

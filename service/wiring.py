@@ -21,6 +21,8 @@ from tessera.db import embedded
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
+from tessera.db.log_reads import LOGS_CHANNEL
+from tessera.db.log_store import PostgresLogStore
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.db.tokens import ACCESS_CHANNEL
@@ -141,6 +143,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             wall_s=clock.wall_s,
             access=PostgresAccessStore(database),
             verifier=None if oidc is None else make_verifier(oidc, clock),
+            logs=PostgresLogStore(database, config.lease_s),
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
@@ -148,6 +151,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         # Notices from the database wake streams and tasks.
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
+        listener.subscribe(_in_loop(loop, server.wakeups.changed), LOGS_CHANNEL)
         listener.subscribe(_in_loop(loop, networks.wake))
         purger = ClusterPurger(store, server.cleaning_calls)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)

@@ -158,6 +158,20 @@ job_history = sa.Table(
     sa.Index(None, "job_id"),
 )
 
+job_starts = sa.Table(
+    "job_starts",
+    metadata,
+    reference_column("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
+    sa.Column("generation", sa.BigInteger, primary_key=True),
+    moment_column("given_at"),  # when the job got these GPUs
+    sa.Column("shares", JSONB, nullable=False),  # [[a node's name, [GPUs]], ...] in rank order
+    sa.CheckConstraint("generation > 0", name="generation"),
+    sa.CheckConstraint("jsonb_typeof(shares) = 'array'", name="shares"),
+)
+"""The places where each generation of a job runs or ran. Nodes are named, because a node may be
+deleted while its output can still be asked for.
+"""
+
 allocations = sa.Table(
     "allocations",
     metadata,

@@ -150,6 +150,7 @@ async def run_agent(
                 health=start_monitor(
                     config.health, tasks.create_task, changed.set, supervisor.live
                 ),
+                logs=config.data_dir.resolve() / "logs",
             )
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(

@@ -7,7 +7,9 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -18,6 +20,7 @@ from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
 from tessera.service.agent.gangs import gang_from_message, observed_message
 from tessera.service.agent.hardware.monitor import Report
+from tessera.service.agent.logreads import READ_THREADS, LogAnswers
 from tessera.service.agent.network.map_worker import settings_from_message
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
@@ -146,7 +149,10 @@ async def watch_lease(lease: AgentLease, supervisor: Supervisor) -> None:
 
 
 class ServerLink:
-    """The agent's one stream to whichever of several servers answers. Any server will do."""
+    """The agent's one stream to whichever of several servers answers. Any server will do.
+
+    ``logs`` is the folder of the output of jobs, which servers ask for.
+    """
 
     def __init__(
         self,
@@ -160,8 +166,12 @@ class ServerLink:
         changed: asyncio.Event,
         leave: asyncio.Event,
         clock: MonotonicClock,
+        logs: Path,
         health: Report = list,
     ) -> None:
+        self._log_threads = ThreadPoolExecutor(READ_THREADS, "logs")
+        self._logs, self._log_answers = logs, LogAnswers(logs, self._log_threads)
+        self._writing = asyncio.Lock()  # a stream takes one message at a time
         self._servers = servers
         self._health = health
         self._credentials = credentials
@@ -185,6 +195,12 @@ class ServerLink:
         Raises:
             Superseded: a server reported that a newer incarnation of this agent has taken over.
         """
+        try:
+            await self._stay_connected()
+        finally:
+            self._log_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _stay_connected(self) -> None:
         turn = 0
         while True:
             server = self._servers[turn % len(self._servers)]
@@ -242,6 +258,8 @@ class ServerLink:
 
     async def _session(self, server: str) -> None:
         """Hold one stream, and raise when it ends."""
+        # An answer that the last stream lost is made again, because it is asked for again.
+        self._log_answers = LogAnswers(self._logs, self._log_threads)
         address, settings = self._credentials.address(server), self._credentials.settings()
         async with open_async_channel(address, settings, CHANNEL_OPTIONS) as channel:
             call = rpc.AgentsStub(channel).Sync()
@@ -253,6 +271,7 @@ class ServerLink:
                 tasks.create_task(self._end_when_renewed())
                 tasks.create_task(self._receive(call))
                 tasks.create_task(self._send(call))
+                tasks.create_task(self._send_answers(call))
 
     def renew(self) -> None:
         """Open another stream, because the credentials are new. The lease goes on meanwhile."""
@@ -284,6 +303,8 @@ class ServerLink:
             self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
             self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s
         self._lease.renew(message.lease_from_s)
+        if message.HasField("desired"):
+            self._log_answers.take(message.desired.log_reads)
         if message.HasField("desired") and self._lease.left_s() > 0:
             gangs = [gang_from_message(gang) for gang in message.desired.gangs]
             settings = settings_from_message(message.desired)
@@ -322,10 +343,17 @@ class ServerLink:
                 async with asyncio.timeout(max(0.0, wait_s)):  # wait_for may lose a cancellation
                     await self._changed.wait()
 
+    async def _send_answers(self, call: Call) -> None:
+        """Send answers to requests for output. At most one of them is ahead of a heartbeat."""
+        while True:
+            answer = await self._log_answers.next_answer()
+            await self._write(call, pb.AgentMessage(log_answer=answer))
+
     async def _write(self, call: Call, message: pb.AgentMessage) -> None:
-        message.said_s = self._clock()
         try:
-            await call.write(message)
+            async with self._writing:
+                message.said_s = self._clock()
+                await call.write(message)
         except asyncio.InvalidStateError as error:
             raise Unavailable("the server ended the stream") from error
 

@@ -44,6 +44,7 @@ class DeferredCommand:
 
 CLIENT_MODULES: Final = {
     "jobs": ("submit", "jobs", "job"),
+    "logs": ("logs",),
     "jobchanges": ("update", "cancel", "hold", "release"),
     "rounds": ("round", "rounds", "replay"),
     "networks": ("network",),

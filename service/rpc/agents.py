@@ -28,8 +28,9 @@ from tessera.formulation.errors import (
     Unavailable,
 )
 from tessera.formulation.records.agents import Heartbeat, NodeHealth, ObservedGang
-from tessera.service.ports import Store
+from tessera.service.ports import LogStore, Store
 from tessera.service.rpc import fields, names
+from tessera.service.rpc.agentlogs import AgentLogs
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.rpc.convert import agents as convert
 from tessera.service.rpc.enrolment import Enrolment
@@ -119,6 +120,7 @@ class AgentInbox:
     agent: str = ""
     network: tuple[str, ...] = ()  # reasons why the network plan has no effect on its nodes
     own: frozenset[str] = frozenset()  # its nodes
+    logs: AgentLogs | None = None
 
     async def fill(self, messages: _Messages, stream: Subscription, clock: Clock) -> None:
         """Receive messages until the agent closes its side."""
@@ -126,6 +128,10 @@ class AgentInbox:
             async for message in messages:
                 if message.WhichOneof("body") == "hello":
                     raise InvalidInput("hello", "only the first message may be a hello")
+                if message.WhichOneof("body") == "log_answer" and self.logs is not None:
+                    self.logs.receive(message.log_answer)
+                    stream.wake()
+                    continue  # it renews no lease, so that reading output is not work for the store
                 if message.WhichOneof("body") == "observed":
                     gangs = convert.to_observed("observed", message.observed)
                     health = convert.to_health(message.observed, self.own)
@@ -159,13 +165,15 @@ class AgentCalls:
     """The ways in which agents' streams use the store, each with separate threads.
 
     ``turns`` are calls that wait for their cluster's row. At most one of each cluster holds a
-    thread.
+    thread. ``logs`` keeps requests for output, and ``log_calls`` are the threads that use it.
     """
 
     store: Store
     heartbeats: HeartbeatRecorder
     turns: FairCalls
     reads: FairCalls
+    log_calls: FairCalls
+    logs: LogStore | None = None
 
 
 class AgentsServicer(agents_pb2_grpc.AgentsServicer):
@@ -212,7 +220,10 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             target = f"{names.cluster_name(session.cluster)}/agents/{first.hello.agent_id}"
             AUDITED.set(replace(call, target=target))
         CALLER.set(replace(CALLER.get(), cluster=session.cluster))
-        with self._wakeups.listen(session.cluster) as stream:
+        with (
+            self._wakeups.listen(session.cluster) as stream,
+            self._wakeups.listen(session.logs.key, stream) as asked,
+        ):
             await session.register()
             t = self._timing
             yield pb.ServerMessage(
@@ -227,6 +238,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             reader = asyncio.create_task(filling)
             try:
                 while not reader.done():
+                    session.logs.note_asked(asked.take_changed())
                     if (desired := await session.step(stream)) is not None:
                         yield pb.ServerMessage(desired=desired, lease_from_s=session.lease_from_s)
                     await stream.wait(session.pause_s())
@@ -268,8 +280,13 @@ class AgentSession:
         self._own = frozenset(node.name for node in self._nodes)
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
+        self.logs = AgentLogs(calls.logs, calls.log_calls, self.cluster, self._agent)
         self.inbox = AgentInbox(
-            agent=self._agent, spoke_s=now_s, said_s=first.said_s, own=self._own
+            agent=self._agent,
+            spoke_s=now_s,
+            said_s=first.said_s,
+            own=self._own,
+            logs=self.logs,
         )
         self.lease_from_s = 0.0  # the agent's clock at its latest recorded message
         self._due_s = now_s  # when a Desired must be sent even without a change
@@ -306,6 +323,7 @@ class AgentSession:
         try:
             await self._beat()
             await self._observe(stream)
+            self.logs.exchange(stream.wake, due=now_s >= self._due_s)
             desired = await self._next()
         except NotAllowed as error:
             raise Conflict(str(error)) from error
@@ -328,6 +346,7 @@ class AgentSession:
 
     def leave(self) -> None:
         """Drop what is not recorded yet. The agent reports it again when it reconnects."""
+        self.logs.leave()
         if self._observing is not None:
             self._observing.cancel()
 
@@ -397,7 +416,7 @@ class AgentSession:
         now_s = self._clock.monotonic_s()
         due = now_s >= self._due_s
         if not (due or self._push):
-            return None
+            return self._next_request()
         self._push = False
         try:
             read = await self._calls.reads.run(self._calls.store.desired, self.cluster, self._agent)
@@ -405,10 +424,23 @@ class AgentSession:
             self._push = True
             raise
         desired = convert.of_desired(read, self._own)
+        desired.log_reads.extend(self.logs.requests())
         if not due and desired == self._sent:
             return None
         self._sent = desired
         self._due_s = now_s + self._timing.heartbeat_s
+        return desired
+
+    def _next_request(self) -> pb.Desired | None:
+        """Return the last desired state with requests for output that are new, or None."""
+        requests = self.logs.requests()
+        if self._sent is None or all(request in self._sent.log_reads for request in requests):
+            return None
+        desired = pb.Desired()
+        desired.CopyFrom(self._sent)
+        del desired.log_reads[:]
+        desired.log_reads.extend(requests)
+        self._sent = desired
         return desired
 
 

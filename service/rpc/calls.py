@@ -123,9 +123,13 @@ class StreamPlaces:
 
 
 class Subscription:
-    """A stream's view of a cluster: whether it has changed, and an event to wait for."""
+    """A stream's view of a cluster: whether it has changed, and an event to wait for.
 
-    def __init__(self) -> None:
+    A change also wakes ``other``, if it is given.
+    """
+
+    def __init__(self, other: Subscription | None = None) -> None:
+        self._other = other
         self._event = asyncio.Event()
         self._changed = False
         self._closed = False
@@ -134,6 +138,8 @@ class Subscription:
         """Note that the cluster has changed, and wake the stream."""
         self._changed = True
         self._event.set()
+        if self._other is not None:
+            self._other.wake()
 
     def wake(self) -> None:
         """End the wait for another reason."""
@@ -167,7 +173,8 @@ class Subscription:
 class Wakeups:
     """A registry that wakes the streams of a cluster when it has changed.
 
-    It belongs to the event loop's thread.
+    Requests for output and their answers wake streams, too, by the keys of
+    ``formulation.records.logs``. It belongs to the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -187,9 +194,9 @@ class Wakeups:
             stream.close()
 
     @contextlib.contextmanager
-    def listen(self, cluster: str) -> Iterator[Subscription]:
-        """Subscribe to ``cluster`` inside the block."""
-        stream = Subscription()
+    def listen(self, cluster: str, other: Subscription | None = None) -> Iterator[Subscription]:
+        """Subscribe to ``cluster`` inside the block. Its changes also wake ``other``."""
+        stream = Subscription(other)
         if self._closed:
             stream.close()
         streams = self._streams.setdefault(cluster, set())

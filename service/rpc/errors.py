@@ -36,6 +36,7 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.RoundSuperseded: grpc.StatusCode.ABORTED,
     errors.NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NodeSilent: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotAuthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,

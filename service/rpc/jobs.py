@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -19,6 +20,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.lanes import CALLER, SizedCalls
+from tessera.service.rpc.logs import OutputReader
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
 from tessera.service.rpc.visibility import hide_in_job
@@ -42,8 +44,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ``new_id`` chooses ids for jobs that have none. ``wall_s`` returns seconds since 1970, for
     refusing deadlines that have passed. ``poll_s`` is the time after which a watched job is read
     even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
-    limits the number of watchers. ``standing`` is the policy of periodic rounds: answers warn of
-    wishes that it ignores.
+    limits the number of watchers. ``output`` reads what jobs write. ``standing`` is the policy of
+    periodic rounds: answers warn of wishes that it ignores.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         wakeups: Wakeups,
         *,
         watches: StreamPlaces,
+        output: OutputReader,
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
         poll_s: float,
@@ -60,7 +63,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ) -> None:
         self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
-        self._watches = watches
+        self._watches, self._output = watches, output
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
         self._watched = SharedReads(self._read_watched)
 
@@ -136,6 +139,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 if record.state in TERMINAL:
                     return
                 await changes.wait(self._poll_s * max(1.0, self._watches.taken() / JOBS_PER_POLL))
+
+    async def ReadLogs(
+        self, request: pb.ReadLogsRequest, context: _Context
+    ) -> AsyncIterator[pb.ReadLogsResponse]:
+        """Send the output of a rank, oldest first."""
+        async with contextlib.aclosing(self._output.read(request)) as parts:
+            async for part in parts:
+                yield part
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
         return await self._calls.run(self._store.get_job, *key)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,12 +24,13 @@ from tessera.service.config import (
     HEAVY_THREADS,
     IDENTITY_THREADS,
     LEASE_THREADS,
+    LOG_THREADS,
     Config,
     TlsFiles,
 )
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports import Store
+from tessera.service.ports import LogStore, Store
 from tessera.service.rpc.access import AccessServicer
 from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
@@ -42,6 +44,7 @@ from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.interceptor import CallInterceptor
 from tessera.service.rpc.jobs import JobsServicer
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits, SizedCalls
+from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
@@ -79,6 +82,10 @@ MAX_WAITING_CALLS: Final = 4_000
 """Largest number of calls that wait for threads of one kind. At most half of them are from one
 client, and a quarter from one client on one cluster.
 """
+
+LOG_STREAMS: Final = 256
+LOG_STREAMS_PER_CLIENT: Final = 32
+"""Largest numbers of streams of the output of jobs, in all and of one client."""
 
 AFTER_GRACE_S: Final = 0.3
 """Seconds that calls have to end after they were cancelled, before they are abandoned."""
@@ -129,11 +136,13 @@ class Server:
         wall_s: Callable[[], float],
         access: AccessStore | None = None,
         verifier: Verifier | None = None,
+        logs: LogStore | None = None,
     ) -> None:
         """Assemble the server.
 
         ``access`` keeps tokens, certificates and the audit log: a server that asks callers who they
-        are needs it. ``verifier`` checks the tokens of an identity provider.
+        are needs it. ``verifier`` checks the tokens of an identity provider. ``logs`` keeps requests
+        for the output of jobs; without it, no output can be read.
 
         Raises:
             InvalidInput: a file of TLS is wrong.
@@ -176,11 +185,26 @@ class Server:
         self.watches = StreamPlaces(
             config.watches, config.watches_per_client, "streams that watch jobs"
         )
+        one = LaneLimits(client=1, cluster=LOG_THREADS, share=1)
+        self._log_calls = FairCalls(
+            Lane(LOG_THREADS, "log", one, most_waiting=4 * config.agent_streams)
+        )
+        output = OutputReader(
+            store,
+            logs,
+            self._log_calls,
+            wakeups,
+            places=StreamPlaces(LOG_STREAMS, LOG_STREAMS_PER_CLIENT, "streams of output"),
+            clock=clock,
+            new_id=lambda: uuid.uuid4().hex,
+            timing=LogTiming(poll_s=config.poll_s),
+        )
         jobs = JobsServicer(
             store,
             calls,
             wakeups,
             watches=self.watches,
+            output=output,
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,
@@ -200,7 +224,9 @@ class Server:
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
         )
-        self._agent_calls = _agent_calls(config, store, self._heartbeat_calls)
+        self._agent_calls = _agent_calls(
+            config, store, self._heartbeat_calls, logs, self._log_calls
+        )
         enrolment = Enrolment(access, self._enrolment_settings(tls), self._identity_calls, wall_s)
         agents = AgentsServicer(self._agent_calls, wakeups, clock, timing, places, enrolment)
         login = access_pb2.Login(
@@ -366,6 +392,7 @@ class Server:
             self._identity_calls,
             self._agent_calls.turns,
             self._agent_calls.reads,
+            self._log_calls,
             self.lease_calls,
             self.round_calls,
             self.network_calls,
@@ -426,7 +453,9 @@ def _fair_calls(threads: int, name: str) -> FairCalls:
     return FairCalls(Lane(threads, name, limits, most_waiting=MAX_WAITING_CALLS))
 
 
-def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
+def _agent_calls(
+    config: Config, store: Store, heartbeats: Calls, logs: LogStore | None, log_calls: FairCalls
+) -> AgentCalls:
     most = 4 * config.agent_streams  # enough for one call of each stream, so that none is refused
     reading = max(1, config.agent_threads // 2)
     turning = max(1, config.agent_threads - reading)
@@ -439,4 +468,6 @@ def _agent_calls(config: Config, store: Store, heartbeats: Calls) -> AgentCalls:
         heartbeats=HeartbeatRecorder(store, heartbeats),
         turns=FairCalls(turns),
         reads=FairCalls(reads),
+        logs=logs,
+        log_calls=log_calls,
     )

@@ -129,6 +129,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "HoldJob": _change(USERS, _name),
         "ReleaseJob": _change(USERS, _name),
         "WatchJob": _read(jobs=_name),
+        "ReadLogs": _read(jobs=_name),
     },
     "Networks": {
         "GetTopology": _read(),

@@ -16,6 +16,7 @@ import pytest
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
+from tests.support.output_files import RankFiles
 
 LONG = 1e12
 RUNNING = ("a", 1, "n0", "RUNNING")
@@ -339,3 +340,23 @@ async def test_an_agent_without_a_cluster_logs_it_once_and_waits_for_the_cluster
     server.want(1, a_gang())
     await server.sees(1, RUNNING)
     assert agent.log.read_text().count("clusters/c does not exist. It was deleted or") == 1
+
+
+async def test_output_is_sent_once_while_it_is_asked_for_and_again_on_the_next_stream(
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    RankFiles(tmp_path / "agent" / "logs", number=3).write(b"hello")
+    server.ask(pb.LogRead(read_id="r", job="j", generation=1, max_bytes=9, job_number=3))
+    make_agent()
+    await until(lambda: server.log_answers)
+    assert server.log_answers == [pb.LogAnswer(read_id="r", data=b"hello")]
+    sent, beats = server.sent, server.heartbeats
+    await until(lambda: server.sent > sent + 2 and server.heartbeats > beats)
+    assert len(server.log_answers) == 1
+    await server.stop()
+    await server.start()
+    await until(lambda: len(server.log_answers) == 2)
+    server.ask()
+    server.ask(pb.LogRead(read_id="s", job="j", generation=1, max_bytes=9, job_number=4))
+    await until(lambda: len(server.log_answers) == 3)
+    assert server.log_answers[-1] == pb.LogAnswer(read_id="s")

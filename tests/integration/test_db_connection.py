@@ -240,6 +240,8 @@ def test_old_rows_are_pruned_and_young_ones_are_kept(
         "snapshots": 0,
         "jobs": 1,
         "job_history": 0,
+        "job_starts": 0,
+        "log_reads": 0,
         "network_plans": 0,
         "measurements": 0,
         "workloads": 0,

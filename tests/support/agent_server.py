@@ -52,6 +52,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     observed: pb.Observed | None = None
     hellos: list[pb.Hello] = field(default_factory=list)
     heartbeats: int = 0
+    log_answers: list[pb.LogAnswer] = field(default_factory=list)
     said_s: float = 0.0
     sent: int = 0
     mute: bool = False
@@ -70,6 +71,12 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
 
     async def stop(self) -> None:
         await self._server.stop(None)
+
+    def ask(self, *requests: pb.LogRead) -> None:
+        """Ask the agent for output, from now on."""
+        del self.desired.log_reads[:]
+        self.desired.log_reads.extend(requests)
+        self._changed.set()
 
     def want(self, revision: int, *gangs: Gang) -> None:
         self.desired = pb.Desired(revision=revision, gangs=[as_message(gang) for gang in gangs])
@@ -132,6 +139,8 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
                 self.observed = message.observed
             if message.HasField("heartbeat"):
                 self.heartbeats += 1
+            if message.HasField("log_answer"):
+                self.log_answers.append(message.log_answer)
 
 
 class AgentProcess:

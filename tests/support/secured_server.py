@@ -172,6 +172,7 @@ def requests_for(job: str = OWN_JOB, cluster: str = "main") -> dict[str, Message
     reflected = all_methods()["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
     found = dict(sample_requests(cluster, job))
     found["/tessera.v1.Jobs/WatchJob"] = jobs_pb2.WatchJobRequest(name=f"{place}/jobs/{job}")
+    found["/tessera.v1.Jobs/ReadLogs"] = jobs_pb2.ReadLogsRequest(name=f"{place}/jobs/{job}")
     found["/tessera.v1.Agents/Sync"] = agents_pb2.AgentMessage(hello=hello)
     for path, method in all_methods().items():
         if path.startswith("/grpc.health"):

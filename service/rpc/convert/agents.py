@@ -19,6 +19,7 @@ from tessera.formulation.records.agents import (
     ObservedGang,
 )
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.logs import LogAnswer, LogRead
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.service.rpc.convert.estimates import of_plan
@@ -35,6 +36,8 @@ characters of a fault's description.
 """
 
 _FAULT_KIND: Final = re.compile(r"[a-z][a-z_]{0,19}")
+MAX_OUTPUT_BYTES: Final = 2**62
+"""Largest position in the output of a rank that an agent may report."""
 
 ENDED_PHASES: Final = frozenset({"succeeded", "failed"})
 """Phases that an agent forgets once it has reported them."""
@@ -114,6 +117,35 @@ def of_desired(desired: DesiredState, nodes: Collection[str]) -> pb.Desired:
         gangs=[_of_gang(gang, nodes, desired.network_levels) for gang in desired.gangs],
         deleted_nodes=desired.deleted_nodes,
     )
+
+
+def of_log_read(read: LogRead) -> pb.LogRead:
+    """Return the message that asks an agent for output."""
+    return pb.LogRead(
+        read_id=read.id,
+        job=read.job,
+        generation=read.generation,
+        rank=read.rank,
+        node=read.node,
+        offset=read.offset,
+        max_bytes=read.max_bytes,
+        job_number=read.job_number,
+    )
+
+
+def to_log_answer(answer: pb.LogAnswer, most_bytes: int) -> LogAnswer:
+    """Return an agent's answer to a request for at most ``most_bytes`` of output.
+
+    An answer that makes no sense becomes an error, so that it cannot end the agent's stream.
+    """
+    error = "".join(c if c.isprintable() else " " for c in answer.error[:MAX_ERROR_CHARS])
+    if not error and not (
+        len(answer.data) <= most_bytes and 0 <= answer.offset <= MAX_OUTPUT_BYTES
+    ):
+        error = "its agent sent more than was asked for, or a wrong position; upgrade the agent"
+    if error:
+        return LogAnswer(id=answer.read_id, error=error)
+    return LogAnswer(id=answer.read_id, offset=answer.offset, data=answer.data, ended=answer.ended)
 
 
 def _of_network(desired: DesiredState) -> pb.NetworkMap | None:

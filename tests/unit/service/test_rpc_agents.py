@@ -112,7 +112,11 @@ async def session(clock: HandClock, quiet: QuietStore) -> AsyncIterator[AgentSes
         FairCalls(Lane(1, "test", LaneLimits(client=1, cluster=1, share=1))) for _ in range(2)
     )
     threads = AgentCalls(
-        store=store, heartbeats=HeartbeatRecorder(store, beats), turns=turns, reads=reads
+        store=store,
+        heartbeats=HeartbeatRecorder(store, beats),
+        turns=turns,
+        reads=reads,
+        log_calls=reads,
     )
     session = AgentSession(HELLO, threads, clock, TIMING)
     await session.register()

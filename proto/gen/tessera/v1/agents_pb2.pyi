@@ -652,18 +652,23 @@ class LogRead(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_NUMBER_FIELD_NUMBER: _builtins.int
     read_id: _builtins.str
     """An id that the answer repeats."""
     job: _builtins.str
     generation: _builtins.int
     rank: _builtins.int
-    """The rank within the gang. A negative number means the output of the launcher on `node`."""
+    """The rank within the gang. A negative number means the output of a launcher: -1 is that of the
+    gang's first node, -2 that of its second node, and so on.
+    """
     node: _builtins.str
     """The node's id."""
     offset: _builtins.int
     """The first byte to read. If it is negative, it counts from the present end."""
     max_bytes: _builtins.int
     """The largest number of bytes in the answer."""
+    job_number: _builtins.int
+    """The number of the job, as in DesiredGang. Output of an earlier job of this name is not sent."""
     def __init__(
         self,
         *,
@@ -674,10 +679,11 @@ class LogRead(_message.Message):
         node: _builtins.str = ...,
         offset: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        job_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "max_bytes", b"max_bytes", "node", b"node", "offset", b"offset", "rank", b"rank", "read_id", b"read_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "job_number", b"job_number", "max_bytes", b"max_bytes", "node", b"node", "offset", b"offset", "rank", b"rank", "read_id", b"read_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
