@@ -34,6 +34,7 @@ from tessera.service.agent.credentials import (
 from tessera.service.agent.hardware import command as health
 from tessera.service.agent.hardware import options as hardware
 from tessera.service.agent.hardware.monitor import HealthSettings, start_monitor
+from tessera.service.agent.log_pruner import LogLimits, keep_logs_within
 from tessera.service.agent.network import command as network
 from tessera.service.agent.network.backend import Backend
 from tessera.service.agent.network.launch import LaunchSettings
@@ -41,6 +42,7 @@ from tessera.service.agent.network.map_worker import NetworkMapWorker
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.sampling import TrafficSampler, sent_bytes_reader
 from tessera.service.agent.runtimes import options as program_options
+from tessera.service.agent.runtimes.programs import LOGS
 from tessera.service.agent.runtimes.protocol import Runtime, RuntimeChooser
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import (
@@ -87,6 +89,7 @@ class AgentConfig:
     sent_bytes: Callable[[], int] | None = None
     credentials: Credentials = field(default_factory=FixedCredentials)
     health: HealthSettings | None = None
+    logs: LogLimits = field(default_factory=LogLimits)
 
     def hello(self) -> pb.Hello:
         """Return the message that registers the agent."""
@@ -150,9 +153,11 @@ async def run_agent(
                 health=start_monitor(
                     config.health, tasks.create_task, changed.set, supervisor.live
                 ),
-                logs=config.data_dir.resolve() / "logs",
+                logs=config.data_dir.resolve() / LOGS,
             )
             tasks.create_task(watch_lease(lease, supervisor))
+            logs = config.data_dir.resolve() / LOGS
+            tasks.create_task(keep_logs_within(logs, config.logs, supervisor.live))
             tasks.create_task(
                 _stay_connected(link, supervisor, config.credentials, renew or asyncio.Event())
             )
@@ -406,6 +411,7 @@ def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
         sent_bytes=_counted(options, nodes),
         credentials=_credentials(options, nodes),
         health=watched,
+        logs=program_options.log_limits(options),
     )
 
 

@@ -15,7 +15,8 @@ from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import COMMAND
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
-from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings, log_folder
+from tessera.service.agent.logs import folder_of
+from tessera.service.agent.runtimes.programs import LOGS, ProgramRuntime, ProgramSettings
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tests.support.agents import a_gang
 from tests.support.patience import PATIENCE_S
@@ -106,7 +107,7 @@ class ProgramBench:
 
     def output(self, generation: int = 1, rank: str = "rank-0") -> str:
         """Return the output of a rank that is kept."""
-        folder = log_folder(self.settings.data_dir, "a", generation)
+        folder = folder_of(self.settings.data_dir / LOGS, "a", generation)
         files = sorted(folder.glob(f"{rank}.*.log"), key=lambda path: int(path.suffixes[-2][1:]))
         return "".join(path.read_text() for path in files)
 

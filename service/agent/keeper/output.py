@@ -1,7 +1,8 @@
 """The output of a member's processes: read from pipes, kept in bounded files, searched for progress.
 
 A rank's output lies in ``rank-R.OFFSET.log``, where OFFSET is the position of the file's first byte
-in the whole output. The oldest files are deleted. ``rank-R.end`` exists once the rank has ended.
+in the whole output. The oldest files are deleted. ``rank-R.end`` exists once the rank has ended. The
+output of the staging command and of the launcher has ``launcher-NODE`` in place of R.
 """
 
 from __future__ import annotations
@@ -52,11 +53,9 @@ class LogFiles:
             written = os.write(self._file, data)
         except OSError:  # e.g. the disk is full: try again with the next output
             written = 0
-        if written < len(data):
-            self.lost_bytes += len(data) - written
-            self._size = self._segment_bytes  # positions stay true in another file
+        self.lost_bytes += len(data) - written
         self._size += written
-        self._offset += len(data)
+        self._offset += written  # what was lost leaves no gap
 
     def close(self) -> None:
         """Mark the output as complete."""
@@ -113,19 +112,13 @@ class RankOutput:
         return len(data) == READ_BYTES
 
     def close(self) -> None:
-        """Read the rest, then close the pipe and the files."""
+        """Read the rest, then close the pipe."""
         while self.is_open and self.pump():
             pass
         os.close(self.descriptor)
         self.is_open = False
         if self._find is not None:
             self._find.finish()
-        self._files.close()
-
-    @property
-    def lost_bytes(self) -> int:
-        """Return the number of bytes that could not be written."""
-        return self._files.lost_bytes
 
 
 class ProgressFinder:

@@ -30,6 +30,8 @@ class Ranks:
         self._spec, self._found = spec, found
         self._selector = selectors.DefaultSelector()
         self._outputs: dict[str, RankOutput] = {}  # by name, in order of creation
+        self._files: dict[str, LogFiles] = {}  # by name
+        self._launcher = f"rank-launcher-{spec.node_rank}"
         self._ended: list[str] = []  # names of ranks, in order of their ends
         self._program: subprocess.Popen[bytes] | None = None
         self._pids: dict[int, int] = {}  # of ranks, by local rank
@@ -45,7 +47,7 @@ class Ranks:
         if spec.ranks_are_gpus:
             for local, rank in enumerate(spec.ranks):
                 self._add(f"rank-{rank}", self._make_pipe(local), finds=rank == 0)
-            name = f"launcher-{spec.node_rank}"
+            name = self._launcher
         else:
             name = f"rank-{spec.ranks[0]}"
         self._program = self._spawn(name, argv, environment, directory)
@@ -54,8 +56,8 @@ class Ranks:
     def run_staging(
         self, argv: Sequence[str], environment: Mapping[str, str], directory: str
     ) -> subprocess.Popen[bytes]:
-        """Start the command before the program, with an output of its own."""
-        return self._spawn(f"staging-{self._spec.node_rank}", argv, environment, directory)
+        """Start the command before the program. Its output comes before that of the launcher."""
+        return self._spawn(self._launcher, argv, environment, directory)
 
     def are_up(self) -> bool:
         """Return whether all ranks run, as far as it can be known."""
@@ -105,6 +107,8 @@ class Ranks:
         for output in self._outputs.values():
             if output.is_open:
                 output.close()
+        for files in self._files.values():
+            files.close()
         for descriptor in self._ends.values():
             os.close(descriptor)
         self._ends.clear()
@@ -113,8 +117,10 @@ class Ranks:
     def tails(self) -> dict[str, str]:
         """Return the end of each output, those of ranks that ended first at the beginning."""
         order = [*self._ended, *(name for name in self._outputs if name not in self._ended)]
-        order.sort(key=lambda name: name.startswith("launcher"))
-        names = {name: name.replace("-", " ") for name in order}
+        order.sort(key=lambda name: name == self._launcher)
+        names = {
+            name: name.replace("-", " ").replace("rank launcher", "launcher") for name in order
+        }
         return {names[n]: self._outputs[n].tail.decode(errors="replace") for n in order}
 
     def killed_by_kernel(self) -> bool:
@@ -147,8 +153,12 @@ class Ranks:
         spec = self._spec
         pattern = spec.progress_pattern if finds else ""
         finder = ProgressFinder(pattern, self._found) if pattern else None
-        files = LogFiles(spec.logs, name, spec.log_bytes)
-        output = self._outputs[name] = RankOutput(descriptor, files, finder)
+        if name not in self._files:
+            self._files[name] = LogFiles(spec.logs, name, spec.log_bytes)
+        elif self._outputs[name].is_open:
+            self._selector.unregister(self._outputs[name].descriptor)
+            self._outputs[name].close()
+        output = self._outputs[name] = RankOutput(descriptor, self._files[name], finder)
         self._selector.register(descriptor, selectors.EVENT_READ, output)
 
     def _make_pipe(self, local: int) -> int:

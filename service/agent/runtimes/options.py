@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.log_pruner import LogLimits
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
 from tessera.service.agent.runtimes.protocol import Runtime
@@ -82,6 +84,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=64,
         metavar="MIB",
         help="Output in MiB that is kept of each rank of each start. Default: 64.",
+    )
+    add(
+        "--keep-logs-days",
+        type=float,
+        default=7.0,
+        metavar="DAYS",
+        help="Days for which the output of starts that have ended is kept on this node. Default: 7.",
+    )
+    add(
+        "--keep-logs-gib",
+        type=float,
+        default=20.0,
+        metavar="GIB",
+        help="Output in GiB that is kept on this node. Beyond that, the oldest of starts that have ended"
+        " is deleted. Default: 20.",
+    )
+
+
+def log_limits(options: argparse.Namespace) -> LogLimits:
+    """Return how much output the node keeps. Raises InvalidInput."""
+    for name in ("keep_logs_days", "keep_logs_gib"):
+        value = getattr(options, name)
+        if not 0 <= value < math.inf:
+            raise InvalidInput(f"--{name.replace('_', '-')}", f"must be at least 0, not {value}")
+    return LogLimits(
+        keep_s=options.keep_logs_days * 86_400, keep_bytes=int(options.keep_logs_gib * 2**30)
     )
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
@@ -36,6 +35,7 @@ from tessera.service.agent.keeper.trainer import (
     TOKEN_FILE,
     trainer_variables,
 )
+from tessera.service.agent.logs import claim_folder, folder_of
 from tessera.service.agent.process import python_argv, remove_secrets
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
@@ -49,6 +49,9 @@ from tessera.service.agent.trainer_certificate import (
 )
 
 log = logging.getLogger(__name__)
+
+LOGS: Final = "logs"
+"""The folder of the output of jobs, in the agent's data directory."""
 
 PASSAGE: Final = 0o711
 """The mode of a directory that other users may pass through, without looking around."""
@@ -110,6 +113,7 @@ class ProgramRuntime:
         if gang.launch.image:
             raise InvalidInput("launch.image", "needs an engine that runs containers")
         arguments = self._arguments(member, plan)
+        claim_folder(settings.data_dir / LOGS, gang.job, gang.job_number)
         self._make_boxes(member, user)
         self._write_trainer_files(member, user)
         inbox = _inbox(member)
@@ -221,7 +225,7 @@ class ProgramRuntime:
             inbox=str(_inbox(member)),
             outbox=str(_outbox(member)),
             store=str(member.store),
-            logs=str(log_folder(settings.data_dir, gang.job, gang.generation)),
+            logs=str(folder_of(settings.data_dir / LOGS, gang.job, gang.generation)),
             mark=mark,
             address=settings.address,
             argv=arguments.argv,
@@ -316,11 +320,6 @@ class KeeperHandle(ProcessHandle):
         if isinstance(mark := stored.get("mark"), str):
             await end_strays(mark, self.directory / "processes.json")
         return exited
-
-
-def log_folder(data_dir: Path, job: str, generation: int) -> Path:
-    """Return the folder of the output of a generation of a job."""
-    return data_dir / "logs" / quote(job, safe="") / str(generation)
 
 
 def _trainer_proof(member: Member) -> dict[str, Any]:
