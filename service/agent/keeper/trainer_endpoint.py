@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -34,6 +35,9 @@ REQUEST_S: Final = 5.0
 
 MAX_COUNT: Final = 10**15
 """The bound above which numbers of iterations mean nothing."""
+
+REST_S: Final = 0.5
+"""Seconds for which the rest of an answered request is read."""
 
 FULL_S: Final = 0.1
 """Seconds until the next connection is accepted if none could be, e.g. for lack of descriptors."""
@@ -220,6 +224,7 @@ class TrainerEndpoint:
                 status, text = await self._answer(reader)
                 writer.write(_response(status, text))
                 await writer.drain()
+                await _read_rest(reader)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError):
@@ -270,6 +275,14 @@ class TrainerEndpoint:
     def _take(self, report: TrainerReport) -> None:
         if report.iterations is not None:
             self._accept(report.iterations, report.loss, report.total)
+
+
+async def _read_rest(reader: asyncio.StreamReader) -> None:
+    """Read what a client still sends, for a moment: else its answer is lost when we close."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REST_S):
+            while await reader.read(MAX_HEAD_BYTES):
+                pass
 
 
 def _response(status: str, text: str) -> bytes:
