@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import shlex
 import time
 import uuid
@@ -48,8 +49,11 @@ WATCH_S: Final = 0.5
 GRACE_S: Final = 15.0
 """Seconds that the server may take to stop before it is killed."""
 
-GANG_GRACE_S: Final = 2.0
-"""Seconds that a gang may take to stop before its agent kills it."""
+GANG_GRACE_S: Final = 20.0
+"""Seconds that a gang may take to stop before its agent kills it. Replayed jobs stop at once."""
+
+AGENT_MARGIN_S: Final = 10.0
+"""Seconds after that in which an agent has ended, too."""
 
 MAX_SOCKET_PATH: Final = 100
 """Longest path of a Unix socket in bytes. With a longer one, the server listens on its port alone."""
@@ -147,8 +151,9 @@ def run_up(
 ) -> None:
     """Start a database, a server and agents on this machine. Ctrl-C stops them all.
 
-    The address of the server is printed on stdout once all of them are healthy. Jobs do not train
-    anything: agents replay the estimated iteration times, CLOCK-FACTOR times as fast.
+    The address of the server is printed on stdout once all of them are healthy. Jobs with a command
+    run it, as the present user. Other jobs train nothing: agents replay the estimated iteration
+    times, CLOCK-FACTOR times as fast. With a clock factor, only such jobs run.
 
     The next `up` with the same file or data directory continues where this one stopped. To start from
     scratch, add --reset.
@@ -377,6 +382,8 @@ def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Ch
         f"{plan.clock_factor:g}",
         "--grace-s",
         f"{GANG_GRACE_S:g}",
+        "--run-as",
+        pwd.getpwuid(os.geteuid()).pw_name,
         "--stop-on-exit",
     ]
     return run_child(
@@ -384,7 +391,7 @@ def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Ch
         "tessera.service.agent.main",
         arguments,
         plan.home.path / "logs",
-        3 * GANG_GRACE_S,
+        GANG_GRACE_S + AGENT_MARGIN_S,
         {"TESSERA_DATABASE_URL": None},  # agents run users' processes
         keep_open=[plan.home.lock_fd],
     )
