@@ -17,7 +17,7 @@ from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.turn import request_round
 from tessera.db.workloads import ensure_workloads, lock_workloads, require_types
-from tessera.formulation.reasons import Reason
+from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
@@ -148,7 +148,8 @@ UPDATE workloads w SET waits_for = r.reason
 FROM json_to_recordset(CAST(:rows AS json)) AS
     r(model text, params text, global_batch bigint, reason jsonb)
 WHERE w.cluster_id = :cluster AND w.model = r.model AND w.params = r.params
-    AND w.global_batch = r.global_batch
+    AND w.global_batch = r.global_batch AND w.waits_for IS DISTINCT FROM r.reason
+RETURNING w.id, w.waits_for->>'code' AS code
 """)
 
 _NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
@@ -264,7 +265,7 @@ def record_wait_reasons(
     """Record why workloads have no estimates, for rounds and readers of their jobs.
 
     None clears the reason. With NO_ESTIMATE, none can be derived: jobs that state a GPU type then
-    run without one, by the plan "".
+    run without one, by the plan "". A round is requested for them.
     """
     key = enter_cluster(connection, cluster)
     if any(reason is not None for reason in reasons.values()):
@@ -278,7 +279,9 @@ def record_wait_reasons(
         }
         for w, reason in sorted(reasons.items(), key=lambda item: item[0].key)
     ]
-    connection.execute(_SAY, {"cluster": key, "rows": dump_json(rows)})
+    changed = connection.execute(_SAY, {"cluster": key, "rows": dump_json(rows)}).all()
+    if hopeless := [row.id for row in changed if row.code == ReasonCode.NO_ESTIMATE]:
+        request_round(connection, key, hopeless)
 
 
 def notify_estimators(connection: sa.Connection, cluster: str) -> None:

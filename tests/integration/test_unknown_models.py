@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.decisions import Decision, DecisionKind
@@ -20,6 +21,7 @@ from tessera.service.rpc.convert.agents import of_desired
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
+from tests.support.notices import round_requests
 from tests.support.stored_cluster import (
     C,
     a_record,
@@ -88,6 +90,18 @@ def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
     assert since is not None
     assert "it will run on the GPUs that it requests, at an unknown rate" in since.message
     assert decide(store)["s"].kind is DecisionKind.START
+
+
+def test_a_round_is_requested_once_it_is_known_that_nobody_knows_the_model(
+    store: PostgresStore, database: Database
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_sphinx())
+    with round_requests(database) as requests:
+        a_deriver(store).derive(C)
+        assert requests.take() == [C]
+        a_deriver(store).derive(C)
+        assert requests.take() == []
 
 
 def test_before_its_first_round_a_job_that_will_run_has_no_reason_to_wait(
