@@ -97,7 +97,8 @@ GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
 # Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
-# the plans that users state for jobs.
+# the plans that users state for jobs. A plan that ran out of memory here stays infeasible, even if
+# it was measured before.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
@@ -113,7 +114,7 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
     traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
-WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
+WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
 """)
 
 # Another plan is now the best one of the shape and degree. Plans that jobs run by or state are kept.

@@ -113,6 +113,7 @@ _JOB_EXPRESSIONS = {
     "current_plan": "coalesce(j.cell_plan_id, 0)",
     "stated_plan": "coalesce(j.stated_plan_id, 0)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
+    "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
 to other tables are their keys.
@@ -128,6 +129,7 @@ _JOB_COLUMNS = {"id": "int8"} | {
 _JOBS = f"""
 SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
+LEFT JOIN trainings tr ON tr.job_id = j.id
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
 
