@@ -8,7 +8,6 @@ from dataclasses import fields as fields_of
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.tags import assign_tags
 from tessera.formulation.records.agents import DesiredGang, DesiredState, ObservedGang
@@ -17,7 +16,7 @@ from tessera.formulation.records.jobs import RestartTimes
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.service.rpc.convert.estimates import of_plan
-from tessera.service.rpc.convert.jobs import MAX_ITERATIONS
+from tessera.service.rpc.convert.jobs import EXIT_NUMBERS, MAX_ITERATIONS
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
 
@@ -43,11 +42,7 @@ _PHASES: Final = {
     if number != pb.ObservedGang.PHASE_UNSPECIFIED
 }
 
-_EXIT_REASONS: Final = {
-    number: ExitReason(name.removeprefix("EXIT_").lower())
-    for name, number in launch_pb2.ExitReason.items()
-    if number != launch_pb2.EXIT_REASON_UNSPECIFIED
-}
+_EXIT_REASONS: Final = {number: reason for reason, number in EXIT_NUMBERS.items()}
 
 
 def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
