@@ -26,7 +26,7 @@ from tessera.formulation.records.estimates import (
     ModelSpec,
     UnestimatedWorkload,
 )
-from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
+from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
 """Channel that receives a cluster's name when a workload may need new estimates."""
@@ -86,7 +86,12 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
-        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans
+        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
+    (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
+            ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
+        FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
+        WHERE e.workload_id = w.id AND e.iter_time_s = 'Infinity' AND p.document <> ''
+            AND e.source = {int(EstimateSource.MEASURED)}) AS exhausted
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
@@ -117,7 +122,8 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
 WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
 """)
 
-# Another plan is now the best one of the shape and degree. Plans that jobs run by or state are kept.
+# Another plan is now the best one of the shape and degree, unless that is known to run out of memory.
+# Plans that jobs run by or state are kept.
 _REPLACE = sa.text("""
 DELETE FROM estimates e
 USING json_to_recordset(CAST(:rows AS json)) AS r(
@@ -125,6 +131,9 @@ USING json_to_recordset(CAST(:rows AS json)) AS r(
 WHERE r.k > 0 AND e.derived AND e.source > 0
     AND e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g AND e.nodes = r.n
     AND e.pipeline_degree = r.d AND e.plan_id <> r.p
+    AND NOT EXISTS (SELECT FROM estimates x
+        WHERE x.workload_id = r.w AND x.gpu_type_id = r.t AND x.gpus = r.g AND x.nodes = r.n
+        AND x.pipeline_degree = r.d AND x.plan_id = r.p AND x.source = 0 AND x.iter_time_s = 'Infinity')
     AND NOT EXISTS (SELECT FROM jobs j
         WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
@@ -200,6 +209,10 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
+                exhausted=tuple(
+                    Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
+                    for t, g, d, p, n in r.exhausted
+                ),
             )
             for r in connection.execute(_WANTED, of)
         ),
@@ -218,8 +231,9 @@ def put_derived_estimates(
 
     Rows that users wrote are not changed. If they have a row for a GPU type and a number of GPUs,
     only measured estimates are added next to it. A measured row of the service is replaced only by
-    a measured one. Computed rows, analytic or profiled, are always the latest ones: a row of another
-    plan on the same shape is deleted, unless a job runs by that plan.
+    a measured one, and that of a plan that ran out of memory by none. Computed rows, analytic or
+    profiled, are always the latest ones: a row of another plan on the same shape is deleted, unless
+    a job runs by that plan.
     If live jobs have one of the workloads, a round is requested.
 
     Raises:

@@ -212,7 +212,14 @@ class CellDeriver:
                 continue
             profiles = _profiles(known, workload)
             key = estimates_fingerprint(
-                workload, spec, counts, hardware, measurements, profiles, wanted.plans
+                workload,
+                spec,
+                counts,
+                hardware,
+                measurements,
+                profiles,
+                wanted.plans,
+                wanted.exhausted,
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -310,7 +317,13 @@ class CellDeriver:
                 if cancelled():
                     return None
                 estimates = estimator.cells(
-                    workload, gpu_type, gpus, None, cancelled, nodes=nodes[gpu_type]
+                    workload,
+                    gpu_type,
+                    gpus,
+                    None,
+                    cancelled,
+                    nodes=nodes[gpu_type],
+                    exhausted=task.wanted.exhausted,
                 )
                 records += [cell.record for cell in estimates]
         for plan, kind in product(task.wanted.plans, known.kinds):

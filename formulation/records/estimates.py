@@ -139,6 +139,8 @@ class UnestimatedWorkload:
     plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
+    exhausted: tuple[Cell, ...] = ()
+    """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
