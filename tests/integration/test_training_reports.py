@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -242,7 +243,11 @@ def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore
 
 
 def test_other_members_do_not_know_of_losses_checkpoints_and_starts(pair: PostgresStore) -> None:
-    facts = {"loss": 1.0, "checkpoint_iterations": 3.0, "restart_times": start_times(1, 2, 3)}
+    facts: dict[str, Any] = {
+        "loss": 1.0,
+        "checkpoint_iterations": 3.0,
+        "restart_times": start_times(1, 2, 3),
+    }
     report_training(pair, "a", A1, remark="a port was taken", **facts)
     assert training(pair, "a") == TrainingRecord(remark="a port was taken")
 
@@ -314,7 +319,12 @@ def test_a_report_of_training_takes_no_turn_and_one_statement_more(
 def test_a_repeated_report_of_training_writes_nothing(
     pair: PostgresStore, database: Database
 ) -> None:
-    facts = {"loss": 1.5, "memory_bytes": 3, "checkpoint_iterations": 2.0, "remark": "r"}
+    facts: dict[str, Any] = {
+        "loss": 1.5,
+        "memory_bytes": 3,
+        "checkpoint_iterations": 2.0,
+        "remark": "r",
+    }
     facts |= {"restart_times": start_times(1, 2, 3), "iterations_done": 5.0}
     report_training(pair, "a", A0, resumed_iterations=0.0, **facts)
     execute(database, "UPDATE trainings SET checkpoint_at = 'epoch'")

@@ -16,7 +16,11 @@ OUT_OF_MEMORY = launch_pb2.EXIT_OUT_OF_MEMORY
 
 def a_member(job: str, node: str, generation: int = 1, **facts: Any) -> agents_pb2.ObservedGang:
     """Return a report on a running member of a gang whose program trains."""
-    fields = {"phase": PHASE.RUNNING, "runtime": "command", "iterations_done": -1.0} | facts
+    fields: dict[str, Any] = {
+        "phase": PHASE.RUNNING,
+        "runtime": "command",
+        "iterations_done": -1.0,
+    } | facts
     return agents_pb2.ObservedGang(job=job, node=node, generation=generation, **fields)
 
 
