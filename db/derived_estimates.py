@@ -27,7 +27,7 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
-from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
+from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
 """Channel that receives a cluster's name when a workload may need new estimates."""
@@ -89,7 +89,12 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
-        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans
+        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
+    (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
+            ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
+        FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
+        WHERE e.workload_id = w.id AND e.iter_time_s = 'Infinity' AND p.document <> ''
+            AND e.source = {int(EstimateSource.MEASURED)}) AS exhausted
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
@@ -100,7 +105,8 @@ GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
 # Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
-# the plans that users state for jobs.
+# the plans that users state for jobs. A plan that ran out of memory here stays infeasible, even if
+# it was measured before.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
@@ -116,11 +122,12 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
     traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
-WHERE e.derived AND (e.source > 0 OR excluded.source = 0)
+WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
 """)
 
 # Other plans are now the best ones of the shape and degree: one of all, and one of each runtime that
-# cannot run every plan. Plans that jobs run by or state are kept.
+# cannot run every plan. One that is known to run out of memory replaces nothing. Plans that jobs run
+# by or state are kept.
 _REPLACE = sa.text("""
 WITH news AS (
     SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r(
@@ -131,6 +138,9 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
     AND e.pipeline_degree = r.d AND e.plan_id <> r.p
     AND NOT EXISTS (SELECT FROM news o WHERE o.w = e.workload_id AND o.t = e.gpu_type_id
         AND o.g = e.gpus AND o.n = e.nodes AND o.d = e.pipeline_degree AND o.p = e.plan_id)
+    AND NOT EXISTS (SELECT FROM estimates x
+        WHERE x.workload_id = r.w AND x.gpu_type_id = r.t AND x.gpus = r.g AND x.nodes = r.n
+        AND x.pipeline_degree = r.d AND x.plan_id = r.p AND x.source = 0 AND x.iter_time_s = 'Infinity')
     AND NOT EXISTS (SELECT FROM jobs j
         WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
@@ -213,6 +223,10 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
                 runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
+                exhausted=tuple(
+                    Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
+                    for t, g, d, p, n in r.exhausted
+                ),
             )
             for r in connection.execute(_WANTED, of)
         ),
@@ -231,8 +245,9 @@ def put_derived_estimates(
 
     Rows that users wrote are not changed. If they have a row for a GPU type and a number of GPUs,
     only measured estimates are added next to it. A measured row of the service is replaced only by
-    a measured one. Computed rows, analytic or profiled, are always the latest ones: a row of another
-    plan on the same shape is deleted, unless a job runs by that plan.
+    a measured one, and that of a plan that ran out of memory by none. Computed rows, analytic or
+    profiled, are always the latest ones: a row of another plan on the same shape is deleted, unless
+    a job runs by that plan.
     If live jobs have one of the workloads, a round is requested.
 
     Raises:

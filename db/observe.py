@@ -6,18 +6,24 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from tessera.db.agents import require_agent
 from tessera.db.documents import dump_json
+from tessera.db.failed_plans import exclude_plans, keep_failures
+from tessera.db.training import keep_training, training_row
 from tessera.db.turn import JobChange, Turn, notify_attention
+from tessera.formulation.exit_reasons import ExitReason, rank_of
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.runtimes import is_training
 from tessera.formulation.values import EstimateSource
 
 MAX_ERROR_CHARS = 4000
+
+FAILURES: Final = frozenset({JobEvent.CRASH, JobEvent.FAIL})
 
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """Range of iteration times in seconds. Values outside it are not measurements."""
@@ -39,9 +45,12 @@ WHERE n.agent_id = :agent
 GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
 """)
 
+# A job that trains goes back to its checkpoint. One that is replayed never does.
 _PROGRESS = sa.text("""
-UPDATE jobs j SET iterations_done = greatest(j.iterations_done, least(c.done, j.iterations))
-FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, generation bigint, done float8)
+UPDATE jobs j SET iterations_done = greatest(
+    CASE WHEN c.resumed THEN 0 ELSE j.iterations_done END, least(c.done, j.iterations))
+FROM json_to_recordset(CAST(:rows AS json)) AS
+    c(id bigint, generation bigint, done float8, resumed boolean)
 WHERE j.id = c.id AND j.generation = c.generation
     AND j.state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected')
 """)
@@ -114,11 +123,14 @@ ON CONFLICT (job_id, node_id) DO UPDATE SET generation = excluded.generation,
 class ReportDifferences:
     """The differences between a report and the stored state."""
 
-    progress: list[dict[str, object]] = field(default_factory=list)
-    reported: list[dict[str, object]] = field(default_factory=list)
-    traffic: list[dict[str, object]] = field(default_factory=list)
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    reported: list[dict[str, Any]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    exhausted: list[dict[str, Any]] = field(default_factory=list)  # ran out of memory
     changes: list[JobChange] = field(default_factory=list)
-    freed: list[dict[str, object]] = field(default_factory=list)
+    freed: list[dict[str, Any]] = field(default_factory=list)
 
 
 def record_observation(
@@ -140,8 +152,7 @@ def record_observation(
         connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
     )
     if not (findings.changes or findings.freed):
-        _advance_progress(connection, findings)
-        _keep_traffic(connection, cluster, findings)
+        _keep_facts(connection, cluster, findings)
         return False
     # Take the turn and compare again, because other transactions may have had theirs.
     turn = Turn.take(connection, cluster)
@@ -149,12 +160,22 @@ def record_observation(
     findings = compare_report(
         connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
     )
-    _advance_progress(connection, findings)
-    _keep_traffic(connection, cluster, findings)
+    # All jobs in one order, before the first one changes.
+    turn.lock([row["id"] for row in findings.progress] + [c.job for c in findings.changes])
+    keep_failures(connection, findings.failures)  # before the jobs lose their Cells
+    _keep_facts(connection, cluster, findings)
     turn.apply(findings.changes)
     if findings.freed:
         connection.execute(_FREE, {"rows": dump_json(findings.freed)})
     return turn.end()
+
+
+def _keep_facts(connection: sa.Connection, cluster: str, found: ReportDifferences) -> None:
+    """Store everything that changes no state."""
+    _advance_progress(connection, found)
+    keep_training(connection, found.training)
+    _keep_traffic(connection, cluster, found)
+    exclude_plans(connection, cluster, found.exhausted)
 
 
 def _advance_progress(connection: sa.Connection, found: ReportDifferences) -> None:
@@ -206,35 +227,90 @@ def compare_report(
                         "sent_bytes": gang.sent_bytes,
                     }
                 )
-    # Derive each job's change from its leader and from any member that failed.
     for job in sorted(members):
-        leading = [gang for row, gang in members[job] if row.node_id == row.leader_id]
-        row, leader = members[job][0][0], leading[0] if leading else None
-        failed = next((gang for _, gang in members[job] if gang.phase == "failed"), None)
-        change = _change(row, leader, failed)
-        if change is not None:
-            findings.changes.append(change)
-        if leader is not None and _advances(row, leader):
-            done = {"id": job, "generation": row.generation, "done": leader.iterations_done}
-            findings.progress.append(done)
-            if (
-                leader.phase == "running"
-                and MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
-            ):
-                trains = is_training(leader.runtime, row.runtime)
-                source = EstimateSource.MEASURED if trains else EstimateSource.REPLAYED
-                time = {"iter_time_s": leader.iter_time_s, "source": int(source)}
-                findings.reported.append(done | time)
+        _compare_job(findings, members[job])
     return findings
+
+
+def _compare_job(
+    findings: ReportDifferences, members: Sequence[tuple[sa.Row[tuple[object, ...]], ObservedGang]]
+) -> None:
+    """Add the differences of one job, from its leader and from any member that failed."""
+    row, gangs = members[0][0], [gang for _, gang in members]
+    leader = next((gang for of, gang in members if of.node_id == row.leader_id), None)
+    failed = min(
+        (gang for gang in gangs if gang.phase == "failed"),
+        key=lambda gang: rank_of(gang.exit_reason),
+        default=None,
+    )
+    change = _change(row, leader, failed)
+    if change is not None:
+        findings.changes.append(change)
+    if failed is not None and (change is None or change.event in FAILURES):
+        _note_failure(findings, row, failed, is_new=change is not None)
+    if training := [gang for gang in gangs if _trains(row, gang)]:
+        first = leader if leader in training else None
+        if (facts := training_row(_key(row), row.iterations, first, training)) is not None:
+            findings.training.append(facts)
+    if leader is not None:
+        _note_progress(findings, row, leader)
+
+
+def _note_failure(
+    findings: ReportDifferences,
+    row: sa.Row[tuple[object, ...]],
+    failed: ObservedGang,
+    *,
+    is_new: bool,
+) -> None:
+    """Add why a member failed. If it is not ``is_new``, the job has failed before this report.
+
+    Its gang has members on nodes of other agents. They may report only now that memory was too
+    small, after those that ended because of that.
+    """
+    trains, reason = _trains(row, failed), failed.exit_reason
+    if is_new and (trains or reason is not None or failed.remark):
+        facts = {"reason": reason or "", "remark": failed.remark}
+        findings.failures.append(_key(row) | facts)
+    if trains and reason is ExitReason.OUT_OF_MEMORY:
+        text = f"ran out of memory on {failed.node}: start {row.generation} of job {row.name}"
+        findings.exhausted.append(_key(row) | {"provenance": text})
+
+
+def _note_progress(
+    findings: ReportDifferences, row: sa.Row[tuple[object, ...]], leader: ObservedGang
+) -> None:
+    """Add a job's progress, and the time of an iteration if the job has done more of them.
+
+    A job that trains may have done fewer than before, because it went on from a checkpoint. It
+    then does some iterations again.
+    """
+    done, resumed = leader.iterations_done, leader.resumed_iterations
+    if not math.isfinite(done) or min(done, row.iterations) == row.iterations_done:
+        return
+    rises = min(done, row.iterations) > row.iterations_done
+    went_on = resumed is not None and resumed <= done and _trains(row, leader)
+    if not (rises or went_on):
+        return
+    findings.progress.append(_key(row) | {"done": done, "resumed": went_on})
+    is_time = MIN_ITER_TIME_S <= leader.iter_time_s <= MAX_ITER_TIME_S
+    if rises and leader.phase == "running" and is_time:
+        source = EstimateSource.MEASURED if _trains(row, leader) else EstimateSource.REPLAYED
+        time = {"iter_time_s": leader.iter_time_s, "source": int(source)}
+        findings.reported.append(_key(row) | time)
+
+
+def _key(row: sa.Row[tuple[object, ...]]) -> dict[str, Any]:
+    return {"id": row.job_id, "generation": row.generation}
+
+
+def _trains(row: sa.Row[tuple[object, ...]], gang: ObservedGang) -> bool:
+    """Return whether a member is of a runtime that trains. Nothing else that it reports is measured."""
+    return is_training(gang.runtime, row.runtime)
 
 
 def _means_something(gang: ObservedGang) -> bool:
     return MIN_PERIOD_S <= gang.period_s <= MAX_PERIOD_S and 0 < gang.sent_bytes <= MAX_SENT_BYTES
-
-
-def _advances(row: sa.Row[tuple[object, ...]], leader: ObservedGang) -> bool:
-    done = leader.iterations_done
-    return math.isfinite(done) and min(done, row.iterations) > row.iterations_done
 
 
 def _change(
@@ -242,15 +318,19 @@ def _change(
 ) -> JobChange | None:
     """Return the change of a job, or None.
 
-    Success has precedence over failure, and failure over running.
+    Success has precedence over failure, and failure over running. A program that its runtime
+    refuses is not tried again.
     """
     state = JobState(row.state)
     if leader is not None and leader.phase == "succeeded" and is_allowed(state, JobEvent.FINISH):
         return JobChange(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
-        event = JobEvent.CRASH if row.retries + 1 <= row.max_retries else JobEvent.FAIL
-        error = failed.error[:MAX_ERROR_CHARS]
-        detail = f"on {failed.node}: {error}"
+        reason, error = failed.exit_reason, failed.error[:MAX_ERROR_CHARS]
+        is_final = reason is ExitReason.REFUSED or row.retries + 1 > row.max_retries
+        event = JobEvent.FAIL if is_final else JobEvent.CRASH
+        words = [reason.sentence] if reason is not None else []
+        detail = f"on {failed.node}: {': '.join([*words, error] if error else words)}"
+        error = error or "".join(words)
         return JobChange(job=row.job_id, state=state, event=event, error=error, detail=detail)
     if leader is not None and leader.phase == "running" and state is JobState.STARTING:
         return JobChange(job=row.job_id, state=state, event=JobEvent.RAN)

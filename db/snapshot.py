@@ -118,6 +118,7 @@ _JOB_EXPRESSIONS = {
     + _case("j.runtime", {name: code for code, name in enumerate(RESTRICTED_RUNTIMES)})
     + ", -1)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
+    "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
 to other tables are their keys.
@@ -133,6 +134,7 @@ _JOB_COLUMNS = {"id": "int8"} | {
 _JOBS = f"""
 SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
+LEFT JOIN trainings tr ON tr.job_id = j.id
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
 

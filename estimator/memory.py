@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -128,6 +129,14 @@ def memory_bytes(
 def limit_bytes(memory: float, room: UsableMemory | None = None) -> float:
     """Return the bytes of a GPU's ``memory`` that a stage may use."""
     return (room or UsableMemory()).usable * memory
+
+
+def memory_without(needed: float, room: UsableMemory | None = None) -> int:
+    """Return the largest whole ``memory`` of a GPU on which ``needed`` bytes exceed the limit.
+
+    It is at least 0.
+    """
+    return max(0, math.floor((needed - 1.0) / (room or UsableMemory()).usable))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from statistics import median
@@ -24,7 +24,7 @@ from tessera.estimator.cells import (
 )
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import CATALOGUE, Hardware
-from tessera.estimator.memory import States, parameter_bytes
+from tessera.estimator.memory import States, memory_without, parameter_bytes
 from tessera.estimator.plans import PricedPlan, Shape, Training, shape_on, shapes_of
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
@@ -213,6 +213,7 @@ class CellSubject(Subject):
     workload: Workload
     pipeline_degree: int
     shape: Shape
+    memory_bytes: int | None = None  # of a GPU; None for that of the GPU type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,11 +255,14 @@ class Estimator:
         cancelled: Callable[[], bool] = never_cancelled,
         *,
         nodes: int | None = None,
+        exhausted: Collection[Cell] = (),
     ) -> list[CellEstimate]:
         """Return the Cell of each shape and pipeline degree, whether or not it fits.
 
         Shapes are those of :func:`tessera.estimator.plans.shapes_of` on up to ``nodes`` nodes. If
-        ``degrees`` is None, they are 1, 2, 4 ... up to the number of GPUs.
+        ``degrees`` is None, they are 1, 2, 4 ... up to the number of GPUs. ``exhausted`` are Cells
+        on shapes by execution plans that ran out of memory, although they should have fitted. In
+        their place, the best plan that needs less memory is returned.
 
         Raises:
             DeadlineTooShort: it was cancelled.
@@ -268,7 +272,7 @@ class Estimator:
         return [
             estimate
             for shape in shapes
-            for estimate in self._cells_on(workload, gpu_type, shape, wanted, cancelled)
+            for estimate in self._cells_on(workload, gpu_type, shape, wanted, cancelled, exhausted)
         ]
 
     def _cells_on(
@@ -278,6 +282,7 @@ class Estimator:
         shape: Shape,
         wanted: Sequence[int],
         cancelled: Callable[[], bool],
+        exhausted: Collection[Cell],
     ) -> list[CellEstimate]:
         """Return the Cell of each wanted pipeline degree on a shape."""
         of_degree = {
@@ -287,6 +292,14 @@ class Estimator:
         subjects = {d: self._subject(workload, cell, shape) for d, cell in of_degree.items()}
         setting = self._setting(next(iter(subjects.values())))
         plans = plan_cells(setting, wanted, cancelled=cancelled)
+        left_out = {
+            degree: {other.plan for other in exhausted if replace(other, plan="") == cell}
+            for degree, cell in of_degree.items()
+        }
+        for degree in [d for d in plans if left_out[d]]:
+            best, names = plans.pop(degree), left_out[degree]
+            subjects[degree], plan = self._next_plan(subjects[degree], best, names, cancelled)
+            plans |= {} if plan is None else {degree: plan}
         times = self._calibration.estimates([subjects[degree] for degree in plans])
         by_degree = dict(zip(plans, times, strict=True))
         estimates, profile = [], self._models[workload].profiles.get(gpu_type)
@@ -297,7 +310,7 @@ class Estimator:
                 cell=of_degree[degree],
                 source=EstimateSource.PROFILED if profile else EstimateSource.ANALYTIC,
                 iter_time_s=math.inf,
-                provenance=self._provenance(None, profile),
+                provenance=self._provenance(None, profile, len(left_out[degree])),
             )
             if plan is None or time is None:
                 estimates.append(CellEstimate(record=record, plan=None))
@@ -307,11 +320,34 @@ class Estimator:
                 record.with_plan(execution),
                 iter_time_s=time.iter_time_s,
                 sd=time.sd,
-                provenance=self._provenance(execution, profile),
+                provenance=self._provenance(execution, profile, len(left_out[degree])),
                 traffic=traffic_of(setting, plan),
             )
             estimates.append(CellEstimate(record=record, plan=plan))
         return estimates
+
+    def _next_plan(
+        self,
+        subject: CellSubject,
+        plan: PricedPlan,
+        exhausted: Container[str],
+        cancelled: Callable[[], bool],
+    ) -> tuple[CellSubject, PricedPlan | None]:
+        """Return the best plan that is not ``exhausted`` (digests), and the subject with its memory.
+
+        A plan that ran out of memory needs more than the model predicts. So each search leaves out
+        all plans for which it predicts as much or more. The plan is None if no other one fits.
+        """
+        setting, found = self._setting(subject), plan
+        model, degree = model_name(subject.workload), subject.pipeline_degree
+        while execution_plan_of(setting, found, model).digest in exhausted:
+            most = memory_without(max(found.memory_bytes), setting.runtime.room)
+            subject = replace(subject, memory_bytes=most)
+            others = plan_cells(self._setting(subject), [degree], cancelled=cancelled)
+            if degree not in others:
+                return subject, None
+            found = others[degree]
+        return subject, found
 
     def know(self, workload: Workload, model: Model) -> None:
         """Add a model whose Cells are also to be estimated.
@@ -320,12 +356,16 @@ class Estimator:
         """
         self._models[workload] = model
 
-    def _provenance(self, plan: ExecutionPlan | None, profile: Profile | None) -> str:
+    def _provenance(
+        self, plan: ExecutionPlan | None, profile: Profile | None, left_out: int
+    ) -> str:
         how = "analytic"
         if profile is not None:
             how = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
         if self.learned:
             how += f", calibrated on {self.learned} measurements"
+        if left_out:
+            how += f", {left_out} {'plan' if left_out == 1 else 'plans'} ran out of memory here"
         if plan is None:
             return f"{how}: no plan fits in memory"
         return f"{how}: {plan}"[:MAX_PROVENANCE]
@@ -351,6 +391,8 @@ class Estimator:
         if not isinstance(subject, CellSubject):
             raise AssertionError("every subject here is a Cell")
         model, hardware = self._models[subject.workload], self.hardware[subject.gpu_type]
+        if subject.memory_bytes is not None:
+            hardware = replace(hardware, memory_bytes=subject.memory_bytes)
         training = model.training.at(subject.global_batch)
         setting = data_sheet_setting(
             model.graph, training, hardware, subject.shape, States(zero=model.zero)
@@ -465,12 +507,14 @@ def estimates_fingerprint(
     profiles: Mapping[str, Profile] = MappingProxyType({}),
     stated: Sequence[ExecutionPlan] = (),
     runtimes: Sequence[str] = (),
+    exhausted: Sequence[Cell] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
-    state for its jobs, and ``runtimes`` those for which plans are searched separately.
+    state for its jobs, ``runtimes`` those for which plans are searched separately, and
+    ``exhausted`` the Cells by plans that ran out of memory.
     """
     plain = [
         installed_version(),
@@ -483,5 +527,6 @@ def estimates_fingerprint(
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
         *({"runtimes": list(runtimes)},) * bool(runtimes),
+        *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
     ]
     return _digest(plain)

@@ -220,7 +220,8 @@ class CellDeriver:
                 measurements,
                 profiles,
                 wanted.plans,
-                wanted.runtimes if counts else (),
+                runtimes=wanted.runtimes if counts else (),
+                exhausted=wanted.exhausted,
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -318,7 +319,13 @@ class CellDeriver:
                 if cancelled():
                     return None
                 estimates = estimator.cells(
-                    workload, gpu_type, gpus, None, cancelled, nodes=nodes[gpu_type]
+                    workload,
+                    gpu_type,
+                    gpus,
+                    None,
+                    cancelled,
+                    nodes=nodes[gpu_type],
+                    exhausted=task.wanted.exhausted,
                 )
                 records += [cell.record for cell in estimates]
                 records += estimate_runnable_plans(
@@ -329,6 +336,7 @@ class CellDeriver:
                     task.wanted.runtimes,
                     estimates,
                     nodes[gpu_type],
+                    exhausted=task.wanted.exhausted,
                 )
         for plan, kind in product(task.wanted.plans, known.kinds):
             if cancelled():

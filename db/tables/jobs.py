@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 
 from tessera.db.tables.columns import (
     count_column,
@@ -171,6 +171,32 @@ job_starts = sa.Table(
 """The places where each generation of a job runs or ran. Nodes are named, because a node may be
 deleted while its output can still be asked for.
 """
+trainings = sa.Table(  # what the programs of jobs report; a job that is replayed has no row
+    "trainings",
+    metadata,
+    reference_column("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
+    count_column("generation"),  # of the last report
+    real_column("loss", nullable=True),
+    count_column("memory_bytes"),  # the most that a rank of the generation has held; 0 if unknown
+    real_column("checkpoint_iterations", nullable=True),  # of the newest complete checkpoint
+    moment_column("checkpoint_at", nullable=True),
+    sa.Column("start_times", JSONB),  # RestartTimes of the last start that reached an iteration
+    # The durations of the last complete starts, oldest first, their median, and the last's generation.
+    sa.Column(
+        "restarts_s", ARRAY(DOUBLE_PRECISION), nullable=False, server_default=sa.text("'{}'")
+    ),
+    real_column("restart_s", nullable=True),
+    count_column("restart_generation"),
+    text_column("exit_reason", default=""),  # of the last failure; "" if it is not known
+    text_column("remark", default=""),
+    sa.Column("failed_cell", JSONB),  # of the last failure: names, nodes and the generation
+    sa.CheckConstraint("loss > '-Infinity' AND loss < 'Infinity'", name="loss"),
+    sa.CheckConstraint("memory_bytes >= 0", name="memory"),
+    sa.CheckConstraint(
+        "checkpoint_iterations >= 0 AND checkpoint_iterations < 'Infinity'", name="checkpoint"
+    ),
+    sa.CheckConstraint("restart_s > 0 AND restart_s < 'Infinity'", name="restart"),
+)
 
 allocations = sa.Table(
     "allocations",

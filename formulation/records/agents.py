@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.network.outcome import NetworkDecision
-from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+from tessera.formulation.records.jobs import AllocationRecord, JobSpec, RestartTimes
 
 VALIDATION: Final = "validation"
 """The kind of fault of a node whose test after a repair has not passed yet. It drains no node."""
@@ -73,6 +74,15 @@ class ObservedGang:
     period_s: float = 0.0  # length of an iteration by the node's byte counters; 0 if not measured
     sent_bytes: float = 0.0  # bytes sent by this node in an iteration
     runtime: str = ""  # name of the runtime that reported iter_time_s; "" if the agent does not say
+    loss: float | None = None  # of the last iteration that reported one
+    memory_bytes: int = 0  # the most that a rank of this member has held; 0 if it is not known
+    checkpoint_iterations: float | None = None  # of the newest complete checkpoint
+    checkpoint_age_s: float | None = 0.0  # None if it is not known
+    resumed_iterations: float | None = None
+    """Iterations from which this generation went on. None before it trains, and if it never does."""
+    restart_times: RestartTimes | None = None  # of this start, once its first iteration is done
+    exit_reason: ExitReason | None = None  # of a failed member; None if it is not known
+    remark: str = ""  # a sentence for the job's user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,8 @@ class UnestimatedWorkload:
     runtimes: tuple[str, ...] = ()
     """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
     name."""
+    exhausted: tuple[Cell, ...] = ()
+    """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

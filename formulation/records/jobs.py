@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
@@ -98,6 +99,41 @@ class AllocationRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTimes:
+    """The durations of the parts of a job's start, in seconds. 0 means that it is not known."""
+
+    checkpoint_s: float = 0.0  # from the request to stop until the last checkpoint was complete
+    stop_s: float = 0.0  # from the request to stop until all processes had ended
+    launch_s: float = 0.0  # from the start of the gang until the program ran on all ranks
+    first_iteration_s: float = 0.0  # from then until the first iteration was done
+
+    @property
+    def total_s(self) -> float | None:
+        """Return the duration of the restart, or None if the start is not complete.
+
+        A job's first start, and one after a failure, has no stop. It says nothing about the price
+        of a restart.
+        """
+        parts = (self.stop_s, self.launch_s, self.first_iteration_s)
+        return sum(parts) if all(parts) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecord:
+    """A report of a job's program on its training, in its newest parts."""
+
+    loss: float | None = None
+    memory_bytes: int = 0  # the most that a rank has held of a GPU; 0 if it is not known
+    checkpoint_iterations: float | None = None  # of the newest complete checkpoint
+    checkpoint_s: float | None = None  # when that was completed, since 1970; None if not known
+    restart_times: RestartTimes | None = None  # of the last start whose first iteration was done
+    restart_s: float = 0.0
+    """The seconds that a restart costs, the median of the last complete starts. 0: not measured."""
+    exit_reason: ExitReason | None = None  # of the last failure
+    remark: str = ""  # on what the agent noticed last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job as stored."""
 
@@ -122,6 +158,8 @@ class JobRecord:
     queued_s: float = 0.0  # time at which it last began to wait
     retry_s: float = 0.0
     """Time before which it is not tried again after a failure, in seconds since 1970, or 0."""
+    training: TrainingRecord | None = None
+    """It is None before the first report of a program that trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

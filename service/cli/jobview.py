@@ -29,6 +29,7 @@ from tessera.service.cli.render import (
     show_list,
     show_parts,
 )
+from tessera.service.cli.trainingview import training_facts
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 DIGEST_DIGITS: Final = 12
@@ -106,6 +107,7 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
         *_request_facts(job),
         *_state_facts(job, now),
         *_allocation_facts(job.allocation),
+        *training_facts(job.training, now),
         ("network", details.network),
         ("next round", details.next_round if waits else ""),
         *_reason_facts(job),

@@ -44,7 +44,7 @@ EXIT_CODES: Final = {
 }
 """Exit codes by the state in which a watched job ended."""
 
-CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done")
+CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training")
 """Fields that change constantly while a job runs."""
 
 

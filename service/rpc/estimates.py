@@ -199,11 +199,14 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         }
         estimator = Estimator(hardware, models, measurements)
         there = {kind.gpu_type.name: kind.nodes for kind in known.kinds}
+        exhausted = next((w.exhausted for w in known.wanted if w.workload == workload), ())
         estimates: list[CellEstimate] = []
         for gpu_type, gpus in product(hardware, counts):
             require_caller(cancelled)
             nodes = there[gpu_type] or None  # shapes of types without nodes are not bounded
-            estimates += estimator.cells(workload, gpu_type, gpus, degrees, cancelled, nodes=nodes)
+            estimates += estimator.cells(
+                workload, gpu_type, gpus, degrees, cancelled, nodes=nodes, exhausted=exhausted
+            )
         kept = 0 if request.validate_only else self._keep(cluster, estimates)
         return pb.EstimateCellsResponse(
             cells=map(of_cell, estimates), kept=kept, measurements=estimator.learned

@@ -95,6 +95,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     for statement in (
         PROFILES,
+        "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
         " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
         "INSERT INTO standings (job_id, generation, rank, level, document)"

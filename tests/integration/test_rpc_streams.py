@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
-from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, TrainingRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import Cell, Workload
 from tessera.service.ports import Store
@@ -358,6 +358,26 @@ async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
         assert await watch.read() is grpc.aio.EOF
         states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.SUCCEEDED]
         assert [cast(jobs_pb2.Job, job).state for job in answers] == states
+
+
+async def test_a_watcher_sees_progress_that_falls_and_new_facts_of_training(
+    scripted: ScriptedStore,
+) -> None:
+    async with serving(as_store(scripted)) as (channel, server):
+        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
+            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+        )
+        runs = replace(JOB, state=JobState.RUNNING)
+        seen: list[tuple[float, float]] = []
+        for done, loss in ((45.0, None), (40.0, None), (40.0, 2.5)):
+            training = None if loss is None else TrainingRecord(loss=loss)
+            scripted.job = replace(runs, iterations_done=done, training=training)
+            server.wakeups.changed("c")
+            answer = cast(jobs_pb2.Job, await watch.read())
+            if not seen and answer.state == jobs_pb2.QUEUED:  # as it was before
+                answer = cast(jobs_pb2.Job, await watch.read())
+            seen.append((answer.iterations_done, answer.training.loss))
+        assert seen == [(45.0, 0.0), (40.0, 0.0), (40.0, 2.5)]
 
 
 async def test_a_watcher_is_served_by_polling_if_no_notification_arrives(

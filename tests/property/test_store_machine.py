@@ -21,6 +21,7 @@ from tessera.db.writer import PostgresWriter
 from tessera.formulation.check import find_doubly_held
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import (
     ACTIVE,
     LEAVING,
@@ -70,6 +71,7 @@ OFTEN = {
     "report": 5,
     "catch_up": 4,
     "progress": 2,
+    "train": 3,
     "late": 2,
     "round": 4,
     "plan": 2,
@@ -108,6 +110,8 @@ class Running:
     gpus: frozenset[int]
     phase: str = "running"
     iterations_done: float = -1.0
+    resumed_iterations: float | None = None  # None if the job is replayed, or does not train yet
+    exit_reason: ExitReason | None = None
 
     @property
     def occupies(self) -> bool:
@@ -154,6 +158,7 @@ class World:
         """Perform one event; ``pick`` decides its details."""
         calls: dict[str, Callable[[], None]] = {
             "progress": lambda: self.progress(node, pick),
+            "train": lambda: self.train(node, pick),
             "plan": lambda: self.plan(pick),
             "round": lambda: self.round(pick),
             "commit": self.commit,
@@ -338,16 +343,30 @@ class World:
             del gangs[key]
 
     def progress(self, node: str, pick: int) -> None:
-        for gang in self.agents[node].gangs.values():
+        for (name, _), gang in self.agents[node].gangs.items():
             if gang.phase == "running":
                 gang.phase = ("running", "running", "running", "succeeded", "failed")[pick % 5]
                 gang.iterations_done = float(pick % 120)
+                gang.exit_reason = (None, *ExitReason)[pick % 9] if gang.phase == "failed" else None
+                if self.trains(name):
+                    gang.resumed_iterations = float(pick % 120 // 2)
+
+    def train(self, node: str, pick: int) -> None:
+        """Let an agent obey, and report twice, the second time perhaps with less progress."""
+        self.catch_up(node)
+        for step in (pick // 120 * 5, pick):  # a multiple of 5 ends no gang
+            self.progress(node, step)
+            self.report(node)
+
+    def trains(self, name: str) -> bool:
+        """Return whether a job trains, as every other one does. The rest are replayed."""
+        return self.jobs.index(name) % 2 == 0
 
     def report(self, node: str) -> None:
         agent = self.agents[node]
         if not agent.alive:
             return
-        before = {name: job(self.store, name).iterations_done for name, _ in agent.gangs}
+        before = {name: job(self.store, name) for name, _ in agent.gangs}
         gangs = [
             ObservedGang(
                 job=name,
@@ -355,6 +374,9 @@ class World:
                 node=node,
                 phase=gang.phase,
                 iterations_done=gang.iterations_done,
+                resumed_iterations=gang.resumed_iterations,
+                exit_reason=gang.exit_reason,
+                runtime="command" if self.trains(name) else "replay",
             )
             for (name, generation), gang in agent.gangs.items()
         ]
@@ -362,8 +384,15 @@ class World:
         self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
         again = self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
         assert not again, "a repeated report changed the desired state again"
-        for job_name, done in before.items():
-            assert done <= job(self.store, job_name).iterations_done <= 100
+        for (job_name, generation), gang in agent.gangs.items():
+            then, done = before[job_name], job(self.store, job_name).iterations_done
+            assert 0 <= done <= 100
+            if gang.resumed_iterations is None:
+                assert self.trains(job_name) or then.iterations_done <= done
+            elif then.allocation is None or then.generation != generation:
+                pass  # another gang of the job counts, or none does
+            elif gang.phase == "running" and then.allocation.shares[0][0] == node:
+                assert done == min(gang.iterations_done, 100.0)
 
     def report_health(self, node: str, pick: int) -> None:
         """Report none to two faults; the probation of the node may be over before that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
+from dataclasses import fields as fields_of
 from itertools import islice
 from typing import Final
 
@@ -19,14 +20,28 @@ from tessera.formulation.records.agents import (
     ObservedGang,
 )
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
 from tessera.service.rpc.convert.estimates import of_plan
+from tessera.service.rpc.convert.jobs import EXIT_NUMBERS, MAX_ITERATIONS
 from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 
 MAX_ERROR_CHARS: Final = 2000
+MAX_REMARK_CHARS: Final = 500
+
+MAX_LOSS: Final = 1e30
+MAX_MEMORY_BYTES: Final = 2**50
+MAX_PART_S: Final = 86_400.0
+MAX_CHECKPOINT_AGE_S: Final = 10 * 365.25 * 86_400
+"""The largest loss (without its sign), memory of a GPU, duration of a part of a restart, and age of
+a checkpoint. Larger numbers are not what they claim to be, and count as unknown.
+"""
+
+_PARTS: Final = tuple(f.name for f in fields_of(RestartTimes))
 
 MAX_HEALTH_ENTRIES: Final = 100_000
 MAX_FAULTS_A_NODE: Final = 64
@@ -48,6 +63,8 @@ _PHASES: Final = {
     if number != pb.ObservedGang.PHASE_UNSPECIFIED
 }
 
+_EXIT_REASONS: Final = {number: reason for reason, number in EXIT_NUMBERS.items()}
+
 
 def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
     """Return the nodes of an agent, at least one, each once."""
@@ -68,8 +85,10 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
 def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
     """Return what runs on an agent's nodes.
 
-    Meaningless numbers (NaN, infinite, negative) come from the job's own output. They are treated
-    as unknown, so that one job cannot end its agent's stream.
+    Meaningless numbers (NaN, infinite, negative, absurdly large) come from the job's own output.
+    They are treated as unknown, each alone, so that one job cannot end its agent's stream. Texts
+    are cut, and lose what a terminal cannot print. A reason that this server does not know counts
+    as unknown.
     """
     return tuple(
         ObservedGang(
@@ -79,10 +98,20 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
             phase=_phase(f"{field}.gangs[{i}].phase", m.phase),
             iterations_done=m.iterations_done if _known(m.iterations_done) else -1.0,
             iter_time_s=m.iter_time_s if _known(m.iter_time_s) else 0.0,
-            error=m.error.replace("\0", "")[:MAX_ERROR_CHARS],
+            error=_printable(m.error, MAX_ERROR_CHARS),
             period_s=m.period_s if _known(m.period_s) else 0.0,
             sent_bytes=m.sent_bytes if _known(m.sent_bytes) else 0.0,
             runtime=m.runtime,
+            loss=m.loss if m.HasField("loss") and abs(m.loss) <= MAX_LOSS else None,
+            memory_bytes=m.memory_bytes if 0 <= m.memory_bytes <= MAX_MEMORY_BYTES else 0,
+            checkpoint_iterations=_iterations(
+                m.HasField("checkpoint_iterations"), m.checkpoint_iterations
+            ),
+            checkpoint_age_s=_age_s(m.checkpoint_age_s),
+            resumed_iterations=_iterations(m.HasField("resumed_iterations"), m.resumed_iterations),
+            restart_times=_restart_times(m.restart_times) if m.HasField("restart_times") else None,
+            exit_reason=_EXIT_REASONS.get(m.exit_reason),
+            remark=" ".join(_printable(m.remark, MAX_REMARK_CHARS).split()),
         )
         for i, m in enumerate(observed.gangs)
     )
@@ -225,3 +254,25 @@ def _phase(field: str, number: pb.ObservedGang.Phase.ValueType) -> str:
 
 def _known(value: float) -> bool:
     return math.isfinite(value) and value >= 0
+
+
+def _iterations(is_present: bool, value: float) -> float | None:
+    return value if is_present and 0 <= value <= MAX_ITERATIONS else None
+
+
+def _age_s(value: float) -> float | None:
+    """Return the age of a checkpoint, or None if it is not known.
+
+    It is 0 if the checkpoint is from the future, because nodes' clocks differ.
+    """
+    return max(value, 0.0) if abs(value) <= MAX_CHECKPOINT_AGE_S else None
+
+
+def _restart_times(message: launch_pb2.RestartTimes) -> RestartTimes:
+    parts = {name: getattr(message, name) for name in _PARTS}
+    return RestartTimes(**{n: s if 0 <= s <= MAX_PART_S else 0.0 for n, s in parts.items()})
+
+
+def _printable(text: str, most: int) -> str:
+    """Return the first ``most`` characters of a text, without those that cannot be printed."""
+    return "".join(c for c in text[:most] if c.isprintable() or c in "\n\t")

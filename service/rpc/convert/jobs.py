@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import (
@@ -16,6 +18,7 @@ from tessera.formulation.records.jobs import (
     JobRecord,
     JobSpec,
     LegRecord,
+    TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
 from tessera.formulation.values import PROFILING, Workload
@@ -31,6 +34,7 @@ from tessera.service.rpc.convert.estimates import (
 )
 from tessera.service.rpc.convert.launch import of_launch, require_runnable, to_launch
 from tessera.v1 import jobs_pb2 as pb
+from tessera.v1 import launch_pb2
 
 MAX_ITERATIONS: Final = 10**12
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
@@ -57,6 +61,7 @@ CHANGEABLE: Final[dict[str, str]] = {
 """The fields of Job that may change after submission, with the fields of JobSpec."""
 
 _STATE_NUMBER: Final = {state: pb.JobState.Value(state.name) for state in JobState}
+EXIT_NUMBERS: Final = {r: launch_pb2.ExitReason.Value(f"EXIT_{r.name}") for r in ExitReason}
 _STATE_OF: Final = {number: state for state, number in _STATE_NUMBER.items()}
 
 
@@ -236,6 +241,25 @@ def of_job(record: JobRecord) -> pb.Job:
         message.allocation.CopyFrom(of_allocation(cluster, record.allocation))
     if record.reason is not None:
         message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round))
+    if record.training is not None:
+        message.training.CopyFrom(_of_training(record.training))
+    return message
+
+
+def _of_training(record: TrainingRecord) -> pb.Training:
+    message = pb.Training(
+        loss=record.loss,
+        memory_bytes=record.memory_bytes,
+        checkpoint_iterations=record.checkpoint_iterations,
+        restart_seconds=record.restart_s,
+        remark=record.remark,
+    )
+    if record.checkpoint_s is not None:
+        message.checkpoint_time.CopyFrom(fields.timestamp_of(record.checkpoint_s))
+    if record.restart_times is not None:
+        message.restart_times.CopyFrom(launch_pb2.RestartTimes(**asdict(record.restart_times)))
+    if record.exit_reason is not None:
+        message.exit_reason = EXIT_NUMBERS[record.exit_reason]
     return message
 
 

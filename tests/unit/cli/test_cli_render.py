@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from tessera.service.cli import render
 from tessera.service.cli.jobview import job_columns, print_warnings, show_job
 from tessera.service.cli.options import Output
 from tessera.service.cli.roundview import show_round
-from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
+from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2, scheduler_pb2
 
 NOW = Timestamp(seconds=1_800_000_000)
 
@@ -321,3 +322,50 @@ def test_a_job_of_unknown_rate_is_shown_as_such(capsys: pytest.CaptureFixture[st
     shown = " ".join(capsys.readouterr().out.split())
     assert "rate unknown, as nothing is known of its model" in shown
     assert "not promised, because the job's rate is unknown" in shown
+
+
+def shown_training(capsys: pytest.CaptureFixture[str], **fields: Any) -> str:
+    """Return the view of a job whose program reported these facts."""
+    runs = a_running_job()
+    runs.training.MergeFrom(jobs_pb2.Training(**fields))
+    show_job(runs, NOW)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_job_shows_its_loss_memory_and_newest_checkpoint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown_training(
+        capsys,
+        loss=2.31,
+        memory_bytes=3 * 2**29,
+        checkpoint_iterations=400,
+        checkpoint_time=Timestamp(seconds=NOW.seconds - 35),
+        remark="the checkpoint of iteration 405 was passed over",
+    )
+    assert "training loss 2.31, 1.5 GiB of GPU memory, checkpoint of iteration 400, 35s old" in text
+    assert "remark the checkpoint of iteration 405 was passed over" in text
+    assert "loss 0, checkpoint of iteration 0" in shown_training(
+        capsys, loss=0.0, checkpoint_iterations=0.0
+    )
+
+
+def test_a_job_shows_the_measured_cost_of_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    times = launch_pb2.RestartTimes(stop_s=6, launch_s=20, first_iteration_s=15)
+    parts = "the last start: stop 6 s, launch 20 s, first iteration 15 s"
+    text = shown_training(capsys, restart_times=times, restart_seconds=41.0)
+    assert f"restart costs 41 s, measured ({parts})" in text
+    assert f"restart not measured yet ({parts})" in shown_training(capsys, restart_times=times)
+
+
+def test_a_job_shows_why_it_failed_last_if_that_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown_training(capsys, exit_reason=launch_pb2.EXIT_OUT_OF_MEMORY)
+    assert "last failure it ran out of memory" in text
+    later = jobs_pb2.Training.FromString(b"\x38\x63")  # reason 99, of a later release
+    for training in (jobs_pb2.Training(), later):
+        runs = a_running_job()
+        runs.training.MergeFrom(training)
+        show_job(runs, NOW)
+        assert "last failure" not in capsys.readouterr().out

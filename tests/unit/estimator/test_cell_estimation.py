@@ -27,7 +27,7 @@ from tessera.estimator.workloads import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import to_model
@@ -41,6 +41,7 @@ MINE = ModelSpec(
     architecture="{architecture: transformer, layers: 4, hidden: 256,"
     " heads: 4, sequence: 128, vocabulary: 1000}",
 )
+CELL = Cell(gpu_type="a100", gpus=1, pipeline_degree=1, plan="digest")
 A100 = ClusterGpuType(gpu_type=GpuType(name="a100", memory_bytes=40 * GIB), node_gpus=4, gpus=16)
 
 
@@ -102,6 +103,43 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
     (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
     assert (cell.plan, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
     assert "no plan fits" in cell.record.provenance
+
+
+def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() -> None:
+    estimator = an_estimator()
+    (best,) = estimator.cells(BERT, "a100", 4, [2], nodes=1)
+    other_degree = estimator.cells(BERT, "a100", 4, [1], nodes=1)
+    (second,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=[best.record.cell])
+    both = [best.record.cell, second.record.cell]
+    (third,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=both)
+    plans = [cell.plan for cell in (best, second, third)]
+    memory = [max(plan.memory_bytes) for plan in plans if plan is not None]
+    assert memory == sorted(memory, reverse=True)
+    assert len({cell.record.cell.plan for cell in (best, second, third)}) == 3
+    assert best.record.iter_time_s < second.record.iter_time_s < third.record.iter_time_s
+    assert "2 plans ran out of memory here" in third.record.provenance
+    assert estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both) == other_degree
+
+
+def test_a_cell_is_infeasible_once_all_its_plans_ran_out_of_memory() -> None:
+    estimator, exhausted = an_estimator(), list[Cell]()
+    for _ in range(20):  # more than there are plans in order of memory
+        (cell,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=exhausted)
+        if cell.plan is None:
+            break
+        assert cell.record.cell not in exhausted
+        exhausted.append(cell.record.cell)
+    assert (cell.plan, cell.record.iter_time_s) == (None, math.inf)
+    assert len(exhausted) > 1
+
+
+def test_a_plan_that_ran_out_of_memory_elsewhere_is_still_searched() -> None:
+    estimator = an_estimator()
+    (best,) = estimator.cells(BERT, "a100", 4, [2], nodes=1)
+    cell = best.record.cell
+    for other in (replace(cell, gpu_type="v100"), replace(cell, gpus=2), cell.on(2)):
+        (again,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=[other])
+        assert again == best
 
 
 def test_degrees_above_the_gpu_count_are_left_out() -> None:
@@ -247,8 +285,10 @@ def test_a_fingerprint_changes_with_everything_that_estimates_depend_on() -> Non
         estimates_fingerprint(BERT, None, {"a100": [1, 2]}, types, []),
         estimates_fingerprint(BERT, None, {"a100": [1]}, more, []),
         estimates_fingerprint(BERT, None, {"a100": [1]}, types, [a_measurement(1.0)]),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, types, [], exhausted=[CELL]),
+        estimates_fingerprint(BERT, None, {"a100": [1]}, types, [], exhausted=[CELL.on(1)]),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,415 @@
+"""Failures with reasons: plans that run out of memory, programs that are refused, and their words."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tessera.db.derived_estimates import ESTIMATING_CHANNEL
+from tessera.db.engine import Database
+from tessera.db.notify import Listener
+from tessera.db.store import PostgresStore
+from tessera.estimator.workloads import catalogue_of
+from tessera.formulation.cells import build_cells
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import CellFilter, EstimateRecord
+from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.service.cell_deriver import CellDeriver
+from tessera.service.loop import RoundLoop
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.v1 import launch_pb2
+from tests.support.execution_plans import a_plan
+from tests.support.patience import PATIENCE_S
+from tests.support.reports import OUT_OF_MEMORY, PHASE, a_member, report_members, report_training
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_record,
+    a_spec,
+    agents_report,
+    commit,
+    do,
+    execute,
+    job,
+    run,
+    start,
+    submit,
+)
+
+A0, A1 = "a100-0", "a100-1"
+MOE = Workload(model="moe", params="1.3B", global_batch=256)
+FAST = a_plan(MOE, 2)
+SLOW = a_plan(MOE, 2, zero=ZeroStage.OPTIMIZER)
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    """Return a store whose agents do not expire, however slow the machine is."""
+    return PostgresStore(database, lease_s=3600.0)
+
+
+def an_estimate(plan: ExecutionPlan, iter_time_s: float, nodes: int = 1) -> EstimateRecord:
+    return a_record(
+        plan.gpus,
+        workload=MOE,
+        nodes=nodes,
+        iter_time_s=iter_time_s,
+        source=EstimateSource.ANALYTIC,
+    ).with_plan(plan)
+
+
+@pytest.fixture
+def two_plans(store: PostgresStore) -> PostgresStore:
+    """Return a store where job a may run by a fast plan and by a slow one, on two GPUs of a node."""
+    a_cluster(store)
+    rows = [an_estimate(FAST, 1.0), an_estimate(SLOW, 2.0)]
+    do(store, lambda w: w.upsert_estimates(C, rows))
+    submit(store, a_spec("a", workload=MOE, requested_gpus=2))
+    return store
+
+
+def decide(store: PostgresStore) -> None:
+    """Decide a round by the default policy, and let agents start its jobs."""
+    RoundLoop(store, SystemClock()).schedule(
+        C,
+        RoundOptions(),
+        remaining_s=lambda: 600.0,
+        dry_run=False,
+        request=None,
+        cancelled=lambda: False,
+    )
+    agents_report(store)
+
+
+def plan_of(store: PostgresStore, name: str) -> ExecutionPlan | None:
+    allocation = job(store, name).allocation
+    return None if allocation is None else allocation.plan
+
+
+def end_back_off(database: Database) -> None:
+    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
+
+
+def report_failure(
+    store: PostgresStore,
+    name: str,
+    reason: launch_pb2.ExitReason.ValueType = OUT_OF_MEMORY,
+    **facts: object,
+) -> None:
+    """Let the first member of a job's gang fail, and all agents report that the gang is gone."""
+    record = job(store, name)
+    assert record.allocation is not None
+    node, _ = record.allocation.shares[0]
+    failed: dict[str, Any] = {"phase": PHASE.FAILED, "exit_reason": reason} | facts
+    report_training(store, name, node, record.generation, **failed)
+    agents_report(store)
+
+
+def estimates_of(
+    store: PostgresStore, workload: Workload = MOE
+) -> dict[str, tuple[float, EstimateSource]]:
+    rows, _ = store.list_estimates(
+        C, workload.model, workload.params, workload.global_batch, 0, 1000
+    )
+    return {e.cell.plan: (e.iter_time_s, e.source) for e in rows}
+
+
+INFEASIBLE = (math.inf, EstimateSource.MEASURED)
+
+
+def feasible_plans(store: PostgresStore) -> set[str]:
+    """Return the plans by which a round could start jobs."""
+    snapshot = store.snapshot(C)
+    return {snapshot.plans[plan] for plan in build_cells(snapshot).plan.tolist()}
+
+
+def test_a_plan_that_runs_out_of_memory_is_infeasible_and_others_of_its_cell_stay(
+    two_plans: PostgresStore, database: Database
+) -> None:
+    decide(two_plans)
+    assert plan_of(two_plans, "a") == FAST
+    report_failure(two_plans, "a", error="CUDA out of memory")
+    analytic = (2.0, EstimateSource.ANALYTIC)
+    assert estimates_of(two_plans) == {FAST.digest: INFEASIBLE, SLOW.digest: analytic}
+    assert feasible_plans(two_plans) == {SLOW.digest}
+    submit(two_plans, a_spec("b", workload=MOE, requested_gpus=2))
+    end_back_off(database)
+    decide(two_plans)
+    assert [plan_of(two_plans, name) for name in "ab"] == [SLOW, SLOW]
+    rows, _ = two_plans.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 10)
+    (excluded,) = (e for e in rows if e.cell.plan == FAST.digest)
+    assert (excluded.sd, excluded.plan, excluded.cell.nodes) == (None, FAST, 1)
+    assert excluded.provenance == f"ran out of memory on {A0}: start 1 of job a"
+
+
+def test_later_derivations_and_measurements_do_not_bring_the_plan_back(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.derive(C, [an_estimate(FAST, 1.0)], {MOE: "x"}))
+    submit(store, a_spec("a", workload=MOE, requested_gpus=2))
+    run(store, a=[(A0, [0, 1])])
+    for done in range(1, 8):  # it was measured before it ran out of memory
+        report_training(store, "a", A0, iterations_done=float(done), iter_time_s=1.5)
+    report_failure(store, "a")
+    (measured,) = store.estimation(C).measurements
+    again = [an_estimate(FAST, 1.0)]
+    own = [a_record(2, workload=MOE, nodes=1, iter_time_s=1.5).with_plan(FAST)]
+    for rows in (again, own, again):
+        do(store, lambda w, rows=rows: w.derive(C, rows, {MOE: "y"}))  # type: ignore[misc]
+        assert estimates_of(store) == {FAST.digest: INFEASIBLE}
+    assert (measured.cell.plan, measured.iter_time_s) == (FAST.digest, 1.5)
+    # An estimate of the excluded plan does not replace that of the plan in its place.
+    do(store, lambda w: w.derive(C, [an_estimate(SLOW, 2.0)], {MOE: "z"}))
+    do(store, lambda w: w.derive(C, again, {MOE: "z"}))
+    assert estimates_of(store).keys() == {FAST.digest, SLOW.digest}
+
+
+def test_users_may_state_a_plan_again_that_ran_out_of_memory(two_plans: PostgresStore) -> None:
+    decide(two_plans)
+    report_failure(two_plans, "a")
+    do(two_plans, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 3.0)]))
+    assert estimates_of(two_plans)[FAST.digest] == (3.0, EstimateSource.ANALYTIC)
+    do(two_plans, lambda w: w.delete_cells(C, CellFilter(workload=MOE)))
+    assert estimates_of(two_plans) == {}
+
+
+def test_a_cell_whose_plan_is_not_recorded_stays_feasible(store: PostgresStore) -> None:
+    a_cluster(store)
+    before = estimates_of(store, a_spec("a").workload)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    report_failure(store, "a")
+    assert estimates_of(store, a_spec("a").workload) == before
+    record = job(store, "a").training
+    assert record is not None
+    assert record.exit_reason is ExitReason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"runtime": "replay"},
+        {"runtime": ""},
+        {"runtime": "unheard-of"},
+        {"exit_reason": launch_pb2.EXIT_KILLED},
+        {"exit_reason": launch_pb2.EXIT_REASON_UNSPECIFIED, "error": "out of memory"},
+        {"exit_reason": 99},
+        {"phase": PHASE.STOPPING},
+        {"phase": PHASE.RUNNING},
+        {"generation": 2},
+        {"generation": 0},
+        {"node": A1},
+        {"job": "nobody"},
+    ],
+)
+def test_a_plan_stays_feasible_if_no_program_of_the_job_ran_out_of_memory(
+    two_plans: PostgresStore, facts: dict[str, object]
+) -> None:
+    decide(two_plans)
+    fields: dict[str, Any] = {
+        "job": "a",
+        "node": A0,
+        "phase": PHASE.FAILED,
+        "exit_reason": OUT_OF_MEMORY,
+    } | facts
+    report_members(two_plans, a_member(**fields))
+    assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
+
+
+def run_wide(store: PostgresStore, *names: str) -> None:
+    """Let jobs run by FAST on a GPU of each of both nodes."""
+    a_cluster(store)
+    do(store, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 1.0, nodes=2)]))
+    submit(store, *(a_spec(name, workload=MOE, requested_gpus=2) for name in names))
+    run(store, **{name: [(A0, [i]), (A1, [i])] for i, name in enumerate(names)})
+
+
+def test_the_member_that_ran_out_of_memory_counts_even_if_others_end_first(
+    store: PostgresStore,
+) -> None:
+    run_wide(store, "a")
+    killed: dict[str, Any] = {
+        "phase": PHASE.FAILED,
+        "exit_reason": launch_pb2.EXIT_ERROR,
+        "error": "NCCL",
+    }
+    report_training(store, "a", A0, **killed)
+    assert (job(store, "a").state, job(store, "a").allocation) == (JobState.STOPPING, None)
+    assert estimates_of(store)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
+    for _ in range(2):
+        report_training(store, "a", A1, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY)
+    assert estimates_of(store) == {FAST.digest: INFEASIBLE}
+    record = job(store, "a")
+    assert record.training is not None
+    assert record.training.exit_reason is ExitReason.OUT_OF_MEMORY
+    assert (record.retries, record.last_error) == (1, "NCCL")
+
+
+def test_a_report_after_the_job_has_started_again_excludes_nothing(
+    store: PostgresStore, database: Database
+) -> None:
+    run_wide(store, "a")
+    report_training(store, "a", A0, phase=PHASE.FAILED, exit_reason=launch_pb2.EXIT_ERROR)
+    agents_report(store)
+    end_back_off(database)
+    run(store, a=[(A0, [0]), (A1, [0])])
+    report_training(store, "a", A1, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY)
+    assert estimates_of(store)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
+    assert job(store, "a").state is JobState.RUNNING
+
+
+def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: PostgresStore) -> None:
+    run_wide(store, "a", "b")
+    report_members(
+        store,
+        *(
+            a_member(name, A0, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY, error="oom")
+            for name in "ab"
+        ),
+    )
+    assert estimates_of(store) == {FAST.digest: INFEASIBLE}
+    assert [job(store, name).state for name in "ab"] == [JobState.STOPPING] * 2
+
+
+def test_of_a_gangs_failures_the_cause_is_reported(store: PostgresStore) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
+    store.hello(
+        C, f"agent-{A0}", "first", [NodeSpec(name=n, gpu_type="a100", gpus=1) for n in (A0, A1)]
+    )
+    do(store, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 1.0, nodes=2)]))
+    submit(store, a_spec("a", workload=MOE, requested_gpus=2))
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A0, [0]), (A1, [0])]))
+    failed: dict[str, Any] = {"phase": PHASE.FAILED}
+    report_members(
+        store,
+        a_member("a", A0, exit_reason=launch_pb2.EXIT_KILLED, error="killed", **failed),
+        a_member("a", A1, exit_reason=OUT_OF_MEMORY, error="CUDA out of memory", **failed),
+    )
+    assert job(store, "a").last_error == "CUDA out of memory"
+    assert estimates_of(store) == {FAST.digest: INFEASIBLE}
+
+
+def test_estimators_are_woken_and_search_another_plan(
+    store: PostgresStore, database: Database
+) -> None:
+    known = Workload(model="bert", params="1.3B", global_batch=256)
+    a_bare_cluster(store)
+    submit(store, a_spec("a", workload=known, requested_gpus=2))
+    deriver = CellDeriver(store, catalogue_of(), (1.0,))
+    deriver.derive(C)
+    run(store, a=[(A0, [0, 1])])
+    failed = plan_of(store, "a")
+    assert failed is not None
+    others = {plan for plan in estimates_of(store, known) if plan != failed.digest}
+    woken, listener = threading.Event(), Listener(database.url)
+    listener.subscribe(lambda cluster: woken.set() if cluster == C else None, ESTIMATING_CHANNEL)
+    with listener:
+        assert listener.listening.wait(PATIENCE_S)
+        report_failure(store, "a")
+        assert woken.wait(PATIENCE_S)
+    (wanted,) = store.estimation(C).wanted
+    (cell,) = wanted.exhausted
+    assert (cell.plan, cell.gpus, cell.nodes, cell.pipeline_degree) == (failed.digest, 2, 1, 1)
+    assert deriver.derive(C) == 1
+    after = estimates_of(store, known)
+    assert after.pop(failed.digest) == INFEASIBLE
+    assert after.keys() >= others
+    (new,) = after.keys() - others
+    assert math.isfinite(after[new][0])
+    assert deriver.derive(C) == 0
+    end_back_off(database)
+    decide(store)
+    assert plan_of(store, "a") not in (None, failed)
+
+
+def a_bare_cluster(store: PostgresStore) -> None:
+    """Create a cluster with two nodes of four GPUs and no estimates."""
+    kinds = [GpuType(name="a100", memory_bytes=40 * 2**30)]
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    for node in (A0, A1):
+        spec = NodeSpec(name=node, gpu_type="a100", gpus=4)
+        store.hello(C, f"agent-{node}", "first", [spec])
+
+
+def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
+    two_plans: PostgresStore, database: Database
+) -> None:
+    submit(two_plans, a_spec("own", workload=MOE, requested_gpus=2, stated_plan=FAST))
+    decide(two_plans)
+    report_failure(two_plans, "own")
+    end_back_off(database)
+    decide(two_plans)
+    reason = job(two_plans, "own").reason
+    assert reason is not None
+    assert reason.code is ReasonCode.PLAN_UNUSABLE
+    assert "out of memory" in reason.message
+
+
+def test_a_program_that_its_runtime_refuses_fails_at_once(two_plans: PostgresStore) -> None:
+    decide(two_plans)
+    report_failure(two_plans, "a", launch_pb2.EXIT_REFUSED, error="no program train.py")
+    record = job(two_plans, "a")
+    assert record.spec.max_retries > record.retries == 1
+    assert (record.state, record.last_error) == (JobState.FAILED, "no program train.py")
+    assert record.training is not None
+    assert record.training.exit_reason is ExitReason.REFUSED
+    assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
+
+
+OTHERS: Sequence[ExitReason] = [r for r in ExitReason if r is not ExitReason.REFUSED]
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_other_failures_are_tried_again_and_explained_in_the_history(
+    two_plans: PostgresStore, reason: ExitReason
+) -> None:
+    decide(two_plans)
+    number = launch_pb2.ExitReason.Value(f"EXIT_{reason.name}")
+    report_failure(two_plans, "a", number, error="boom", remark="see rank 0")
+    record = job(two_plans, "a")
+    assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 1, "boom")
+    assert record.retry_s > record.created_s
+    assert record.training is not None
+    assert (record.training.exit_reason, record.training.remark) == (reason, "see rank 0")
+    (crash,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
+    assert crash.detail == f"on {A0}: {reason.sentence}: boom"
+
+
+def test_a_failure_without_words_is_explained_by_its_reason(two_plans: PostgresStore) -> None:
+    decide(two_plans)
+    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED)
+    assert job(two_plans, "a").last_error == "it made no progress for too long"
+    (crash,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
+    assert crash.detail == f"on {A0}: it made no progress for too long"
+
+
+def test_the_reason_is_that_of_the_last_failure(
+    two_plans: PostgresStore, database: Database
+) -> None:
+    decide(two_plans)
+    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED, remark="no iteration in 10 min")
+    end_back_off(database)
+    decide(two_plans)
+    report_failure(two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom")
+    record = job(two_plans, "a").training
+    assert record is not None
+    assert (record.exit_reason, record.remark) == (None, "no iteration in 10 min")
+
+
+def test_a_replayed_job_that_fails_has_no_training(two_plans: PostgresStore) -> None:
+    decide(two_plans)
+    report_failure(
+        two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom", runtime="replay"
+    )
+    assert (job(two_plans, "a").retries, job(two_plans, "a").training) == (1, None)

@@ -1,0 +1,354 @@
+"""Reports of jobs that train: progress that falls, facts for users, and the price of a restart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
+from tests.support.reports import PHASE, a_member, report_members, report_training, start_times
+from tests.support.round_trips import record_trips
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    apply_event,
+    commit,
+    execute,
+    fail,
+    job,
+    run,
+    start,
+    submit,
+)
+
+A0, A1 = "a100-0", "a100-1"
+
+
+@pytest.fixture
+def pair(store: PostgresStore) -> PostgresStore:
+    """Return a store where a, of 1,000 iterations, runs on both nodes and b on the second."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[(A0, [0]), (A1, [0])], b=[(A1, [1])])
+    return store
+
+
+def iterations_left(store: PostgresStore, name: str) -> float:
+    jobs = store.snapshot(C).jobs
+    return float(jobs.iterations_left[jobs.name.index(name)])
+
+
+def restart_s(store: PostgresStore, name: str) -> float:
+    """Return the price of a restart in rounds."""
+    jobs = store.snapshot(C).jobs
+    return float(jobs.restart_s[jobs.name.index(name)])
+
+
+def training(store: PostgresStore, name: str) -> TrainingRecord:
+    record = job(store, name).training
+    assert record is not None
+    return record
+
+
+def restart(store: PostgresStore, name: str) -> int:
+    """Let a job fail and start again on the first node; return its new generation."""
+    fail(store, name)
+    run(store, **{name: [(A0, [0])]})
+    return job(store, name).generation
+
+
+def move(store: PostgresStore, name: str, gpu: int) -> int:
+    """Move a job to a GPU of the first node; return its new generation."""
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, name, [(A0, [gpu])], DecisionKind.MOVE))
+    agents_report(store)
+    return job(store, name).generation
+
+
+def test_a_job_that_resumes_from_its_checkpoint_has_done_less_than_before(
+    pair: PostgresStore,
+) -> None:
+    report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
+    generation = restart(pair, "a")
+    report_training(pair, "a", A0, generation)  # it has not begun to train
+    assert job(pair, "a").iterations_done == 450.0
+    version = job(pair, "a").version
+    report_training(pair, "a", A0, generation, iterations_done=400.0, resumed_iterations=400.0)
+    assert (job(pair, "a").iterations_done, iterations_left(pair, "a")) == (400.0, 600.0)
+    assert job(pair, "a").version == version  # no user's etag is outdated
+    report_training(pair, "a", A0, generation, iterations_done=0.0, resumed_iterations=0.0)
+    assert iterations_left(pair, "a") == 1000.0
+
+
+def test_a_late_report_of_an_older_generation_takes_no_progress_away(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
+    generation = restart(pair, "a")
+    report_training(pair, "a", A0, generation, iterations_done=410.0, resumed_iterations=400.0)
+    for late in (3.0, 450.0):
+        report_training(pair, "a", A0, 1, iterations_done=late, resumed_iterations=0.0, loss=9.0)
+    assert job(pair, "a").iterations_done == 410.0
+    assert job(pair, "a").training is None
+
+
+@pytest.mark.parametrize("runtime", ["replay", "profile", "", "unheard-of"])
+def test_a_job_that_is_replayed_never_goes_back(pair: PostgresStore, runtime: str) -> None:
+    for done in (40.0, 10.0):
+        report_training(
+            pair,
+            "a",
+            A0,
+            iterations_done=done,
+            resumed_iterations=0.0,
+            runtime=runtime,
+            loss=1.0,
+            memory_bytes=5,
+            checkpoint_iterations=1.0,
+            restart_times=start_times(1.0, 2.0, 3.0),
+        )
+    assert (job(pair, "a").iterations_done, job(pair, "a").training) == (40.0, None)
+    assert restart_s(pair, "a") == 60.0
+
+
+@pytest.mark.parametrize(
+    ("done", "resumed"),
+    [
+        (10.0, 20.0),  # fewer than those from which it went on
+        (-1.0, 0.0),
+        (math.nan, 0.0),
+        (10.0, math.nan),
+        (10.0, -5.0),
+        (10.0, -math.inf),
+        (10.0, 1e300),
+    ],
+)
+def test_contradictory_progress_takes_nothing_away(
+    pair: PostgresStore, done: float, resumed: float
+) -> None:
+    report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
+    report_training(pair, "a", A0, iterations_done=done, resumed_iterations=resumed)
+    assert job(pair, "a").iterations_done == 40.0
+
+
+def test_only_the_leader_takes_progress_away(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
+    report_training(pair, "a", A1, iterations_done=10.0, resumed_iterations=0.0)
+    assert job(pair, "a").iterations_done == 40.0
+
+
+def test_a_job_that_has_ended_keeps_its_progress(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, phase=PHASE.SUCCEEDED, resumed_iterations=0.0)
+    report_training(pair, "a", A0, iterations_done=3.0, resumed_iterations=0.0)
+    assert (job(pair, "a").state, job(pair, "a").iterations_done) == (JobState.SUCCEEDED, 1000.0)
+
+
+def test_iterations_are_timed_while_a_job_does_them_again(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
+    generation = restart(pair, "a")
+    for done in range(400, 408):  # the first report takes progress away, and is no sample
+        report_training(
+            pair,
+            "a",
+            A0,
+            generation,
+            iterations_done=float(done),
+            resumed_iterations=400.0,
+            iter_time_s=2.0 + done / 1000,
+        )
+    assert job(pair, "a").iterations_done == 407.0
+    (measurement,) = pair.estimation(C).measurements
+    assert measurement.iter_time_s == pytest.approx(2.405)  # the median of 403 to 407
+
+
+def test_the_newest_facts_of_training_are_stored(pair: PostgresStore) -> None:
+    assert job(pair, "a").training is None
+    now_s = pair.snapshot(C).now_s
+    report_training(
+        pair,
+        "a",
+        A0,
+        iterations_done=410.0,
+        resumed_iterations=0.0,
+        loss=2.5,
+        memory_bytes=2**30,
+        checkpoint_iterations=400.0,
+        checkpoint_age_s=3600.0,
+        remark="the checkpoint of iteration 405 was passed over",
+    )
+    before = training(pair, "a")
+    assert (before.loss, before.memory_bytes, before.checkpoint_iterations) == (2.5, 2**30, 400.0)
+    assert before.remark == "the checkpoint of iteration 405 was passed over"
+    assert before.checkpoint_s is not None
+    assert 0 <= before.checkpoint_s - (now_s - 3600) < 600
+    assert (before.restart_times, before.restart_s, before.exit_reason) == (None, 0.0, None)
+    # What the next report does not mention stays, and a checkpoint was completed only once.
+    report_training(
+        pair, "a", A0, iterations_done=420.0, checkpoint_iterations=400.0, checkpoint_age_s=5.0
+    )
+    assert training(pair, "a") == before
+    report_training(pair, "a", A0, loss=0.0, checkpoint_iterations=420.0)
+    after = training(pair, "a")
+    assert (after.loss, after.checkpoint_iterations) == (0.0, 420.0)
+    assert after.checkpoint_s is not None
+    assert after.checkpoint_s > before.checkpoint_s + 3000
+    assert job(pair, "b").training is None
+
+
+def test_a_checkpoint_of_unknown_age_has_no_time(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, checkpoint_iterations=0.0, checkpoint_age_s=math.nan)
+    assert training(pair, "a") == TrainingRecord(checkpoint_iterations=0.0)
+
+
+@pytest.mark.parametrize("lie", [1000.5, 1e12, 1e300, math.nan, math.inf, -1.0])
+def test_a_checkpoint_of_iterations_that_the_job_does_not_have_is_ignored(
+    pair: PostgresStore, lie: float
+) -> None:
+    report_training(pair, "a", A0, loss=1.0, checkpoint_iterations=lie)
+    assert training(pair, "a") == TrainingRecord(loss=1.0)
+
+
+@pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf, 1e300, -1e300])
+def test_meaningless_numbers_leave_what_was_stored(pair: PostgresStore, lie: float) -> None:
+    report_training(pair, "a", A0, loss=2.0, memory_bytes=7, checkpoint_iterations=4.0)
+    before = training(pair, "a")
+    report_training(
+        pair,
+        "a",
+        A0,
+        loss=lie,
+        memory_bytes=-(2**63),
+        checkpoint_iterations=lie,
+        restart_times=start_times(lie, lie, lie),
+        iterations_done=5.0,
+    )
+    assert training(pair, "a") == before
+    assert (job(pair, "a").iterations_done, restart_s(pair, "a")) == (5.0, 60.0)
+
+
+def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, memory_bytes=5)
+    report_training(pair, "a", A1, memory_bytes=9)
+    report_training(pair, "a", A0, memory_bytes=6)
+    assert training(pair, "a").memory_bytes == 9
+    generation = restart(pair, "a")
+    report_training(pair, "a", A0, generation, memory_bytes=4)
+    assert training(pair, "a").memory_bytes == 4
+
+
+def test_other_members_do_not_know_of_losses_checkpoints_and_starts(pair: PostgresStore) -> None:
+    facts: dict[str, Any] = {
+        "loss": 1.0,
+        "checkpoint_iterations": 3.0,
+        "restart_times": start_times(1, 2, 3),
+    }
+    report_training(pair, "a", A1, remark="a port was taken", **facts)
+    assert training(pair, "a") == TrainingRecord(remark="a port was taken")
+
+
+def test_the_median_of_measured_starts_is_what_a_restart_costs_in_rounds(
+    pair: PostgresStore,
+) -> None:
+    # A first start has no stop, so it says too little.
+    report_training(pair, "a", A0, restart_times=start_times(0, 20, 15))
+    assert (restart_s(pair, "a"), training(pair, "a").restart_s) == (60.0, 0.0)
+    assert training(pair, "a").restart_times == RestartTimes(launch_s=20.0, first_iteration_s=15.0)
+    costs, expected = (41, 47, 44, 400, 42, 1, 2, 3), (41, 44, 44, 45.5, 44, 44, 42, 3)
+    for k, (cost_s, median_s) in enumerate(zip(costs, expected, strict=True)):
+        generation = move(pair, "a", 1 + k % 2)
+        times = start_times(0.5, 0.25, cost_s - 0.75)
+        for _ in range(3):  # each start counts once
+            report_training(pair, "a", A0, generation, restart_times=times)
+        assert restart_s(pair, "a") == training(pair, "a").restart_s == median_s
+    assert restart_s(pair, "b") == 60.0  # of the same workload
+    assert job(pair, "a").spec.restart_s == 60.0  # as stated
+    (desired,) = pair.desired(C, f"agent-{A0}").gangs
+    assert desired.spec.restart_s == 60.0
+
+
+def test_a_start_is_complete_once_its_first_iteration_is_done(pair: PostgresStore) -> None:
+    generation = move(pair, "a", 2)
+    report_training(pair, "a", A0, generation, restart_times=start_times(6, 20, 0))
+    assert (job(pair, "a").training, restart_s(pair, "a")) == (None, 60.0)
+    report_training(pair, "a", A0, generation, restart_times=start_times(6, 20, 15))
+    assert (training(pair, "a").restart_s, restart_s(pair, "a")) == (41.0, 41.0)
+
+
+@pytest.mark.parametrize(
+    "times", [(1e6, 20, 15), (-1, 20, 15), (6, math.nan, 15), (6, 20, math.inf), (0, 0, 0)]
+)
+def test_a_start_that_took_no_sensible_time_is_no_price(
+    pair: PostgresStore, times: tuple[float, float, float]
+) -> None:
+    generation = move(pair, "a", 2)
+    report_training(pair, "a", A0, generation, restart_times=start_times(*times))
+    assert restart_s(pair, "a") == 60.0
+
+
+def test_a_report_of_training_takes_no_turn_and_one_statement_more(
+    pair: PostgresStore, database: Database
+) -> None:
+    with record_trips(database) as plain:
+        report_training(pair, "b", A1, iterations_done=10.0, iter_time_s=1.0)
+    with record_trips(database) as trips:
+        report_training(
+            pair,
+            "b",
+            A1,
+            iterations_done=20.0,
+            iter_time_s=1.0,
+            resumed_iterations=0.0,
+            loss=1.0,
+            memory_bytes=1,
+            checkpoint_iterations=2.0,
+            restart_times=start_times(1, 2, 3),
+            remark="r",
+        )
+    assert len(trips) == len(plain) + 1, trips
+    locks = [trip for trip in trips if "FOR NO KEY UPDATE" in trip]
+    assert len(locks) == 1  # of the job's row
+    assert "FROM jobs" in locks[0]
+
+
+def test_a_repeated_report_of_training_writes_nothing(
+    pair: PostgresStore, database: Database
+) -> None:
+    facts: dict[str, Any] = {
+        "loss": 1.5,
+        "memory_bytes": 3,
+        "checkpoint_iterations": 2.0,
+        "remark": "r",
+    }
+    facts |= {"restart_times": start_times(1, 2, 3), "iterations_done": 5.0}
+    report_training(pair, "a", A0, resumed_iterations=0.0, **facts)
+    execute(database, "UPDATE trainings SET checkpoint_at = 'epoch'")
+    with database.read() as connection:
+        version = "SELECT xmin FROM trainings"
+        before = connection.exec_driver_sql(version).all()
+    report_training(pair, "a", A0, resumed_iterations=0.0, **facts)
+    with database.read() as connection:
+        assert connection.exec_driver_sql(version).all() == before
+
+
+def test_one_report_covers_several_jobs(pair: PostgresStore) -> None:
+    report_members(pair, a_member("a", A1, memory_bytes=4), a_member("b", A1, loss=3.0))
+    assert training(pair, "a") == TrainingRecord(memory_bytes=4)
+    assert training(pair, "b") == TrainingRecord(loss=3.0)
+
+
+def test_facts_of_training_outlive_the_job_but_not_its_row(
+    pair: PostgresStore, database: Database
+) -> None:
+    report_training(pair, "a", A0, loss=3.0)
+    apply_event(pair, "a", JobEvent.CANCEL)
+    agents_report(pair)
+    assert training(pair, "a").loss == 3.0
+    execute(database, "DELETE FROM jobs WHERE name = 'a'")
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM trainings").scalar() == 0
