@@ -8,12 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import (
     DEFAULT_LAUNCH,
     LaunchSpec,
     SecretVariable,
     launch_from_plain,
 )
+from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.values import Cell, CellKey, cell_from_plain, cell_to_plain
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
@@ -31,32 +33,6 @@ class GangPhase(StrEnum):
 
 LIVE_PHASES = frozenset({GangPhase.STARTING, GangPhase.RUNNING, GangPhase.STOPPING})
 """Phases in which a gang occupies its GPUs."""
-
-
-class ExitReason(StrEnum):
-    """The kind of failure of a member's program. The values are those of files of its keeper."""
-
-    UNKNOWN = "unknown"
-    ERROR = "error"  # it exited with an error
-    OUT_OF_MEMORY = "out_of_memory"
-    STALLED = "stalled"  # no progress for too long
-    NOT_STARTED = (
-        "not_started"  # a missing program, a port that was taken, a member that did not come
-    )
-    KILLED = "killed"  # by a signal that nobody here had sent
-    BAD_CHECKPOINT = "bad_checkpoint"
-    GPU_FAILED = "gpu_failed"
-    REFUSED = "refused"  # the runtime cannot run the command or the plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartTimes:
-    """The measured durations of a start in seconds. 0 means that it is not known."""
-
-    checkpoint_s: float = 0.0  # from the request to stop the last start until its last checkpoint
-    stop_s: float = 0.0  # from that request until all processes had ended
-    launch_s: float = 0.0  # from the start of the gang until the program ran on all ranks
-    first_iteration_s: float = 0.0  # from then until the first iteration was done
 
 
 GangKey = tuple[str, int]
@@ -156,7 +132,7 @@ class GangReport:
     checkpoint_age_s: float = 0.0
     resumed_iterations: float | None = None
     restart_times: RestartTimes | None = None
-    exit_reason: ExitReason = ExitReason.UNKNOWN
+    exit_reason: ExitReason | None = None
     remark: str = ""
 
 
@@ -287,6 +263,6 @@ def _observed_gang(report: GangReport) -> pb.ObservedGang:
     )
     if r.restart_times is not None:
         message.restart_times.CopyFrom(launch_pb2.RestartTimes(**asdict(r.restart_times)))
-    if r.exit_reason is not ExitReason.UNKNOWN:
+    if r.exit_reason is not None:
         message.exit_reason = launch_pb2.ExitReason.Value(f"EXIT_{r.exit_reason.name}")
     return message

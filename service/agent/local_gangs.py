@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.service.agent.gangs import (
     LIVE_PHASES,
-    ExitReason,
     Gang,
     GangKey,
     GangPhase,
@@ -26,7 +26,7 @@ class LocalMember:
     handle: MemberHandle | None = None  # None without a process: it ended, or has none
     progress: Progress | None = None
     error: str = ""
-    reason: ExitReason = ExitReason.UNKNOWN
+    reason: ExitReason | None = None
     is_gone: bool = False  # it was stopped and has ended, so there is nothing to report
 
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeGuard
 
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.records.jobs import RestartTimes
 from tessera.service.agent.files import read_json, read_start
-from tessera.service.agent.gangs import ExitReason, RestartTimes
 from tessera.service.agent.process import Process
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
 
@@ -175,9 +176,9 @@ class ProcessHandle:
             )
 
 
-def _reason_of(value: object) -> ExitReason:
+def _reason_of(value: object) -> ExitReason | None:
     known = isinstance(value, str) and value in list(ExitReason)
-    return ExitReason(str(value)) if known else ExitReason.UNKNOWN
+    return ExitReason(str(value)) if known else None
 
 
 def _restart_times(value: object) -> RestartTimes | None:

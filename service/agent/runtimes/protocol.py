@@ -10,7 +10,9 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.agent.gangs import ExitReason, Gang, RestartTimes
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.records.jobs import RestartTimes
+from tessera.service.agent.gangs import Gang
 
 EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 """An environment without any variables."""
@@ -30,7 +32,7 @@ class MemberExit:
 
     outcome: ExitOutcome
     error: str = ""
-    reason: ExitReason = ExitReason.UNKNOWN
+    reason: ExitReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ import pytest
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import SecretVariable
-from tessera.service.agent.gangs import ExitReason
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.runtimes.programs import KeeperHandle
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress

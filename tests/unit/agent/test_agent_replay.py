@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.runtimes import fail_at
 from tessera.service.agent import checkpoint
-from tessera.service.agent.gangs import ExitReason, Gang
+from tessera.service.agent.gangs import Gang
 from tessera.service.agent.process import Process, python_argv
 from tessera.service.agent.runtimes import replay_job
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, MemberHandle, Progress
