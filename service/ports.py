@@ -489,8 +489,8 @@ class Store(Rounds, Protocol):
         """Record what runs on the agent's nodes; return whether this changed the desired state.
 
         A releasing GPU is free if its job and generation are absent from ``gangs`` and ``revision``
-        is not older than its release. Reports of an older generation change nothing. Raises
-        NotAllowed.
+        is not older than its release. Reports of an older generation change nothing. Progress of a
+        job that trains may fall, because it went on from a checkpoint. Raises NotAllowed.
         """
         ...
 
