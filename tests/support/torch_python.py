@@ -34,7 +34,7 @@ def _missing_modules(python: str, modules: tuple[str, ...]) -> str:
 
 
 def find_torch_python(*modules: str) -> str:
-    """Return an interpreter that has PyTorch and ``modules``. Skip the test if there is none.
+    """Return an interpreter that has PyTorch and ``modules``. Skip the test without one.
 
     It is the one of TESSERA_TORCH_PYTHON, or this one, or the one that ``scripts/torch_env.py``
     made.

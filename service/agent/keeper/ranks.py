@@ -76,7 +76,7 @@ class Ranks:
         return [self._program.pid] if self._program is not None else []
 
     def pump(self, patience_s: float) -> None:
-        """Read output for at most ``patience_s``, or until there is none for that long."""
+        """Read the output that comes within ``patience_s``."""
         for key, _ in self._selector.select(patience_s):
             if isinstance(key.data, RankOutput):
                 key.data.pump()

@@ -1,4 +1,4 @@
-"""What the members and generations of a job share: the rendezvous, and the list of checkpoints.
+"""The things that members and generations of a job share: the rendezvous, and its checkpoints.
 
 Everything lies in the job's directory on a file system that its nodes share. The fence of
 ``tessera.service.agent.checkpoint`` decides which generation may write there: an older one cannot
@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members meet, and where the program goes on. ``resume_from`` is "" at the start."""
+    """The place of the members' meeting, and the checkpoint to go on from ("" at the start)."""
 
     address: str
     port: int
@@ -140,7 +140,7 @@ class JobStore:
         """List a checkpoint of this generation as complete, and delete the oldest ones.
 
         Raises:
-            ValueError: there is none at ``path``, or it is not in this generation's directory.
+            ValueError: ``path`` has no files, or is not in this generation's directory.
             StaleGeneration: a newer generation has taken over.
         """
         real, own = os.path.realpath(path), os.path.realpath(self.own)

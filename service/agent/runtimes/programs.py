@@ -62,7 +62,7 @@ SHARE_OF_MEMORY: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """What an agent's operator decides about users' programs.
+    """The decisions of an agent's operator about users' programs.
 
     ``environment`` is the agent's own. ``nodes`` has the number of GPUs of each of its nodes. The
     node is reached by others under ``address``. ``refusal`` says why this agent runs no programs at

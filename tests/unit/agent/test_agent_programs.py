@@ -188,7 +188,7 @@ write(4)
 while not os.path.exists("seen"): time.sleep(0.01)
 nan = float("nan")
 write({lie})
-while not os.path.exists("told"): time.sleep(0.01)
+while not os.path.exists("go on"): time.sleep(0.01)
 """
     handle = bench.start(bench.gang(program))
     await handle.begun()
@@ -197,7 +197,7 @@ while not os.path.exists("told"): time.sleep(0.01)
     await until(lambda: observed(handle).remark)
     assert observed(handle).iterations == 4
     assert "that was ignored" in observed(handle).remark
-    (bench.store / "files" / "told").touch()
+    (bench.store / "files" / "go on").touch()
     assert await handle.ended() == SUCCESS
 
 

@@ -469,7 +469,7 @@ class ObservedGang(_message.Message):
     0 means that it is unknown.
     """
     checkpoint_iterations: _builtins.float
-    """The iterations of the newest complete checkpoint, and its age in seconds. Absent: there is none."""
+    """The iterations of the newest complete checkpoint, and its age in seconds. Absent: it has none."""
     checkpoint_age_s: _builtins.float
     resumed_iterations: _builtins.float
     """The iterations from which this generation went on. Absent: it has not begun to train, or its
