@@ -102,9 +102,10 @@ class Supervisor:
                     member = LocalMember(node=node, phase=GangPhase.STARTING, handle=handle)
                     local.members.append(member)
             led = {member.node for member in local.members}
-            if len(led) < len(self._nodes_with_processes(gang)):  # recorded, but not all started
-                self._abandon(local)
+            if not led and self._nodes_with_processes(gang):  # recorded, but never started
+                self._state.remove(gang.key)
                 continue
+            is_whole = len(led) == len(self._nodes_with_processes(gang))
             rest = [node for node, _ in gang.shares if node not in led]
             local.members += [LocalMember(node=n, phase=GangPhase.RUNNING) for n in rest]
             self._here[gang.key] = local
@@ -112,14 +113,8 @@ class Supervisor:
             for member in local.members:
                 self._look(local, member)
                 self._follow(local, member)
-
-    def _abandon(self, local: LocalGang) -> None:
-        """End what was started of a gang whose start an earlier agent did not finish."""
-        for member in local.members:
-            if member.handle is not None:
-                member.handle.kill()
-                self._spawn(_await_end(member.handle))
-        self._state.remove(local.gang.key)
+            if not is_whole:  # the agent died while it started them, so the gang starts again
+                self._stop(local)
 
     @property
     def network_remarks(self) -> tuple[str, ...]:
@@ -387,11 +382,6 @@ class Supervisor:
         """Forget a gang that was stopped, unless a member has done all iterations meanwhile."""
         if all(member.phase is not GangPhase.SUCCEEDED for member in local.members):
             self._forget(local.gang.key)
-
-
-async def _await_end(handle: MemberHandle) -> None:
-    await handle.begun()
-    await handle.ended()
 
 
 def _name(key: GangKey) -> str:

@@ -44,6 +44,7 @@ class MemberRun:
         self._began_s = time.monotonic()
         self._resumed: Checkpoint | None = None  # from which the program went on
         self._stop_s: float | None = None  # when a stop was requested
+        self._stopped: set[int] = set()  # processes that were asked to stop
         self._killed = ""  # why the keeper killed the program; "" if it did not
         self._asked = 0  # number of checkpoints that were asked for
         self._ask_s = math.inf  # when the next checkpoint is due
@@ -155,7 +156,10 @@ class MemberRun:
                 self._ask_s = now_s
             elif self._stop_s is None:
                 self._stop_s = now_s
-                children.send_signal(self._ranks.processes(), signal.SIGTERM)
+        if self._stop_s is not None:  # ranks that begin later are asked, too
+            late = [pid for pid in self._ranks.processes() if pid not in self._stopped]
+            self._stopped.update(late)
+            children.send_signal(late, signal.SIGTERM)
         if now_s >= self._ask_s and self._stop_s is None:
             self._asked += 1
             self._ask_s = now_s + (self._spec.checkpoint_s or math.inf)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIST = "checkpoints.json"
+OWNER = "owner.json"
 LAST_STOP = "stop.json"
 
 PASSAGE = 0o711
@@ -90,9 +91,10 @@ class JobStore:
         """
         make_private(self.directory)
         checkpoint.open_generation(self.directory, self._generation, self._job)
-        owner = read_json(os.path.join(self.directory, LIST)) or {}
-        if self._job and owner.get("job", self._job) != self._job:
-            self._clear()
+        owner = read_json(os.path.join(self.directory, OWNER)) or {}
+        if owner.get("job") != self._job:
+            self._clear()  # it may be another tenant's
+            self._change(OWNER, lambda _: {"job": self._job})
 
     def make_directories(self, uid: int, gid: int) -> None:
         """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
@@ -212,10 +214,7 @@ class JobStore:
         """Replace the list of checkpoints by ``change`` of it. Raises StaleGeneration."""
 
         def rewrite(_: dict[str, Any]) -> dict[str, Any]:
-            return {
-                "job": self._job,
-                "checkpoints": [vars(one) for one in change(self.checkpoints())],
-            }
+            return {"checkpoints": [vars(one) for one in change(self.checkpoints())]}
 
         self._change(LIST, rewrite)
 

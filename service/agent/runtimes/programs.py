@@ -17,7 +17,7 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import make_private, open_private, read_json, write_json
+from tessera.service.agent.files import make_private, open_private, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -41,7 +41,8 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
-from tessera.service.agent.strays import MARK_VARIABLE, end_strays
+from tessera.service.agent.state import PASSAGE
+from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -52,9 +53,6 @@ log = logging.getLogger(__name__)
 
 LOGS: Final = "logs"
 """The folder of the output of jobs, in the agent's data directory."""
-
-PASSAGE: Final = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
 
 SHARE_OF_MEMORY: Final = 0.95
 """The share of a node's memory that its jobs may use together."""
@@ -128,7 +126,7 @@ class ProgramRuntime:
         """Start the member's keeper. Raises InvalidInput, OSError."""
         mark = uuid.uuid4().hex
         spec = self._spec(member, mark)
-        write_json(str(member.directory / "mark.json"), {"mark": mark})
+        write_json(str(member.directory / MARK_FILE), {"mark": mark})
         return KeeperHandle.spawn(
             python_argv(Path(keeper.__file__)),
             spec.to_plain(),
@@ -176,16 +174,18 @@ class ProgramRuntime:
 
     def _make_boxes(self, member: Member, user: ProgramUser) -> None:
         """Make the directories through which the program and its keeper communicate."""
+        settings = self.settings
         inbox, outbox = _inbox(member), _outbox(member)
         for path in (inbox, outbox):
             make_private(str(path))
         make_private(str(member.store.parent))
         if user.uid == os.geteuid():
             return
-        for path in (member.directory, *member.directory.parents):
+        path = settings.data_dir
+        path.chmod(PASSAGE)
+        for name in member.directory.relative_to(path).parts:
+            path /= name
             path.chmod(PASSAGE)
-            if path == self.settings.data_dir:
-                break
         member.store.parent.chmod(PASSAGE)
         os.chown(outbox, user.uid, user.gid)
         require_entrance(member.directory, user)
@@ -312,13 +312,7 @@ class KeeperHandle(ProcessHandle):
     async def ended(self) -> MemberExit:
         """Return how the program ended, once all of its processes are dead."""
         exited = await super().ended()
-        try:
-            stored = read_json(str(self.directory / "mark.json")) or {}
-        except (OSError, ValueError) as error:
-            log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
-            stored = {}
-        if isinstance(mark := stored.get("mark"), str):
-            await end_strays(mark, self.directory / "processes.json")
+        await end_strays(self.directory)
         return exited
 
 
