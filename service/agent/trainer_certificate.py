@@ -65,7 +65,7 @@ class CertificateSource:
     def find(self) -> TrainerCertificate | None:
         """Return the certificate, or None if none can be made. It may take a second.
 
-        Without one, jobs run as they do otherwise, but no endpoint hears their progress.
+        Without one, jobs run as they do otherwise, but no endpoint receives their progress.
         """
         if self._certificate is None and not self.remark:
             try:
