@@ -171,6 +171,7 @@ class Training:
         state = {"model": model, "optimizer": optimizer, "iterations": iterations}
         dcp.save(state, checkpoint_id=partial)
         if self.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)  # of an earlier run in the same folder
             partial.rename(path)
             progress.report_checkpoint(iterations, path)
         dist.barrier()

@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tessera import progress
 from tests.support.patience import PATIENCE_S
+from tests.support.waiting import until
 
-PROGRESS_ROOT = Path(__file__).with_name("progress_double")
+PROGRESS_ROOT = Path(progress.__file__).parents[2]
 """The folder from which programs import ``tessera.progress``."""
 
 NOTE_RANK = ("/bin/sh", "-c", 'echo $$ > "$TEST_RANKS/$RANK" && exec "$@"', "rank")
@@ -100,8 +102,19 @@ class ProgramRun:
 
     def stop_ranks(self) -> None:
         """Ask each rank to write a checkpoint and exit."""
+        for rank in self._live_ranks():
+            os.kill(rank, signal.SIGTERM)
+
+    def _live_ranks(self) -> list[int]:
+        """Return the ranks that are alive. torchrun gives each of them a session of its own."""
+        own = f"TEST_RANKS={self.ranks}".encode()
+        live = []
         for note in self.ranks.iterdir():
-            os.kill(int(note.read_text()), signal.SIGTERM)
+            with suppress(FileNotFoundError, ProcessLookupError, ValueError):  # dead, or not begun
+                rank = int(note.read_text())
+                if own in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0"):
+                    live.append(rank)
+        return live
 
     def stop(self) -> None:
         """Ask the program itself to write a checkpoint and exit."""
@@ -112,6 +125,10 @@ class ProgramRun:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE_S)
+        for rank in self._live_ranks():
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        until(lambda: not self._live_ranks(), "the end of all ranks")
 
     def wait(self) -> None:
         """Wait for the end of the program, which must be a success."""

@@ -15,16 +15,25 @@ MADE = ROOT / "build" / "torch" / "bin" / "python"
 """The interpreter that ``scripts/torch_env.py`` makes."""
 
 
+FIND_MISSING = """
+import importlib.util, sys
+def is_missing(module):
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # of a package above it
+        return True
+print(*filter(is_missing, sys.argv[1:]))
+"""
+"""A program that prints which of the modules that follow its name are missing."""
+
+
 @cache
 def _missing_modules(python: str, modules: tuple[str, ...]) -> str:
-    """Return the modules that an interpreter lacks, or that it does not start."""
-    code = (
-        "import sys, importlib.util as u; print(*[m for m in sys.argv[1:] if not u.find_spec(m)])"
-    )
+    """Return the modules that an interpreter lacks, or the reason why it does not start."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            [python, "-c", code, *modules], capture_output=True, text=True, env=environment
+            [python, "-c", FIND_MISSING, *modules], capture_output=True, text=True, env=environment
         )
     except OSError as error:
         return f"a program that can be started ({error})"
@@ -48,6 +57,6 @@ def find_torch_python(*modules: str) -> str:
         if not missing:
             return python
     pytest.skip(
-        f"{candidates[-1]} lacks {missing}; run `python scripts/torch_env.py --with-transformers`, or name"
-        " an interpreter in TESSERA_TORCH_PYTHON"
+        f"{candidates[-1]} lacks {missing}; `python scripts/torch_env.py --with-transformers` makes one with"
+        " PyTorch and transformers, and TESSERA_TORCH_PYTHON names one of your own"
     )

@@ -32,6 +32,7 @@ class ProgressMeter:
         self.advanced_s: float | None = None  # when the latest progress came
         self.first_s: float | None = None  # when the first iteration of this generation was done
         self._last: tuple[float, int] | None = None
+        self._latest: dict[str, int] = {}  # iterations that each source reported last
         self._times: deque[float] = deque(maxlen=PAIRS)
 
     @property
@@ -54,10 +55,12 @@ class ProgressMeter:
         loss: object = None,
         memory_bytes: object = None,
         done_s: object = None,
+        source: str = "",
     ) -> bool:
         """Take a report in; return whether it shows progress.
 
-        ``done_s`` is when the iteration was done, if the program says so.
+        ``done_s`` is when the iteration was done, if the program says so. A program may report in
+        several ways, of which one ``source`` is behind another. None may go back.
         """
         count = _number(iterations)
         if count is None or not 0 <= count <= max(self._total, 0) * (1 + 1e-9):
@@ -65,8 +68,12 @@ class ProgressMeter:
             return False
         count = int(count)
         self._feed_facts(loss, memory_bytes)
+        before, self._latest[source] = self._latest.get(source, 0), count
+        if count < before:
+            self._ignore(f"{count} iterations after {before}")
+        elif count < (self.resumed or 0):
+            self._ignore(f"{count} iterations, but was to go on from iteration {self.resumed}")
         if count < self.iterations:
-            self._ignore(f"{count} iterations after {self.iterations}")
             return False
         at_s = now_s if (stated := _number(done_s)) is None else stated
         if not now_s - 86_400 <= at_s <= now_s + 1:

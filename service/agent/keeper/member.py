@@ -204,7 +204,7 @@ class MemberRun:
     def _hear_trainer(self) -> None:
         """Take in what Hugging Face's Trainer reported."""
         for iterations, loss, total in self._trainer.take_reports():
-            self._feed(iterations, loss)
+            self._feed(iterations, loss, source="trainer")
             if total is not None and total != self._spec.iterations_total:
                 self._reporter.remark = (
                     f"Trainer counts {total} steps, but the job has"
@@ -214,7 +214,7 @@ class MemberRun:
 
     def _feed_text(self, iterations: str, loss: str | None) -> None:
         """Take progress in that was found in the first rank's output."""
-        self._feed(iterations.replace(",", ""), loss)
+        self._feed(iterations.replace(",", ""), loss, source="output")
         self._report()
 
     def _feed(
@@ -223,9 +223,10 @@ class MemberRun:
         loss: object = None,
         memory_bytes: object = None,
         done_s: object = None,
+        source: str = "file",
     ) -> None:
         before = self._meter.first_s
-        self._meter.feed(time.monotonic(), iterations, loss, memory_bytes, done_s)
+        self._meter.feed(time.monotonic(), iterations, loss, memory_bytes, done_s, source)
         if before is None and self._meter.first_s is not None and self._resumed is not None:
             self._note_start("")
 

@@ -25,7 +25,7 @@ PORT_WORD = "@TESSERA_TRAINER_PORT@"
 
 TOKEN_FILE = "trainer-token"  # noqa: S105 - the name of a file
 AUTHORITY_FILE = "trainer-authority.pem"
-MAX_CONNECTIONS = 32
+BACKLOG = 128
 MAX_REPORTS = 1000
 """The number of reports that wait to be taken. Of more, the oldest are dropped."""
 
@@ -65,7 +65,7 @@ class TrainerDoor:
         self._problem = ""
         self.port = 0
         if spec.leads and all(spec.certificate):
-            self._listener = socket.create_server((HOST, 0), backlog=MAX_CONNECTIONS)
+            self._listener = socket.create_server((HOST, 0), backlog=BACKLOG)
             self._listener.setblocking(False)
             self.port = self._listener.getsockname()[1]
 

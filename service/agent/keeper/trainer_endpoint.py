@@ -1,6 +1,6 @@
 """The endpoint to which Hugging Face's Trainer reports its progress, without a change of the script.
 
-``KubeflowCallback`` of transformers (5.3 and later) posts a status to an HTTPS server that three
+``KubeflowCallback`` of transformers (as in release 5.23) posts a status to an HTTPS server that three
 variables name. This is such a server, on the loopback interface, with a thread and an event loop of
 its own. Programs of others may call it. Sizes, numbers and times of their requests are bounded, and
 nothing that they send reaches more than one request.
@@ -18,7 +18,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -35,9 +34,6 @@ REQUEST_S: Final = 5.0
 
 MAX_COUNT: Final = 10**15
 """The bound above which numbers of iterations mean nothing."""
-
-REST_S: Final = 0.5
-"""Seconds for which the rest of an answered request is read."""
 
 FULL_S: Final = 0.1
 """Seconds until the next connection is accepted if none could be, e.g. for lack of descriptors."""
@@ -224,7 +220,6 @@ class TrainerEndpoint:
                 status, text = await self._answer(reader)
                 writer.write(_response(status, text))
                 await writer.drain()
-                await _read_rest(reader)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError):
@@ -234,27 +229,27 @@ class TrainerEndpoint:
                 transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, str]:
-        """Return the status and the text with which a request is answered."""
+        """Return the status and the text with which a request is answered.
+
+        A body of an allowed size is read even if the request is refused: a client that is still
+        sending when its connection is closed never sees the answer.
+        """
         try:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
             except asyncio.LimitOverrunError as error:
                 raise BadRequest("431 Request Header Fields Too Large", "too long") from error
-            size = self._check_head(head.decode("latin-1"))
-            self._take(read_report(await reader.readexactly(size)))
+            first, headers = _read_head(head.decode("latin-1"))
+            size = headers.get("content-length", "")
+            body = await reader.readexactly(int(size)) if _is_allowed(size) else b""
+            self._check(first, headers)
+            self._take(read_report(body))
         except BadRequest as refused:
             return refused.status, str(refused)
         return "200 OK", ""
 
-    def _check_head(self, head: str) -> int:
-        """Return the size of the body that follows. Raises BadRequest."""
-        first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.lower() in headers:
-                raise BadRequest("400 Bad Request", f"the header {name[:80]} occurs twice")
-            headers[name.lower()] = value.strip()
+    def _check(self, first: str, headers: Mapping[str, str]) -> None:
+        """Refuse a request of another form, or from another client. Raises BadRequest."""
         proof = headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(proof, f"Bearer {self._token}".encode("latin-1")):
             raise BadRequest("401 Unauthorized", "the token is not the job's")
@@ -266,23 +261,36 @@ class TrainerEndpoint:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise BadRequest("415 Unsupported Media Type", "reports are JSON")
         size = headers.get("content-length", "")
-        if not (size.isascii() and size.isdecimal()) or "transfer-encoding" in headers:
+        if not _is_count(size) or "transfer-encoding" in headers:
             raise BadRequest("411 Length Required", "the length of the body is missing")
-        if len(size) > len(str(MAX_BODY_BYTES)) or int(size) > MAX_BODY_BYTES:
+        if not _is_allowed(size):
             raise BadRequest("413 Content Too Large", f"at most {MAX_BODY_BYTES} bytes are read")
-        return int(size)
 
     def _take(self, report: TrainerReport) -> None:
         if report.iterations is not None:
             self._accept(report.iterations, report.loss, report.total)
 
 
-async def _read_rest(reader: asyncio.StreamReader) -> None:
-    """Read what a client still sends, for a moment: else its answer is lost when we close."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(REST_S):
-            while await reader.read(MAX_HEAD_BYTES):
-                pass
+def _read_head(head: str) -> tuple[str, dict[str, str]]:
+    """Return a request's first line, and its headers by name in lower case. Raises BadRequest."""
+    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.lower() in headers:
+            raise BadRequest("400 Bad Request", f"the header {name[:80]} occurs twice")
+        headers[name.lower()] = value.strip()
+    return first, headers
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _is_allowed(size: str) -> bool:
+    """Return whether a body of this size is read."""
+    digits = len(str(MAX_BODY_BYTES))
+    return _is_count(size) and len(size) <= digits and int(size) <= MAX_BODY_BYTES
 
 
 def _response(status: str, text: str) -> bytes:

@@ -205,7 +205,6 @@ def test_only_the_jobs_own_token_and_path_are_accepted(served: Served) -> None:
     assert served.post(a_status(), url=f"{served.url}?x=1") == 404
     assert served.post(a_status(), url=served.url.replace("bert", "other")) == 404
     assert served.post(a_status(), Content_Type="text/plain") == 415
-    assert served.post(b" " * (MAX_BODY_BYTES + 1)) == 413
     assert served.accepted == []
     assert endpoint_path(JOB).endswith("/trainjobs/lab%2Fbert%201/status")
 
@@ -217,6 +216,7 @@ def test_only_the_jobs_own_token_and_path_are_accepted(served: Served) -> None:
         (("Content-Length: -1",), b"411"),
         (("Content-Length: \xb2",), b"411"),
         (("Content-Length: 2", "Content-Length: 2"), b"400"),
+        ((f"Content-Length: {MAX_BODY_BYTES + 1}",), b"413"),
         (("Content-Length: " + "9" * 5000,), b"413"),
         (("Transfer-Encoding: chunked", "Content-Length: 2"), b"411"),
         (("X: " + "x" * 40_000,), b"431"),
