@@ -89,13 +89,14 @@ class ProgressMeter:
         self.first_s = self.first_s if self.first_s is not None else at_s
         return True
 
-    def stalls_at_s(self, limit_s: float) -> float:
-        """Return when the program counts as hanging, or infinity if it never reported progress.
+    def stalls_at_s(self, limit_s: float, began_s: float) -> float:
+        """Return when the program counts as hanging, or infinity.
 
-        A ``limit_s`` of 0 is the default limit.
+        A ``limit_s`` that is stated counts from ``began_s`` until the first report. If it is 0, the
+        default limit counts from the first report on, because a program may report nothing at all.
         """
         if self.advanced_s is None:
-            return math.inf
+            return began_s + limit_s if limit_s else math.inf
         default_s = max(MIN_STALL_S, STALL_ITERATIONS * self.iter_time_s)
         return self.advanced_s + (limit_s or default_s)
 

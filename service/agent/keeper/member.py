@@ -14,6 +14,7 @@ from tessera.service.agent.keeper.gathering import gather
 from tessera.service.agent.keeper.measures import ProgressMeter
 from tessera.service.agent.keeper.ranks import Ranks
 from tessera.service.agent.keeper.reporting import MemberReporter
+from tessera.service.agent.keeper.requests import CHECKPOINT, STOP, Requests
 from tessera.service.agent.keeper.spec import ADDRESS, PORT
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.keeper.trainer import PORT_WORD, TrainerDoor
@@ -31,8 +32,6 @@ TICK_S = 0.5
 MAX_PROGRESS_BYTES = 65_536
 """The largest number of bytes that are read of the program's progress file."""
 
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-
 
 class MemberRun:
     """A member's program from its start to its end. Times are monotonic seconds."""
@@ -40,12 +39,15 @@ class MemberRun:
     def __init__(self, spec: KeeperSpec) -> None:
         self._spec = spec
         self._store = JobStore(spec.store, spec.generation, spec.job_number)
+        self._requests = Requests()
         self._ranks = Ranks(spec, self._feed_text)
+        self._ranks.wake_on(self._requests.descriptor)
         self._began_s = time.monotonic()
         self._resumed: Checkpoint | None = None  # from which the program went on
         self._stop_s: float | None = None  # when a stop was requested
         self._stopped: set[int] = set()  # processes that were asked to stop
         self._killed = ""  # why the keeper killed the program; "" if it did not
+        self._silent_s = 0.0  # seconds without progress when it was killed
         self._asked = 0  # number of checkpoints that were asked for
         self._ask_s = math.inf  # when the next checkpoint is due
         self._read_ns = -1  # change time of the progress file that was read last
@@ -151,11 +153,11 @@ class MemberRun:
 
     def _take_requests(self, now_s: float) -> None:
         """Carry out the signals that came, and ask for a checkpoint if one is due."""
-        while (request := signal.sigtimedwait(REQUESTS, 0)) is not None:
-            if request.si_signo == signal.SIGUSR1:
-                self._ask_s = now_s
-            elif self._stop_s is None:
-                self._stop_s = now_s
+        asked = self._requests.take()
+        if CHECKPOINT in asked:
+            self._ask_s = now_s
+        if STOP in asked and self._stop_s is None:
+            self._stop_s = now_s
         if self._stop_s is not None:  # ranks that begin later are asked, too
             late = [pid for pid in self._ranks.processes() if pid not in self._stopped]
             self._stopped.update(late)
@@ -170,10 +172,7 @@ class MemberRun:
 
     def _is_stopped(self) -> bool:
         """Return whether a stop was requested before the program ran."""
-        while (request := signal.sigtimedwait(REQUESTS, 0)) is not None:
-            if request.si_signo == signal.SIGTERM:
-                return True
-        return False
+        return STOP in self._requests.take()
 
     def _look(self, now_s: float) -> None:
         """Read what the program reported, and report it to the agent if it is new."""
@@ -255,10 +254,11 @@ class MemberRun:
         if self._stop_s is not None:
             if now_s > self._stop_s + self._spec.grace_s:
                 self._killed = "grace"
-        elif now_s > self._meter.stalls_at_s(self._spec.stall_limit_s):
-            self._killed = "stall"
+        elif self._spec.leads:
+            stalls_at_s = self._meter.stalls_at_s(self._spec.stall_limit_s, self._began_s)
+            self._killed = "stall" if now_s > stalls_at_s else ""
         if self._killed:
-            self._silent_s = now_s - (self._meter.advanced_s or now_s)
+            self._silent_s = now_s - (self._meter.advanced_s or self._began_s)
             children.send_signal(children.find_descendants(), signal.SIGKILL)
 
     def _conclude(self, status: int) -> dict[str, str]:

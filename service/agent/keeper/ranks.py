@@ -34,6 +34,7 @@ class Ranks:
         self._launcher = f"rank-launcher-{spec.node_rank}"
         self._ended: list[str] = []  # names of ranks, in order of their ends
         self._program: subprocess.Popen[bytes] | None = None
+        self._end = -1  # the program's pidfd; -1 before its start
         self._pids: dict[int, int] = {}  # of ranks, by local rank
         self._ends: dict[int, int] = {}  # local rank -> pidfd
         self._record_s = 0.0  # monotonic time at which the processes are written down again
@@ -51,6 +52,8 @@ class Ranks:
         else:
             name = f"rank-{spec.ranks[0]}"
         self._program = self._spawn(name, argv, environment, directory)
+        self._end = os.pidfd_open(self._program.pid)
+        self.wake_on(self._end)
         return self._program
 
     def run_staging(
@@ -58,6 +61,10 @@ class Ranks:
     ) -> subprocess.Popen[bytes]:
         """Start the command before the program. Its output comes before that of the launcher."""
         return self._spawn(self._launcher, argv, environment, directory)
+
+    def wake_on(self, descriptor: int) -> None:
+        """Let ``pump`` return early when there is something to read there."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
 
     def are_up(self) -> bool:
         """Return whether all ranks run, as far as it can be known."""
@@ -82,8 +89,8 @@ class Ranks:
                 key.data.pump()
                 if not key.data.is_open:
                     self._selector.unregister(key.fileobj)
-            else:
-                self._note_end(int(key.data))
+            elif isinstance(key.data, int):
+                self._note_end(key.data)
         if (now_s := time.monotonic()) >= self._record_s:
             self._record_s = now_s + RECORD_S
             self._record_processes()
@@ -112,6 +119,8 @@ class Ranks:
         for descriptor in self._ends.values():
             os.close(descriptor)
         self._ends.clear()
+        if self._end >= 0:
+            os.close(self._end)
         self._selector.close()
 
     def tails(self) -> dict[str, str]:

@@ -219,6 +219,15 @@ async def test_a_program_without_progress_for_too_long_is_ended(bench: ProgramBe
     assert "after iteration 3" in end.error
 
 
+async def test_a_program_that_never_begins_is_ended_after_the_stated_limit(
+    bench: ProgramBench,
+) -> None:
+    handle = bench.start(bench.gang("import time; time.sleep(1e6)", launch={"stall_limit_s": 0.5}))
+    end = await end_of(handle)
+    assert (end.outcome, end.reason) == (ExitOutcome.FAILED, ExitReason.STALLED)
+    assert "after iteration 0" in end.error
+
+
 async def test_no_process_survives_the_program(bench: ProgramBench, tmp_path: Path) -> None:
     program = f"""
 import subprocess, sys, time

@@ -146,8 +146,8 @@ class Launch(_message.Message):
     @_builtins.property
     def stall_limit(self) -> _duration_pb2.Duration:
         """The seconds without progress after which the program is taken to hang and is ended. It needs a
-        program that reports progress. Default: the longer of 10 min and 20 iterations, once the program
-        has reported progress.
+        program that reports progress, and counts from its start until it does. Default: the longer of 10
+        min and 20 iterations, once the program has reported progress.
         """
 
     @_builtins.property
