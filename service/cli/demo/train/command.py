@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich import box
 from rich.table import Table
 
 from tessera.formulation.errors import InvalidInput
@@ -55,6 +56,8 @@ TORCH_PYTHON: Final = ROOT / "build" / "torch" / "bin" / "python"
 """The interpreter that ``scripts/torch_env.py`` makes."""
 
 MEMORY_BYTES: Final = 2**30
+TABLE_BOX: Final = box.SIMPLE_HEAD
+"""The lines of the table, which leave room for its columns in 80 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,15 @@ def run_training_demo(
         results, recorder = train(jobs, iterations, python, examples.absolute())
     from tessera.service.cli.demo.train.picture import draw_training  # noqa: PLC0415 - slow
 
-    draw_training(picture, results, recorder.events, NODES)
+    lead = results[0]
+    draw_training(
+        picture,
+        {result.spec.name: result.starts for result in results},
+        lead.executions,
+        lead.undisturbed,
+        recorder.events,
+        NODES,
+    )
     show_results(results, picture)
     if any(result.faults for result in results):
         raise typer.Exit(Exit.REFUSED)
@@ -163,7 +174,8 @@ def train(
     return results, recorder
 
 
-def _start_undisturbed(stage: Stage, job: DemoJob):  # type: ignore[no-untyped-def]
+def _start_undisturbed(stage: Stage, job: DemoJob) -> AbstractContextManager[UndisturbedRun]:
+    """Return a run of the job's program outside of Tessera."""
     command = job.command(stage.examples)
     if command[0] == str(stage.examples / job.script):
         command = (stage.python, *command)
@@ -194,19 +206,19 @@ def _result(
 
 def show_results(results: Sequence[Result], picture: Path) -> None:
     """Print the table of the jobs, and what is wrong."""
-    table = Table(title="4 virtual GPUs on 2 nodes")
-    for column in ("job", "runtime", "state", "iterations", "GPUs of its starts"):
-        table.add_column(column)
-    for column in ("restarts", "restart s", "loss difference", "samples"):
-        table.add_column(column, justify="right")
+    table = Table(title="4 virtual GPUs on 2 nodes", box=TABLE_BOX, pad_edge=False)
+    for column in ("job", "state", "steps", "GPUs"):
+        table.add_column(column, overflow="fold")
+    for column in ("moves", "restart", "differs", "samples"):
+        table.add_column(column, justify="right", overflow="fold")
     for result in results:
         table.add_row(*table_row(result))
     demo.out.print(table)
     demo.say(
-        "Restart s: the measured seconds to stop, launch and reach the first iteration. Loss difference:"
-        " the largest one from the same program outside of Tessera, in one process, at any iteration."
-        " Samples: whether each was used as often as there are epochs, counting the last execution of"
-        " each iteration."
+        "GPUs: of each start, as rounds decided. Moves: the number of restarts. Restart: the measured time to stop, launch and reach"
+        " the first step. Differs: the largest difference of a loss from that of the same program at the"
+        " same step, outside of Tessera in one process. Samples: whether each was used exactly once in"
+        " each epoch, counting the last execution of each step."
     )
     for fault in (fault for result in results for fault in result.faults):
         demo.say(f"FAULT: {fault}")
@@ -214,17 +226,16 @@ def show_results(results: Sequence[Result], picture: Path) -> None:
 
 
 def table_row(result: Result) -> tuple[str, ...]:
-    """Return a job's row of the table."""
+    """Return a job's row of the table. "-" means that something was not measured or recorded."""
     job, price_s = result.job, result.job.training.restart_seconds
-    ledger = "no ledger" if not result.spec.samples else result.ledger_fault or "all once"
+    ledger = "-" if not result.spec.samples else "wrong" if result.ledger_fault else "all once"
     return (
         result.spec.name,
-        result.spec.runtime,
-        jobs_pb2.JobState.Name(job.state),
-        f"{job.iterations_done:.0f} of {job.iterations}",
+        jobs_pb2.JobState.Name(job.state).lower(),
+        f"{job.iterations_done:.0f}/{job.iterations}",
         world_sizes(result.starts),
         str(max(0, len(result.starts) - 1)),
-        f"{price_s:.1f}" if price_s else "-",
+        f"{price_s:.1f} s" if price_s else "-",
         f"{result.difference:.1e}" if result.difference else "0",
         ledger,
     )

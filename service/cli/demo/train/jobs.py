@@ -63,7 +63,16 @@ class DemoJob:
     def submission(self, examples: Path, of_lead: int) -> list[str]:
         """Return the arguments of ``tessera submit``."""
         command = (*self.command(examples), "--work-s", f"{self.work_s:g}")
-        words = ["submit", self.name, "--model", self.model, "--params", PARAMS, "--batch", str(self.batch)]
+        words = [
+            "submit",
+            self.name,
+            "--model",
+            self.model,
+            "--params",
+            PARAMS,
+            "--batch",
+            str(self.batch),
+        ]
         words += ["--iterations", str(self.iterations(of_lead)), "--gpus", "1"]
         words += ["--weight", f"{self.weight:g}", "--restart", f"{RESTART_S:g}s"]
         words += ["--guaranteed"] if self.guaranteed else []
@@ -148,8 +157,6 @@ def profiles_csv(jobs: Sequence[DemoJob], nodes: int) -> str:
         for gpus in job.counts:
             time_s = job.work_s / gpus + job.overhead_s
             for shape in shapes_of(gpus, nodes):
-                rows.writerow(
-                    (job.model, PARAMS, job.batch, GPU_TYPE, *shape, f"{time_s:g}", "ok")
-                    + ("analytic", PROVENANCE)
-                )
+                cell = (job.model, PARAMS, job.batch, GPU_TYPE, *shape)
+                rows.writerow((*cell, f"{time_s:g}", "ok", "analytic", PROVENANCE))
     return text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +20,27 @@ PATIENCE_S: Final = 900.0
 """The longest wait for a step of the demonstration."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An act of the demonstration, at a time in seconds. ``node`` is "" if it is about no node."""
+
+    time_s: float
+    text: str
+    node: str = ""
+
+
 @dataclass(slots=True, kw_only=True)
 class Start:
     """A start of a job: its GPUs as (node, index), and its times in seconds of the demonstration.
 
-    ``running_s`` is inf until the job has reported that it runs.
+    ``running_s`` is inf until the job has reported that it runs, with ``resumed`` iterations done.
     """
 
     generation: int
     gpus: tuple[tuple[str, int], ...]
     begun_s: float
-    running_s: float = float("inf")
+    running_s: float = math.inf
+    resumed: float = 0.0
     ended_s: float = 0.0
 
 
@@ -42,17 +53,16 @@ class Recorder:
     children: Sequence[Child] = ()
     clock: Callable[[], float] = time.monotonic
     starts: dict[str, list[Start]] = field(default_factory=dict)
-    events: list[tuple[float, str]] = field(default_factory=list)
-    """What the demonstration did, with the time."""
+    events: list[Event] = field(default_factory=list)
     _zero_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin to count the time."""
         self._zero_s = self.clock()
 
-    def note(self, what: str) -> None:
+    def note(self, text: str, node: str = "") -> None:
         """Record an event."""
-        self.events.append((self.clock() - self._zero_s, what))
+        self.events.append(Event(time_s=self.clock() - self._zero_s, text=text, node=node))
 
     def read(self) -> dict[str, jobs_pb2.Job]:
         """Return all jobs by their ids, and record what they run on."""
@@ -72,8 +82,8 @@ class Recorder:
                 new = Start(generation=job.allocation.generation, gpus=gpus, begun_s=now_s)
                 starts.append(new)
             starts[-1].ended_s = now_s
-            if job.state == jobs_pb2.RUNNING:
-                starts[-1].running_s = min(starts[-1].running_s, now_s)
+            if job.state == jobs_pb2.RUNNING and math.isinf(starts[-1].running_s):
+                starts[-1].running_s, starts[-1].resumed = now_s, job.iterations_done
 
     def wait(self, condition: Callable[[dict[str, jobs_pb2.Job]], bool], what: str) -> None:
         """Wait until ``condition`` holds for the jobs.
@@ -113,5 +123,5 @@ def describe(job: jobs_pb2.Job) -> str:
 
 
 def world_sizes(starts: Sequence[Start]) -> str:
-    """Return the GPU counts of a job's starts, e.g. "4 -> 1 -> 1 -> 4"."""
-    return " -> ".join(str(len(start.gpus)) for start in starts) or "-"
+    """Return the GPU counts of a job's starts, e.g. "4→1→1→4"."""
+    return "→".join(str(len(start.gpus)) for start in starts) or "-"

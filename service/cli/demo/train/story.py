@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pwd
 import subprocess
@@ -28,7 +29,7 @@ from tessera.service.cli.demo.train.jobs import (
     DemoJob,
     profiles_csv,
 )
-from tessera.service.cli.demo.train.recorder import Recorder, gpus_of, has_ended
+from tessera.service.cli.demo.train.recorder import Recorder, Start, gpus_of, has_ended
 from tessera.v1 import jobs_pb2
 
 NODES: Final = tuple(
@@ -52,7 +53,7 @@ GRACE_S: Final = 60.0
 FIRST_SHARE: Final = 0.15
 """The share of its iterations that the first job does before others arrive."""
 
-STEP_SHARE: Final = 0.05
+STEP_SHARE: Final = 0.08
 """The share of its iterations that it does in between the later steps."""
 
 
@@ -164,24 +165,26 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
     names = ", ".join(job.name for job in others)
     stage.tell(f"submitting {names}, of more weight, while {_where(recorder, lead)}")
     recorder.note("others arrive")
+    before = recorder.starts[lead.name][-1]
     for job in others:
         stage.submit(job)
-    before = recorder.starts[lead.name][-1].generation
     recorder.wait(
-        lambda jobs: _has_moved_on(jobs, lead, before, step), f"{lead.name} trains after a restart"
+        lambda jobs: _has_trained(recorder, jobs, lead, before, step),
+        f"{lead.name} trains after a restart",
     )
 
-    node = recorder.starts[lead.name][-1].gpus[0][0]
-    stage.tell(f"draining {node} while {_where(recorder, lead)}")
-    recorder.note(f"{node} drained")
+    stage.tell(f"draining its first node while {_where(recorder, lead)}")
+    moved = recorder.starts[lead.name][-1]
+    node = moved.gpus[0][0]
+    recorder.note(f"{node} drained", node)
     stage.call("drain", node, "--reason", "demonstration")
-    before = recorder.starts[lead.name][-1].generation
     recorder.wait(
-        lambda jobs: _has_moved_on(jobs, lead, before, step), f"{lead.name} trains elsewhere"
+        lambda jobs: _has_trained(recorder, jobs, lead, moved, step),
+        f"{lead.name} trains elsewhere",
     )
 
     stage.tell(f"putting {node} back while {_where(recorder, lead)}")
-    recorder.note(f"{node} back")
+    recorder.note(f"{node} back", node)
     stage.call("undrain", node)
     everyone = {job.name for job in jobs}
     recorder.wait(
@@ -196,19 +199,19 @@ def _is_beyond(jobs: dict[str, jobs_pb2.Job], lead: DemoJob, iterations: float) 
     return has_ended(job) or job.iterations_done >= iterations
 
 
-def _has_moved_on(
-    jobs: dict[str, jobs_pb2.Job], lead: DemoJob, generation: int, iterations: float
+def _has_trained(
+    recorder: Recorder,
+    jobs: dict[str, jobs_pb2.Job],
+    lead: DemoJob,
+    after: Start,
+    iterations: float,
 ) -> bool:
-    """Return whether a later start of the job has trained ``iterations``, or the job has ended.
-
-    A start that went on from a checkpoint reports the iterations of that first.
-    """
-    job = jobs[lead.name]
+    """Return whether a start later than ``after`` has done ``iterations``, or the job has ended."""
+    job, latest = jobs[lead.name], recorder.starts[lead.name][-1]
     if has_ended(job):
         return True
-    is_running = job.state == jobs_pb2.RUNNING and job.allocation.generation > generation
-    resumed = job.training.checkpoint_iterations
-    return bool(is_running and job.iterations_done >= resumed + iterations)
+    is_running = latest.generation > after.generation and math.isfinite(latest.running_s)
+    return is_running and job.iterations_done >= latest.resumed + iterations
 
 
 def _where(recorder: Recorder, lead: DemoJob) -> str:

@@ -47,7 +47,7 @@ class UndisturbedRun:
 def run_undisturbed(
     job: DemoJob, command: tuple[str, ...], iterations: int, folder: Path
 ) -> Iterator[UndisturbedRun]:
-    """Run a job's program outside of Tessera for the duration of the block, if it takes so long."""
+    """Run a job's program outside of Tessera until it ends, or until the block does."""
     folder.mkdir(parents=True)
     copy_client(folder / "site")
     inherited = remove_secrets(dict(os.environ))
