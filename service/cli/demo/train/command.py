@@ -215,10 +215,10 @@ def show_results(results: Sequence[Result], picture: Path) -> None:
         table.add_row(*table_row(result))
     demo.out.print(table)
     demo.say(
-        "GPUs: of each start, as rounds decided. Moves: the number of restarts. Restart: the measured time to stop, launch and reach"
-        " the first step. Differs: the largest difference of a loss from that of the same program at the"
-        " same step, outside of Tessera in one process. Samples: whether each was used exactly once in"
-        " each epoch, counting the last execution of each step."
+        "GPUs: of each start, as rounds decided. Moves: the number of restarts. Restart: the measured"
+        " time to stop, launch and reach the first step. Differs: the largest difference of a loss from"
+        " that of the same program at the same step, outside of Tessera in one process. Samples: whether"
+        " each was used exactly once in each epoch, counting the last execution of each step."
     )
     for fault in (fault for result in results for fault in result.faults):
         demo.say(f"FAULT: {fault}")

@@ -126,7 +126,7 @@ def _draw_losses(
     axes.tick_params(labelbottom=False)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
     axes.set_xlim(0, len(steps) + 1)
-    axes.legend(loc="lower left", framealpha=0.95)
+    axes.legend(loc="upper right", framealpha=0.95)
 
 
 def _mark_changes(axes: Any, segments: Sequence[Segment], width: int) -> None:
