@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full verify supply sbom lock docs proto bench clean
+.PHONY: help setup demo demo-train test test-full verify supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -7,7 +7,7 @@ DEV := .venv/.installed-dev
 SERVER := .venv/.installed-server
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
 
 setup: $(DEV) ## make .venv with everything, at the pinned versions
 
@@ -21,6 +21,10 @@ $(SERVER): pyproject.toml proto/pyproject.toml requirements/server.lock
 
 demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP next to greedy
 	$(BIN)/tessera demo
+
+demo-train: $(SERVER) ## real training, scaled and moved by rounds, with losses compared; PyTorch for CPUs is installed for it
+	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py || true # without PyTorch, it trains other programs
+	$(BIN)/tessera demo-train
 
 test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first

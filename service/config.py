@@ -90,9 +90,16 @@ VARIABLE_PREFIX: Final = "TESSERA_"
 """Prefix of the environment variables: ``listen`` is TESSERA_LISTEN."""
 
 OTHER_VARIABLES: Final = frozenset(
-    {"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER", *CLIENT_VARIABLES}
+    {
+        "TESSERA_CLUSTER",
+        "TESSERA_DATA",
+        "TESSERA_HOME",
+        "TESSERA_SERVER",
+        "TESSERA_TORCH_PYTHON",
+        *CLIENT_VARIABLES,
+    }
 )
-"""Variables that the command line, agents and the benchmarks read.
+"""Variables that the command line, agents, the benchmarks and the demonstrations read.
 
 Any other unknown TESSERA_ variable is an error: a mistyped TESSERA_DATABASE_URL must not start an
 empty database.

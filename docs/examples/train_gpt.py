@@ -249,7 +249,7 @@ def train(options: argparse.Namespace) -> None:
             print(f"iteration {done} loss {loss:.6f}", flush=True)
         if wants_checkpoint or is_stopping or done == total or done % options.every == 0:
             training.save(done)
-        time.sleep(options.pause_s)
+        time.sleep(options.pause_s + options.work_s / training.world)
     training.ledger.close()
     dist.destroy_process_group()
 
@@ -264,6 +264,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=20, help="iterations between checkpoints")
     parser.add_argument("--folder", default="train_gpt", help="if Tessera gives none")
     parser.add_argument("--pause-s", type=float, default=0.0, help="waits, for demonstrations")
+    parser.add_argument("--work-s", type=float, default=0.0, help="waits that the GPUs share")
     return parser.parse_args()
 
 

@@ -64,10 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--every", type=int, default=100, help="iterations between checkpoints")
     parser.add_argument("--pause-s", type=float, default=0.0, help="waits, for demonstrations")
+    parser.add_argument("--work-s", type=float, default=0.0, help="waits that the GPUs share")
     options = parser.parse_args()
     total = int(os.environ.get("TESSERA_ITERATIONS", "1000"))
     batch = int(os.environ.get("TESSERA_GLOBAL_BATCH", "16"))
     folder = Path(os.environ.get("TESSERA_CHECKPOINT_DIR", "."))
+    gpus = int(os.environ.get("TESSERA_GPUS", "1"))
     is_first_node = os.environ.get("TESSERA_NODE_RANK", "0") == "0"
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
@@ -82,7 +84,7 @@ def main() -> None:
         print(f"iteration {done} loss {loss:.12f}", flush=True)
         if is_first_node and done % options.every == 0:
             save(folder, done, weights, loss)
-        time.sleep(options.pause_s)
+        time.sleep(options.pause_s + options.work_s / gpus)
     if is_first_node:
         save(folder, done, weights, loss)
 

@@ -119,7 +119,7 @@ class ProgramRuntime:
             (inbox / name).write_text(text, encoding="utf-8")
         if gang.execution_plan:
             (inbox / "plan.json").write_text(gang.execution_plan, encoding="utf-8")
-        _copy_client(inbox / "site")
+        copy_client(inbox / "site")
         _open_to_user(inbox)
 
     def launch(self, member: Member) -> MemberHandle:
@@ -337,7 +337,7 @@ def _equal_parts(gpus: int, nodes: int) -> tuple[int, ...]:
     return tuple(gpus // nodes + (k < gpus % nodes) for k in range(nodes))
 
 
-def _copy_client(site: Path) -> None:
+def copy_client(site: Path) -> None:
     """Put the module ``tessera.progress`` where the program finds it."""
     found = importlib.util.find_spec("tessera.progress")
     if found is None or found.origin is None:

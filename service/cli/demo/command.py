@@ -86,13 +86,13 @@ def run_demo(
     workload = [spec for _, spec in philly_like(jobs + arrivals * (rounds - 1), seed)]
     workload[0] = replace(workload[0], workload=UNPROFILED_WORKLOAD)
     with ExitStack() as stack:
-        system = stack.enter_context(run_stack(report=_tell))
-        _tell("sending the cluster and its estimates")
+        system = stack.enter_context(run_stack(report=tell))
+        tell("sending the cluster and its estimates")
         make_cluster(system, types, nodes)
         add_estimates(system, sample_profiles())
-        _tell(f"starting four agents for {len(nodes)} nodes")
+        tell(f"starting four agents for {len(nodes)} nodes")
         stack.enter_context(_agents(system, nodes))
-        _wait_for_nodes(system, len(nodes))
+        wait_for_nodes(system, len(nodes))
         pairs = []
         for k in range(rounds):
             submit_jobs(
@@ -104,7 +104,7 @@ def run_demo(
             call_s = time.monotonic() - started_s
             greedy = replay_round(system, ilp.name, objective=OBJECTIVE, solver="greedy")
             pairs.append(RoundPair(ilp=ilp, greedy=greedy, call_s=call_s))
-            _tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
+            tell(f"round {k + 1} of {rounds}: {ilp.running} running, {ilp.waiting} waiting")
             if k < rounds - 1:
                 time.sleep(ROUND_S / CLOCK_FACTOR)
         listed = list_jobs(system)
@@ -130,7 +130,7 @@ def _show(pairs: Sequence[RoundPair], found: Sequence[jobs_pb2.Job], picture: Pa
             f"{pair.call_s:.2f}",
         )
     out.print(table)
-    _say(
+    say(
         "ILP and greedy: throughput placed on the same snapshot, in effective GPUs. One GPU of the job's best"
         " type, at its most efficient count, counts as 1. Gap: distance from the proven bound."
         " Seconds: the whole"
@@ -138,26 +138,26 @@ def _show(pairs: Sequence[RoundPair], found: Sequence[jobs_pb2.Job], picture: Pa
     )
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
-    _say(f"Jobs now: {counts}.")
+    say(f"Jobs now: {counts}.")
     out.print("\nWhy jobs wait:", style="bold")
     for job in instructive_jobs(found):
-        _say(
+        say(
             f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, requests"
             f" {count_noun(job.requested_gpus, 'GPU')}): {job.reason.message}. Next step:"
             f" {job.reason.next_step}."
         )
-    _say(f"\nPicture: {picture}")
+    say(f"\nPicture: {picture}")
     out.print("\nNext steps:", style="bold")
     for command, purpose in NEXT_STEPS:
-        _say(f"  {command:<25}{purpose}")
+        say(f"  {command:<25}{purpose}")
 
 
-def _tell(step: str) -> None:
+def tell(step: str) -> None:
     """Print a step on standard error when it begins or has ended."""
     err.print(step, highlight=False, markup=False)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print a line, wrapped at words on a terminal and left whole elsewhere."""
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
@@ -245,7 +245,7 @@ def _agents(system: Stack, nodes: Sequence[NodeSpec]) -> Iterator[None]:
             process.wait(30)
 
 
-def _wait_for_nodes(system: Stack, count: int, limit_s: float = 30.0) -> None:
+def wait_for_nodes(system: Stack, count: int, limit_s: float = 30.0) -> None:
     """Wait until the agents of all nodes have reported."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:

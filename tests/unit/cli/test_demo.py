@@ -62,7 +62,7 @@ def test_long_lines_are_wrapped_between_words_on_a_terminal(
     terminal = Console(file=shown, width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(demo, "out", terminal)
 
-    demo._say("[llama] " + " ".join(words))
+    demo.say("[llama] " + " ".join(words))
 
     lines = shown.getvalue().splitlines()
     assert len(lines) > 1
@@ -74,7 +74,7 @@ def test_a_line_is_not_wrapped_without_a_terminal(monkeypatch: pytest.MonkeyPatc
     shown = io.StringIO()
     monkeypatch.setattr(demo, "out", Console(file=shown, width=80))
 
-    demo._say("a line of words " * 20)
+    demo.say("a line of words " * 20)
 
     assert len(shown.getvalue().splitlines()) == 1
 

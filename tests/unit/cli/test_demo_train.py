@@ -1,0 +1,239 @@
+"""The pure parts of the demonstration of training: its jobs, its proof, its record and its picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tessera.service.cli.demo.train.command import Result, table_row
+from tessera.service.cli.demo.train.jobs import (
+    LEADS,
+    OTHERS,
+    PARAMS,
+    PROVENANCE,
+    choose_jobs,
+    profiles_csv,
+)
+from tessera.service.cli.demo.train.picture import (
+    describe_change,
+    draw_training,
+    find_drains,
+    find_segments,
+)
+from tessera.service.cli.demo.train.proof import (
+    Execution,
+    find_ledger_fault,
+    largest_difference,
+    last_executions,
+    parse_output,
+    read_ledger,
+)
+from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, world_sizes
+from tessera.service.cli.demo.train.story import NODES
+from tessera.simulator.traces.profiles import parse_profiles
+from tessera.v1 import jobs_pb2, jobs_pb2_grpc
+
+GPT, LINE = LEADS
+
+
+def an_execution(
+    iteration: int, generation: int = 1, loss: float = 1.0, samples: tuple[int, ...] = ()
+) -> Execution:
+    return Execution(generation=generation, iteration=iteration, loss=loss, samples=samples)
+
+
+def a_start(generation: int, *gpus: tuple[str, int], begun_s: float = 0.0) -> Start:
+    return Start(
+        generation=generation, gpus=gpus, begun_s=begun_s, running_s=begun_s, ended_s=begun_s + 5
+    )
+
+
+def in_order(total: int, batch: int, samples: int) -> dict[int, Execution]:
+    """Return iterations that use the samples in turn."""
+    return {
+        n: an_execution(n, samples=tuple((n * batch + k) % samples for k in range(batch)))
+        for n in range(total)
+    }
+
+
+def a_result(**changes: object) -> Result:
+    job = jobs_pb2.Job(state=jobs_pb2.SUCCEEDED, iterations=400, iterations_done=400)
+    job.training.restart_seconds = 10.04
+    result = Result(
+        spec=GPT,
+        job=job,
+        starts=[a_start(1, *ALL), a_start(2, ALL[0]), a_start(3, ALL[3])],
+        executions=[],
+        undisturbed=[],
+        difference=7.2e-7,
+        ledger_fault="",
+    )
+    return replace(result, **changes)  # type: ignore[arg-type]
+
+
+ALL = tuple((node.name, index) for node in NODES for index in range(node.gpus))
+
+
+def test_without_pytorch_another_job_is_scaled_and_the_rest_stays() -> None:
+    assert choose_jobs(has_torch=True) == (GPT, *OTHERS)
+    assert choose_jobs(has_torch=False) == (LINE, *OTHERS)
+
+
+def test_estimates_are_of_every_shape_and_are_not_called_measured() -> None:
+    records = parse_profiles(profiles_csv((GPT, *OTHERS), 2).encode(), "profiles.csv")
+    shapes = [
+        (r.cell.gpus, r.cell.nodes)
+        for r in records
+        if (r.workload.model, r.workload.params) == (GPT.model, PARAMS)
+    ]
+    assert shapes == [(1, 1), (2, 1), (2, 2), (4, 2)]
+    assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", PROVENANCE)}
+    assert len(records) == len(shapes) + 1  # the other jobs share a model
+
+
+def test_a_submission_names_the_script_alone_for_launchers_of_scripts() -> None:
+    gpt, plain = (job.submission(Path("/x"), 400) for job in (GPT, OTHERS[0]))
+    assert gpt[gpt.index("--command") + 1].startswith("/x/train_gpt.py ")
+    assert "--guaranteed" in gpt
+    assert " /x/train_plain.py " in plain[plain.index("--command") + 1]
+    assert plain[plain.index("--iterations") + 1] == "200"
+
+
+def test_ledgers_of_ranks_are_joined_and_a_line_that_was_cut_off_is_left_out(
+    tmp_path: Path,
+) -> None:
+    def line(iteration: int, *samples: int) -> str:
+        entry = {"iteration": iteration, "samples": samples, "loss": 2.0 - iteration}
+        return json.dumps(entry) + "\n"
+
+    (tmp_path / "1-0.jsonl").write_text(line(0, 1, 2) + line(1, 5, 6) + line(2, 9)[:-9])
+    (tmp_path / "1-1.jsonl").write_text(line(0, 3, 4) + line(1, 7, 8))
+    (tmp_path / "2-0.jsonl").write_text(line(1, 8, 7, 6, 5))
+    last = last_executions(read_ledger(tmp_path))
+    assert last == {
+        0: an_execution(0, 1, 2.0, (1, 2, 3, 4)),
+        1: an_execution(1, 2, 1.0, (8, 7, 6, 5)),
+    }
+
+
+def test_the_last_execution_is_that_of_the_latest_start_in_any_order() -> None:
+    executions = [an_execution(0, 10, 3.0), an_execution(0, 9, 2.0)]
+    assert last_executions(executions)[0].loss == 3.0
+    assert last_executions(reversed(executions))[0].loss == 3.0
+
+
+def test_output_counts_iterations_from_one_and_other_lines_are_skipped() -> None:
+    text = "hello\niteration 1 loss 0.5\r\niteration 2 loss 0.25\nan iteration 3 loss 1\niterat"
+    assert parse_output(4, text) == [an_execution(0, 4, 0.5), an_execution(1, 4, 0.25)]
+
+
+def test_the_largest_difference_counts_and_a_missing_or_strange_loss_is_infinite() -> None:
+    ours = {0: an_execution(0, loss=1.0), 1: an_execution(1, loss=2.0)}
+    other = {0: an_execution(0, loss=1.5), 1: an_execution(1, loss=1.9)}
+    assert largest_difference(ours, other) == 0.5
+    assert largest_difference(ours, {0: other[0]}) == math.inf
+    assert largest_difference({0: ours[0]}, other) == math.inf
+    assert largest_difference({}, {}) == math.inf
+    strange = other | {1: an_execution(1, loss=math.nan)}
+    assert largest_difference(ours, strange) == math.inf
+
+
+@pytest.mark.parametrize("total", [0, 1, 5, 6, 10])
+def test_samples_in_turn_are_right_also_over_several_epochs(total: int) -> None:
+    assert find_ledger_fault(in_order(total, 4, 10), total, 4, 10) == ""
+
+
+def test_every_mistake_in_the_samples_is_found() -> None:
+    def fault(change: dict[int, Execution] | None = None, without: int | None = None) -> str:
+        last = in_order(6, 4, 10) | (change or {})
+        return find_ledger_fault({n: e for n, e in last.items() if n != without}, 6, 4, 10)
+
+    assert fault(without=3) == "iteration 4 is missing"
+    assert fault({6: an_execution(6)}) == "iteration 7 is beyond the last, 6"
+    assert fault({2: an_execution(2, samples=(8, 9, 0))}) == (
+        "iteration 3 used 3 samples, and its batch is 4"
+    )
+    assert fault({2: an_execution(2, samples=(8, 9, 0, 10))}) == "sample 10 does not exist"
+    twice = {2: an_execution(2, samples=(8, 0, 0, 1))}
+    assert fault(twice) == "sample 0 was used 4 times, and 3 are right"
+    skipped = {0: an_execution(0, samples=(0, 1, 2, 4)), 1: an_execution(1, samples=(3, 5, 6, 7))}
+    assert fault(skipped) == ""
+    fewer = {4: an_execution(4, samples=(6, 7, 4, 5))}
+    assert fault(fewer) == "sample 8 was skipped: it was used 1 times of 2"
+
+
+def test_a_record_has_one_start_for_each_allocation_and_the_time_when_it_trains() -> None:
+    recorder = Recorder(jobs_pb2_grpc.JobsStub, "clusters/c")  # type: ignore[arg-type]
+    job = jobs_pb2.Job(state=jobs_pb2.STARTING, iterations_done=7)
+    job.allocation.generation = 1
+    share = jobs_pb2.NodeShare(node="clusters/c/nodes/node-0", gpu_indices=[0, 1])
+    job.allocation.shares.append(share)
+    recorder.record({"gpt": job}, 1.0)
+    job.state = jobs_pb2.RUNNING
+    recorder.record({"gpt": job}, 2.0)
+    job.iterations_done = 9
+    recorder.record({"gpt": job}, 3.0)
+    recorder.record({"gpt": jobs_pb2.Job(state=jobs_pb2.QUEUED)}, 4.0)
+    job.allocation.generation = 2
+    del job.allocation.shares[0].gpu_indices[1:]
+    recorder.record({"gpt": job}, 5.0)
+
+    first, second = recorder.starts["gpt"]
+    assert first.gpus == (("node-0", 0), ("node-0", 1))
+    assert (first.begun_s, first.running_s, first.ended_s, first.resumed) == (1.0, 2.0, 3.0, 7.0)
+    assert (second.begun_s, second.resumed) == (5.0, 9.0)
+    assert world_sizes(recorder.starts["gpt"]) == "2→1"
+
+
+def test_a_job_that_trained_as_if_undisturbed_has_no_fault() -> None:
+    assert a_result().faults == []
+    row = ("gpt", "succeeded", "400/400", "4→1→1", "2", "10.0 s", "7.2e-07", "all once")
+    assert table_row(a_result()) == row
+    assert table_row(a_result(spec=LINE, difference=0.0))[-2:] == ("0", "-")
+
+
+def test_faults_name_the_job_and_what_is_wrong() -> None:
+    failed = jobs_pb2.Job(state=jobs_pb2.FAILED, iterations=400, last_error="no disk")
+    (fault,) = a_result(job=failed).faults
+    assert fault == "gpt did not finish: FAILED at iteration 0 of 400, no disk."
+    (fault,) = a_result(difference=1.1e-5).faults
+    assert fault == "A loss of gpt differs by 1.1e-05 from the other run."
+    assert len(a_result(difference=math.nan).faults) == 1
+    wrong = a_result(ledger_fault="iteration 4 is missing")
+    assert wrong.faults == ["The ledger of gpt is wrong: iteration 4 is missing."]
+    assert table_row(wrong)[-1] == "wrong"
+
+
+def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
+    starts = [a_start(1, *ALL), a_start(2, ALL[0]), a_start(3, ALL[3])]
+    last = {n: an_execution(n, generation=1 + (n >= 3) + (n >= 5)) for n in range(8)}
+    assert [(s.first, s.end, s.start.generation) for s in find_segments(last, starts)] == [
+        (1, 4, 1),
+        (4, 6, 2),
+        (6, 9, 3),
+    ]
+    changes = [describe_change(a, b) for a, b in pairwise(starts)]
+    assert changes == ["4 → 1 GPU", "1 GPU, moved"]
+    assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "train.png"
+    starts = [a_start(1, *ALL), a_start(2, ALL[0], begun_s=6.0)]
+    executions = [an_execution(n, 1 + (n > 4), 5.0 - n) for n in range(9)]
+    events = [
+        Event(time_s=0.0, text="gpt arrives"),
+        Event(time_s=2.0, text="node-0 drained", node="node-0"),
+        Event(time_s=4.0, text="node-0 back", node="node-0"),
+    ]
+    assert find_drains(events) == [(2.0, 4.0, "node-0")]
+
+    jobs = {"gpt": starts, "plain-1": [a_start(1, ALL[1], begun_s=7.0)]}
+    draw_training(file, jobs, executions, executions, events, NODES)
+
+    assert file.read_bytes().startswith(b"\x89PNG")
