@@ -15,9 +15,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.files import PASSAGE, make_private, read_json, write_json
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
+from tessera.service.agent.strays import kill_member
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ def _make_private(path: Path) -> None:
                 f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and thus decide what runs"
                 f" here; run `chmod o-w {parent}`, or choose another directory",
             )
-    path.chmod(0o700)
+    passable = stat.S_IMODE(status.st_mode) == PASSAGE  # programs of other users run below it
+    path.chmod(PASSAGE if passable else 0o700)
 
 
 def _written_down(directory: Path) -> Gang | None:
@@ -202,6 +204,7 @@ def _end_stray(directory: Path) -> None:
             continue
         if process is not None:
             process.signal(signal.SIGKILL)
+        kill_member(identity.parent)
 
 
 def _clear(path: Path) -> None:

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 MARK_VARIABLE: Final = "TESSERA_MEMBER"
 """The variable by which the processes of a member are recognized."""
 
+MARK_FILE: Final = "mark.json"
+PROCESSES_FILE: Final = "processes.json"
+"""Files in a member's directory: its mark, and the processes that its keeper has written down."""
+
 PAUSE_S: Final = 0.05
 """Seconds between two looks at processes that were killed and are not dead yet."""
 
@@ -52,15 +56,36 @@ async def end_strays(mark: str, recorded: Path) -> None:
         strays = find_strays(mark, recorded)
         if not strays:
             return
-        for stray in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(stray.pid, signal.SIGKILL)
+        _kill(strays)
         await asyncio.sleep(PAUSE_S)
     log.error(
         "processes %s of a member cannot be ended; restart the node",
         ", ".join(str(stray.pid) for stray in strays),
         extra={"action": "kill"},
     )
+
+
+def read_mark(directory: Path) -> str:
+    """Return the mark of the member with this directory, or "" if none was written there."""
+    try:
+        stored = read_json(str(directory / MARK_FILE)) or {}
+    except (OSError, ValueError) as error:
+        log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
+        return ""
+    mark = stored.get("mark")
+    return mark if isinstance(mark, str) else ""
+
+
+def kill_member(directory: Path) -> None:
+    """Kill the processes below the keeper of a member, whose description is damaged."""
+    if mark := read_mark(directory):
+        _kill(find_strays(mark, directory / PROCESSES_FILE))
+
+
+def _kill(strays: list[ProcessIdentity]) -> None:
+    for stray in strays:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(stray.pid, signal.SIGKILL)
 
 
 def _recorded_identities(recorded: Path) -> list[ProcessIdentity]:

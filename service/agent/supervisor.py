@@ -114,12 +114,21 @@ class Supervisor:
                 self._follow(local, member)
 
     def _abandon(self, local: LocalGang) -> None:
-        """End what was started of a gang whose start an earlier agent did not finish."""
+        """End what was started of a gang whose start an earlier agent did not finish.
+
+        Until its processes are dead, it occupies its GPUs. Then it may be started again.
+        """
+        log.info("ending %s, half started", _name(local.gang.key), extra={"action": "stop"})
+        if not local.members:
+            self._state.remove(local.gang.key)
+            return
+        local.is_stopping = True
+        self._here[local.gang.key] = local
         for member in local.members:
             if member.handle is not None:
+                member.phase = GangPhase.STOPPING
                 member.handle.kill()
-                self._spawn(_await_end(member.handle))
-        self._state.remove(local.gang.key)
+                self._follow(local, member)
 
     @property
     def network_remarks(self) -> tuple[str, ...]:
@@ -387,11 +396,6 @@ class Supervisor:
         """Forget a gang that was stopped, unless a member has done all iterations meanwhile."""
         if all(member.phase is not GangPhase.SUCCEEDED for member in local.members):
             self._forget(local.gang.key)
-
-
-async def _await_end(handle: MemberHandle) -> None:
-    await handle.begun()
-    await handle.ended()
 
 
 def _name(key: GangKey) -> str:

@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 
 from tessera.service.agent import checkpoint
-from tessera.service.agent.files import make_private, read_json
+from tessera.service.agent.files import PASSAGE, make_private, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LIST = "checkpoints.json"
 LAST_STOP = "stop.json"
-
-PASSAGE = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
 
 KEPT_CHECKPOINTS = 3
 """Number of the newest checkpoints that are kept."""
@@ -90,9 +87,11 @@ class JobStore:
         """
         make_private(self.directory)
         checkpoint.open_generation(self.directory, self._generation, self._job)
-        owner = read_json(os.path.join(self.directory, LIST)) or {}
-        if self._job and owner.get("job", self._job) != self._job:
+        owner = self._owner()
+        if owner and self._job and owner != self._job:
             self._clear()
+        if self._owner() != self._job:
+            self._change_list(lambda listed: listed)  # it names the owner from now on
 
     def make_directories(self, uid: int, gid: int) -> None:
         """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
@@ -109,9 +108,9 @@ class JobStore:
         stored = read_json(path) or {}
         try:
             listed = [Checkpoint(**row) for row in stored.get("checkpoints", ())]
+            return sorted(listed, key=lambda one: (one.iterations, one.generation), reverse=True)
         except TypeError as error:
             raise ValueError(f"{path} is broken: {error}; put back an older one") from error
-        return sorted(listed, key=lambda one: (one.iterations, one.generation), reverse=True)
 
     def choose_checkpoint(self) -> tuple[Checkpoint | None, str]:
         """Return the checkpoint to go on from, and a sentence on those that were passed over.
@@ -205,15 +204,21 @@ class JobStore:
         self._change(LAST_STOP, lambda _: {})
         return float(stored.get("checkpoint_s", 0.0)), float(stored.get("stop_s", 0.0))
 
+    def _owner(self) -> int:
+        """Return the number of the job that the list of checkpoints names, or 0 without any."""
+        stored = read_json(os.path.join(self.directory, LIST)) or {}
+        owner = stored.get("job", 0)
+        return owner if isinstance(owner, int) else 0
+
     def _rendezvous_name(self) -> str:
         return f"rendezvous-{self._generation}.json"
 
     def _change_list(self, change: Any) -> None:
         """Replace the list of checkpoints by ``change`` of it. Raises StaleGeneration."""
 
-        def rewrite(_: dict[str, Any]) -> dict[str, Any]:
+        def rewrite(stored: dict[str, Any]) -> dict[str, Any]:
             return {
-                "job": self._job,
+                "job": self._job or stored.get("job", 0),
                 "checkpoints": [vars(one) for one in change(self.checkpoints())],
             }
 

@@ -17,12 +17,13 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import make_private, open_private, read_json, write_json
+from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
     make_cgroup,
     read_secrets,
+    remove_cgroup,
     require_entrance,
     share_of_cores,
     visible_devices,
@@ -41,7 +42,13 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
-from tessera.service.agent.strays import MARK_VARIABLE, end_strays
+from tessera.service.agent.strays import (
+    MARK_FILE,
+    MARK_VARIABLE,
+    PROCESSES_FILE,
+    end_strays,
+    read_mark,
+)
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -52,9 +59,6 @@ log = logging.getLogger(__name__)
 
 LOGS: Final = "logs"
 """The folder of the output of jobs, in the agent's data directory."""
-
-PASSAGE: Final = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
 
 SHARE_OF_MEMORY: Final = 0.95
 """The share of a node's memory that its jobs may use together."""
@@ -128,7 +132,7 @@ class ProgramRuntime:
         """Start the member's keeper. Raises InvalidInput, OSError."""
         mark = uuid.uuid4().hex
         spec = self._spec(member, mark)
-        write_json(str(member.directory / "mark.json"), {"mark": mark})
+        write_json(str(member.directory / MARK_FILE), {"mark": mark})
         return KeeperHandle.spawn(
             python_argv(Path(keeper.__file__)),
             spec.to_plain(),
@@ -179,17 +183,18 @@ class ProgramRuntime:
         inbox, outbox = _inbox(member), _outbox(member)
         for path in (inbox, outbox):
             make_private(str(path))
-        make_private(str(member.store.parent))
+        shared = member.store.parent
+        made = [path for path in (shared, *shared.parents) if not path.exists()]
+        make_private(str(shared))
         if user.uid == os.geteuid():
             return
-        for path in (member.directory, *member.directory.parents):
+        data = self.settings.data_dir
+        above = (member.directory, *member.directory.parents, *shared.parents)
+        for path in (shared, *made, *(path for path in above if path.is_relative_to(data))):
             path.chmod(PASSAGE)
-            if path == self.settings.data_dir:
-                break
-        member.store.parent.chmod(PASSAGE)
         os.chown(outbox, user.uid, user.gid)
         require_entrance(member.directory, user)
-        require_entrance(member.store.parent, user)
+        require_entrance(shared, user)
 
     def _write_trainer_files(self, member: Member, user: ProgramUser) -> None:
         """Write the files with which Hugging Face's Trainer can report to the keeper."""
@@ -236,7 +241,7 @@ class ProgramRuntime:
             gid=user.gid,
             groups=user.groups,
             cores=share_of_cores(sorted(os.sched_getaffinity(0)), member.gpus, gpus),
-            cgroup=self._cgroup(member, gpus),
+            cgroup=self._cgroup(member, gpus, mark),
             iterations_total=gang.iterations_total,
             iter_time_s=gang.iter_time_s,
             progress_pattern=launch.progress_pattern,
@@ -292,13 +297,13 @@ class ProgramRuntime:
             }
         return variables
 
-    def _cgroup(self, member: Member, node_gpus: int) -> str:
+    def _cgroup(self, member: Member, node_gpus: int, mark: str) -> str:
         """Return the cgroup that limits the member's host memory, or "" where none can."""
         if not node_gpus:
             return ""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         share = int(memory * SHARE_OF_MEMORY * len(member.gpus) / node_gpus)
-        group = make_cgroup(f"tessera-{member.directory.name}", share)
+        group = make_cgroup(_cgroup_name(mark), share)
         return str(group) if group else ""
 
 
@@ -312,13 +317,9 @@ class KeeperHandle(ProcessHandle):
     async def ended(self) -> MemberExit:
         """Return how the program ended, once all of its processes are dead."""
         exited = await super().ended()
-        try:
-            stored = read_json(str(self.directory / "mark.json")) or {}
-        except (OSError, ValueError) as error:
-            log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
-            stored = {}
-        if isinstance(mark := stored.get("mark"), str):
-            await end_strays(mark, self.directory / "processes.json")
+        if mark := read_mark(self.directory):
+            await end_strays(mark, self.directory / PROCESSES_FILE)
+            remove_cgroup(_cgroup_name(mark))
         return exited
 
 
@@ -329,6 +330,10 @@ def _trainer_proof(member: Member) -> dict[str, Any]:
         return {}
     token = (_outbox(member) / TOKEN_FILE).read_text(encoding="ascii")
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
+
+
+def _cgroup_name(mark: str) -> str:
+    return f"tessera-{mark}"
 
 
 def _inbox(member: Member) -> Path:
