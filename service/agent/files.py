@@ -20,10 +20,6 @@ MAX_BYTES = 64 * 2**20
 """The largest number of bytes that are read: a gang's description with all of its members."""
 
 
-PASSAGE = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
-
-
 def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> None:
     """Replace the file at ``path`` in one step. If ``durable``, it survives a power failure."""
     temporary = f"{path}.{os.getpid()}.tmp"

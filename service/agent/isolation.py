@@ -1,4 +1,4 @@
-"""What separates the programs of jobs on a node: users, GPUs, cores, host memory and secrets."""
+"""The separation of jobs' programs on a node: users, GPUs, cores, host memory and secrets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramUser:
-    """A user of the operating system as whom a program runs."""
+    """A user of the operating system that programs run as."""
 
     name: str
     uid: int
@@ -39,7 +39,7 @@ class ProgramUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserRule:
-    """The users as whom an agent runs programs.
+    """The users that an agent runs programs as.
 
     ``default`` is that of jobs that name none. If it is "", it is the agent's own user, which must
     not be root. ``allowed`` are those that jobs may name. An agent that is not root has only its own

@@ -82,7 +82,7 @@ class Process:
         blocked: Iterable[int] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Process:
-        """Start ``argv`` with ``message`` (at most 64 KiB) on its standard input.
+        """Start ``argv`` with ``message`` on its standard input.
 
         The process's identity is written to the file ``identity`` before the message is sent. If
         the agent dies before that, the process reads an empty message and must end. ``blocked``
@@ -127,7 +127,9 @@ class Process:
             if found is None:  # impossible before the child was waited for
                 raise ProcessLookupError(f"child {self._pid} vanished")
             write_json(str(identity), asdict(found))
-            os.write(pipe, message.encode())
+            data = message.encode()
+            while data:  # a pipe takes a part of a long message
+                data = data[os.write(pipe, data) :]
         except BrokenPipeError:  # it died already; ``ended`` will return how
             log.warning(
                 "process %d did not read its specification", self._pid, extra={"action": "spawn"}

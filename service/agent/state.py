@@ -15,12 +15,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.agent.files import PASSAGE, make_private, read_json, write_json
+from tessera.service.agent.files import make_private, read_json, write_json
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
-from tessera.service.agent.strays import kill_member
+from tessera.service.agent.strays import kill_marked
 
 log = logging.getLogger(__name__)
+
+PASSAGE = 0o711
+"""The mode of a directory that other users may pass through, without looking around."""
 
 
 class StateDir:
@@ -168,8 +171,8 @@ def _make_private(path: Path) -> None:
                 f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and thus decide what runs"
                 f" here; run `chmod o-w {parent}`, or choose another directory",
             )
-    passable = stat.S_IMODE(status.st_mode) == PASSAGE  # programs of other users run below it
-    path.chmod(PASSAGE if passable else 0o700)
+    if stat.S_IMODE(status.st_mode) != PASSAGE:  # programs of other users may run below
+        path.chmod(0o700)
 
 
 def _written_down(directory: Path) -> Gang | None:
@@ -204,7 +207,7 @@ def _end_stray(directory: Path) -> None:
             continue
         if process is not None:
             process.signal(signal.SIGKILL)
-        kill_member(identity.parent)
+        kill_marked(identity.parent)
 
 
 def _clear(path: Path) -> None:

@@ -25,7 +25,7 @@ MARK_VARIABLE: Final = "TESSERA_MEMBER"
 
 MARK_FILE: Final = "mark.json"
 PROCESSES_FILE: Final = "processes.json"
-"""Files in a member's directory: its mark, and the processes that its keeper has written down."""
+"""The files in a member's directory with its mark, and with the processes that its keeper knows."""
 
 PAUSE_S: Final = 0.05
 """Seconds between two looks at processes that were killed and are not dead yet."""
@@ -34,29 +34,41 @@ LOOKS: Final = 600
 """Number of looks after which processes that cannot be killed are given up and reported."""
 
 
-def find_strays(mark: str, recorded: Path) -> list[ProcessIdentity]:
-    """Return the living processes with ``mark`` in their environment, or in the file ``recorded``."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
-    found = {identity.pid: identity for identity in _recorded_identities(recorded)}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            environment = Path(entry.path, "environ").read_bytes()
-        except OSError:  # it has ended, or belongs to another user and is not ours
-            continue
-        if wanted in environment.split(b"\0") and (identity := identity_of(int(entry.name))):
-            found[identity.pid] = identity
+def find_strays(directory: Path) -> list[ProcessIdentity]:
+    """Return the living processes of the member whose directory this is.
+
+    They have its mark in their environment, or its keeper has written them down.
+    """
+    recorded = _recorded_identities(directory / PROCESSES_FILE)
+    found = {identity.pid: identity for identity in recorded}
+    if mark := _mark_of(directory):
+        wanted = f"{MARK_VARIABLE}={mark}".encode()
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdecimal():
+                continue
+            try:
+                environment = Path(entry.path, "environ").read_bytes()
+            except OSError:  # it has ended, or belongs to another user and is not ours
+                continue
+            if wanted in environment.split(b"\0") and (identity := identity_of(int(entry.name))):
+                found[identity.pid] = identity
     return [identity for identity in found.values() if _is_alive(identity)]
 
 
-async def end_strays(mark: str, recorded: Path) -> None:
+def kill_marked(directory: Path) -> list[ProcessIdentity]:
+    """Kill the member's processes once; return those that were alive."""
+    strays = find_strays(directory)
+    for stray in strays:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(stray.pid, signal.SIGKILL)
+    return strays
+
+
+async def end_strays(directory: Path) -> None:
     """Kill the member's processes, and return once all are dead."""
     for _ in range(LOOKS):
-        strays = find_strays(mark, recorded)
-        if not strays:
+        if not (strays := kill_marked(directory)):
             return
-        _kill(strays)
         await asyncio.sleep(PAUSE_S)
     log.error(
         "processes %s of a member cannot be ended; restart the node",
@@ -65,27 +77,15 @@ async def end_strays(mark: str, recorded: Path) -> None:
     )
 
 
-def read_mark(directory: Path) -> str:
-    """Return the mark of the member with this directory, or "" if none was written there."""
+def _mark_of(directory: Path) -> str:
+    """Return the mark of the member's processes, or "" if it had none."""
     try:
         stored = read_json(str(directory / MARK_FILE)) or {}
     except (OSError, ValueError) as error:
         log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
         return ""
-    mark = stored.get("mark")
+    mark = stored.get("mark", "")
     return mark if isinstance(mark, str) else ""
-
-
-def kill_member(directory: Path) -> None:
-    """Kill the processes below the keeper of a member, whose description is damaged."""
-    if mark := read_mark(directory):
-        _kill(find_strays(mark, directory / PROCESSES_FILE))
-
-
-def _kill(strays: list[ProcessIdentity]) -> None:
-    for stray in strays:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(stray.pid, signal.SIGKILL)
 
 
 def _recorded_identities(recorded: Path) -> list[ProcessIdentity]:

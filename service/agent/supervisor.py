@@ -102,9 +102,10 @@ class Supervisor:
                     member = LocalMember(node=node, phase=GangPhase.STARTING, handle=handle)
                     local.members.append(member)
             led = {member.node for member in local.members}
-            if len(led) < len(self._nodes_with_processes(gang)):  # recorded, but not all started
-                self._abandon(local)
+            if not led and self._nodes_with_processes(gang):  # recorded, but never started
+                self._state.remove(gang.key)
                 continue
+            is_whole = len(led) == len(self._nodes_with_processes(gang))
             rest = [node for node, _ in gang.shares if node not in led]
             local.members += [LocalMember(node=n, phase=GangPhase.RUNNING) for n in rest]
             self._here[gang.key] = local
@@ -112,23 +113,8 @@ class Supervisor:
             for member in local.members:
                 self._look(local, member)
                 self._follow(local, member)
-
-    def _abandon(self, local: LocalGang) -> None:
-        """End what was started of a gang whose start an earlier agent did not finish.
-
-        Until its processes are dead, it occupies its GPUs. Then it may be started again.
-        """
-        log.info("ending %s, half started", _name(local.gang.key), extra={"action": "stop"})
-        if not local.members:
-            self._state.remove(local.gang.key)
-            return
-        local.is_stopping = True
-        self._here[local.gang.key] = local
-        for member in local.members:
-            if member.handle is not None:
-                member.phase = GangPhase.STOPPING
-                member.handle.kill()
-                self._follow(local, member)
+            if not is_whole:  # the agent died while it started them, so the gang starts again
+                self._stop(local)
 
     @property
     def network_remarks(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Why a program failed: the kind of failure, and one sentence, from its status and its output."""
+"""The kind and the description of a program's failure, from its status and its output."""
 
 from __future__ import annotations
 

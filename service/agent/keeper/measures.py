@@ -32,6 +32,7 @@ class ProgressMeter:
         self.advanced_s: float | None = None  # when the latest progress came
         self.first_s: float | None = None  # when the first iteration of this generation was done
         self._last: tuple[float, int] | None = None
+        self._latest: dict[str, int] = {}  # iterations that each source reported last
         self._times: deque[float] = deque(maxlen=PAIRS)
 
     @property
@@ -54,10 +55,12 @@ class ProgressMeter:
         loss: object = None,
         memory_bytes: object = None,
         done_s: object = None,
+        source: str = "",
     ) -> bool:
         """Take a report in; return whether it shows progress.
 
-        ``done_s`` is when the iteration was done, if the program says so.
+        ``done_s`` is when the iteration was done, if the program says so. A program may report in
+        several ways, of which one ``source`` is behind another. None may go back.
         """
         count = _number(iterations)
         if count is None or not 0 <= count <= max(self._total, 0) * (1 + 1e-9):
@@ -65,8 +68,12 @@ class ProgressMeter:
             return False
         count = int(count)
         self._feed_facts(loss, memory_bytes)
+        before, self._latest[source] = self._latest.get(source, 0), count
+        if count < before:
+            self._ignore(f"{count} iterations after {before}")
+        elif count < (self.resumed or 0):
+            self._ignore(f"{count} iterations, but was to go on from iteration {self.resumed}")
         if count < self.iterations:
-            self._ignore(f"{count} iterations after {self.iterations}")
             return False
         at_s = now_s if (stated := _number(done_s)) is None else stated
         if not now_s - 86_400 <= at_s <= now_s + 1:
@@ -82,13 +89,14 @@ class ProgressMeter:
         self.first_s = self.first_s if self.first_s is not None else at_s
         return True
 
-    def stalls_at_s(self, limit_s: float) -> float:
-        """Return when the program counts as hanging, or infinity if it never reported progress.
+    def stalls_at_s(self, limit_s: float, began_s: float) -> float:
+        """Return when the program counts as hanging, or infinity.
 
-        A ``limit_s`` of 0 is the default limit.
+        A ``limit_s`` that is stated counts from ``began_s`` until the first report. If it is 0, the
+        default limit counts from the first report on, because a program may report nothing at all.
         """
         if self.advanced_s is None:
-            return math.inf
+            return began_s + limit_s if limit_s else math.inf
         default_s = max(MIN_STALL_S, STALL_ITERATIONS * self.iter_time_s)
         return self.advanced_s + (limit_s or default_s)
 

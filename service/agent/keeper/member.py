@@ -258,10 +258,11 @@ class MemberRun:
         if self._stop_s is not None:
             if now_s > self._stop_s + self._spec.grace_s:
                 self._killed = "grace"
-        elif now_s > self._meter.stalls_at_s(self._spec.stall_limit_s):
-            self._killed = "stall"
+        elif self._spec.leads:
+            stalls_at_s = self._meter.stalls_at_s(self._spec.stall_limit_s, self._began_s)
+            self._killed = "stall" if now_s > stalls_at_s else ""
         if self._killed:
-            self._silent_s = now_s - (self._meter.advanced_s or now_s)
+            self._silent_s = now_s - (self._meter.advanced_s or self._began_s)
             children.send_signal(children.find_descendants(), signal.SIGKILL)
 
     def _conclude(self, status: int) -> dict[str, str]:
@@ -313,8 +314,8 @@ class MemberRun:
             self._reporter.remark = str(stale)
 
     def _report(self) -> None:
-        if self._spec.leads:
-            self._reporter.write(self._meter, self._began_s)
+        """Report to the agent. Of a member that does not lead, the report says that it runs."""
+        self._reporter.write(self._meter, self._began_s)
 
 
 def announce_running() -> None:

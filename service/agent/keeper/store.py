@@ -1,4 +1,4 @@
-"""What the members and generations of a job share: the rendezvous, and the list of checkpoints.
+"""The things that members and generations of a job share: the rendezvous, and its checkpoints.
 
 Everything lies in the job's directory on a file system that its nodes share. The fence of
 ``tessera.service.agent.checkpoint`` decides which generation may write there: an older one cannot
@@ -13,14 +13,18 @@ import shutil
 from dataclasses import dataclass
 
 from tessera.service.agent import checkpoint
-from tessera.service.agent.files import PASSAGE, make_private, read_json
+from tessera.service.agent.files import make_private, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 LIST = "checkpoints.json"
+OWNER = "owner.json"
 LAST_STOP = "stop.json"
+
+PASSAGE = 0o711
+"""The mode of a directory that other users may pass through, without looking around."""
 
 KEPT_CHECKPOINTS = 3
 """Number of the newest checkpoints that are kept."""
@@ -53,7 +57,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members meet, and where the program goes on. ``resume_from`` is "" at the start."""
+    """The place of the members' meeting, and the checkpoint to go on from ("" at the start)."""
 
     address: str
     port: int
@@ -87,11 +91,10 @@ class JobStore:
         """
         make_private(self.directory)
         checkpoint.open_generation(self.directory, self._generation, self._job)
-        owner = self._owner()
-        if owner and self._job and owner != self._job:
-            self._clear()
-        if self._owner() != self._job:
-            self._change_list(lambda listed: listed)  # it names the owner from now on
+        owner = read_json(os.path.join(self.directory, OWNER)) or {}
+        if owner.get("job") != self._job:
+            self._clear()  # it may be another tenant's
+            self._change(OWNER, lambda _: {"job": self._job})
 
     def make_directories(self, uid: int, gid: int) -> None:
         """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
@@ -139,7 +142,7 @@ class JobStore:
         """List a checkpoint of this generation as complete, and delete the oldest ones.
 
         Raises:
-            ValueError: there is none at ``path``, or it is not in this generation's directory.
+            ValueError: ``path`` has no files, or is not in this generation's directory.
             StaleGeneration: a newer generation has taken over.
         """
         real, own = os.path.realpath(path), os.path.realpath(self.own)
@@ -204,23 +207,14 @@ class JobStore:
         self._change(LAST_STOP, lambda _: {})
         return float(stored.get("checkpoint_s", 0.0)), float(stored.get("stop_s", 0.0))
 
-    def _owner(self) -> int:
-        """Return the number of the job that the list of checkpoints names, or 0 without any."""
-        stored = read_json(os.path.join(self.directory, LIST)) or {}
-        owner = stored.get("job", 0)
-        return owner if isinstance(owner, int) else 0
-
     def _rendezvous_name(self) -> str:
         return f"rendezvous-{self._generation}.json"
 
     def _change_list(self, change: Any) -> None:
         """Replace the list of checkpoints by ``change`` of it. Raises StaleGeneration."""
 
-        def rewrite(stored: dict[str, Any]) -> dict[str, Any]:
-            return {
-                "job": self._job or stored.get("job", 0),
-                "checkpoints": [vars(one) for one in change(self.checkpoints())],
-            }
+        def rewrite(_: dict[str, Any]) -> dict[str, Any]:
+            return {"checkpoints": [vars(one) for one in change(self.checkpoints())]}
 
         self._change(LIST, rewrite)
 

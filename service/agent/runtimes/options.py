@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--run-as",
         default="",
         metavar="USER",
-        help="User as whom programs run if their job names none. An agent that runs as root needs it."
+        help="User that programs run as if their job names none. An agent that runs as root needs it."
         " Default: the agent's own user.",
     )
     add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
+from tessera.service.agent.files import make_private, open_private, read_json, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -42,13 +43,8 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
-from tessera.service.agent.strays import (
-    MARK_FILE,
-    MARK_VARIABLE,
-    PROCESSES_FILE,
-    end_strays,
-    read_mark,
-)
+from tessera.service.agent.state import PASSAGE
+from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -66,7 +62,7 @@ SHARE_OF_MEMORY: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """What an agent's operator decides about users' programs.
+    """The decisions of an agent's operator about users' programs.
 
     ``environment`` is the agent's own. ``nodes`` has the number of GPUs of each of its nodes. The
     node is reached by others under ``address``. ``refusal`` says why this agent runs no programs at
@@ -180,17 +176,22 @@ class ProgramRuntime:
 
     def _make_boxes(self, member: Member, user: ProgramUser) -> None:
         """Make the directories through which the program and its keeper communicate."""
+        settings = self.settings
         inbox, outbox = _inbox(member), _outbox(member)
         for path in (inbox, outbox):
             make_private(str(path))
         shared = member.store.parent
-        made = [path for path in (shared, *shared.parents) if not path.exists()]
+        usual = [path for path in shared.parents if path.is_relative_to(settings.data_dir)]
+        made = [path for path in shared.parents if not path.exists()]
         make_private(str(shared))
         if user.uid == os.geteuid():
             return
-        data = self.settings.data_dir
-        above = (member.directory, *member.directory.parents, *shared.parents)
-        for path in (shared, *made, *(path for path in above if path.is_relative_to(data))):
+        path = settings.data_dir
+        path.chmod(PASSAGE)
+        for name in member.directory.relative_to(path).parts:
+            path /= name
+            path.chmod(PASSAGE)
+        for path in (shared, *made, *usual):
             path.chmod(PASSAGE)
         os.chown(outbox, user.uid, user.gid)
         require_entrance(member.directory, user)
@@ -317,9 +318,11 @@ class KeeperHandle(ProcessHandle):
     async def ended(self) -> MemberExit:
         """Return how the program ended, once all of its processes are dead."""
         exited = await super().ended()
-        if mark := read_mark(self.directory):
-            await end_strays(mark, self.directory / PROCESSES_FILE)
-            remove_cgroup(_cgroup_name(mark))
+        await end_strays(self.directory)
+        with contextlib.suppress(OSError, ValueError):  # a damaged mark was logged already
+            stored = read_json(str(self.directory / MARK_FILE)) or {}
+            if isinstance(mark := stored.get("mark"), str):
+                remove_cgroup(_cgroup_name(mark))
         return exited
 
 

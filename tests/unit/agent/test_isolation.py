@@ -1,4 +1,4 @@
-"""What separates the programs on a node: cores, entrances, cgroups and secrets."""
+"""The separation of programs on a node: cores, entrances, cgroups and secrets."""
 
 from __future__ import annotations
 

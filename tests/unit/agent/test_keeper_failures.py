@@ -1,4 +1,4 @@
-"""Why programs failed, from what Python and PyTorch's launcher really write."""
+"""Kinds of failures, from real output of Python and of PyTorch's launcher."""
 
 from __future__ import annotations
 
@@ -168,5 +168,5 @@ def test_a_long_message_is_cut() -> None:
         (-(signal.SIGRTMIN + 3), f"was killed by signal {signal.SIGRTMIN + 3}"),
     ],
 )
-def test_the_end_is_told_by_status_or_signal(status: int, how: str) -> None:
+def test_the_end_is_named_by_status_or_signal(status: int, how: str) -> None:
     assert describe(status, {"rank 0": ""}) == f"the program {how}, and wrote no message"

@@ -33,10 +33,10 @@ def test_a_number_of_iterations_that_cannot_be_true_is_ignored(lie: object) -> N
     assert meter.remark.endswith("that was ignored")
 
 
-@pytest.mark.parametrize("told", [7, 7.9, "7", " 7.0 "])
-def test_whole_iterations_are_taken_from_numbers_and_texts(told: object) -> None:
+@pytest.mark.parametrize("stated", [7, 7.9, "7", " 7.0 "])
+def test_whole_iterations_are_taken_from_numbers_and_texts(stated: object) -> None:
     meter = ProgressMeter(100, 0)
-    assert meter.feed(1.0, told)
+    assert meter.feed(1.0, stated)
     assert meter.iterations == 7
 
 
@@ -48,6 +48,18 @@ def test_iterations_never_go_back() -> None:
         5,
         "the program reported 4 iterations after 5; that was ignored",
     )
+
+
+def test_one_source_may_be_behind_another_but_none_goes_back() -> None:
+    meter = ProgressMeter(100, 10)
+    meter.feed(1.0, 20, source="file")
+    assert not meter.feed(2.0, 15, source="output")
+    assert meter.remark == ""
+    meter.feed(3.0, 12, source="output")
+    assert "12 iterations after 15" in meter.remark
+    meter.feed(4.0, 5, source="trainer")
+    assert "5 iterations, but was to go on from iteration 10" in meter.remark
+    assert meter.iterations == 20
 
 
 def test_the_iteration_time_is_a_median_of_the_latest_pairs() -> None:
@@ -77,31 +89,30 @@ def test_the_program_may_say_when_an_iteration_was_done_unless_that_is_absurd() 
 
 def test_a_program_without_a_checkpoint_of_ours_begins_where_it_says() -> None:
     meter = ProgressMeter(100, None)
-    assert meter.resumed is None
     meter.feed(5.0, 60)
-    assert (meter.resumed, meter.iterations, meter.first_s) == (60, 60, None)
+    assert [meter.resumed, meter.iterations, meter.first_s] == [60, 60, None]
     meter.feed(7.0, 61)
-    assert (meter.resumed, meter.first_s, meter.iter_time_s) == (60, 7.0, 2.0)
+    assert [meter.resumed, meter.first_s, meter.iter_time_s] == [60, 7.0, 2.0]
 
 
 def test_a_program_that_goes_on_from_a_checkpoint_has_its_first_iteration_after_it() -> None:
     meter = ProgressMeter(100, 60)
     assert not meter.feed(5.0, 60)
-    assert meter.first_s is None
     assert meter.feed(7.0, 61)
-    assert (meter.resumed, meter.first_s) == (60, 7.0)
+    assert [meter.resumed, meter.first_s] == [60, 7.0]
 
 
-def test_a_stall_is_judged_only_after_the_first_progress() -> None:
+def test_a_stall_counts_from_the_last_progress_or_from_the_start_if_its_limit_is_stated() -> None:
     meter = ProgressMeter(100, 0)
-    assert meter.stalls_at_s(0.0) == meter.stalls_at_s(3.0) == math.inf
+    assert meter.stalls_at_s(0.0, 5.0) == math.inf
+    assert meter.stalls_at_s(3.0, 5.0) == 8.0
     meter.feed(10.0, 1)
-    assert meter.stalls_at_s(3.0) == 13.0
-    assert meter.stalls_at_s(0.0) == 610.0
+    assert meter.stalls_at_s(3.0, 5.0) == 13.0
+    assert meter.stalls_at_s(0.0, 5.0) == 610.0
     meter.feed(110.0, 2)
-    assert meter.stalls_at_s(0.0) == 110.0 + 20 * 100.0
+    assert meter.stalls_at_s(0.0, 5.0) == 110.0 + 20 * 100.0
     meter.feed(500.0, 2)  # a repeated report is no progress
-    assert meter.stalls_at_s(3.0) == 113.0
+    assert meter.stalls_at_s(3.0, 5.0) == 113.0
 
 
 def test_the_end_is_complete_only_with_all_iterations() -> None:

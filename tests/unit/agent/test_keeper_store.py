@@ -1,4 +1,4 @@
-"""What generations of a job share: which checkpoint is taken, and who may list one."""
+"""The store that generations of a job share: the choice of a checkpoint, and who may list one."""
 
 from __future__ import annotations
 
@@ -177,16 +177,6 @@ def test_another_job_of_the_name_finds_nothing_of_the_earlier_one(
         first.save_stop(1.0, 2.0)
     with pytest.raises(StaleGeneration):
         opened(tmp_path / "job", 5, job=7)
-
-
-def test_a_job_keeps_its_files_when_its_number_becomes_known(tmp_path: Path) -> None:
-    unknown = opened(tmp_path / "job", 1, job=0)
-    listed = saved(unknown, 10)
-    known = opened(tmp_path / "job", 2, job=7)
-    assert known.choose_checkpoint()[0] == listed
-    saved(opened(tmp_path / "job", 3, job=0), 20)
-    assert opened(tmp_path / "job", 4, job=7).checkpoints()[1] == listed
-    assert opened(tmp_path / "job", 5, job=8).checkpoints() == []
 
 
 def test_an_older_generation_changes_nothing(tmp_path: Path) -> None:

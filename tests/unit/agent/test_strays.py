@@ -18,8 +18,7 @@ from tessera.service.agent.strays import (
     PROCESSES_FILE,
     end_strays,
     find_strays,
-    kill_member,
-    read_mark,
+    kill_marked,
 )
 
 ENDLESS = (sys.executable, "-c", "print(flush=True); import time; time.sleep(1e6)")
@@ -54,21 +53,25 @@ def strays() -> Iterator[Strays]:
     started.clean()
 
 
-def ids(mark: str, recorded: Path) -> set[int]:
-    return {identity.pid for identity in find_strays(mark, recorded)}
+def mark_member(directory: Path, mark: str) -> None:
+    """Write a member's mark down as an agent does."""
+    (directory / MARK_FILE).write_text(json.dumps({"mark": mark}))
 
 
-def record(path: Path, *pairs: tuple[int, int]) -> Path:
+def ids(directory: Path) -> set[int]:
+    return {identity.pid for identity in find_strays(directory)}
+
+
+def record(directory: Path, *pairs: tuple[int, int]) -> None:
     """Write processes down as a keeper does."""
-    path.write_text(json.dumps({"processes": pairs}))
-    return path
+    (directory / PROCESSES_FILE).write_text(json.dumps({"processes": pairs}))
 
 
 def test_strays_are_found_by_their_whole_mark(strays: Strays, tmp_path: Path) -> None:
     marked, other = strays.start("abc"), strays.start("abcd")
-    assert ids("abc", tmp_path / "absent") == {marked.pid}
-    assert ids("abcd", tmp_path / "absent") == {other.pid}
-    assert ids("ab", tmp_path / "absent") == set()
+    for mark, found in (("abc", {marked.pid}), ("abcd", {other.pid}), ("ab", set())):
+        mark_member(tmp_path, mark)
+        assert ids(tmp_path) == found
 
 
 def test_a_stray_that_lost_its_mark_is_found_by_what_the_keeper_recorded(
@@ -77,20 +80,21 @@ def test_a_stray_that_lost_its_mark_is_found_by_what_the_keeper_recorded(
     bare = strays.start(None)
     identity = identity_of(bare.pid)
     assert identity is not None
-    recorded = record(tmp_path / PROCESSES_FILE, (bare.pid, identity.start_ticks))
-    assert ids("abc", recorded) == {bare.pid}
-    record(recorded, (bare.pid, identity.start_ticks + 1))  # an earlier process with this id
-    assert ids("abc", recorded) == set()
+    record(tmp_path, (bare.pid, identity.start_ticks))
+    assert ids(tmp_path) == {bare.pid}
+    record(tmp_path, (bare.pid, identity.start_ticks + 1))  # an earlier process with this id
+    assert ids(tmp_path) == set()
 
 
 def test_a_zombie_is_no_stray(strays: Strays, tmp_path: Path) -> None:
     marked = strays.start("abc")
     identity = identity_of(marked.pid)
     assert identity is not None
-    recorded = record(tmp_path / PROCESSES_FILE, (marked.pid, identity.start_ticks))
+    record(tmp_path, (marked.pid, identity.start_ticks))
+    assert ids(tmp_path) == {marked.pid}
     marked.kill()
     os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
-    assert ids("abc", recorded) == set()
+    assert ids(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -100,30 +104,24 @@ def test_a_record_that_is_damaged_is_logged_and_the_mark_still_counts(
     strays: Strays, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     marked = strays.start("abc")
-    recorded = tmp_path / PROCESSES_FILE
-    recorded.write_text(text)
-    assert ids("abc", recorded) == {marked.pid}
+    mark_member(tmp_path, "abc")
+    (tmp_path / PROCESSES_FILE).write_text(text)
+    assert ids(tmp_path) == {marked.pid}
     assert "cannot read" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"mark": 3}', '{"mark": ""}'])
+def test_without_a_mark_nothing_is_killed(strays: Strays, tmp_path: Path, text: str) -> None:
+    bare = strays.start(None)
+    assert kill_marked(tmp_path) == []
+    (tmp_path / MARK_FILE).write_text(text)
+    assert kill_marked(tmp_path) == []
+    assert bare.poll() is None
 
 
 async def test_ending_strays_leaves_others_alone(strays: Strays, tmp_path: Path) -> None:
     marked, other = [strays.start("abc") for _ in range(3)], strays.start("abcd")
-    await end_strays("abc", tmp_path / "absent")
+    mark_member(tmp_path, "abc")
+    await end_strays(tmp_path)
     assert [process.wait() for process in marked] == [-9, -9, -9]
     assert other.poll() is None
-
-
-def test_a_member_with_a_damaged_description_loses_its_processes(
-    strays: Strays, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    marked = strays.start("abc")
-    kill_member(tmp_path)  # it has no mark yet
-    (tmp_path / MARK_FILE).write_text("[")
-    kill_member(tmp_path)
-    assert marked.poll() is None
-    assert "cannot read the mark" in caplog.text
-    for text, mark in (('{"mark": 3}', ""), ("{}", ""), ('{"mark": "abc"}', "abc")):
-        (tmp_path / MARK_FILE).write_text(text)
-        assert read_mark(tmp_path) == mark
-    kill_member(tmp_path)
-    assert marked.wait() == -9

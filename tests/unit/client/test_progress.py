@@ -75,7 +75,11 @@ def test_outside_of_tessera_nothing_happens(
     monkeypatch.chdir(tmp_path)
     progress.report(3, loss=0.5, memory_bytes=7)
     progress.report_checkpoint(3, tmp_path / "x")
-    assert (progress.resume_iterations(), progress.resume_path(), progress.plan()) == (0, None, None)
+    assert (progress.resume_iterations(), progress.resume_path(), progress.plan()) == (
+        0,
+        None,
+        None,
+    )
     assert (progress.iterations_total(default=9), progress.global_batch(default=4)) == (9, 4)
     assert not progress.stop_requested()
     assert not progress.checkpoint_requested()
