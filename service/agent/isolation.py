@@ -117,7 +117,8 @@ def require_entrance(path: Path, user: ProgramUser) -> None:
             raise InvalidInput(
                 "--run-as",
                 f"{user.name} cannot enter {directory} (mode {stat.S_IMODE(status.st_mode):o}), where its"
-                " programs have their files; choose other directories for --data-dir and --checkpoint-dir",
+                f" programs have their files; run `chmod o+x {directory}`, or choose other directories for"
+                " --data-dir and --checkpoint-dir",
             )
 
 
@@ -180,20 +181,13 @@ def read_secrets(
 def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path | None:
     """Make a cgroup (version 2) that limits host memory; return it, or None if that is not allowed.
 
-    It is made below the agent's own cgroup or next to it, wherever the memory controller was
+    It is made below the agent's own cgroup, or next to it, wherever the memory controller was
     delegated to the agent.
     """
-    try:
-        line = Path("/proc/self/cgroup").read_text(encoding="ascii").rpartition("0::/")[2]
-    except OSError as error:
-        log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
-        return None
-    own = root / line.strip()
-    for above in (own, own.parent):
+    for above in _own_cgroups(root):
         group = above / name
         try:
-            controllers = (above / "cgroup.subtree_control").read_text(encoding="ascii").split()
-            if "memory" not in controllers:
+            if not _passes_memory_on(above):
                 continue
             group.mkdir(exist_ok=True)
             (group / "memory.max").write_text(str(memory_bytes), encoding="ascii")
@@ -202,3 +196,39 @@ def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path 
             continue
         return group
     return None
+
+
+def remove_cgroup(name: str, root: Path = CGROUP_ROOT) -> None:
+    """Remove a cgroup that ``make_cgroup`` made, if there is one. Its processes are dead."""
+    for group in (above / name for above in _own_cgroups(root)):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("cannot remove %s: %s", group, error, extra={"action": "cgroup"})
+
+
+def _own_cgroups(root: Path) -> tuple[Path, ...]:
+    """Return the agent's own cgroup and the one above, or nothing if they cannot be found."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError as error:
+        log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
+        return ()
+    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    return tuple(group for path in paths for group in (root / path, (root / path).parent))
+
+
+def _passes_memory_on(group: Path) -> bool:
+    """Return whether cgroups below ``group`` can limit memory. Turn that on if we may.
+
+    Raises OSError: we may not, or processes are in ``group``.
+    """
+    control = group / "cgroup.subtree_control"
+    if "memory" in control.read_text(encoding="ascii").split():
+        return True
+    if "memory" not in (group / "cgroup.controllers").read_text(encoding="ascii").split():
+        return False
+    control.write_text("+memory", encoding="ascii")
+    return True

@@ -28,7 +28,7 @@ ERROR_LINE = re.compile(
 """The last line of a Python traceback, perhaps behind a launcher's prefix."""
 
 RANK_EXIT = re.compile(r"^\s*rank\s*: (?P<rank>\d+)\b.*\n\s*exitcode\s*: (?P<status>-?\d+)", re.M)
-"""The first failed rank in the report of PyTorch's launcher."""
+"""A failed rank in the report of PyTorch's launcher. The last one in it is the first that failed."""
 
 MAX_TEXT = 300
 """Characters of an error that are shown."""
@@ -46,7 +46,7 @@ def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_ke
         return "gpu_failed"
     if not began and NOT_STARTED.search(text):
         return "not_started"
-    if status < 0 or ((found := RANK_EXIT.search(text)) and int(found["status"]) < 0):
+    if status < 0 or ((found := _root_cause(text)) and int(found["status"]) < 0):
         return "killed"
     return "bad_checkpoint" if resumed and not began else "error"
 
@@ -57,7 +57,7 @@ def describe(status: int, outputs: dict[str, str]) -> str:
     The outputs are in the order in which their ranks ended.
     """
     what, how = "the program", _how_it_ended(status)
-    if found := RANK_EXIT.search("\n".join(outputs.values())):
+    if found := _root_cause("\n".join(outputs.values())):
         what, how = f"rank {found['rank']}", _how_it_ended(int(found["status"]))
         outputs = {name: text for name, text in outputs.items() if not RANK_EXIT.search(text)}
     lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
@@ -67,6 +67,11 @@ def describe(status: int, outputs: dict[str, str]) -> str:
         return f"{what} {how}, and wrote no message"
     name, line = lines[0]
     return f"{what} {how}; {name} says: {line[:MAX_TEXT]}"
+
+
+def _root_cause(text: str) -> re.Match[str] | None:
+    """Return the rank that failed first, or None if no launcher reports any."""
+    return max(RANK_EXIT.finditer(text), key=lambda found: found.start(), default=None)
 
 
 def _how_it_ended(status: int) -> str:

@@ -51,7 +51,7 @@ class MemberRun:
         self._asked = 0  # number of checkpoints that were asked for
         self._ask_s = math.inf  # when the next checkpoint is due
         self._read_ns = -1  # change time of the progress file that was read last
-        self._reported_path = ""  # of the checkpoint that was listed last
+        self._listed: tuple[str, int] | None = None  # path and iterations of the last checkpoint
         self._meter = ProgressMeter(spec.iterations_total, None)
         self._reporter = MemberReporter(spec)
         self._trainer = TrainerDoor(spec)
@@ -187,6 +187,7 @@ class MemberRun:
             return
         except (OSError, ValueError) as error:
             self._reporter.remark = f"the progress file cannot be read: {error}"
+            self._report()
             return
         self._read_ns = changed_ns
         if stored is None:
@@ -202,7 +203,11 @@ class MemberRun:
 
     def _hear_trainer(self) -> None:
         """Take in what Hugging Face's Trainer reported."""
-        for iterations, loss, total in self._trainer.take_reports():
+        reports = self._trainer.take_reports()
+        if self._trainer.remark and self._trainer.remark != self._reporter.trainer_remark:
+            self._reporter.trainer_remark = self._trainer.remark
+            self._report()
+        for iterations, loss, total in reports:
             self._feed(iterations, loss, source="trainer")
             if total is not None and total != self._spec.iterations_total:
                 self._reporter.remark = (
@@ -234,11 +239,14 @@ class MemberRun:
         if not isinstance(reported, dict) or not isinstance(path := reported.get("path"), str):
             return
         iterations = reported.get("iterations")
-        if path == self._reported_path or not isinstance(iterations, int):
+        if not isinstance(iterations, int) or (path, iterations) == self._listed:
             return
+        self._listed = path, iterations
         if not 0 <= iterations <= self._spec.iterations_total:
+            self._reporter.remark = (
+                f"the checkpoint {path} has {iterations} iterations, so it is not kept"
+            )
             return
-        self._reported_path = path
         try:
             self._reporter.checkpoint = self._store.add_checkpoint(iterations, path, time.time())  # noqa: TID251
         except (OSError, ValueError) as error:
@@ -310,8 +318,8 @@ class MemberRun:
             self._reporter.remark = str(stale)
 
     def _report(self) -> None:
-        if self._spec.leads:
-            self._reporter.write(self._meter, self._began_s)
+        """Report to the agent. Of a member that does not lead, the report says that it runs."""
+        self._reporter.write(self._meter, self._began_s)
 
 
 def announce_running() -> None:

@@ -63,6 +63,7 @@ class LogFiles:
             os.close(self._file)
             self._file = -1
         try:
+            make_private(self._folder)
             os.close(open_private(os.path.join(self._folder, f"{self._name}.end")))
         except OSError:
             return  # readers then learn the end from the job's state

@@ -22,6 +22,7 @@ class MemberReporter:
         self._spec = spec
         self._written: dict[str, Any] = {}
         self.remark = ""  # of the keeper itself; that of the program's progress comes after it
+        self.trainer_remark = ""  # of the endpoint for Trainer
         self.checkpoint: Checkpoint | None = None  # the newest
         self.up_s: float | None = None  # seconds from the keeper's start until all ranks ran
         self.stop_times = (0.0, 0.0)  # of the last generation, until its checkpoint and its end
@@ -38,7 +39,7 @@ class MemberReporter:
             "iterations": meter.iterations,
             "iter_time_s": meter.iter_time_s,
             "runtime": self._spec.runtime,
-            "remark": " ".join(text for text in (self.remark, meter.remark) if text),
+            "remark": " ".join(filter(None, (self.remark, self.trainer_remark, meter.remark))),
         }
         if meter.resumed is not None:
             plain["resumed_iterations"] = meter.resumed

@@ -111,9 +111,9 @@ class JobStore:
         stored = read_json(path) or {}
         try:
             listed = [Checkpoint(**row) for row in stored.get("checkpoints", ())]
+            return sorted(listed, key=lambda one: (one.iterations, one.generation), reverse=True)
         except TypeError as error:
             raise ValueError(f"{path} is broken: {error}; put back an older one") from error
-        return sorted(listed, key=lambda one: (one.iterations, one.generation), reverse=True)
 
     def choose_checkpoint(self) -> tuple[Checkpoint | None, str]:
         """Return the checkpoint to go on from, and a sentence on those that were passed over.

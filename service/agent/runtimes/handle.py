@@ -146,7 +146,7 @@ class ProcessHandle:
         if status is None:
             return "the process died while no agent watched it, and left no exit status"
         if status < 0:
-            return f"the process was killed by {signal.Signals(-status).name}"
+            return f"the process was killed by {_signal_name(-status)}"
         try:
             path = str(self.directory / "errors.log")
             text = read_start(path, MAX_FILE_BYTES, from_end=True).decode(errors="replace")
@@ -174,6 +174,11 @@ class ProcessHandle:
                 problem,
                 extra={"action": "read"},
             )
+
+
+def _signal_name(number: int) -> str:
+    known = number in list(signal.Signals)
+    return signal.Signals(number).name if known else f"signal {number}"
 
 
 def _reason_of(value: object) -> ExitReason | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -23,6 +24,7 @@ from tessera.service.agent.isolation import (
     UserRule,
     make_cgroup,
     read_secrets,
+    remove_cgroup,
     require_entrance,
     share_of_cores,
     visible_devices,
@@ -178,7 +180,10 @@ class ProgramRuntime:
         inbox, outbox = _inbox(member), _outbox(member)
         for path in (inbox, outbox):
             make_private(str(path))
-        make_private(str(member.store.parent))
+        shared = member.store.parent
+        usual = [path for path in shared.parents if path.is_relative_to(settings.data_dir)]
+        made = [path for path in shared.parents if not path.exists()]
+        make_private(str(shared))
         if user.uid == os.geteuid():
             return
         path = settings.data_dir
@@ -186,10 +191,11 @@ class ProgramRuntime:
         for name in member.directory.relative_to(path).parts:
             path /= name
             path.chmod(PASSAGE)
-        member.store.parent.chmod(PASSAGE)
+        for path in (shared, *made, *usual):
+            path.chmod(PASSAGE)
         os.chown(outbox, user.uid, user.gid)
         require_entrance(member.directory, user)
-        require_entrance(member.store.parent, user)
+        require_entrance(shared, user)
 
     def _write_trainer_files(self, member: Member, user: ProgramUser) -> None:
         """Write the files with which Hugging Face's Trainer can report to the keeper."""
@@ -236,7 +242,7 @@ class ProgramRuntime:
             gid=user.gid,
             groups=user.groups,
             cores=share_of_cores(sorted(os.sched_getaffinity(0)), member.gpus, gpus),
-            cgroup=self._cgroup(member, gpus),
+            cgroup=self._cgroup(member, gpus, mark),
             iterations_total=gang.iterations_total,
             iter_time_s=gang.iter_time_s,
             progress_pattern=launch.progress_pattern,
@@ -292,13 +298,13 @@ class ProgramRuntime:
             }
         return variables
 
-    def _cgroup(self, member: Member, node_gpus: int) -> str:
+    def _cgroup(self, member: Member, node_gpus: int, mark: str) -> str:
         """Return the cgroup that limits the member's host memory, or "" where none can."""
         if not node_gpus:
             return ""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         share = int(memory * SHARE_OF_MEMORY * len(member.gpus) / node_gpus)
-        group = make_cgroup(f"tessera-{member.directory.name}", share)
+        group = make_cgroup(_cgroup_name(mark), share)
         return str(group) if group else ""
 
 
@@ -313,6 +319,10 @@ class KeeperHandle(ProcessHandle):
         """Return how the program ended, once all of its processes are dead."""
         exited = await super().ended()
         await end_strays(self.directory)
+        with contextlib.suppress(OSError, ValueError):  # a damaged mark was logged already
+            stored = read_json(str(self.directory / MARK_FILE)) or {}
+            if isinstance(mark := stored.get("mark"), str):
+                remove_cgroup(_cgroup_name(mark))
         return exited
 
 
@@ -323,6 +333,10 @@ def _trainer_proof(member: Member) -> dict[str, Any]:
         return {}
     token = (_outbox(member) / TOKEN_FILE).read_text(encoding="ascii")
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
+
+
+def _cgroup_name(mark: str) -> str:
+    return f"tessera-{mark}"
 
 
 def _inbox(member: Member) -> Path:

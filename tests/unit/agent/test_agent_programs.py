@@ -19,7 +19,7 @@ from tessera.formulation.launch import SecretVariable
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.runtimes.programs import KeeperHandle
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
-from tessera.service.agent.trainer_certificate import CertificateSource
+from tessera.service.agent.trainer_certificate import CertificateSource, TrainerCertificate
 from tests.support.agents import is_running, until
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import ProgramBench, end_of, train
@@ -535,3 +535,61 @@ async def test_a_signal_to_a_rank_alone_ends_the_job_with_its_name(bench: Progra
     async with asyncio.timeout(PATIENCE_S):
         end = await handle.ended()
     assert (end.reason, "SIGKILL" in end.error) == (ExitReason.KILLED, True)
+
+
+async def test_a_checkpoint_that_is_written_again_at_its_path_counts_again(
+    bench: ProgramBench,
+) -> None:
+    program = train().replace("checkpoint_path(done)", "checkpoint_path(0)")
+    program = program.replace("progress.checkpoint_requested()", "done in (3, 6)")
+    handle = bench.start(
+        bench.gang(program.replace("\n    done += 1", f"\n    {WAIT}\n    done += 1"))
+    )
+    assert await end_of(handle) == SUCCESS
+    assert observed(handle).checkpoint_iterations == 6
+    (row,) = json.loads((bench.store / "checkpoints.json").read_text())["checkpoints"]
+    assert row["iterations"] == 6
+
+
+async def test_a_checkpoint_beyond_the_job_is_not_kept_and_named(bench: ProgramBench) -> None:
+    program = train() + "progress.report_checkpoint(11, progress.checkpoint_path(11))"
+    handle = bench.start(bench.gang(program))
+    assert await end_of(handle) == SUCCESS
+    assert "iteration-11 has 11 iterations, so it is not kept" in observed(handle).remark
+
+
+async def test_an_endpoint_that_cannot_open_is_remarked_and_the_program_goes_on(
+    bench: ProgramBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import os, socket, time, urllib.parse
+place = urllib.parse.urlsplit(os.environ["KUBEFLOW_TRAINER_SERVER_URL"])
+with socket.create_connection((place.hostname, place.port)) as connection:
+    try:
+        connection.recv(1)
+    except ConnectionResetError:
+        pass
+"""
+    source = CertificateSource(0.0)
+    monkeypatch.setattr(source, "_certificate", TrainerCertificate("damaged", "damaged"))
+    handle = bench.start(bench.gang(program + train()), certificates=source)
+    assert await end_of(handle) == SUCCESS
+    assert "progress of Trainer is not received" in observed(handle).remark
+
+
+async def test_a_keeper_that_a_nameless_signal_ends_is_described(bench: ProgramBench) -> None:
+    handle = bench.start(bench.gang("import time; time.sleep(1e6)"))
+    await handle.begun()
+    number = signal.SIGRTMIN + 5
+    os.kill(
+        int(
+            json.loads((bench.member(bench.gang("")).directory / "process.json").read_text())["pid"]
+        ),
+        number,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        end = await handle.ended()
+    assert (end.reason, end.error) == (
+        ExitReason.KILLED,
+        f"the process was killed by signal {number}",
+    )

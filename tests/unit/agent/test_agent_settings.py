@@ -11,8 +11,9 @@ import pytest
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
-from tessera.service.agent.main import _parser, build_config, main, parse_node, read_nodes
+from tessera.service.agent.main import main
 from tessera.service.agent.process import boot_id
+from tessera.service.agent.settings import build_config, make_parser, parse_node, read_nodes
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import AgentLease
 from tessera.v1 import agents_pb2 as pb
@@ -140,7 +141,7 @@ def credentials_of(
         "--node",
         "n:t:1",
     )
-    options = _parser().parse_args([*always, *flags])
+    options = make_parser().parse_args([*always, *flags])
     return build_config(options, "first").credentials
 
 

@@ -24,7 +24,7 @@ from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.topologies import document
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
-from tessera.service.agent.main import read_nodes
+from tessera.service.agent.settings import read_nodes
 from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
 from tessera.service.rpc import lanes
 from tessera.service.rpc.convert.networks import to_topology

@@ -29,7 +29,7 @@ from tessera.formulation.runtimes import (
     is_training,
 )
 from tessera.formulation.values import PROFILING, Workload
-from tessera.service.agent.main import _parser, build_config, make_runtimes
+from tessera.service.agent.settings import build_config, make_parser, make_runtimes
 from tests.support.stored_cluster import a_spec
 
 PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON}
@@ -88,7 +88,7 @@ def test_a_job_that_no_runtime_can_run_is_refused_in_one_short_sentence(
 
 def test_an_agent_has_the_runtimes_that_servers_check_against() -> None:
     flags = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", "d", "--node", "n:a100:1"]
-    options = _parser().parse_args(flags)
+    options = make_parser().parse_args(flags)
     assert make_runtimes(options, build_config(options, "first")).keys() == RUNTIMES.keys()
 
 
