@@ -18,7 +18,8 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import make_private, open_private, read_json, write_json
+from tessera.service.agent import files
+from tessera.service.agent.files import make_private, open_private, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -320,7 +321,7 @@ class KeeperHandle(ProcessHandle):
         exited = await super().ended()
         await end_strays(self.directory)
         with contextlib.suppress(OSError, ValueError):  # a damaged mark was logged already
-            stored = read_json(str(self.directory / MARK_FILE)) or {}
+            stored = files.read_json(str(self.directory / MARK_FILE)) or {}
             if isinstance(mark := stored.get("mark"), str):
                 remove_cgroup(_cgroup_name(mark))
         return exited
