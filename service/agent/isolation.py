@@ -181,7 +181,7 @@ def read_secrets(
 def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path | None:
     """Make a cgroup (version 2) that limits host memory; return it, or None if that is not allowed.
 
-    It is made below the agent's own cgroup, or next to it, wherever the memory controller was
+    It is made below the agent's own cgroup or next to it, wherever the memory controller was
     delegated to the agent.
     """
     for above in _own_cgroups(root):

@@ -38,12 +38,6 @@ MAX_READ_BYTES: Final = 256 * 1024
 MAX_FILES: Final = 10_000
 """Largest number of files of a generation. With more, none is read."""
 
-KEEP_S: Final = 14 * 86_400.0
-KEEP_BYTES: Final = 20 * 2**30
-"""Usual time in seconds for which output is kept after it last grew, and usual limit on the bytes of
-all output on the node.
-"""
-
 _ATTEMPTS: Final = 3  # at reading while files are deleted
 _END_OF_POSITIONS: Final = 2**62  # more than can be written, and fits a message
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -41,7 +41,7 @@ def find_strays(directory: Path) -> list[ProcessIdentity]:
     """
     recorded = _recorded_identities(directory / PROCESSES_FILE)
     found = {identity.pid: identity for identity in recorded}
-    if mark := _mark_of(directory):
+    if mark := find_mark(directory):
         wanted = f"{MARK_VARIABLE}={mark}".encode()
         for entry in os.scandir("/proc"):
             if not entry.name.isdecimal():
@@ -77,7 +77,7 @@ async def end_strays(directory: Path) -> None:
     )
 
 
-def _mark_of(directory: Path) -> str:
+def find_mark(directory: Path) -> str:
     """Return the mark of the member's processes, or "" if it had none."""
     try:
         stored = read_json(str(directory / MARK_FILE)) or {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
@@ -44,7 +43,7 @@ from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
 from tessera.service.agent.state import PASSAGE
-from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays
+from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays, find_mark
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -319,10 +318,8 @@ class KeeperHandle(ProcessHandle):
         """Return how the program ended, once all of its processes are dead."""
         exited = await super().ended()
         await end_strays(self.directory)
-        with contextlib.suppress(OSError, ValueError):  # a damaged mark was logged already
-            stored = read_json(str(self.directory / MARK_FILE)) or {}
-            if isinstance(mark := stored.get("mark"), str):
-                remove_cgroup(_cgroup_name(mark))
+        if mark := find_mark(self.directory):
+            remove_cgroup(_cgroup_name(mark))
         return exited
 
 
