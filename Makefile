@@ -27,6 +27,8 @@ demo-train: $(SERVER) ## real training, scaled and moved by rounds, with losses 
 	$(BIN)/tessera demo-train
 
 test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
+	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py --with-transformers \
+	    || echo "tests that train with PyTorch will be skipped"
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
 
 test-full: $(DEV) ## the same with 15 times the examples of each law, for a night
