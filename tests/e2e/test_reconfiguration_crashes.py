@@ -15,6 +15,7 @@ from _pytest.mark import ParameterSet
 
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import jobs_pb2
+from tests.support.agents import is_running
 from tests.support.lockstep.job import LockstepJob
 from tests.support.system import Agent, User, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
@@ -147,8 +148,7 @@ def expected_course(phase: str, victim: str) -> tuple[int, list[int], int]:
         return 2, [0, 4 if phase == STOP and ends_job else 6], 0
     if not ends_job:
         return 2, [0, 6], 0
-    begins = {MEETING: [0, 6], STAGING: [0, 6], LAUNCHED: [0, 6, 6], LAST: [0, 6, 8]}
-    return 3, begins[phase], 1
+    return 3, [0, 6, 8] if phase == LAST else [0, 6], 1
 
 
 def kill(job: LockstepJob, generation: int, victim: str, ranks: dict[int, int]) -> None:
@@ -160,9 +160,10 @@ def kill(job: LockstepJob, generation: int, victim: str, ranks: dict[int, int]) 
         agent.kill()
         agent.launch()
     elif victim in KEEPERS:
-        os.kill(job.member(generation, rank)[1], signal.SIGKILL)
+        _, keeper = job.member(generation, rank)
+        end(keeper, *([ranks[rank]] if ranks else []))
     elif victim in PROGRAMS:
-        os.kill(ranks[rank], signal.SIGKILL)
+        end(ranks[rank])
     elif victim == "the server":
         (server,) = lab.stack.servers
         server.kill()
@@ -170,6 +171,13 @@ def kill(job: LockstepJob, generation: int, victim: str, ranks: dict[int, int]) 
         server.wait()
     else:
         lab.kill_database()
+
+
+def end(victim: int, *dependent: int) -> None:
+    """Kill a process, and wait until it and those that must die with it are dead."""
+    os.kill(victim, signal.SIGKILL)
+    pids = [victim, *dependent]
+    until(lambda: not any(is_running(pid) for pid in pids), f"processes {pids} are dead")
 
 
 def finish(job: LockstepJob, *, generations: int, resumed: list[int], retries: int) -> None:

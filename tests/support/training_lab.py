@@ -63,9 +63,7 @@ class TrainingLab(Lab):
     ) -> Agent:
         """Start an agent that runs programs as the present user."""
         own = ("--clock-factor=1", f"--run-as={own_user()}", f"--python={sys.executable}")
-        return self.agent(
-            (node, gpus), flags=(*own, *flags), environment=environment, **settings
-        )
+        return self.agent((node, gpus), flags=(*own, *flags), environment=environment, **settings)
 
     def train(
         self,

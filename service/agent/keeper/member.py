@@ -70,7 +70,7 @@ class MemberRun:
             self._resumed, self._reporter.remark = self._store.choose_checkpoint()
             self._reporter.checkpoint = self._resumed
         meeting = gather(spec, self._store, self._resumed, self._is_stopped)
-        if meeting is None:
+        if meeting is None or self._is_stopped():
             return {"outcome": "stopped"}
         if meeting.resume_from:
             self._meter = ProgressMeter(spec.iterations_total, meeting.resume_iterations)
