@@ -122,7 +122,7 @@ class Lab:
         self.stack, self.user = stack, user
         self.cluster, self.parent = cluster, f"clusters/{cluster}"
         self.checkpoints = stack.folder / "checkpoints"
-        self._agents: list[Agent] = []
+        self.agents: list[Agent] = []
         gpu_type = clusters_pb2.GpuType(name="a40", memory_bytes=48 << 30)
         made = clusters_pb2.Cluster(name=self.parent, gpu_types=[gpu_type])
         user.insist(
@@ -146,7 +146,7 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for agent in self._agents:
+        for agent in self.agents:
             agent.close()
 
     def agent(
@@ -158,7 +158,7 @@ class Lab:
     ) -> Agent:
         """Start an agent for nodes of (name, GPUs), which is ended with the lab."""
         agent = Agent(self, nodes, flags=flags, environment=environment or {}, **settings)
-        self._agents.append(agent)
+        self.agents.append(agent)
         return agent.start()
 
     def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:

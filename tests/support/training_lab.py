@@ -103,6 +103,11 @@ class TrainingLab(Lab):
         request = jobs_pb2.ReleaseJobRequest(name=f"{self.parent}/jobs/{name}")
         self.user.insist(lambda r: r.jobs.ReleaseJob(request))
 
+    def cancel(self, job: str) -> None:
+        """Cancel a job, given by its full name."""
+        request = jobs_pb2.CancelJobRequest(name=job)
+        self.user.insist(lambda r: r.jobs.CancelJob(request))
+
     def wait_for_failure(self, name: str, failures: int = 1) -> jobs_pb2.Job:
         """Wait until a job that has failed this often waits for its next attempt."""
 
@@ -163,7 +168,7 @@ class TrainingLab(Lab):
             return not any(node.jobs for node in self.nodes().values())
 
         until(is_free, "all GPUs are free")
-        for agent in self._agents:
+        for agent in self.agents:
             agent.wait_for_gangs([])
 
 

@@ -32,6 +32,7 @@ import atexit
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -66,6 +67,7 @@ class _State:
     stop = False
     checkpoints_asked = 0  # the last request that a checkpoint has answered
     written_s = float("-inf")
+    complained = False  # about a report that could not be written
     timer: threading.Timer | None = None  # writes what was reported since the last write
     latest: dict[str, Any] = {}  # noqa: RUF012 - the module's own
 
@@ -191,9 +193,14 @@ def _write_progress() -> None:
     if not path or not is_first_rank():
         return
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_State.latest, file)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(_State.latest, file)
+        os.replace(temporary, path)
+    except OSError as error:  # e.g. no space left: the next report contains this one
+        if not _State.complained:
+            print(f"tessera.progress: training goes on unreported: {error}", file=sys.stderr)
+        _State.complained = True
 
 
 def _write_rest() -> None:
