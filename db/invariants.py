@@ -38,6 +38,11 @@ INVARIANTS: Final[Mapping[str, str]] = {
         SELECT j.name FROM jobs j JOIN allocations a ON a.job_id = j.id
         WHERE a.generation > j.generation
     """,
+    "a job has a gang before its former one is gone": """
+        SELECT DISTINCT j.name FROM jobs j JOIN allocations a ON a.job_id = j.id
+            JOIN allocations b ON b.job_id = j.id
+        WHERE a.hold = 'held' AND b.hold = 'releasing'
+    """,
     "epochs do not rise with rounds": """
         SELECT cluster_id || '/' || number FROM (
             SELECT cluster_id, number, epoch,

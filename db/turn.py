@@ -168,6 +168,7 @@ _GONE = json_rows(
     "j.id",
 )
 
+# A job that moves waits until its former gang is gone, which may still write a checkpoint.
 _SETTLE = sa.text(f"""
 WITH promoted AS (
     UPDATE allocations r SET hold = 'held'
@@ -175,6 +176,8 @@ WITH promoted AS (
     WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND NOT EXISTS (
         SELECT FROM allocations h
         WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
+    ) AND NOT EXISTS (
+        SELECT FROM allocations o WHERE o.job_id = r.job_id AND o.hold = 'releasing'
     )
     RETURNING r.gpu
 )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 from tests.support.patience import PATIENCE_S
+from tests.support.small_disk import fill_disk
 
 LONG = 1e12
 RUNNING = ("a", 1, "n0", "RUNNING")
@@ -139,29 +138,6 @@ async def test_a_gang_directory_that_is_a_link_is_not_written_through(
     agent.pid_of("a")
     assert [path.name for path in precious.iterdir()] == ["file"]
     assert not (gangs / "a@1").is_symlink()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a disk of 512 KiB, or skip the test if it cannot be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tessera-test", str(place)]
-    try:
-        result = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("a full disk needs the program mount")
-    if result.returncode:
-        pytest.skip(f"a full disk can be mounted only by root: {result.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill_disk(path: Path) -> None:
-    """Write until there is no space left."""
-    with path.open("wb", buffering=0) as rest, contextlib.suppress(OSError):
-        while rest.write(bytes(4096)):
-            continue
 
 
 async def test_a_full_disk_fails_jobs_with_an_error_that_names_it_and_stops_no_agent(

@@ -44,6 +44,9 @@ BREAKS = {
         " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
     ),
     "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
+    "a job has a gang before its former one is gone": (
+        "UPDATE allocations SET hold = 'releasing', release_revision = 1 WHERE gpu = 1"
+    ),
     "epochs do not rise with rounds": (
         "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
         " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"

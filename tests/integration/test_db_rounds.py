@@ -275,7 +275,7 @@ def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
     assert [g.spec.name for g in store.desired(C, f"agent-{A0}").gangs] == ["b"]
 
 
-def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
+def test_a_resized_job_waits_for_all_gpus_that_it_leaves(store: PostgresStore) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0, 1])])
@@ -287,8 +287,8 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
         ("a", A0, 0, Hold.RESERVED),
         ("a", A0, 1, Hold.RELEASING),
         ("a", A0, 1, Hold.RESERVED),
-        ("a", A0, 2, Hold.HELD),
-        ("a", A0, 3, Hold.HELD),
+        ("a", A0, 2, Hold.RESERVED),
+        ("a", A0, 3, Hold.RESERVED),
     ]
     agents_report(store)
     stored = job(store, "a")
@@ -329,7 +329,7 @@ def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresSt
     assert [e.event for e in store.job_history(C, "b")] == ["start", "suspend", "gone"]
 
 
-def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresStore) -> None:
+def test_a_stopping_job_is_started_elsewhere_once_it_is_gone(store: PostgresStore) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0])])
@@ -337,7 +337,10 @@ def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresSto
     commit(store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A1, [0])]))
-    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.RESERVED)]
+    assert store.desired(C, f"agent-{A1}").gangs == ()  # its former program may still save its work
+    assert store.observe(C, f"agent-{A0}", "first", [], store.desired(C, f"agent-{A0}").revision)
+    assert allocation_rows(store) == [("a", A1, 0, Hold.HELD)]
     agents_report(store)
     assert states(store) == {"a": JobState.RUNNING}
 

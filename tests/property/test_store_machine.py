@@ -456,10 +456,13 @@ class World:
                 assert owned[j].gpus == jobs.current_gpus[j]
         own = (a.job >= 0) & (a.hold != Hold.RELEASING)
         assert (a.generation[own] == jobs.generation[a.job[own]]).all()
-        gpus = np.column_stack([a.node, a.gpu, a.hold]).tolist()
-        leaving = {(n, g) for n, g, hold in gpus if hold == Hold.RELEASING}
-        awaited = {(n, g) for n, g, hold in gpus if hold == Hold.RESERVED}
-        assert awaited <= leaving, "a job waits for GPUs that are not being released"
+        rows = np.column_stack([a.node, a.gpu, a.hold, a.job]).tolist()
+        leaving = {(n, g) for n, g, hold, _ in rows if hold == Hold.RELEASING}
+        leavers = {j for _, _, hold, j in rows if hold == Hold.RELEASING and j >= 0}
+        waiters = {j for n, g, hold, j in rows if hold == Hold.RESERVED and (n, g) not in leaving}
+        assert waiters <= leavers, "a job waits, but not for GPUs that are being released"
+        held = {j for _, _, hold, j in rows if hold == Hold.HELD}
+        assert not held & leavers, "a job has a gang before its former one is gone"
         holders = {
             (snapshot.nodes.name[n], g)
             for n, g in zip(a.node.tolist(), a.gpu.tolist(), strict=True)

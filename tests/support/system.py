@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -121,7 +122,7 @@ class Lab:
         self.stack, self.user = stack, user
         self.cluster, self.parent = cluster, f"clusters/{cluster}"
         self.checkpoints = stack.folder / "checkpoints"
-        self._agents: list[Agent] = []
+        self.agents: list[Agent] = []
         gpu_type = clusters_pb2.GpuType(name="a40", memory_bytes=48 << 30)
         made = clusters_pb2.Cluster(name=self.parent, gpu_types=[gpu_type])
         user.insist(
@@ -145,13 +146,20 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for agent in self._agents:
+        for agent in self.agents:
             agent.close()
 
-    def agent(self, *nodes: tuple[str, int], flags: Sequence[str] = (), **settings: float) -> Agent:
+    def agent(
+        self,
+        *nodes: tuple[str, int],
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **settings: float,
+    ) -> Agent:
         """Start an agent for nodes of (name, GPUs), which is ended with the lab."""
-        self._agents.append(Agent(self, nodes, flags=flags, **settings))
-        return self._agents[-1].start()
+        agent = Agent(self, nodes, flags=flags, environment=environment or {}, **settings)
+        self.agents.append(agent)
+        return agent.start()
 
     def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:
         request = jobs_pb2.SubmitJobRequest(
@@ -219,13 +227,16 @@ class Agent:
         checkpoint_s: float = 100.0,
         grace_s: float = 10.0,
         flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Prepare an agent. ``environment`` adds to that of this process."""
         self.name = nodes[0][0]
         self.folder = lab.stack.folder / "agents" / lab.cluster / self.name
         self.folder.mkdir(parents=True)
         self.log = self.folder / "agent.log"
         self.nodes = dict(nodes)
         self._lab = lab
+        self._environment = {**os.environ, **(environment or {})}
         settings = {
             "agent-id": self.name,
             "cluster": lab.cluster,
@@ -243,14 +254,20 @@ class Agent:
 
     def start(self) -> Self:
         """Start the agent, and wait until its nodes are ready."""
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(self._argv, stdout=out, stderr=out)
+        self.launch()
         try:
             until(self._ready, f"agent {self.name} is ready")
         except AssertionError as error:
             error.add_note(self.log.read_text()[-500:])
             raise
         return self
+
+    def launch(self) -> None:
+        """Start the agent without waiting, e.g. because its nodes are drained."""
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self._argv, stdout=out, stderr=out, env=self._environment
+            )
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, f"agent {self.name} has ended"

@@ -73,7 +73,7 @@ class MemberRun:
             self._resumed, self._reporter.remark = self._store.choose_checkpoint()
             self._reporter.checkpoint = self._resumed
         meeting = gather(spec, self._store, self._resumed, self._is_stopped)
-        if meeting is None:
+        if meeting is None or self._is_stopped():
             return {"outcome": "stopped"}
         if meeting.resume_from:
             self._meter = ProgressMeter(spec.iterations_total, meeting.resume_iterations)
@@ -231,8 +231,18 @@ class MemberRun:
     ) -> None:
         before = self._meter.first_s
         self._meter.feed(time.monotonic(), iterations, loss, memory_bytes, done_s, source)
-        if before is None and self._meter.first_s is not None and self._resumed is not None:
+        if before is None and self._meter.first_s is not None:
+            self._note_first_iteration()
+
+    def _note_first_iteration(self) -> None:
+        """Note that this generation makes progress, from a checkpoint or without."""
+        if self._resumed is not None:
             self._note_start("")
+            return
+        try:
+            self._store.note_progress()
+        except (OSError, StaleGeneration, ValueError) as error:
+            self._reporter.remark = str(error)
 
     def _list_checkpoint(self, reported: object) -> None:
         """List the checkpoint that the program reported, unless it was listed already."""
@@ -272,8 +282,7 @@ class MemberRun:
     def _conclude(self, status: int) -> dict[str, str]:
         """Return the outcome of a program that ended with ``status``."""
         children.end_descendants()
-        if self._stop_s is not None and self._spec.leads:
-            self._store.save_stop(self._reporter.last_checkpoint_s, time.monotonic() - self._stop_s)
+        self._save_stop()
         self._report()
         if status == 0 and self._stop_s is None:
             return {"outcome": "succeeded"}
@@ -287,6 +296,15 @@ class MemberRun:
             self._note_start(error)
             return {"outcome": "failed", "reason": "stalled", "error": error}
         return self._explain(status)
+
+    def _save_stop(self) -> None:
+        """Keep how long the stop took, if there was one. Without space on the disk, it is not known."""
+        if self._stop_s is None or not self._spec.leads:
+            return
+        try:
+            self._store.save_stop(self._reporter.last_checkpoint_s, time.monotonic() - self._stop_s)
+        except OSError as error:
+            self._reporter.remark = f"the duration of the stop cannot be kept: {error}"
 
     def _is_done(self, status: int) -> bool:
         """Return whether a program that was asked to stop had done all iterations already."""
@@ -314,8 +332,8 @@ class MemberRun:
             return
         try:
             self._store.note_start(self._resumed, error)
-        except StaleGeneration as stale:
-            self._reporter.remark = str(stale)
+        except (OSError, StaleGeneration, ValueError) as problem:
+            self._reporter.remark = str(problem)
 
     def _report(self) -> None:
         """Report to the agent. Of a member that does not lead, the report says that it runs."""

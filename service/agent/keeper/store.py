@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 LIST = "checkpoints.json"
 OWNER = "owner.json"
 LAST_STOP = "stop.json"
+PROGRESSED = "progressed.json"
+
+OWN_NAMES = ("generation-", "files", "rendezvous-", LIST, LAST_STOP, PROGRESSED)
+"""The beginnings of the names of what this module writes."""
+
+NO_CHECKPOINT = (
+    "started without a checkpoint, because the job has reported none; unless its program keeps its own,"
+    " it began again at iteration 0"
+)
+"""The remark on a start after iterations that may be lost."""
 
 PASSAGE = 0o711
 """The mode of a directory that other users may pass through, without looking around."""
@@ -119,7 +129,8 @@ class JobStore:
         """Return the checkpoint to go on from, and a sentence on those that were passed over.
 
         It is the furthest one that is intact, unless starts from it have failed too often. If that
-        is true of all, it is the one with the fewest failed starts. Without any, it is None.
+        is true of all, it is the one with the fewest failed starts. Without any, it is None, and the
+        sentence says so if an earlier generation made progress.
 
         Raises:
             NoIntactCheckpoint: there are some, but none is intact. Starting at the beginning would
@@ -133,7 +144,7 @@ class JobStore:
                 f" {os.path.join(self.directory, LIST)} to start at the beginning"
             )
         if not intact:
-            return None, ""
+            return None, NO_CHECKPOINT if self._has_progressed() else ""
         good = [one for one in intact if one.failed_starts < MAX_FAILED_STARTS]
         chosen = good[0] if good else min(intact, key=lambda one: one.failed_starts)
         return chosen, _passed_over(listed, intact, chosen)
@@ -180,6 +191,10 @@ class JobStore:
 
         self._change_list(change)
 
+    def note_progress(self) -> None:
+        """Note that this generation has done iterations. Raises StaleGeneration."""
+        self._change(PROGRESSED, lambda _: {"generation": self._generation})
+
     def publish(self, rendezvous: Rendezvous) -> None:
         """Publish the rendezvous of this generation. Raises StaleGeneration."""
         self._change(self._rendezvous_name(), lambda _: vars(rendezvous))
@@ -207,6 +222,10 @@ class JobStore:
         self._change(LAST_STOP, lambda _: {})
         return float(stored.get("checkpoint_s", 0.0)), float(stored.get("stop_s", 0.0))
 
+    def _has_progressed(self) -> bool:
+        """Return whether a generation of the job has done iterations."""
+        return bool(read_json(os.path.join(self.directory, PROGRESSED)))
+
     def _rendezvous_name(self) -> str:
         return f"rendezvous-{self._generation}.json"
 
@@ -230,7 +249,7 @@ class JobStore:
     def _clear(self) -> None:
         """Remove what an earlier job of this name left. The fence belongs to this job already."""
         for entry in os.scandir(self.directory):
-            if entry.name.startswith(("generation-", "files", "rendezvous-", LIST, LAST_STOP)):
+            if entry.name.startswith(OWN_NAMES):
                 remove_tree(entry.path)
 
 
