@@ -168,6 +168,8 @@ _GONE = json_rows(
     "j.id",
 )
 
+# The old gang of a job has ended before a new one starts, also on other GPUs: its last checkpoint is
+# where the new one goes on, and of two gangs only the newer may write checkpoints.
 _SETTLE = sa.text(f"""
 WITH promoted AS (
     UPDATE allocations r SET hold = 'held'
@@ -175,6 +177,8 @@ WITH promoted AS (
     WHERE r.hold = 'reserved' AND n.id = r.node_id AND n.cluster_id = :cluster AND NOT EXISTS (
         SELECT FROM allocations h
         WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
+    ) AND NOT EXISTS (
+        SELECT FROM allocations o WHERE o.job_id = r.job_id AND o.hold = 'releasing'
     )
     RETURNING r.gpu
 )

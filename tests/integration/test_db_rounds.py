@@ -287,8 +287,8 @@ def test_a_resize_may_overlap_itself(store: PostgresStore) -> None:
         ("a", A0, 0, Hold.RESERVED),
         ("a", A0, 1, Hold.RELEASING),
         ("a", A0, 1, Hold.RESERVED),
-        ("a", A0, 2, Hold.HELD),
-        ("a", A0, 3, Hold.HELD),
+        ("a", A0, 2, Hold.RESERVED),
+        ("a", A0, 3, Hold.RESERVED),
     ]
     agents_report(store)
     stored = job(store, "a")
@@ -329,7 +329,22 @@ def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresSt
     assert [e.event for e in store.job_history(C, "b")] == ["start", "suspend", "gone"]
 
 
-def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresStore) -> None:
+def test_a_job_that_moves_starts_on_free_gpus_once_its_old_gang_is_gone(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, nodes=2)
+    submit(store, a_spec("a"))
+    run(store, a=[(A0, [0])])
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
+    waiting = [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.RESERVED)]
+    assert allocation_rows(store) == waiting
+    agents_report(store)
+    assert allocation_rows(store) == [("a", A1, 0, Hold.HELD)]
+    assert states(store) == {"a": JobState.RUNNING}
+
+
+def test_a_stopping_job_starts_elsewhere_once_it_is_gone(store: PostgresStore) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0])])
@@ -337,8 +352,10 @@ def test_a_stopping_job_may_start_elsewhere_before_it_is_gone(store: PostgresSto
     commit(store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A1, [0])]))
-    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
+    waiting = [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.RESERVED)]
+    assert allocation_rows(store) == waiting
     agents_report(store)
+    assert allocation_rows(store) == [("a", A1, 0, Hold.HELD)]
     assert states(store) == {"a": JobState.RUNNING}
 
 

@@ -458,8 +458,11 @@ class World:
         assert (a.generation[own] == jobs.generation[a.job[own]]).all()
         gpus = np.column_stack([a.node, a.gpu, a.hold]).tolist()
         leaving = {(n, g) for n, g, hold in gpus if hold == Hold.RELEASING}
-        awaited = {(n, g) for n, g, hold in gpus if hold == Hold.RESERVED}
-        assert awaited <= leaving, "a job waits for GPUs that are not being released"
+        gangs = list(zip(a.job.tolist(), a.hold.tolist(), strict=True))
+        stopping = {j for j, hold in gangs if hold == Hold.RELEASING}
+        for (n, g, hold), j in zip(gpus, a.job.tolist(), strict=True):
+            if hold == Hold.RESERVED:
+                assert (n, g) in leaving or j in stopping, "a job waits for nothing"
         holders = {
             (snapshot.nodes.name[n], g)
             for n, g in zip(a.node.tolist(), a.gpu.tolist(), strict=True)
