@@ -206,7 +206,7 @@ def _result(
 
 def show_results(results: Sequence[Result], picture: Path) -> None:
     """Print the table of the jobs, and what is wrong."""
-    table = Table(title="4 virtual GPUs on 2 nodes", box=TABLE_BOX, pad_edge=False)
+    table = Table(title="4 virtual GPUs on 2 nodes", box=TABLE_BOX, padding=0)
     for column in ("job", "state", "steps", "GPUs"):
         table.add_column(column, overflow="fold")
     for column in ("moves", "restart", "differs", "samples"):

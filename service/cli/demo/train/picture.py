@@ -24,6 +24,9 @@ SIZE_COLOURS: Final = {1: "#d1495b", 2: "#edae49", 4: LEAD_COLOUR}
 """Colours of numbers of GPUs."""
 
 GREY: Final = "#8a8a8a"
+LABEL_SHARE: Final = 0.2
+"""The room above the losses for labels, compared with that of the losses."""
+
 NEAR_SHARE: Final = 0.03
 """The share of the width below which the labels of two lines need different sides."""
 
@@ -126,6 +129,8 @@ def _draw_losses(
     axes.tick_params(labelbottom=False)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
     axes.set_xlim(0, len(steps) + 1)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + LABEL_SHARE * (high - low))
     axes.legend(loc="upper right", framealpha=0.95)
 
 
