@@ -90,7 +90,14 @@ VARIABLE_PREFIX: Final = "TESSERA_"
 """Prefix of the environment variables: ``listen`` is TESSERA_LISTEN."""
 
 OTHER_VARIABLES: Final = frozenset(
-    {"TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_HOME", "TESSERA_SERVER", *CLIENT_VARIABLES}
+    {
+        "TESSERA_CLUSTER",
+        "TESSERA_DATA",
+        "TESSERA_HOME",
+        "TESSERA_SERVER",
+        "TESSERA_TORCH_PYTHON",
+        *CLIENT_VARIABLES,
+    }
 )
 """Variables that the command line, agents and the benchmarks read.
 
