@@ -27,7 +27,7 @@ NODE_GPUS: Final = 50
 REPORT_S: Final = 1.0
 """Seconds between two reports of a program's progress."""
 
-SETTLE_S: Final = 5.0
+SETTLE_S: Final = 3.0
 """Seconds between the start of the last job and the measurement."""
 
 
@@ -52,10 +52,15 @@ def measure_launches(lab: RuntimeLab, program: Program, starts: int) -> list[flo
         for k in track_steps(starts, "launches"):
             name = f"launch-{k}"
             lab.submit([job_spec(name, program, 1, arguments=("0.05",))])
-            wait_for(lambda of=name: lab.job(of).state == jobs_pb2.RUNNING, f"the start of {name}")
-            seconds.append(_launch_s(lab, name))
+            seconds.append(_start(lab, name))
             lab.end(name)
         return seconds
+
+
+def _start(lab: RuntimeLab, name: str) -> float:
+    """Wait until a submitted job is RUNNING, and return the seconds from its decision until then."""
+    wait_for(lambda: lab.job(name).state == jobs_pb2.RUNNING, f"the start of {name}")
+    return _launch_s(lab, name)
 
 
 def _launch_s(lab: RuntimeLab, name: str) -> float:
@@ -66,9 +71,7 @@ def _launch_s(lab: RuntimeLab, name: str) -> float:
     return first["ran"] - first["start"]
 
 
-def measure_footprint(
-    lab: RuntimeLab, program: Program, jobs: int, window_s: float
-) -> Footprint:
+def measure_footprint(lab: RuntimeLab, program: Program, jobs: int, window_s: float) -> Footprint:
     """Run ``jobs`` jobs on one agent, and measure its processes for ``window_s``."""
     nodes = [(f"many-{k}", NODE_GPUS) for k in range(-(-jobs // NODE_GPUS))]
     with lab.run_agent("many", nodes) as agent:
@@ -80,7 +83,7 @@ def measure_footprint(
         begun_s, before = time.monotonic(), _cpu_s([itself, *keepers])
         time.sleep(window_s)
         after, ended_s = _cpu_s([itself, *keepers]), time.monotonic()
-        memory = [keeper.memory_full_info() for keeper in keepers]
+        memory = [process.memory_full_info() for process in keepers]
         return Footprint(
             jobs=jobs,
             window_s=ended_s - begun_s,

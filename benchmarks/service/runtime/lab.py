@@ -137,9 +137,7 @@ class RuntimeLab:
         finally:
             agent.close()
         names = sorted(wanted)
-        self.stack.clusters.DeleteNodes(
-            clusters_pb2.DeleteNodesRequest(parent=PARENT, names=names)
-        )
+        self.stack.clusters.DeleteNodes(clusters_pb2.DeleteNodesRequest(parent=PARENT, names=names))
 
     def _reachable(self) -> set[str]:
         request = clusters_pb2.ListNodesRequest(parent=PARENT, page_size=1000)
@@ -263,7 +261,7 @@ def job_spec(
     )
 
 
-def wait_for(condition: Callable[[], T], what: str, every_s: float = CALL_GAP_S) -> T:
+def wait_for(condition: Callable[[], T | None], what: str, every_s: float = CALL_GAP_S) -> T:
     """Wait for a condition, and return its first true value.
 
     Raises:

@@ -14,12 +14,12 @@ from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precisi
 from tessera.formulation.runtimes import COMMAND, TORCHRUN
 from tessera.formulation.values import Workload
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).resolve().parents[3]
 GPT: Final = ROOT / "docs" / "examples" / "train_gpt.py"
 MADE_PYTHON: Final = ROOT / "build" / "torch" / "bin" / "python"
 """The interpreter that ``scripts/torch_env.py`` makes."""
 
-PLAIN_BATCH: Final = 16
+PLAIN_BATCH: Final = 8
 LAYERS: Final = 4
 """Layers of the described models: an embedding, two blocks and a head."""
 
@@ -56,7 +56,7 @@ progress.catch_stop()
 plan = progress.plan() or {}
 count, zero = plan.get("accumulation", 1), plan.get("zero", 0)
 stages = len(plan.get("stages", [0]))
-batch, done = progress.global_batch(16), progress.resume_iterations()
+batch, done = progress.global_batch(8), progress.resume_iterations()
 weights = [0.0] * WEIGHTS
 if done:
     weights = json.loads(progress.resume_path().read_text())
@@ -113,6 +113,15 @@ def write_programs(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
+def steady_program(script: Path) -> Program:
+    """Return the program that waits. The service knows nothing of its model."""
+    return Program(
+        runtime=COMMAND,
+        command=(sys.executable, str(script)),
+        workload=Workload(model="steady", params="", global_batch=PLAIN_BATCH),
+    )
+
+
 def plain_program(script: Path) -> Program:
     """Return the program that needs only Python."""
     return Program(
@@ -127,13 +136,15 @@ def torch_program() -> Program:
     return Program(
         runtime=TORCHRUN,
         command=(str(GPT), "--every", "1000000"),
-        workload=Workload(model="gpt", params="small", global_batch=PLAIN_BATCH),
+        workload=Workload(model="gpt", params="small", global_batch=16),
     )
 
 
 def stated_plans(program: Program, gpus: int, count: int) -> list[ExecutionPlan]:
     """Return ``count`` plans for a program: DDP or divided states, with 1, 2 or 4 micro-batches."""
-    choices = [(zero, parts) for parts in (1, 2, 4) for zero in (ZeroStage.NONE, ZeroStage.PARAMETERS)]
+    choices = [
+        (zero, parts) for parts in (1, 2, 4) for zero in (ZeroStage.NONE, ZeroStage.PARAMETERS)
+    ]
     batch = program.workload.global_batch
     return [
         ExecutionPlan(
@@ -149,10 +160,12 @@ def stated_plans(program: Program, gpus: int, count: int) -> list[ExecutionPlan]
 
 @cache
 def find_torch_python() -> str:
-    """Return an interpreter that has PyTorch and NumPy, or "" if there is none.
+    """Return an interpreter that has PyTorch and NumPy, or "" if nothing has both.
 
     It is the one of TESSERA_TORCH_PYTHON, or this one, or the one that ``scripts/torch_env.py`` made.
     """
+    if not GPT.exists():  # an installed package has no examples
+        return ""
     named = os.environ.get("TESSERA_TORCH_PYTHON")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     for python in [named] if named else [sys.executable, str(MADE_PYTHON)]:
