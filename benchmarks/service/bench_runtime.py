@@ -51,7 +51,7 @@ JUDGED_BY_PLANS: Final = frozenset(
         "moves": 2,
         "starts": 2,
         "jobs": 4,
-        "window_s": 2.0,
+        "window_s": 1.0,
         "plans": 1,
         "repeats": 1,
         "torch": False,

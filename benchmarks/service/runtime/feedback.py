@@ -15,7 +15,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, read_execution_pla
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 GPUS: Final = 2
-INSPECT_S: Final = 0.5
+INSPECT_S: Final = 0.3
 """Seconds between the agent's inspections here, so that a measurement takes seconds and not minutes."""
 
 NODES: Final = (("feedback", GPUS),)
