@@ -134,22 +134,25 @@ class MemberRun:
 
     def _watch(self, program: subprocess.Popen[bytes]) -> int:
         """Serve the program until it ends; return its status."""
-        spec, announced = self._spec, False
-        self._ask_s = time.monotonic() + (spec.checkpoint_s or math.inf)
+        self._ask_s = time.monotonic() + (self._spec.checkpoint_s or math.inf)
+        self._announce_if_up()
         while (status := program.poll()) is None:
             self._ranks.pump(TICK_S)
+            self._announce_if_up()
             now_s = time.monotonic()
-            if not announced and self._ranks.are_up():
-                announced = True
-                self._reporter.up_s = now_s - self._began_s
-                self._report()
-                announce_running()
             self._take_requests(now_s)
             self._look(now_s)
             self._end_if_hanging(now_s)
         self._ranks.finish()
         self._look(time.monotonic())
         return status
+
+    def _announce_if_up(self) -> None:
+        """Tell the agent, once, that the program runs on all ranks."""
+        if self._reporter.up_s is None and self._ranks.are_up():
+            self._reporter.up_s = time.monotonic() - self._began_s
+            self._report()
+            announce_running()
 
     def _take_requests(self, now_s: float) -> None:
         """Carry out the signals that came, and ask for a checkpoint if one is due."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tessera.service.agent.keeper.spec import KeeperSpec
     from tessera.service.agent.keeper.store import Checkpoint
 
+LEAST_PART_S = 1e-3
+"""The least number of seconds of a part of a start that is known."""
+
 
 class MemberReporter:
     """The writer of ``progress.json``."""
@@ -52,11 +55,12 @@ class MemberReporter:
             plain["checkpoint_s"] = self.checkpoint.saved_s
         if meter.first_s is not None:
             checkpoint_s, stop_s = self.stop_times
+            launch_s, first_iteration_s = divide_start(self.up_s, meter.first_s - began_s)
             plain["restart_times"] = {
                 "checkpoint_s": checkpoint_s,
                 "stop_s": stop_s,
-                "launch_s": self.up_s,
-                "first_iteration_s": max(0.0, meter.first_s - began_s - self.up_s),
+                "launch_s": launch_s,
+                "first_iteration_s": first_iteration_s,
             }
         if plain == self._written:
             return
@@ -66,3 +70,14 @@ class MemberReporter:
             self.remark = f"the progress cannot be written: {error}"
             return
         self._written = plain
+
+
+def divide_start(up_s: float, first_s: float) -> tuple[float, float]:
+    """Return the seconds of the launch and of the first iteration.
+
+    Both arguments count from the keeper's start. The ranks are looked for at intervals, so the first
+    iteration may be done before they are seen. Neither part is 0, which would mean that it is not
+    known, and the whole restart with it.
+    """
+    launch_s = max(min(up_s, first_s - LEAST_PART_S), LEAST_PART_S)
+    return launch_s, max(first_s - launch_s, LEAST_PART_S)

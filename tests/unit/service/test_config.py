@@ -54,8 +54,11 @@ def test_a_mistyped_variable_is_reported_with_the_nearest_and_all_valid_names() 
     assert "TESSERA_SERVER" in message
 
 
-def test_variables_of_the_command_line_are_ignored() -> None:
-    assert load_config(None, {"TESSERA_SERVER": "x", "TESSERA_CLUSTER": "c"}) == Config()
+@pytest.mark.parametrize(
+    "variable", ["TESSERA_SERVER", "TESSERA_CLUSTER", "TESSERA_DATA", "TESSERA_TORCH_PYTHON"]
+)
+def test_variables_of_other_programs_are_ignored(variable: str) -> None:
+    assert load_config(None, {variable: "x"}) == Config()
 
 
 @pytest.mark.parametrize("listen", [ANY, "[::]:7070", "10.0.0.1:7070", "example.org:7070", ":7070"])
