@@ -33,11 +33,12 @@ while done < progress.iterations_total(10):
     {step}
     done += 1
     progress.report(done, loss=1 / done)
-    if progress.stop_requested() or progress.checkpoint_requested():
+    stops = progress.stop_requested()
+    if stops or progress.checkpoint_requested():
         path = progress.checkpoint_path(done)
         path.write_text(json.dumps(done))
         progress.report_checkpoint(done, path)
-    if progress.stop_requested():
+    if stops:
         break
 """
 """A program that trains by the client. ``step`` is what it does in an iteration."""

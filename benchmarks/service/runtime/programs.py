@@ -34,12 +34,13 @@ STEADY: Final = """
 import sys, time
 from tessera import progress
 progress.catch_stop()
-done, pause_s = progress.resume_iterations(), float(sys.argv[1])
-while done < progress.iterations_total(1) and not progress.stop_requested():
+done, pause_s, stops = progress.resume_iterations(), float(sys.argv[1]), False
+while done < progress.iterations_total(1) and not stops:
     time.sleep(pause_s)
     done += 1
     progress.report(done, loss=1 / done)
-    if progress.checkpoint_requested() or progress.stop_requested():
+    stops = progress.stop_requested()  # once, so that every stop has its checkpoint
+    if stops or progress.checkpoint_requested():
         path = progress.checkpoint_path(done)
         path.write_text(str(done))
         progress.report_checkpoint(done, path)
@@ -56,11 +57,11 @@ progress.catch_stop()
 plan = progress.plan() or {}
 count, zero = plan.get("accumulation", 1), plan.get("zero", 0)
 stages = len(plan.get("stages", [0]))
-batch, done = progress.global_batch(8), progress.resume_iterations()
+batch, done, stops = progress.global_batch(8), progress.resume_iterations(), False
 weights = [0.0] * WEIGHTS
 if done:
     weights = json.loads(progress.resume_path().read_text())
-while done < progress.iterations_total(1) and not progress.stop_requested():
+while done < progress.iterations_total(1) and not stops:
     total, loss = [0.0] * WEIGHTS, 0.0
     for part in range(count):
         held = weights
@@ -82,7 +83,8 @@ while done < progress.iterations_total(1) and not progress.stop_requested():
     done += 1
     progress.report(done, loss=loss)
     print("iteration", done, "loss", loss, flush=True)
-    if progress.checkpoint_requested() or progress.stop_requested():
+    stops = progress.stop_requested()
+    if stops or progress.checkpoint_requested():
         path = progress.checkpoint_path(done)
         path.write_text(json.dumps(weights))
         progress.report_checkpoint(done, path)

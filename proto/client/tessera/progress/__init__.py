@@ -13,11 +13,12 @@ functions are harmless: reports go nowhere, and nobody asks for anything.
     for iteration in range(start, progress.iterations_total(default=1000)):
         loss = train(iteration)
         progress.report(iteration + 1, loss=loss)
-        if progress.stop_requested() or progress.checkpoint_requested():
+        stops = progress.stop_requested()  # once, so that every stop has its checkpoint
+        if stops or progress.checkpoint_requested():
             path = progress.checkpoint_path(iteration + 1)
             save(path)
             progress.report_checkpoint(iteration + 1, path)
-        if progress.stop_requested():
+        if stops:
             break
 
 A program with several ranks must agree on ``stop_requested`` and ``checkpoint_requested``, e.g. by
