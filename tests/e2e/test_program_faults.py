@@ -290,7 +290,7 @@ def write(text, until):
     os.replace(path + ".tmp", path)
     while not os.path.exists(until): time.sleep(0.01)
 write('{"iterations": 4, "loss": 0.5}', "seen")
-write(LIE, "told")
+write(LIE, "heard")
 """
     lies = {
         '{"iterations": 2}': "the program reported 2 iterations after 4; that was ignored",
@@ -306,7 +306,7 @@ write(LIE, "told")
         wait_for_remark(lab, name, remark)
         assert lab.job(name).iterations_done == 4
         assert remark in shown(lab, name)
-        (lab.files(name) / "told").touch()
+        (lab.files(name) / "heard").touch()
         assert lab.wait_for_state(name, jobs_pb2.SUCCEEDED).retries == 0
 
 

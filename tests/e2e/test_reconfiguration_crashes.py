@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
-from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.service.cli.demo.stack import run_stack
 from tessera.v1 import jobs_pb2
 from tests.support.agents import is_running
 from tests.support.lockstep.job import LockstepJob
@@ -96,7 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(lab, agents)
 
 
-def all_cases() -> list[ParameterSet]:
+def all_cases() -> list[Any]:
     """Return all combinations. While the members gather, there is no program yet."""
     cases = []
     for phase in GATES:

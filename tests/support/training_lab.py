@@ -76,7 +76,7 @@ class TrainingLab(Lab):
         **fields: Any,
     ) -> None:
         """Submit a job that runs ``command`` on each of its nodes."""
-        values = {"runtime": COMMAND, "stop_grace_s": HOUR_S} | dict(launch or {})
+        values: dict[str, Any] = {"runtime": COMMAND, "stop_grace_s": HOUR_S} | dict(launch or {})
         spec = JobSpec(
             name="",
             workload=workload(gpus),

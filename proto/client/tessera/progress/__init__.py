@@ -199,7 +199,7 @@ def _write_progress() -> None:
         os.replace(temporary, path)
     except OSError as error:  # e.g. no space left: the next report contains this one
         if not _State.complained:
-            print(f"tessera.progress: training goes on unreported: {error}", file=sys.stderr)
+            sys.stderr.write(f"tessera.progress: training goes on unreported: {error}\n")
         _State.complained = True
 
 
