@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 from tests.support.output_files import RankFiles
@@ -360,3 +361,23 @@ async def test_output_is_sent_once_while_it_is_asked_for_and_again_on_the_next_s
     server.ask(pb.LogRead(read_id="s", job="j", generation=1, max_bytes=9, job_number=4))
     await until(lambda: len(server.log_answers) == 3)
     assert server.log_answers[-1] == pb.LogAnswer(read_id="s")
+
+
+async def test_an_agent_on_an_open_connection_refuses_programs_and_replays(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    program = a_gang("b", command=("train",), shares=(("n1", (0,)),), leader="n1")
+    server.want(1, a_gang(iterations_total=LONG), program)
+    server.desired.gangs[1].runtime = "command"
+    # An address that is not of the loopback interface, and leads to this machine all the same.
+    agent = AgentProcess(tmp_path / "open", [], "--server", f"0.0.0.0:{server.port}")
+    try:
+        agent.start()
+        await server.sees(1, RUNNING, ("b", 1, "n1", "FAILED"))
+        assert server.observed is not None
+        refused = server.observed.gangs[1]
+        assert refused.exit_reason == launch_pb2.EXIT_REFUSED
+        assert "this agent's connection to the server is not encrypted" in refused.error
+        assert "start the agent with --ca and a join token" in refused.error
+    finally:
+        agent.clean()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from tessera.service.cli.demo.stack import run_stack
 from tessera.v1 import jobs_pb2
@@ -96,7 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(lab, agents)
 
 
-def all_cases() -> list[ParameterSet]:
+def all_cases() -> list[Any]:
     """Return all combinations. While the members gather, there is no program yet."""
     cases = []
     for phase in GATES:
