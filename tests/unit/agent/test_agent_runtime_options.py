@@ -1,4 +1,4 @@
-"""Which agents run programs: those whose server is known, or on the same machine, in real time."""
+"""The agents that run programs: in real time, over TLS or with a server on the same machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import COMMAND, PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import FixedCredentials
-from tessera.service.agent.main import _parser
 from tessera.service.agent.runtimes.options import make_runtimes
 from tessera.service.agent.runtimes.programs import ProgramRuntime
 from tessera.service.agent.runtimes.protocol import Runtime
+from tessera.service.agent.settings import make_parser
 
 FAR = "scheduler.lab:50051"
 NOT_ENCRYPTED = "this agent's connection to the server is not encrypted"
@@ -22,7 +22,7 @@ def runtimes_of(tmp_path: Path, servers: tuple[str, ...], *flags: str) -> dict[s
     """Return the runtimes of an agent with these servers and options."""
     words = ["--cluster", "c", "--node", "n0:a100:2", "--data-dir", str(tmp_path), *flags]
     words += [word for server in servers for word in ("--server", server)]
-    options = _parser().parse_args(words)
+    options = make_parser().parse_args(words)
     return make_runtimes(
         options,
         servers=servers,
