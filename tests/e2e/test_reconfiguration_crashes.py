@@ -41,6 +41,9 @@ GATES = {
 }
 """The generation and the point at which processes are killed, by phase."""
 
+LISTED = {SAVED: 6, LAST: 8}
+"""The checkpoint that is complete before the kill. Keepers look for one twice a second."""
+
 AGENTS = ("the leader's agent", "the other agent")
 KEEPERS = ("the leader's keeper", "the other keeper")
 PROGRAMS = ("the leader's program", "the other program")
@@ -127,8 +130,8 @@ def test_a_kill_during_a_reconfiguration_loses_nothing(
             ranks = {}
         else:
             ranks = job.wait_at(generation, point)
-        if phase == SAVED:
-            job.wait_until_listed(6)
+        if phase in LISTED:
+            job.wait_until_listed(LISTED[phase])
         kill(job, generation, victim, ranks)
         job.open_gate()
         if phase == TRAIN and victim in (*AGENTS, *SERVICES):
