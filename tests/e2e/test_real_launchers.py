@@ -119,7 +119,7 @@ def test_torchrun_reads_its_arguments_as_they_are_meant() -> None:
     argv = torchrun_arguments(layout, ("-m", "lab.train", "--nnodes", "9", "a$$b"), None, 8).argv
     parsed, program, words, nodes, processes = ask(python, PARSE_TORCHRUN, argv[3:])
     assert (nodes, processes, parsed["node_rank"], parsed["max_restarts"]) == (2, 4, 1, 0)
-    assert (parsed["master_addr"], parsed["master_port"]) == ("127.0.0.1", layout.port)
+    assert (parsed["master_addr"], parsed["master_port"]) == ("127.0.0.1", int(layout.port))
     assert parsed["rdzv_backend"] == "static"
     assert program == "/opt/keeper"
     rank = ["--log-dir", "x", python, "-u", "-m", "lab.train", "--nnodes", "9", "a$$$$b"]

@@ -179,7 +179,7 @@ async def test_calls_beyond_the_queue_limit_are_refused_with_what_to_do() -> Non
 
 
 async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer_so_far() -> None:
-    async with api(max_deadline_s=2.0) as a:
+    async with api(max_deadline_s=1.0) as a:
         answer = await a.schedule("huge", HOUR_S, dry_run=True, options=ENDLESS, summary_only=True)
         assert answer.verified
         assert answer.seconds["solve"] < PATIENCE_S
