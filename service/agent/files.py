@@ -16,6 +16,9 @@ TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
     from typing import Any
 
+PASSAGE = 0o711
+"""The mode of a directory that other users may pass through, without looking around."""
+
 MAX_BYTES = 64 * 2**20
 """The largest number of bytes that are read: a gang's description with all of its members."""
 

@@ -15,15 +15,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.files import PASSAGE, make_private, read_json, write_json
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
 from tessera.service.agent.strays import kill_marked
 
 log = logging.getLogger(__name__)
-
-PASSAGE = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
 
 
 class StateDir:

@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 
 from tessera.service.agent import checkpoint
-from tessera.service.agent.files import make_private, read_json
+from tessera.service.agent.files import PASSAGE, make_private, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ NO_CHECKPOINT = (
     " it began again at iteration 0"
 )
 """The remark on a start after iterations that may be lost."""
-
-PASSAGE = 0o711
-"""The mode of a directory that other users may pass through, without looking around."""
 
 KEPT_CHECKPOINTS = 3
 """Number of the newest checkpoints that are kept."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import make_private, open_private, write_json
+from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -42,7 +42,6 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
-from tessera.service.agent.state import PASSAGE
 from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays, find_mark
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
