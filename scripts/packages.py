@@ -53,6 +53,8 @@ def required_by(extra: str) -> list[str]:
             requirement = Requirement(text)
             if requirement.name == "tessera-client":
                 collect(client["project"]["dependencies"])
+                for name in sorted(requirement.extras):
+                    collect(client["project"]["optional-dependencies"][name])
             elif requirement.name == "tessera-scheduler":
                 for name in sorted(requirement.extras):
                     collect(optional[name])
