@@ -83,10 +83,10 @@ CROSS JOIN LATERAL (SELECT count(DISTINCT a.node_id) AS nodes FROM allocations a
     WHERE a.job_id = j.id AND a.generation = j.generation AND a.hold = 'held') AS l
 WHERE l.nodes > 0 ORDER BY j.id, p.id
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET tuned = excluded.tuned,
-    (iter_time_s, source, provenance, sd) = (SELECT x.* FROM (VALUES
+    (iter_time_s, source, provenance, sd) = (SELECT i, s, v, d FROM (VALUES
         (true, excluded.iter_time_s, excluded.source, excluded.provenance, NULL::float8),
         (false, e.iter_time_s, e.source, e.provenance, e.sd)) AS x(news, i, s, v, d)
-        WHERE x.news = (e.derived AND e.source > {int(EstimateSource.MEASURED)}))
+        WHERE news = (e.derived AND e.source > {int(EstimateSource.MEASURED)}))
 """)  # noqa: S608 - constants of formulation
 
 _NOTE_GENERATION = sa.text("""

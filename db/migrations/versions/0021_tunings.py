@@ -40,17 +40,17 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["workload_id"],
             ["workloads.id"],
-            name=op.f("fk_tunings_workload_id_workloads"),
+            name=op.f("fk_tunings_workload_id"),
             ondelete="CASCADE",
         ),
         sa.ForeignKeyConstraint(
             ["gpu_type_id"],
             ["gpu_types.id"],
-            name=op.f("fk_tunings_gpu_type_id_gpu_types"),
+            name=op.f("fk_tunings_gpu_type_id"),
             ondelete="CASCADE",
         ),
         sa.ForeignKeyConstraint(
-            ["plan_id"], ["plans.id"], name=op.f("fk_tunings_plan_id_plans"), ondelete="CASCADE"
+            ["plan_id"], ["plans.id"], name=op.f("fk_tunings_plan_id"), ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tunings")),
         sa.UniqueConstraint(
