@@ -1,0 +1,1 @@
+"""Training programs in JAX that can run any execution plan: see docs/training.md."""

@@ -1,0 +1,186 @@
+"""The devices of a stage, and the places of parameters, states and values on them.
+
+A stage's devices form a mesh of ``dp x tp``, of which tensor parallelism has the inner part. Experts
+are divided over ``ep`` devices: over a part of the replicas, or over all replicas and a part of the
+devices that divide layers. So the mesh has four axes, and most of them have one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tessera.jax.errors import PlanRefused
+from tessera.jax.models import EXPERT, TENSOR, Layer, Params, Values, named_leaves
+from tessera.jax.plans import Plan, Stage
+
+AXES: Final = ("replica", "expert_replica", "expert_tensor", "whole_tensor")
+DATA: Final = ("replica", "expert_replica")
+"""The axes that divide the samples of a micro-batch."""
+
+_DIVIDED: Final = {
+    TENSOR: ("expert_tensor", "whole_tensor"),
+    EXPERT: ("expert_replica", "expert_tensor"),
+}
+"""The axes of the mesh over which the axes of a division go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLayout:
+    """A stage on its devices. ``zero`` is the plan's ZeRO stage."""
+
+    stage: Stage
+    mesh: Mesh
+    zero: int
+    sequence_axis: int | None = None
+
+    def parameters(self, layer: Layer, shapes: Params) -> Params:
+        """Return the sharding of each parameter of a layer.
+
+        Raises:
+            PlanRefused: an axis cannot be divided equally.
+        """
+        return self._tree(layer, shapes, is_spread=self.zero >= 3)
+
+    def gradients(self, layer: Layer, shapes: Params) -> Params:
+        """Return the sharding of each gradient of a layer, once it is added up."""
+        return self._tree(layer, shapes, is_spread=self.zero >= 2)
+
+    def states(self, layer: Layer, shapes: Params) -> Params:
+        """Return the sharding of an optimizer state that has the shapes of the parameters."""
+        return self._tree(layer, shapes, is_spread=self.zero >= 1)
+
+    def whole(self) -> NamedSharding:
+        """Return the sharding of what each device holds wholly."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def samples(self) -> NamedSharding:
+        """Return the sharding of arrays whose first axis are the samples of a micro-batch."""
+        return NamedSharding(self.mesh, PartitionSpec(DATA))
+
+    def values(self, shapes: Values) -> Values:
+        """Return the sharding of each array between layers, by samples and perhaps by sequence."""
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._value_spec(leaf)), shapes)
+
+    def _value_spec(self, leaf: Any) -> PartitionSpec:
+        axis, tensor = self.sequence_axis, _DIVIDED[TENSOR]
+        divides = self.stage.sp and axis is not None and leaf.ndim > axis
+        if not divides or axis is None or leaf.shape[axis] % self.stage.tp:
+            return PartitionSpec(DATA)
+        return PartitionSpec(DATA, *([None] * (axis - 1)), tensor)
+
+    def _tree(self, layer: Layer, shapes: Params, *, is_spread: bool) -> Params:
+        specs = [
+            self._leaf_spec(layer, path, leaf.shape, is_spread)
+            for path, leaf in named_leaves(shapes)
+        ]
+        shardings = [NamedSharding(self.mesh, spec) for spec in specs]
+        return jax.tree.unflatten(jax.tree.structure(shapes), shardings)
+
+    def _leaf_spec(
+        self, layer: Layer, path: str, shape: Sequence[int], is_spread: bool
+    ) -> PartitionSpec:
+        stated = layer.divisions.get(path, PartitionSpec())
+        axes: list[tuple[str, ...]] = []
+        for axis, size in enumerate(shape):
+            name = stated[axis] if axis < len(stated) else None
+            wanted = _DIVIDED[name] if name else ()
+            over = tuple(n for n in wanted if not any(n in used for used in axes))
+            if size % self._ways(over):
+                raise PlanRefused(
+                    f"layer {layer.name!r}: {self._ways(over)} devices cannot divide axis {axis} of"
+                    f" {path!r}, which has {size} elements; use a plan with a smaller degree"
+                )
+            axes.append(over)
+        if is_spread:
+            _spread(axes, shape, [n for n in DATA if not any(n in used for used in axes)], self)
+        return PartitionSpec(*(over or None for over in axes))
+
+    def _ways(self, axes: Sequence[str]) -> int:
+        return int(np.prod([self.mesh.shape[name] for name in axes], dtype=np.int64))
+
+
+def _spread(
+    axes: list[tuple[str, ...]], shape: Sequence[int], over: list[str], layout: StageLayout
+) -> None:
+    """Divide the first axis that allows it over the replicas, too. Small parameters stay whole."""
+    ways = layout._ways(over)
+    for axis, size in enumerate(shape):
+        if ways > 1 and size % (layout._ways(axes[axis]) * ways) == 0:
+            axes[axis] = (*axes[axis], *over)
+            return
+
+
+def stage_layouts(
+    plan: Plan, devices: Sequence[jax.Device], sequence_axis: int | None
+) -> tuple[StageLayout, ...]:
+    """Return the layout of each stage. Stages have devices in their order.
+
+    Raises:
+        PlanRefused: experts cannot be divided over a stage's devices.
+    """
+    meshes, first = [], 0
+    for stage in plan.stages[: plan.degree]:
+        own = np.array(devices[first : first + stage.devices], dtype=object)
+        meshes.append(Mesh(own.reshape(_mesh_shape(stage)), AXES))
+        first += stage.devices
+    return tuple(
+        StageLayout(
+            stage=stage,
+            mesh=meshes[index % plan.degree],
+            zero=plan.zero,
+            sequence_axis=sequence_axis,
+        )
+        for index, stage in enumerate(plan.stages)
+    )
+
+
+def _mesh_shape(stage: Stage) -> tuple[int, int, int, int]:
+    if stage.dp % stage.ep == 0:
+        return stage.dp // stage.ep, stage.ep, 1, stage.tp
+    if stage.ep % stage.dp == 0 and stage.tp % (stage.ep // stage.dp) == 0:
+        return 1, stage.dp, stage.ep // stage.dp, stage.tp * stage.dp // stage.ep
+    raise PlanRefused(
+        f"experts on {stage.ep} devices (ep) cannot be laid on {stage.dp} replicas (dp) of"
+        f" {stage.tp} devices (tp); use an ep that divides dp, or a multiple of dp"
+    )
+
+
+_LAYOUT: ContextVar[StageLayout | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def tracing_on(layout: StageLayout) -> Iterator[None]:
+    """Let ``constrain`` refer to this layout while a stage's functions are traced."""
+    token = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(token)
+
+
+def constrain(values: jax.Array, *axes: str | None) -> jax.Array:
+    """Return the values, divided over TENSOR or EXPERT along the axes that name them.
+
+    Layers may call this, e.g. for the tokens of each expert. It changes where values are, and never
+    what they are. Outside of a training program, and where an axis cannot be divided equally, it
+    does nothing. Axes of samples are named ``"data"``.
+    """
+    layout = _LAYOUT.get()
+    if layout is None:
+        return values
+    over: list[tuple[str, ...]] = []
+    for size, name in zip(values.shape, axes, strict=False):
+        wanted = DATA if name == "data" else _DIVIDED.get(name, ()) if name else ()
+        free = tuple(n for n in wanted if not any(n in used for used in over))
+        over.append(free if size % layout._ways(free) == 0 else ())
+    spec = PartitionSpec(*(names or None for names in over))
+    placed: jax.Array = jax.lax.with_sharding_constraint(values, NamedSharding(layout.mesh, spec))
+    return placed
