@@ -649,7 +649,8 @@ async def test_a_program_without_plans_to_try_does_not_tune(
     bench: ProgramBench, tuner: str
 ) -> None:
     program = TUNE.replace("{planned}", "None") + train()
-    for generation, fields in enumerate(({"tuning_plans": ()}, {"runtime": TORCHRUN})):
+    without: list[dict[str, Any]] = [{"tuning_plans": ()}, {"runtime": TORCHRUN}]
+    for generation, fields in enumerate(without):
         gang = a_tuning_gang(bench, program, generation=generation, **({"runtime": tuner} | fields))
         variables = ProgramRuntime(name=gang.runtime, settings=bench.settings)._environment(
             bench.member(gang), bench.settings.users.choose("", os.geteuid()), "mark"

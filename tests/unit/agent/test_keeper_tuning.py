@@ -109,7 +109,7 @@ def test_the_price_of_a_restart_leaves_the_tuning_out(tmp_path: Path) -> None:
 
 
 def a_spec(directory: Path) -> KeeperSpec:
-    folders = dict.fromkeys(("directory", "inbox", "outbox", "store", "logs"), str(directory))
+    folder = str(directory)
     return KeeperSpec(
         runtime="command",
         job="a",
@@ -119,9 +119,13 @@ def a_spec(directory: Path) -> KeeperSpec:
         nodes=1,
         ranks=(0,),
         ranks_are_gpus=False,
+        directory=folder,
+        inbox=folder,
+        outbox=folder,
+        store=folder,
+        logs=folder,
         mark="",
         address="",
         argv=(),
         environment={},
-        **folders,
     )
