@@ -1,0 +1,1 @@
+"""What tuning at launch costs and gives, really run on CPU devices."""
