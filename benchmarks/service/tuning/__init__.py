@@ -1,1 +1,1 @@
-"""What tuning at launch costs and gives, really run on CPU devices."""
+"""The trial of tuning spaces by programs that really train, on CPU devices."""
