@@ -11,6 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from tessera.db.agents import require_agent
+from tessera.db.derived_estimates import notify_estimators
 from tessera.db.documents import dump_json
 from tessera.db.failed_plans import exclude_plans, keep_failures
 from tessera.db.training import keep_training, training_row
@@ -163,9 +164,10 @@ def record_observation(
     # All jobs in one order, before the first one changes.
     rows = [*findings.progress, *findings.tuned]
     turn.lock([row["id"] for row in rows] + [c.job for c in findings.changes])
-    if findings.tuned:  # before times are noted, which are those of the tuned plans
+    if findings.tuned:  # first, because times and failures are those of the tuned plans
         keep_tuned_plans(connection, turn.cluster, findings.tuned)
         turn.change_plans(findings.tuned)
+        notify_estimators(connection, cluster)
     keep_failures(connection, findings.failures)  # before the jobs lose their Cells
     _keep_facts(connection, cluster, findings)
     turn.apply(findings.changes)

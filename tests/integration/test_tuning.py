@@ -32,7 +32,7 @@ from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.reports import PHASE, report_training
+from tests.support.reports import OUT_OF_MEMORY, PHASE, report_training
 from tests.support.stored_cluster import (
     C,
     a_spec,
@@ -267,6 +267,19 @@ def test_an_own_plan_that_was_tried_and_does_not_run_is_infeasible(
     agents_report(started)
     report(started, "a", winner.to_json(), 0.5, planned_iter_time_s=math.inf)
     assert estimates_of(started)[own.digest] == (math.inf, EstimateSource.MEASURED)
+
+
+def test_a_winner_that_runs_out_of_memory_in_the_same_report_is_infeasible_itself(
+    started: PostgresStore,
+) -> None:
+    own, winner = plan_of(started, "a"), slower_by(started, "a")
+    agents_report(started)
+    facts: dict[str, Any] = {"phase": PHASE.FAILED, "exit_reason": OUT_OF_MEMORY}
+    report(started, "a", winner.to_json(), 0.5, planned_iter_time_s=0.75, **facts)
+    agents_report(started)
+    times = estimates_of(started)
+    assert times[winner.digest] == (math.inf, EstimateSource.MEASURED)
+    assert times[own.digest] == (0.75, EstimateSource.MEASURED)
 
 
 def test_times_that_follow_are_those_of_the_winner(
