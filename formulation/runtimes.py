@@ -159,6 +159,8 @@ class Capabilities:
     so that a Cell of several stages is refused even if its plan was not recorded."""
     ranks_are_gpus: bool = False
     is_for_users: bool = True
+    tunes: bool = False
+    """Whether its programs can try execution plans at launch and report the one they run by."""
 
 
 RUNTIMES: Final[dict[str, Capabilities]] = {

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import sys
@@ -41,9 +42,11 @@ from types import FrameType
 from typing import Any
 
 __all__ = [
+    "begin_tuning",
     "catch_stop",
     "checkpoint_path",
     "checkpoint_requested",
+    "end_tuning",
     "global_batch",
     "is_first_rank",
     "iterations_total",
@@ -51,9 +54,11 @@ __all__ = [
     "plan",
     "report",
     "report_checkpoint",
+    "report_plan",
     "resume_iterations",
     "resume_path",
     "stop_requested",
+    "tuning",
 ]
 
 REPORT_S = 0.2
@@ -164,6 +169,56 @@ def plan() -> dict[str, Any] | None:
     with open(path, encoding="utf-8") as file:
         value = json.load(file)
     return dict(value)
+
+
+def tuning() -> dict[str, Any] | None:
+    """Return the plans to try at this start, or None if the program should not tune.
+
+    ``budget_s`` has the seconds for it, and ``plans`` the plans as JSON's plain values, the one with
+    the best estimate first.
+    """
+    path = os.environ.get("TESSERA_TUNING_FILE", "")
+    if not path:
+        return None
+    with open(path, encoding="utf-8") as file:
+        value = json.load(file)
+    return dict(value)
+
+
+def begin_tuning() -> None:
+    """Report that plans are tried from now on, so that this counts neither as a hang nor as a start."""
+    with _LOCK:
+        _State.latest["tuning"] = {"began_s": time.monotonic()}
+        _write_progress()
+
+
+def end_tuning() -> None:
+    """Report that no more plans are tried. The program runs by the plan that Tessera chose."""
+    with _LOCK:
+        _end_tuning()
+        _write_progress()
+
+
+def report_plan(plan: dict[str, Any], iteration_s: float, planned_s: float | None = None) -> None:
+    """Report the plan by which the program really runs, after it has tried some.
+
+    ``iteration_s`` has the measured seconds of its iteration. ``planned_s`` has those of the plan
+    that Tessera chose: infinity if it was tried and does not run, None if it was not tried. From
+    now on, Tessera starts the job by the faster one.
+    """
+    with _LOCK:
+        _end_tuning()
+        report = _State.latest["tuning"]
+        report.update({"plan": dict(plan), "iteration_s": float(iteration_s)})
+        if planned_s is not None:
+            report["planned_s"] = float(planned_s) if planned_s < math.inf else None
+        _write_progress()
+
+
+def _end_tuning() -> None:
+    """Note when the tuning ended. The caller holds the lock."""
+    now_s = time.monotonic()
+    _State.latest.setdefault("tuning", {"began_s": now_s}).setdefault("ended_s", now_s)
 
 
 def job_dir(default: str = ".") -> Path:
