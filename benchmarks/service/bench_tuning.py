@@ -23,7 +23,7 @@ RULES: Final = {"crius": TuningSpace.HALVES, "arena": TuningSpace.ARENA}
 
 @register_case(
     "tuning",
-    smoke={"degrees": "2", "devices": 2, "blocks": 2, "rounds": 3},
+    smoke={"degrees": "1", "devices": 2, "blocks": 1, "rounds": 3},
     pruned_speed=(">=", 0.96),
     pruned_time=("<=", 0.25),
 )

@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
-import numpy as np
 import optax
 
 from tessera import progress
 from tessera.jax.build import build_engine
 from tessera.jax.checkpoints import load_checkpoint, save_checkpoint
-from tessera.jax.errors import CheckpointRefused, LossNotFinite, ModelRefused, PlanRefused
-from tessera.jax.errors import TrainingError
+from tessera.jax.errors import (
+    CheckpointRefused,
+    LossNotFinite,
+    ModelRefused,
+    PlanRefused,
+    TrainingError,
+)
 from tessera.jax.hosts import agree, join_hosts, leads
 from tessera.jax.models import Model, Values
-from tessera.jax.plans import Plan, current_plan
+from tessera.jax.plans import Plan, current_plan, read_plan
 from tessera.jax.purity import check_model
 from tessera.jax.samples import Ints, SampleOrder
+from tessera.jax.tuning import tune
 
 if TYPE_CHECKING:
     from tessera.jax.engines import Engine, TrainState
@@ -70,6 +75,8 @@ class Training:
     ) -> None:
         """Read the plan and the checkpoint of this start, and place the state accordingly.
 
+        If the job asks for it, plans are tried first, and the fastest is used.
+
         ``batch`` is the global batch where Tessera gives none, and ``plan`` likewise. ``precision``
         replaces that of the plan.
 
@@ -89,9 +96,13 @@ class Training:
         self._order = SampleOrder(samples=data.samples, batch=batch, seed=seed)
         inputs, targets = data.load(self._order.samples_of(0)[: chosen.micro_batch])
         check_model(model, inputs, targets)
-        self.engine: Engine = build_engine(
-            model, optimizer, chosen, devices, seed=seed, clip_norm=clip_norm
-        )
+
+        def make_engine(plan: Plan) -> Engine:
+            used = replace(plan, precision=precision) if precision else plan
+            return build_engine(model, optimizer, used, devices, seed=seed, clip_norm=clip_norm)
+
+        tuned = tune(make_engine, lambda: data.load(self._order.samples_of(0)), seed)
+        self.engine: Engine = make_engine(chosen if tuned is None else read_plan(tuned))
         self.iterations = 0
         self._saved_iterations = -1
         self.state: TrainState = self._first_state()
