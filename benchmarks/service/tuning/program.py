@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from tessera.jax.build import build_engine
 from tessera.jax.models import TENSOR, Layer, Model, Params, Values
 from tessera.jax.plans import Plan, read_plan
-from tessera.jax.tuning import WARM_UP_ITERATIONS, choose_plan
+from tessera.jax.tuning import WARM_UP_ITERATIONS, try_plans
 
 SEED: Final = 0
 
@@ -48,7 +48,7 @@ class SmallTrainer:
 
     def search(self, planned: dict[str, Any], plans: list[dict[str, Any]]) -> dict[str, Any]:
         """Try plans as a job's program does; return the time of each and of the whole search."""
-        tuning = choose_plan(
+        tuning = try_plans(
             self._make_engine,
             planned,
             plans,

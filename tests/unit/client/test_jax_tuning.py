@@ -20,7 +20,7 @@ from tessera.jax.tuning import (
     MEASURED_ITERATIONS,
     WARM_UP_ITERATIONS,
     Tuning,
-    choose_plan,
+    try_plans,
     tune,
 )
 
@@ -72,9 +72,7 @@ class FakeEngine:
 
 def choose(shop: Workshop, budget_s: float = 1e9, notes: Path | None = None) -> Tuning:
     plans = [FAST, PLANNED, SLOW, BROKEN, FAST]
-    return choose_plan(
-        shop.make, PLANNED, plans, budget_s, DATA, DATA, clock=shop.clock, notes=notes
-    )
+    return try_plans(shop.make, PLANNED, plans, budget_s, DATA, DATA, clock=shop.clock, notes=notes)
 
 
 SECONDS = {1: 3.0, 2: 2.0, 4: 4.0}
@@ -96,7 +94,7 @@ def test_a_plan_that_fails_is_left_behind_and_named() -> None:
     assert tuning.trials[-1].problem == "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
     assert str(tuning).startswith("tuning tried 4 of 4 plans in ")
     assert "the best takes 2 s an iteration, the planned one 3 s; 1 failed, e.g. RES" in str(tuning)
-    alone = choose_plan(Workshop({}).make, PLANNED, [a_plain(2, cp=1)], 9.0, DATA, DATA)
+    alone = try_plans(Workshop({}).make, PLANNED, [a_plain(2, cp=1)], 9.0, DATA, DATA)
     assert alone.best is None
 
 
@@ -113,7 +111,7 @@ def test_the_budget_counts_compilation_and_is_looked_at_before_each_plan(
 def test_a_plan_of_a_later_release_is_refused_and_the_others_are_tried() -> None:
     later = a_plain(2, warp=9)
     shop = Workshop(SECONDS)
-    tuning = choose_plan(shop.make, PLANNED, [later, SLOW], 1e9, DATA, DATA, clock=shop.clock)
+    tuning = try_plans(shop.make, PLANNED, [later, SLOW], 1e9, DATA, DATA, clock=shop.clock)
     assert "cannot be read" in tuning.trials[1].problem
     assert shop.made == [1, 4]
 
@@ -128,7 +126,7 @@ def test_a_plan_that_ended_two_starts_is_left_out_and_others_are_not(tmp_path: P
 
     for _ in range(MAX_ENDED_STARTS):
         with pytest.raises(KeyboardInterrupt):
-            choose_plan(die, PLANNED, [FAST, SLOW], 1e9, DATA, DATA, notes=notes)
+            try_plans(die, PLANNED, [FAST, SLOW], 1e9, DATA, DATA, notes=notes)
     shop = Workshop(SECONDS)
     for _ in range(2):
         tuning = choose(shop, notes=notes)
@@ -162,7 +160,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     def run(shop: Workshop, *plans: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
         (tmp_path / "tuning.json").write_text(json.dumps({"budget_s": 1e9, "plans": plans}))
-        chosen = tune(shop.make, DATA, DATA, clock=shop.clock)
+        chosen = tune(shop.make, lambda: (DATA, DATA), clock=shop.clock)
         written = json.loads((tmp_path / "progress.json").read_text())["tuning"]
         assert written["began_s"] <= written["ended_s"]
         assert written.get("plan", PLANNED) == chosen
@@ -197,10 +195,10 @@ def test_nothing_is_tried_unless_the_job_asks_for_it(
     shop = Workshop(SECONDS)
     monkeypatch.delenv("TESSERA_TUNING_FILE", raising=False)
     monkeypatch.delenv("TESSERA_PLAN_FILE", raising=False)
-    assert tune(shop.make, DATA, DATA) is None
+    assert tune(shop.make, lambda: (DATA, DATA)) is None
     (tmp_path / "plan.json").write_text(json.dumps(PLANNED))
     monkeypatch.setenv("TESSERA_PLAN_FILE", str(tmp_path / "plan.json"))
-    assert tune(shop.make, DATA, DATA) == PLANNED
+    assert tune(shop.make, lambda: (DATA, DATA)) == PLANNED
     assert shop.made == []
 
 
@@ -208,5 +206,5 @@ def test_an_engine_may_refuse_its_plan() -> None:
     def refuse(plan: Plan) -> Any:
         raise PlanRefused("the model may not be cut there")
 
-    tuning = choose_plan(refuse, PLANNED, [FAST], 1e9, DATA, DATA)
+    tuning = try_plans(refuse, PLANNED, [FAST], 1e9, DATA, DATA)
     assert [trial.problem for trial in tuning.trials] == ["the model may not be cut there"] * 2

@@ -75,6 +75,8 @@ class Training:
     ) -> None:
         """Read the plan and the checkpoint of this start, and place the state accordingly.
 
+        If the job asks for it, plans are tried first, and the fastest is used.
+
         ``batch`` is the global batch where Tessera gives none, and ``plan`` likewise. ``precision``
         replaces that of the plan.
 
@@ -91,14 +93,14 @@ class Training:
         model.check_plan(chosen, len(devices), batch)
         self._data, self._seed = data, seed
         self._order = SampleOrder(samples=data.samples, batch=batch, seed=seed)
-        inputs, targets = data.load(self._order.samples_of(0))
+        inputs, targets = data.load(self._order.samples_of(0)[: chosen.micro_batch])
         check_model(model, inputs, targets)
 
         def make_engine(tried: Plan) -> Engine:
             tried = _set_precision(tried, precision)
             return build_engine(model, optimizer, tried, devices, seed=seed, clip_norm=clip_norm)
 
-        tuned = tune(make_engine, inputs, targets, seed)
+        tuned = tune(make_engine, lambda: data.load(self._order.samples_of(0)), seed)
         self.engine: Engine = make_engine(read_plan(tuned) if tuned else chosen)
         self.iterations = 0
         self._saved_iterations = -1
