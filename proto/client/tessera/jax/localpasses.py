@@ -19,8 +19,10 @@ def trace_layers(layers: tuple[Layer, ...], layout: StageLayout, plan: Plan, see
         with tracing_on(layout):
             for index, (layer, own) in enumerate(zip(layers, parameters, strict=True)):
                 values = jax.lax.with_sharding_constraint(values, layout.values(values))
-                extra: tuple[jax.Array, ...] = ()
-                if layer.is_random:
+                extra: tuple[Any, ...] = ()
+                if layer.is_random and not draws:
+                    extra = (None,)
+                elif layer.is_random:
                     iteration, first, numbers = draws
                     key = jax.random.fold_in(jax.random.key(seed), iteration)
                     key = jax.random.fold_in(key, numbers[index])
@@ -33,3 +35,8 @@ def trace_layers(layers: tuple[Layer, ...], layout: StageLayout, plan: Plan, see
         return values
 
     return run
+
+
+def make_parameters(layer: Layer, seed: Any, number: Any) -> Any:
+    """Return the first parameters of the layer with this place in the model."""
+    return layer.init(jax.random.fold_in(jax.random.key(seed), number))

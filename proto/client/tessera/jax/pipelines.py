@@ -128,12 +128,15 @@ class PipelineEngine:
 
     def initial_state(self, seed: int) -> TrainState:
         """Return the state before the first iteration, in its place. It is the same for every plan."""
-        parts = []
+        numbers, named = np.arange(self._plan.layers, dtype=np.uint32), TrainState({}, {})
         for stage in self._stages:
-            start = compile_start(stage.state, self._optimizer, self.library)
-            place = stage.layout.whole()
-            parts.append(start(jax.device_put(np.uint32(seed), place), stage.numbers))
-        return self._name([own for own, _ in parts], [states for _, states in parts])
+            whole = stage.layout.whole()
+            for place, layer in enumerate(stage.state.layers):
+                start = compile_start(stage.state, place, self._optimizer, self.library)
+                number = numbers[stage.layout.stage.start + place]
+                own, kept = start(*jax.device_put((np.uint32(seed), number), whole))
+                named.parameters[layer.name], named.optimizer[layer.name] = own, kept
+        return named
 
     def state_shapes(self) -> TrainState:
         """Return the state as ``jax.ShapeDtypeStruct`` with shardings, onto which it is restored."""
@@ -149,40 +152,40 @@ class PipelineEngine:
         """
         flow = self._flow(inputs, targets)
         parameters = [stage.own(state.parameters) for stage in self._stages]
-        zeros = [programs.zeros() for programs in flow.programs]
-        sums, loss = [part for part, _ in zeros], zeros[-1][1]
+        sums = [programs.zeros() for programs in flow.programs]
         iterations = self._send_iteration(iteration)
-        last = len(self._stages) - 1
         values: dict[tuple[int, int], Any] = {}
-        gradients: dict[tuple[int, int], Any] = {}
         residuals: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], Any] = {}
         for stage, micro_batch, is_backward in self._order:
             programs, own = flow.programs[stage], parameters[stage]
             place = (stage, micro_batch)
-            if is_backward:
-                given = () if stage == last else (gradients.pop(place),)
-                kept = values.pop(place, ())
-                of_values, sums[stage] = programs.backward(
-                    residuals.pop(place), own, kept, sums[stage], *given
-                )
-                if stage:
-                    gradients[stage - 1, micro_batch] = jax.device_put(
-                        of_values, flow.gradients[stage - 1]
-                    )
-                continue
-            if not stage:
-                values[place] = self._take(inputs, micro_batch, flow.values[0])
-            draws = self._draws(self._stages[stage], iterations, micro_batch)
-            if stage == last:
-                own_targets = self._take(targets, micro_batch, flow.targets)
-                loss, residuals[place] = programs.forward(
-                    own, values[place], draws, own_targets, loss
-                )
-            else:
+            if not is_backward:
+                if not stage:
+                    values[place] = self._take(inputs, micro_batch, flow.values[0])
+                if programs.forward is None:
+                    continue
+                draws = self._draws(self._stages[stage], iterations, micro_batch)
                 results, residuals[place] = programs.forward(own, values[place], draws)
                 values[stage + 1, micro_batch] = jax.device_put(results, flow.values[stage + 1])
-            if not programs.keeps_values:
-                del values[place]
+                if not programs.keeps_values:
+                    del values[place]
+                continue
+            if programs.forward is None:
+                draws = self._draws(self._stages[stage], iterations, micro_batch)
+                given = (
+                    own,
+                    values.pop(place),
+                    draws,
+                    self._take(targets, micro_batch, flow.targets),
+                )
+            else:
+                given = (residuals.pop(place), own, values.pop(place, ()), gradients.pop(place))
+            sums[stage], of_values = programs.backward(sums[stage], *given)
+            if stage:
+                to = flow.gradients[stage - 1]
+                gradients[stage - 1, micro_batch] = jax.device_put(of_values, to)
+        sums[-1], loss = sums[-1]
         return self._update(state, parameters, sums), loss
 
     def evaluate(self, state: TrainState, inputs: Values, targets: Values) -> jax.Array:
@@ -191,20 +194,15 @@ class PipelineEngine:
         if not flow.evaluations:
             flow.evaluations.extend(compile_evaluation(x, self.library) for x in flow.traces)
         parameters = [stage.own(state.parameters) for stage in self._stages]
-        iterations = self._send_iteration(0)
-        total = flow.programs[-1].zeros()[1]
+        loss: jax.Array = flow.programs[-1].zeros()[1]
         for micro_batch in range(self._plan.accumulation):
             values = self._take(inputs, micro_batch, flow.values[0])
-            for stage, program in enumerate(flow.evaluations):
-                draws = self._draws(self._stages[stage], iterations, micro_batch)
-                if stage + 1 == len(self._stages):
-                    own_targets = self._take(targets, micro_batch, flow.targets)
-                    total = program(parameters[stage], values, draws, own_targets, total)
-                else:
-                    results = program(parameters[stage], values, draws)
-                    values = jax.device_put(results, flow.values[stage + 1])
-        mean: jax.Array = total / self._plan.accumulation
-        return mean
+            for stage, program in enumerate(flow.evaluations[:-1]):
+                results = program(parameters[stage], values, ())
+                values = jax.device_put(results, flow.values[stage + 1])
+            own_targets = self._take(targets, micro_batch, flow.targets)
+            loss = flow.evaluations[-1](parameters[-1], values, (), own_targets, loss)
+        return loss
 
     def _make_stage(
         self, index: int, layout: StageLayout, shapes: dict[str, Params], *, is_clipped: bool

@@ -114,32 +114,35 @@ class StageTrace:
         """Return the devices in the order of the mesh."""
         return tuple(self.layout.mesh.devices.flat)
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the shapes of what forward programs get."""
-        arguments = (self.parameters, self.values, self.draws)
-        if self.loss is None:
-            return arguments
-        return (*arguments, self.targets, self.results)
+    def split(self) -> Split:
+        """Return which of the stage's values have gradients. Those of the first stage have none."""
+        return Split.of(self.values, is_fixed=self.is_first)
 
-    def measure_loss(self, results: Values, targets: Values) -> jax.Array:
-        """Return the loss of the last stage's results, in float32."""
+    def measure_loss(
+        self, parameters: Any, values: Values, draws: Any, targets: Values
+    ) -> jax.Array:
+        """Return the last stage's part of the loss of an iteration, in float32."""
         if self.loss is None:
             raise TypeError("only the last stage has a loss")
-        return self.loss(results, targets).astype(jnp.float32)
+        results = self.function(parameters, values, draws)
+        return self.loss(results, targets).astype(jnp.float32) / self.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrograms:
     """The compiled programs of a stage for one shape of micro-batches.
 
-    * ``zeros() -> (sums, loss)``: the sums before the first micro-batch.
-    * ``forward(parameters, values, draws) -> (results, residuals)``; the last stage's is
-      ``forward(parameters, values, draws, targets, loss) -> (loss, residuals)``.
-    * ``backward(residuals, parameters, values, sums, *gradients) -> (gradients, sums)``.
+    * ``zeros() -> sums``, before the first micro-batch;
+    * ``forward(parameters, values, draws) -> (results, residuals)``;
+    * ``backward(sums, residuals, parameters, values, gradients) -> (sums, gradients)``.
+
+    The last stage has no forward program, because its backward pass does both. Its sums have the
+    loss as a second part:
+    ``backward(sums, parameters, values, draws, targets) -> (sums, gradients)``.
     """
 
     zeros: Program
-    forward: Program
+    forward: Program | None
     backward: Program
     keeps_values: bool
     """Whether the backward program needs the stage's values."""
@@ -152,84 +155,24 @@ def shardings_of(tree: Any) -> Any:
 
 def compile_stage(trace: StageTrace, library: ProgramLibrary) -> StagePrograms:
     """Compile the programs of a stage, or load those of a stage that is alike."""
-    forward, recipe, residuals = _compile_forward(trace, library)
+    zeros = _compile_zeros(trace, library)
+    if trace.loss is not None:
+        backward = _compile_last(trace, library)
+        return StagePrograms(zeros=zeros, forward=None, backward=backward, keeps_values=True)
+    forward, recipe = _compile_forward(trace, library)
     return StagePrograms(
-        zeros=_compile_zeros(trace, library),
+        zeros=zeros,
         forward=forward,
-        backward=_compile_backward(trace, library, recipe, residuals),
+        backward=_compile_backward(trace, library, forward, recipe),
         keeps_values=recipe.needs_values(len(jax.tree.leaves(trace.parameters))),
     )
 
 
-def _scalar(layout: StageLayout) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((), jnp.float32, sharding=layout.whole())
-
-
-def _compile_zeros(trace: StageTrace, library: ProgramLibrary) -> Program:
-    shapes = (trace.sums, _scalar(trace.layout))
-
-    def make_zeros() -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    places = shardings_of(shapes)
-    key = ("zeros", jax.tree.structure(shapes), tuple(x.shape for x in jax.tree.leaves(shapes)))
-    return library.compile(key, make_zeros, (), trace.devices, outputs=places)[0]
-
-
-def _compile_forward(
-    trace: StageTrace, library: ProgramLibrary
-) -> tuple[Program, Recipe, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Return the forward program, how to build its vjp function, and the residuals' shapes."""
-    recipe = Recipe()
-    program, recipe = library.compile(
-        ("forward", trace.key, trace.is_first, trace.loss, trace.parts),
-        _make_middle(trace, recipe) if trace.loss is None else _make_last(trace, recipe),
-        trace.arguments(),
-        trace.devices,
-        outputs=(shardings_of(trace.results), None),
-        donated=() if trace.loss is None else (4,),
-        note=lambda: recipe,
-    )
-    residuals = jax.tree.map(
-        lambda info, place: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=place),
-        program.out_info[1],
-        program.output_shardings[1],
-    )
-    return program, recipe, residuals
-
-
-def _make_middle(trace: StageTrace, recipe: Recipe) -> Callable[..., Any]:
-    split, kinds = Split.of(trace.values, is_fixed=trace.is_first), Split.of(trace.results)
-
-    def run_middle(parameters: Any, values: Values, draws: Any) -> tuple[Values, Leaves]:
-        def run(own: Any, smooth: Any) -> tuple[Any, Any]:
-            results = trace.function(own, split.join(smooth, split.rest(values)), draws)
-            return kinds.smooth(results), kinds.rest(results)
-
-        smooth, vjp, rest = jax.vjp(run, parameters, split.smooth(values), has_aux=True)
-        return kinds.join(smooth, rest), recipe.take(vjp, (parameters, values))
-
-    return run_middle
-
-
-def _make_last(trace: StageTrace, recipe: Recipe) -> Callable[..., Any]:
-    split, parts = Split.of(trace.values, is_fixed=trace.is_first), trace.parts
-
-    def run_last(
-        parameters: Any, values: Values, draws: Any, targets: Values, total: jax.Array
-    ) -> tuple[jax.Array, Leaves]:
-        def run(own: Any, smooth: Any) -> jax.Array:
-            results = trace.function(own, split.join(smooth, split.rest(values)), draws)
-            return trace.measure_loss(results, targets) / parts
-
-        mean, vjp = jax.vjp(run, parameters, split.smooth(values))
-        return total + mean, recipe.take(vjp, (parameters, values))
-
-    return run_last
-
-
 def compile_evaluation(trace: StageTrace, library: ProgramLibrary) -> Program:
-    """Return ``forward`` of a stage without residuals. The loss is not divided by ``parts``."""
+    """Return a stage's forward program without residuals.
+
+    The last stage's is ``forward(parameters, values, draws, targets, loss) -> loss``, which adds.
+    """
 
     def run_middle(parameters: Any, values: Values, draws: Any) -> Values:
         return trace.function(parameters, values, draws)
@@ -237,42 +180,104 @@ def compile_evaluation(trace: StageTrace, library: ProgramLibrary) -> Program:
     def run_last(
         parameters: Any, values: Values, draws: Any, targets: Values, total: jax.Array
     ) -> jax.Array:
-        return total + trace.measure_loss(trace.function(parameters, values, draws), targets)
+        return total + trace.measure_loss(parameters, values, draws, targets)
 
+    arguments = (trace.parameters, trace.values, ())
     return library.compile(
-        ("evaluation", trace.key, trace.loss),
+        ("evaluation", trace.key, trace.loss, trace.parts),
         run_middle if trace.loss is None else run_last,
-        trace.arguments(),
+        arguments if trace.loss is None else (*arguments, trace.targets, trace.results),
         trace.devices,
         outputs=shardings_of(trace.results),
     )[0]
 
 
-def _compile_backward(
-    trace: StageTrace,
-    library: ProgramLibrary,
-    recipe: Recipe,
-    residuals: tuple[jax.ShapeDtypeStruct, ...],
-) -> Program:
-    is_last = trace.loss is not None
-    keeps_values = recipe.needs_values(len(jax.tree.leaves(trace.parameters)))
-    values = trace.values if keeps_values else ()
+def _compile_zeros(trace: StageTrace, library: ProgramLibrary) -> Program:
+    shapes = trace.sums if trace.loss is None else (trace.sums, trace.results)
 
-    def run(kept: Leaves, parameters: Any, values: Values, sums: Any, *gradients: Any) -> Any:
-        vjp = recipe.build(kept, (parameters, values))
-        given = jnp.ones((), jnp.float32) if is_last else gradients[0]
-        of_parameters, of_values = vjp(given)
-        total = jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, of_parameters)
-        return of_values, total
+    def make_zeros() -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    smooth_in = Split.of(trace.values, is_fixed=trace.is_first).smooth(trace.values)
-    gradients = () if is_last else (Split.of(trace.results).smooth(trace.results),)
-    sums = trace.sums
+    key = ("zeros", jax.tree.structure(shapes), tuple(x.shape for x in jax.tree.leaves(shapes)))
+    outputs = shardings_of(shapes)
+    return library.compile(key, make_zeros, (), trace.devices, outputs=outputs)[0]
+
+
+def _compile_forward(trace: StageTrace, library: ProgramLibrary) -> tuple[Program, Recipe]:
+    """Return the forward program, and how to build its vjp function."""
+    split, kinds, recipe = trace.split(), Split.of(trace.results), Recipe()
+
+    def run_forward(parameters: Any, values: Values, draws: Any) -> tuple[Values, Leaves]:
+        def run(own: Any, smooth: Any) -> tuple[Any, Any]:
+            results = trace.function(own, split.join(smooth, split.rest(values)), draws)
+            return kinds.smooth(results), kinds.rest(results)
+
+        smooth, vjp, rest = jax.vjp(run, parameters, split.smooth(values), has_aux=True)
+        return kinds.join(smooth, rest), recipe.take(vjp, (parameters, values))
+
     return library.compile(
-        ("backward", trace.key, trace.is_first, trace.loss, trace.parts),
-        run,
-        (residuals, trace.parameters, values, sums, *gradients),
+        ("forward", trace.key, trace.is_first),
+        run_forward,
+        (trace.parameters, trace.values, trace.draws),
         trace.devices,
-        outputs=(shardings_of(smooth_in), shardings_of(sums)),
-        donated=(3,),
+        outputs=(shardings_of(trace.results), None),
+        note=lambda: recipe,
+    )
+
+
+def _compile_backward(
+    trace: StageTrace, library: ProgramLibrary, forward: Program, recipe: Recipe
+) -> Program:
+    residuals = jax.tree.map(
+        lambda info, place: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=place),
+        forward.out_info[1],
+        forward.output_shardings[1],
+    )
+    keeps_values = recipe.needs_values(len(jax.tree.leaves(trace.parameters)))
+
+    def run_backward(
+        sums: Any, kept: Leaves, parameters: Any, values: Values, gradients: Any
+    ) -> tuple[Any, Any]:
+        of_parameters, of_values = recipe.build(kept, (parameters, values))(gradients)
+        return _add(sums, of_parameters), of_values
+
+    values = trace.values if keeps_values else ()
+    given = Split.of(trace.results).smooth(trace.results)
+    return library.compile(
+        ("backward", trace.key, trace.is_first),
+        run_backward,
+        (trace.sums, residuals, trace.parameters, values, given),
+        trace.devices,
+        outputs=shardings_of((trace.sums, trace.split().smooth(trace.values))),
+        donated=(0,),
     )[0]
+
+
+def _compile_last(trace: StageTrace, library: ProgramLibrary) -> Program:
+    split = trace.split()
+
+    def run_last(
+        sums: Any, parameters: Any, values: Values, draws: Any, targets: Values
+    ) -> tuple[Any, Any]:
+        def run(own: Any, smooth: Any) -> jax.Array:
+            whole = split.join(smooth, split.rest(values))
+            return trace.measure_loss(own, whole, draws, targets)
+
+        loss, (of_parameters, of_values) = jax.value_and_grad(run, argnums=(0, 1))(
+            parameters, split.smooth(values)
+        )
+        return (_add(sums[0], of_parameters), sums[1] + loss), of_values
+
+    sums = (trace.sums, trace.results)
+    return library.compile(
+        ("last", trace.key, trace.is_first, trace.loss, trace.parts),
+        run_last,
+        (sums, trace.parameters, trace.values, trace.draws, trace.targets),
+        trace.devices,
+        outputs=shardings_of((sums, split.smooth(trace.values))),
+        donated=(0,),
+    )[0]
+
+
+def _add(sums: Any, gradients: Any) -> Any:
+    return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, gradients)

@@ -12,6 +12,7 @@ import optax
 
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.layouts import StageLayout
+from tessera.jax.localpasses import make_parameters
 from tessera.jax.models import Layer, Params
 from tessera.jax.stageprograms import shardings_of
 
@@ -122,25 +123,22 @@ def compile_factor(
 
 
 def compile_start(
-    state: StageState, optimizer: optax.GradientTransformation, library: ProgramLibrary
+    state: StageState, place: int, optimizer: optax.GradientTransformation, library: ProgramLibrary
 ) -> Program:
-    """Return ``start(seed, numbers of the layers) -> (parameters, optimizer states)``."""
+    """Return ``start(seed, number of the layer) -> (parameters, optimizer state)`` of a layer.
 
-    def start(seed: jax.Array, numbers: jax.Array) -> tuple[Any, Any]:
-        keys = [
-            jax.random.fold_in(jax.random.key(seed), numbers[i]) for i in range(len(state.layers))
-        ]
-        parameters = tuple(layer.init(key) for layer, key in zip(state.layers, keys, strict=True))
-        return parameters, tuple(optimizer.init(own) for own in parameters)
+    ``place`` is its place in the stage. Layers that are alike share the program.
+    """
+    layer = state.layers[place]
 
-    whole = state.layout.whole()
-    shapes = (
-        jax.ShapeDtypeStruct((), jnp.uint32, sharding=whole),
-        jax.ShapeDtypeStruct((len(state.layers),), jnp.uint32, sharding=whole),
-    )
-    outputs = shardings_of((state.parameters, state.optimizer))
-    key = ("start", id(optimizer), state.key)
-    return library.compile(key, start, shapes, state.devices, outputs=outputs)[0]
+    def start(seed: jax.Array, number: jax.Array) -> tuple[Any, Any]:
+        parameters = make_parameters(layer, seed, number)
+        return parameters, optimizer.init(parameters)
+
+    number = jax.ShapeDtypeStruct((), jnp.uint32, sharding=state.layout.whole())
+    outputs = shardings_of((state.parameters[place], state.optimizer[place]))
+    key = ("start", id(optimizer), layer.kind)
+    return library.compile(key, start, (number, number), state.devices, outputs=outputs)[0]
 
 
 def _lay_optimizer(

@@ -1,0 +1,101 @@
+"""Pipelines that really train on virtual devices: their losses are those of one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.pipeline_programs import ITERATIONS, a_case, run_cases
+
+TOLERANCE = 1e-5
+
+CASES = {
+    "one stage": a_case(micro_batch=16),
+    "pp 4, gpipe": a_case(2, 4, 6, micro_batch=4, accumulation=4, schedule="gpipe"),
+    "pp 4, 1f1b, clipped": a_case(2, 4, 6, micro_batch=4, accumulation=4, clip_norm=0.5),
+    "pp 2 x tp 2, recomputation": a_case(
+        4, divisions=2 * [{"tp": 2}], micro_batch=8, accumulation=2, recomputation="full"
+    ),
+    "pp 2 x dp 2, zero 3": a_case(
+        4, divisions=2 * [{"dp": 2}], micro_batch=4, accumulation=4, zero=3
+    ),
+    "unequal 2 + 1 + 1, zero 1": a_case(
+        3, 6, divisions=[{"dp": 2}, {}, {}], micro_batch=4, accumulation=4, zero=1
+    ),
+    "unequal tp 2 + dp 4 + 1, zero 2, clipped": a_case(
+        3, 6, divisions=[{"tp": 2}, {"dp": 4}, {}], micro_batch=4, accumulation=4, zero=2,
+        clip_norm=0.5,
+    ),
+    "interleaved, 2 chunks": a_case(
+        2, 4, 6, micro_batch=2, accumulation=8, schedule="interleaved", chunks=2
+    ),
+    "interleaved, 2 chunks of dp 2 x tp 2 with sp": a_case(
+        2, 4, 6, divisions=4 * [{"dp": 2, "tp": 2, "sp": True}], micro_batch=4, accumulation=4,
+        schedule="interleaved", chunks=2,
+    ),
+    "experts on ep 2": a_case(
+        2, 4, blocks=4, kind="experts", divisions=[{"dp": 2, "ep": 2}, {"dp": 2, "ep": 2}, {}],
+        micro_batch=8, accumulation=2,
+    ),
+}  # fmt: skip
+
+RANDOM = {
+    "one stage": a_case(kind="random", micro_batch=16),
+    "pp 4": a_case(2, 4, 6, kind="random", micro_batch=4, accumulation=4),
+    "unequal, recomputation": a_case(
+        3, 6, kind="random", divisions=[{"dp": 2}, {"tp": 2}, {}], micro_batch=4, accumulation=4,
+        recomputation="full",
+    ),
+}  # fmt: skip
+
+ALIKE = {
+    "four stages": a_case(1, 3, 5, blocks=4, micro_batch=4, accumulation=4),
+    "six stages": a_case(1, 3, 5, 7, 9, blocks=8, micro_batch=4, accumulation=4),
+    "four stages of two devices": a_case(
+        1, 3, 5, blocks=4, divisions=4 * [{"tp": 2}], micro_batch=4, accumulation=4
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    groups = {"plain": CASES, "random": RANDOM, "alike": ALIKE}
+    cases = {
+        f"{group}: {name}": case for group, some in groups.items() for name, case in some.items()
+    }
+    return run_cases(cases)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_has_the_losses_of_plain_jax(results: dict[str, Any], name: str) -> None:
+    result = results[f"plain: {name}"]
+    losses = [*result["losses"], result["evaluation"]]
+    assert len(losses) == ITERATIONS + 1
+    assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
+    assert losses[-1] < losses[0] - 0.5  # it learns
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_layers_draw_the_same_numbers_under_each_plan(
+    results: dict[str, Any], name: str
+) -> None:
+    one, result = results["random: one stage"], results[f"random: {name}"]
+    assert result["losses"] == pytest.approx(one["losses"], abs=TOLERANCE, rel=0)
+    assert one["losses"] != pytest.approx(results["plain: one stage"]["losses"], abs=1e-3)
+
+
+def test_equal_middle_stages_share_their_programs(results: dict[str, Any]) -> None:
+    four, six = results["alike: four stages"], results["alike: six stages"]
+    assert six["compilations"] == four["compilations"]
+    assert six["moves"] > four["moves"] > 0
+    compiled = "/jax/core/compile/backend_compile_duration"
+    assert six["events"][compiled] == six["compilations"]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_programs_on_other_devices_compute_the_same(results: dict[str, Any], name: str) -> None:
+    result = results[f"alike: {name}"]
+    assert result["moves"] > 0
+    losses = [*result["losses"], result["evaluation"]]
+    assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)

@@ -1,0 +1,116 @@
+"""Trains tiny models by pipelines in a child process, because XLA fixes the number of devices.
+
+The child gets cases on stdin and prints one JSON object: the results of each case by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from tests.support.patience import PATIENCE_S
+from tests.support.pipeline_models import a_language_model, some_batches, train_plainly
+
+ITERATIONS = 8
+DEVICES = 8
+
+
+def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str, Any]:
+    """Return what the child says of each case: see ``_run_case``."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.pipeline_programs"],
+        input=json.dumps(cases),
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
+
+
+def a_case(*cuts: int, blocks: int = 6, kind: str = "plain", **more: Any) -> dict[str, Any]:
+    """Return a case: stages that end at ``cuts``, and at the last layer.
+
+    ``divisions`` in ``more`` states the degrees of each stage. ``clip_norm`` is optional. The rest
+    are fields of plans.
+    """
+    ends = (*cuts, blocks + 2)
+    degrees = more.pop("divisions", [{}] * len(ends))
+    stages = [
+        {"start": start, "end": end, **stage}
+        for (start, end), stage in zip(pairwise((0, *ends)), degrees, strict=True)
+    ]
+    clip_norm = more.pop("clip_norm", None)
+    plan = {"stages": stages, "precision": "f32", **more}
+    return {"blocks": blocks, "kind": kind, "clip_norm": clip_norm, "plan": plan}
+
+
+def _run_case(
+    case: dict[str, Any], events: Counter[str], plain: dict[str, list[float]]
+) -> dict[str, Any]:
+    """Return the losses under the plan and in plain JAX, and what was compiled for the plan."""
+    from tessera.jax.compiled import keep_programs  # noqa: PLC0415  only the child needs JAX
+    from tessera.jax.pipelines import PipelineEngine  # noqa: PLC0415
+    from tessera.jax.plans import read_plan  # noqa: PLC0415
+
+    keep_programs()
+    model = a_language_model(case["blocks"], case["kind"])
+    optimizer = optax.adamw(1e-2)
+    before = Counter(events)
+    engine = PipelineEngine(
+        model, optimizer, read_plan(case["plan"]), jax.devices(), clip_norm=case["clip_norm"]
+    )
+    state = engine.initial_state(3)
+    start = jax.tree.map(np.asarray, state.parameters)
+    batches = some_batches(ITERATIONS)
+    losses = []
+    for iteration, words in enumerate(batches):
+        state, loss = engine.run_iteration(state, words, words, iteration)
+        losses.append(loss)
+    results = {"losses": [float(loss) for loss in losses]}
+    results["evaluation"] = float(engine.evaluate(state, batches[0], batches[0]))
+    results["events"] = dict(events - before)
+    results["compilations"], results["moves"] = engine.library.compilations, engine.library.moves
+    if case["kind"] != "random":
+        key = json.dumps([case["blocks"], case["kind"], case["clip_norm"]])
+        if key not in plain:
+            chain = (
+                [] if case["clip_norm"] is None else [optax.clip_by_global_norm(case["clip_norm"])]
+            )
+            chained = optax.chain(*chain, optimizer)
+            plain[key] = train_plainly(model, chained, start, [*batches, batches[0]])
+        results["plain"] = plain[key]
+    return results
+
+
+def main() -> None:
+    """Run the cases on stdin."""
+    events: Counter[str] = Counter()
+    jax.monitoring.register_event_listener(lambda name, **_: events.update([name]))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, _, **__: events.update([name])
+    )
+    plain: dict[str, list[float]] = {}
+    cases = json.load(sys.stdin)
+    print(json.dumps({name: _run_case(case, events, plain) for name, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main()
