@@ -22,6 +22,7 @@ from tests.support.pipeline_models import a_language_model, some_batches, train_
 
 ITERATIONS = 8
 DEVICES = 8
+FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str,
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} {FAST_COMPILATION}",
             **environment,
         },
         capture_output=True,
