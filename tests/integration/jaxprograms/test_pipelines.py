@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +100,18 @@ def test_programs_on_other_devices_compute_the_same(results: dict[str, Any], nam
     assert result["moves"] > 0
     losses = [*result["losses"], result["evaluation"]]
     assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
+
+
+def test_later_processes_read_programs_from_the_persistent_cache(tmp_path: Path) -> None:
+    """A process that read a program cannot move it, so the second one still compiles some."""
+    cases = {"four stages": ALIKE["four stages"]}
+    runs = [
+        run_cases(cases, JAX_COMPILATION_CACHE_DIR=str(tmp_path))["four stages"] for _ in range(3)
+    ]
+    hits = [run["events"].get("/jax/compilation_cache/cache_hits", 0) for run in runs]
+    misses = [run["events"].get("/jax/compilation_cache/cache_misses", 0) for run in runs]
+    assert hits[0] == 0
+    assert hits[1] == misses[0] >= runs[0]["compilations"]
+    assert misses[1] == runs[0]["moves"]
+    assert (hits[2], misses[2]) == (hits[1] + misses[1], 0)
+    assert runs[0]["losses"] == runs[1]["losses"] == runs[2]["losses"]
