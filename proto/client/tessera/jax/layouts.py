@@ -25,7 +25,11 @@ AXES: Final = ("replica", "expert_replica", "expert_tensor", "whole_tensor")
 DATA: Final = ("replica", "expert_replica")
 """The axes that divide the samples of a micro-batch."""
 
+HOST_MEMORY: Final = "pinned_host"
+"""JAX's name of the host's memory that devices can read and write."""
+
 _DIVIDED: Final = {
+    "data": DATA,
     TENSOR: ("expert_tensor", "whole_tensor"),
     EXPERT: ("expert_replica", "expert_tensor"),
 }
@@ -39,6 +43,7 @@ class StageLayout:
     stage: Stage
     mesh: Mesh
     zero: int
+    offload: str = "none"
     sequence_axis: int | None = None
 
     def divides_as(self, other: StageLayout) -> bool:
@@ -47,12 +52,17 @@ class StageLayout:
         return (mine.dp, mine.tp, mine.ep, mine.sp) == (its.dp, its.tp, its.ep, its.sp)
 
     def parameters(self, layer: Layer, shapes: Params) -> Params:
-        """Return the sharding of each parameter of a layer.
+        """Return the sharding of each parameter of a layer between iterations.
 
         Raises:
             PlanRefused: an axis cannot be divided equally.
         """
-        return self._tree(layer, shapes, is_spread=self.zero >= 3)
+        is_kept_by_host = self.offload == "parameters"
+        return self._tree(layer, shapes, is_spread=self.zero >= 3, is_on_host=is_kept_by_host)
+
+    def computing(self, layer: Layer, shapes: Params) -> Params:
+        """Return the sharding of each parameter while its layer is computed."""
+        return self._tree(layer, shapes, is_spread=False)
 
     def gradients(self, layer: Layer, shapes: Params) -> Params:
         """Return the sharding of each gradient of a layer, once it is added up."""
@@ -60,7 +70,8 @@ class StageLayout:
 
     def states(self, layer: Layer, shapes: Params) -> Params:
         """Return the sharding of an optimizer state that has the shapes of the parameters."""
-        return self._tree(layer, shapes, is_spread=self.zero >= 1)
+        is_kept_by_host = self.offload != "none"
+        return self._tree(layer, shapes, is_spread=self.zero >= 1, is_on_host=is_kept_by_host)
 
     def whole(self) -> NamedSharding:
         """Return the sharding of what each device holds wholly."""
@@ -81,35 +92,49 @@ class StageLayout:
             return PartitionSpec(DATA)
         return PartitionSpec(DATA, *([None] * (axis - 1)), tensor)
 
-    def _tree(self, layer: Layer, shapes: Params, *, is_spread: bool) -> Params:
+    def _tree(
+        self, layer: Layer, shapes: Params, *, is_spread: bool, is_on_host: bool = False
+    ) -> Params:
         specs = [
             self._leaf_spec(layer, path, leaf.shape, is_spread)
             for path, leaf in named_leaves(shapes)
         ]
-        shardings = [NamedSharding(self.mesh, spec) for spec in specs]
+        memory = HOST_MEMORY if is_on_host else None
+        shardings = [NamedSharding(self.mesh, spec, memory_kind=memory) for spec in specs]
         return jax.tree.unflatten(jax.tree.structure(shapes), shardings)
 
     def _leaf_spec(
         self, layer: Layer, path: str, shape: Sequence[int], is_spread: bool
     ) -> PartitionSpec:
         stated = layer.divisions.get(path, PartitionSpec())
-        axes: list[tuple[str, ...]] = []
-        for axis, size in enumerate(shape):
-            name = stated[axis] if axis < len(stated) else None
-            wanted = _DIVIDED[name] if name else ()
-            over = tuple(n for n in wanted if not any(n in used for used in axes))
-            if size % self._ways(over):
+        names = [*stated, *([None] * (len(shape) - len(stated)))]
+        axes = _divide_axes(names)
+        for axis, over in enumerate(axes):
+            if shape[axis] % self._ways(over):
                 raise PlanRefused(
                     f"layer {layer.name!r}: {self._ways(over)} devices cannot divide axis {axis} of"
-                    f" {path!r}, which has {size} elements; use a plan with a smaller degree"
+                    f" {path!r}, which has {shape[axis]} elements; use a plan with a smaller degree"
                 )
-            axes.append(over)
         if is_spread:
             _spread(axes, shape, [n for n in DATA if not any(n in used for used in axes)], self)
         return PartitionSpec(*(over or None for over in axes))
 
     def _ways(self, axes: Sequence[str]) -> int:
         return int(np.prod([self.mesh.shape[name] for name in axes], dtype=np.int64))
+
+
+def _divide_axes(names: Sequence[str | None]) -> list[tuple[str, ...]]:
+    """Return the axes of the mesh for each axis of an array, which names a division or None.
+
+    Experts take theirs first. What divides layers then has the rest, whatever the order of axes.
+    """
+    axes: list[tuple[str, ...]] = [()] * len(names)
+    for kind in ("data", EXPERT, TENSOR):
+        for place, name in enumerate(names):
+            if name == kind:
+                taken = {n for over in axes for n in over}
+                axes[place] = tuple(n for n in _DIVIDED[kind] if n not in taken)
+    return axes
 
 
 def _spread(
@@ -129,9 +154,12 @@ def stage_layouts(
     """Return the layout of each stage. Stages have devices in their order.
 
     Raises:
-        PlanRefused: experts cannot be divided over a stage's devices.
+        PlanRefused: experts cannot be divided over a stage's devices, or devices cannot use the
+            host's memory.
     """
     meshes, first = [], 0
+    if plan.offload != "none":
+        _check_host_memory(plan, devices[: plan.devices])
     for stage in plan.stages[: plan.degree]:
         own = np.array(devices[first : first + stage.devices], dtype=object)
         meshes.append(Mesh(own.reshape(_mesh_shape(stage)), AXES))
@@ -141,10 +169,24 @@ def stage_layouts(
             stage=stage,
             mesh=meshes[index % plan.degree],
             zero=plan.zero,
+            offload=plan.offload,
             sequence_axis=sequence_axis,
         )
         for index, stage in enumerate(plan.stages)
     )
+
+
+def _check_host_memory(plan: Plan, devices: Sequence[jax.Device]) -> None:
+    if plan.offload == "parameters" and plan.zero < 3:
+        raise PlanRefused("an offload of parameters needs ZeRO stage 3; state zero 3 in the plan")
+    for device in devices:
+        if device.process_index != jax.process_index():
+            continue  # its own process checks it
+        if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
+            raise PlanRefused(
+                f"the plan keeps states in the host's memory (offload {plan.offload}), which"
+                f" {device.device_kind} devices cannot reach here; use the offload 'none'"
+            )
 
 
 def _mesh_shape(stage: Stage) -> tuple[int, int, int, int]:
@@ -176,16 +218,17 @@ def constrain(values: jax.Array, *axes: str | None) -> jax.Array:
 
     Layers may call this, e.g. for the tokens of each expert. It changes where values are, and never
     what they are. Outside of a training program, and where an axis cannot be divided equally, it
-    does nothing. Axes of samples are named ``"data"``.
+    does nothing. Axes of samples are named ``"data"``. A function that calls this must not be under a
+    ``jax.jit`` of its own, which would keep the places of another plan.
     """
     layout = _LAYOUT.get()
     if layout is None:
         return values
-    over: list[tuple[str, ...]] = []
-    for size, name in zip(values.shape, axes, strict=False):
-        wanted = DATA if name == "data" else _DIVIDED.get(name, ()) if name else ()
-        free = tuple(n for n in wanted if not any(n in used for used in over))
-        over.append(free if size % layout._ways(free) == 0 else ())
-    spec = PartitionSpec(*(names or None for names in over))
+    names = [*axes, *([None] * (values.ndim - len(axes)))]
+    over = [
+        wanted if size % layout._ways(wanted) == 0 else ()
+        for size, wanted in zip(values.shape, _divide_axes(names), strict=True)
+    ]
+    spec = PartitionSpec(*(wanted or None for wanted in over))
     placed: jax.Array = jax.lax.with_sharding_constraint(values, NamedSharding(layout.mesh, spec))
     return placed
