@@ -17,6 +17,10 @@ import jax
 import numpy as np
 import optax
 
+from tessera.jax.builders import build_engine
+from tessera.jax.compiled import keep_programs
+from tessera.jax.pipelines import PipelineEngine
+from tessera.jax.plans import read_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.pipeline_models import a_language_model, some_batches, train_plainly
 
@@ -67,47 +71,64 @@ def _run_case(
     case: dict[str, Any], events: Counter[str], plain: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Return the losses under the plan and in plain JAX, and what was compiled for the plan."""
-    from tessera.jax.compiled import keep_programs  # noqa: PLC0415  only the child needs JAX
-    from tessera.jax.pipelines import PipelineEngine  # noqa: PLC0415
-    from tessera.jax.plans import read_plan  # noqa: PLC0415
-
     keep_programs()
-    model = a_language_model(case["blocks"], case["kind"])
-    optimizer = optax.adamw(1e-2)
+    model, optimizer = a_language_model(case["blocks"], case["kind"]), optax.adamw(1e-2)
     before = Counter(events)
-    engine = PipelineEngine(
+    engine = build_engine(
         model, optimizer, read_plan(case["plan"]), jax.devices(), clip_norm=case["clip_norm"]
     )
     state = engine.initial_state(3)
-    start = jax.tree.map(np.asarray, state.parameters)
+    start = jax.tree.map(np.array, state.parameters)
     batches = some_batches(ITERATIONS)
     losses = []
     for iteration, words in enumerate(batches):
         state, loss = engine.run_iteration(state, words, words, iteration)
         losses.append(loss)
-    results = {"losses": [float(loss) for loss in losses]}
+    results: dict[str, Any] = {"losses": [float(loss) for loss in losses]}
     results["evaluation"] = float(engine.evaluate(state, batches[0], batches[0]))
+    results["is_in_place"] = jax.tree.map(_place_of, state) == jax.tree.map(
+        _place_of, engine.state_shapes()
+    )
     results["events"] = dict(events - before)
-    results["compilations"], results["moves"] = engine.library.compilations, engine.library.moves
+    if isinstance(engine, PipelineEngine):
+        results["compilations"] = engine.library.compilations
+        results["moves"] = engine.library.moves
+        results["kept_parameters"] = _count_kept_parameters(engine, state.parameters)
     if case["kind"] != "random":
         key = json.dumps([case["blocks"], case["kind"], case["clip_norm"]])
         if key not in plain:
-            chain = (
-                [] if case["clip_norm"] is None else [optax.clip_by_global_norm(case["clip_norm"])]
-            )
-            chained = optax.chain(*chain, optimizer)
-            plain[key] = train_plainly(model, chained, start, [*batches, batches[0]])
+            clip = case["clip_norm"]
+            steps = [optimizer] if clip is None else [optax.clip_by_global_norm(clip), optimizer]
+            plain[key] = train_plainly(model, optax.chain(*steps), start, [*batches, batches[0]])
         results["plain"] = plain[key]
     return results
+
+
+def _place_of(leaf: Any) -> Any:
+    return (
+        leaf.sharding.spec,
+        leaf.sharding.memory_kind or "device",
+        leaf.sharding.mesh.devices.size,
+    )
+
+
+def _count_kept_parameters(engine: PipelineEngine, parameters: Any) -> int:
+    """Return how many residuals have the shape of a parameter, and none of this model's values do."""
+    shapes = {leaf.shape for leaf in jax.tree.leaves(parameters)}
+    (flow,) = engine._flows.values()
+    kept = [x.forward.out_info[1] for x in flow.programs if x.forward is not None]
+    return sum(leaf.shape in shapes for leaf in jax.tree.leaves(kept))
 
 
 def main() -> None:
     """Run the cases on stdin."""
     events: Counter[str] = Counter()
-    jax.monitoring.register_event_listener(lambda name, **_: events.update([name]))
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, _, **__: events.update([name])
-    )
+
+    def count(event: str, *_: float, **__: str | int) -> None:
+        events[event] += 1
+
+    jax.monitoring.register_event_listener(count)
+    jax.monitoring.register_event_duration_secs_listener(count)
     plain: dict[str, list[float]] = {}
     cases = json.load(sys.stdin)
     print(json.dumps({name: _run_case(case, events, plain) for name, case in cases.items()}))

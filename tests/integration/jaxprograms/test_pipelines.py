@@ -39,6 +39,18 @@ CASES = {
         2, 4, blocks=4, kind="experts", divisions=[{"dp": 2, "ep": 2}, {"dp": 2, "ep": 2}, {}],
         micro_batch=8, accumulation=2,
     ),
+    "offload of the optimizer": a_case(4, micro_batch=8, accumulation=2, offload="optimizer"),
+    "offload of parameters": a_case(
+        4, divisions=[{"dp": 2}, {}], micro_batch=8, accumulation=2, zero=3, offload="parameters"
+    ),
+}  # fmt: skip
+
+ROUGH = {
+    "one stage": a_case(micro_batch=16, precision="bf16"),
+    "pp 4, zero 3": a_case(
+        2, 4, divisions=[{"dp": 2}, {"dp": 2}, {}], micro_batch=4, accumulation=4, zero=3,
+        precision="bf16",
+    ),
 }  # fmt: skip
 
 RANDOM = {
@@ -61,7 +73,7 @@ ALIKE = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    groups = {"plain": CASES, "random": RANDOM, "alike": ALIKE}
+    groups = {"plain": CASES, "rough": ROUGH, "random": RANDOM, "alike": ALIKE}
     cases = {
         f"{group}: {name}": case for group, some in groups.items() for name, case in some.items()
     }
@@ -75,6 +87,23 @@ def test_a_plan_has_the_losses_of_plain_jax(results: dict[str, Any], name: str) 
     assert len(losses) == ITERATIONS + 1
     assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
     assert losses[-1] < losses[0] - 0.5  # it learns
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_state_stays_where_it_is_restored(results: dict[str, Any], name: str) -> None:
+    assert results[f"plain: {name}"]["is_in_place"]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "one stage"])
+def test_passes_keep_no_copies_of_parameters(results: dict[str, Any], name: str) -> None:
+    assert results[f"plain: {name}"]["kept_parameters"] == 0
+
+
+def test_bfloat16_trains_like_one_stage_and_keeps_no_copies(results: dict[str, Any]) -> None:
+    one, result = results["rough: one stage"], results["rough: pp 4, zero 3"]
+    assert result["losses"] == pytest.approx(one["losses"], abs=0.05, rel=0)
+    assert result["losses"] != pytest.approx(results["plain: one stage"]["losses"], abs=TOLERANCE)
+    assert result["kept_parameters"] == 0
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -8,8 +8,8 @@ import jax
 import optax
 
 from tessera.jax.engines import Engine
-from tessera.jax.errors import PlanRefused
 from tessera.jax.models import Model
+from tessera.jax.pipelines import PipelineEngine
 from tessera.jax.plans import Plan
 from tessera.jax.whole import WholeEngine
 
@@ -35,5 +35,5 @@ def build_engine(
     """
     model.check_plan(plan, len(devices), plan.global_batch)
     if len(plan.stages) > 1:
-        raise PlanRefused("pipelines are not merged yet")
+        return PipelineEngine(model, optimizer, plan, devices, clip_norm=clip_norm, seed=seed)
     return WholeEngine(model, optimizer, plan, devices, clip_norm=clip_norm, seed=seed)

@@ -32,15 +32,6 @@ def _place_pieces(layout: StageLayout, pieces: int) -> NamedSharding:
     return NamedSharding(Mesh(devices, ("pieces", "copies")), PartitionSpec("pieces"))
 
 
-def with_places(shapes: Any, places: Any) -> Any:
-    """Return shapes with shardings."""
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        shapes,
-        places,
-    )
-
-
 def micro_shapes(batch: Values, samples: int) -> Values:
     """Return the shapes of a micro-batch of a global batch."""
     return jax.tree.map(

@@ -7,7 +7,7 @@ which they were started, so nothing within an iteration waits for a device.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,15 +18,16 @@ import optax
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.engines import TrainState
 from tessera.jax.errors import PlanRefused
-from tessera.jax.flows import micro_shapes, place_values, with_places
+from tessera.jax.flows import micro_shapes, place_values
 from tessera.jax.layouts import StageLayout, stage_layouts
-from tessera.jax.localpasses import trace_layers
 from tessera.jax.models import Model, Params, Values
+from tessera.jax.optimizers import lay
+from tessera.jax.passes import Draws, LayerPass, trace_layers
 from tessera.jax.plans import Plan
+from tessera.jax.purity import check_functions
 from tessera.jax.schedules import merge_lanes, order_lanes
 from tessera.jax.stageprograms import (
     Split,
-    StageFunction,
     StagePrograms,
     StageTrace,
     compile_evaluation,
@@ -35,11 +36,13 @@ from tessera.jax.stageprograms import (
 )
 from tessera.jax.updates import (
     StageState,
+    compile_cast,
     compile_factor,
     compile_squares,
     compile_start,
     compile_update,
     lay_state,
+    move_to_devices,
 )
 
 
@@ -48,22 +51,56 @@ class _Stage:
     """A stage's part of the model, its state, and the programs that do not depend on the batch."""
 
     state: StageState
-    function: StageFunction
+    function: LayerPass
     key: Hashable
     numbers: jax.Array
     """The places of the layers in the model, on the stage's devices."""
     is_random: bool
     update: Program
     squares: Program | None
+    cast: Program | None
+    """The program that makes the parameters of an iteration, or None if they are in float32."""
 
     @property
     def layout(self) -> StageLayout:
         """Return the layout."""
         return self.state.layout
 
-    def own(self, by_name: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what belongs to this stage's layers, in their order."""
-        return tuple(by_name[layer.name] for layer in self.state.layers)
+    def computing(self) -> Any:
+        """Return the shapes of the parameters as the stage computes with them."""
+        shapes = move_to_devices(self.state.parameters)
+        return shapes if self.cast is None else lay(self.cast.out_info, shardings_of(shapes))
+
+    def parameters(self, state: TrainState) -> tuple[Params, ...]:
+        """Return the parameters of the stage's layers, in the memory of its devices."""
+        own = tuple(state.parameters[layer.name] for layer in self.state.layers)
+        return self._fetch(own, self.state.parameters)
+
+    def prepare(self, parameters: tuple[Params, ...]) -> tuple[Params, ...]:
+        """Return the parameters with which an iteration computes."""
+        if self.cast is None:
+            return parameters
+        prepared: tuple[Params, ...] = self.cast(parameters)
+        return prepared
+
+    def train(
+        self, state: TrainState, parameters: tuple[Params, ...], sums: Any, *factor: jax.Array
+    ) -> tuple[Any, Any]:
+        """Return the parameters and optimizer states after the update, in their places."""
+        kept = tuple(state.optimizer[layer.name] for layer in self.state.layers)
+        results = self.update(parameters, self._fetch(kept, self.state.optimizer), sums, *factor)
+        if self.state.is_offloaded:
+            places = shardings_of((self.state.parameters, self.state.optimizer))
+            results = jax.device_put(results, places)
+        trained: tuple[Any, Any] = results
+        return trained
+
+    def _fetch(self, arrays: tuple[Any, ...], shapes: Any) -> tuple[Any, ...]:
+        """Return arrays in the memory of the devices."""
+        if not self.state.is_offloaded:
+            return arrays
+        fetched: tuple[Any, ...] = jax.device_put(arrays, shardings_of(move_to_devices(shapes)))
+        return fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +117,52 @@ class _Flow:
     """Where the gradients of each stage's results go. The last stage has none."""
     targets: Any
     """Where targets go."""
+    samples: int
+    """The samples of a micro-batch."""
+
+    def take(self, batch: Values, micro_batch: int, places: Any) -> Values:
+        """Return a micro-batch of the global batch, on its way to its places."""
+        begin, end = micro_batch * self.samples, (micro_batch + 1) * self.samples
+        return jax.device_put(jax.tree.map(lambda leaf: leaf[begin:end], batch), places)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Iteration:
+    """The passes of an iteration, and what is between them, by stages and micro-batches."""
+
+    flow: _Flow
+    parameters: list[Any]
+    sums: list[Any]
+    values: dict[tuple[int, int], Any] = field(default_factory=dict)
+    residuals: dict[tuple[int, int], Any] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def start_forward(self, stage: int, micro_batch: int, draws: Draws, inputs: Values) -> None:
+        """Start a forward pass, and send its results on. The last stage's waits for its backward."""
+        flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
+        if not stage:
+            self.values[place] = flow.take(inputs, micro_batch, flow.values[0])
+        if programs.forward is None:
+            return
+        keep = self.values.__getitem__ if programs.keeps_values else self.values.pop
+        results, self.residuals[place] = programs.forward(
+            self.parameters[stage], keep(place), draws
+        )
+        self.values[stage + 1, micro_batch] = jax.device_put(results, flow.values[stage + 1])
+
+    def start_backward(self, stage: int, micro_batch: int, draws: Draws, targets: Values) -> None:
+        """Start a backward pass, and send gradients back. Nothing of the micro-batch is kept."""
+        flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
+        own, values = self.parameters[stage], self.values.pop(place, ())
+        given: tuple[Any, ...]
+        if programs.forward is None:
+            given = (own, values, draws, flow.take(targets, micro_batch, flow.targets))
+        else:
+            given = (self.residuals.pop(place), own, values, self.gradients.pop(place))
+        self.sums[stage], of_values = programs.backward(self.sums[stage], *given)
+        if stage:
+            places = flow.gradients[stage - 1]
+            self.gradients[stage - 1, micro_batch] = jax.device_put(of_values, places)
 
 
 class PipelineEngine:
@@ -95,10 +178,6 @@ class PipelineEngine:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
-        if plan.offload != "none":
-            raise PlanRefused(
-                "pipelines keep everything on their devices; use a plan with the offload 'none'"
-            )
         self._model, self._optimizer, self._plan, self._seed = model, optimizer, plan, seed
         self.library = ProgramLibrary()
         layouts = stage_layouts(plan, devices, model.sequence_axis)
@@ -128,15 +207,24 @@ class PipelineEngine:
 
     def initial_state(self, seed: int) -> TrainState:
         """Return the state before the first iteration, in its place. It is the same for every plan."""
-        numbers, named = np.arange(self._plan.layers, dtype=np.uint32), TrainState({}, {})
+        numbers, parts = np.arange(self._plan.layers, dtype=np.uint32), []
         for stage in self._stages:
-            whole = stage.layout.whole()
-            for place, layer in enumerate(stage.state.layers):
+            begin, whole = stage.layout.stage.start, stage.layout.whole()
+            for place in range(len(stage.state.layers)):
                 start = compile_start(stage.state, place, self._optimizer, self.library)
-                number = numbers[stage.layout.stage.start + place]
-                own, kept = start(*jax.device_put((np.uint32(seed), number), whole))
-                named.parameters[layer.name], named.optimizer[layer.name] = own, kept
-        return named
+                sent = jax.device_put((np.uint32(seed), numbers[begin + place]), whole)
+                own, kept = start(*sent)
+                parts.append(
+                    jax.device_put(
+                        (own, kept),
+                        shardings_of((stage.state.parameters[place], stage.state.optimizer[place])),
+                    )
+                )
+        names = [layer.name for layer in self._model.layers]
+        return TrainState(
+            {name: own for name, (own, _) in zip(names, parts, strict=True)},
+            {name: kept for name, (_, kept) in zip(names, parts, strict=True)},
+        )
 
     def state_shapes(self) -> TrainState:
         """Return the state as ``jax.ShapeDtypeStruct`` with shardings, onto which it is restored."""
@@ -151,56 +239,37 @@ class PipelineEngine:
         The old state must not be used again.
         """
         flow = self._flow(inputs, targets)
-        parameters = [stage.own(state.parameters) for stage in self._stages]
-        sums = [programs.zeros() for programs in flow.programs]
+        parameters = [stage.parameters(state) for stage in self._stages]
+        run = _Iteration(
+            flow=flow,
+            parameters=[
+                stage.prepare(own) for stage, own in zip(self._stages, parameters, strict=True)
+            ],
+            sums=[programs.zeros() for programs in flow.programs],
+        )
         iterations = self._send_iteration(iteration)
-        values: dict[tuple[int, int], Any] = {}
-        residuals: dict[tuple[int, int], Any] = {}
-        gradients: dict[tuple[int, int], Any] = {}
         for stage, micro_batch, is_backward in self._order:
-            programs, own = flow.programs[stage], parameters[stage]
-            place = (stage, micro_batch)
-            if not is_backward:
-                if not stage:
-                    values[place] = self._take(inputs, micro_batch, flow.values[0])
-                if programs.forward is None:
-                    continue
-                draws = self._draws(self._stages[stage], iterations, micro_batch)
-                results, residuals[place] = programs.forward(own, values[place], draws)
-                values[stage + 1, micro_batch] = jax.device_put(results, flow.values[stage + 1])
-                if not programs.keeps_values:
-                    del values[place]
-                continue
-            if programs.forward is None:
-                draws = self._draws(self._stages[stage], iterations, micro_batch)
-                given = (
-                    own,
-                    values.pop(place),
-                    draws,
-                    self._take(targets, micro_batch, flow.targets),
-                )
+            draws = self._draws(stage, iterations, micro_batch)
+            if is_backward:
+                run.start_backward(stage, micro_batch, draws, targets)
             else:
-                given = (residuals.pop(place), own, values.pop(place, ()), gradients.pop(place))
-            sums[stage], of_values = programs.backward(sums[stage], *given)
-            if stage:
-                to = flow.gradients[stage - 1]
-                gradients[stage - 1, micro_batch] = jax.device_put(of_values, to)
-        sums[-1], loss = sums[-1]
-        return self._update(state, parameters, sums), loss
+                run.start_forward(stage, micro_batch, draws, inputs)
+        *sums, (last_sums, loss) = run.sums
+        return self._update(state, parameters, [*sums, last_sums]), loss
 
     def evaluate(self, state: TrainState, inputs: Values, targets: Values) -> jax.Array:
         """Return the mean loss of a global batch without training, a float32 scalar."""
         flow = self._flow(inputs, targets)
         if not flow.evaluations:
             flow.evaluations.extend(compile_evaluation(x, self.library) for x in flow.traces)
-        parameters = [stage.own(state.parameters) for stage in self._stages]
+        parameters = [stage.prepare(stage.parameters(state)) for stage in self._stages]
         loss: jax.Array = flow.programs[-1].zeros()[1]
         for micro_batch in range(self._plan.accumulation):
-            values = self._take(inputs, micro_batch, flow.values[0])
+            values = flow.take(inputs, micro_batch, flow.values[0])
             for stage, program in enumerate(flow.evaluations[:-1]):
                 results = program(parameters[stage], values, ())
                 values = jax.device_put(results, flow.values[stage + 1])
-            own_targets = self._take(targets, micro_batch, flow.targets)
+            own_targets = flow.take(targets, micro_batch, flow.targets)
             loss = flow.evaluations[-1](parameters[-1], values, (), own_targets, loss)
         return loss
 
@@ -215,15 +284,12 @@ class PipelineEngine:
         return _Stage(
             state=state,
             function=trace_layers(layers, layout, plan, self._seed),
-            key=(
-                state.key,
-                (stated.dp, stated.tp, stated.ep, stated.sp),
-                (plan.zero, plan.recomputation, plan.precision, plan.micro_batch),
-            ),
+            key=(state.key, plan.recomputation, plan.precision, plan.micro_batch),
             numbers=jax.device_put(numbers, layout.whole()),
             is_random=any(layer.is_random for layer in layers),
             update=compile_update(state, self._optimizer, self.library, is_clipped=is_clipped),
             squares=compile_squares(state, self.library) if is_clipped else None,
+            cast=compile_cast(state, self.library) if plan.precision == "bf16" else None,
         )
 
     def _flow(self, inputs: Values, targets: Values) -> _Flow:
@@ -244,12 +310,13 @@ class PipelineEngine:
             )
         first, last = self._stages[0].layout, self._stages[-1].layout
         shapes = micro_shapes(inputs, self._plan.micro_batch)
-        arriving = with_places(shapes, first.values(shapes))
         goals = micro_shapes(targets, self._plan.micro_batch)
-        goals = with_places(goals, jax.tree.map(lambda _: last.samples(), goals))
+        check_functions(self._model, shapes, goals)
+        arriving = lay(shapes, first.values(shapes))
+        goals = lay(goals, jax.tree.map(lambda _: last.samples(), goals))
         traces: list[StageTrace] = []
-        for stage, after in zip(self._stages, (*self._stages[1:], None), strict=True):
-            trace, arriving = self._trace(stage, after, arriving, goals)
+        for index in range(len(self._stages)):
+            trace, arriving = self._trace(index, arriving, goals)
             traces.append(trace)
         return _Flow(
             traces=tuple(traces),
@@ -260,33 +327,34 @@ class PipelineEngine:
                 shardings_of(Split.of(trace.results).smooth(trace.results)) for trace in traces[:-1]
             ),
             targets=shardings_of(goals),
+            samples=self._plan.micro_batch,
         )
 
-    def _trace(
-        self, stage: _Stage, after: _Stage | None, values: Values, targets: Values
-    ) -> tuple[StageTrace, Values]:
+    def _trace(self, index: int, values: Values, targets: Values) -> tuple[StageTrace, Values]:
         """Return a stage's trace, and the shapes of values as they reach the next stage."""
+        stage = self._stages[index]
+        after = self._stages[index + 1] if index + 1 < len(self._stages) else None
         draws = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-            self._draws(stage, self._send_iteration(0), 0),
+            self._draws(index, self._send_iteration(0), 0),
         )
         results: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=stage.layout.whole())
         arriving: Values = ()
         if after is not None:
-            shapes = jax.eval_shape(stage.function, stage.state.parameters, values, draws)
+            shapes = jax.eval_shape(stage.function, stage.computing(), values, draws)
             leaving_places, arriving_places = place_values(stage.layout, after.layout, shapes)
-            results = with_places(shapes, leaving_places)
-            arriving = with_places(shapes, arriving_places)
+            results = lay(shapes, leaving_places)
+            arriving = lay(shapes, arriving_places)
         trace = StageTrace(
             key=stage.key,
             function=stage.function,
             layout=stage.layout,
-            parameters=stage.state.parameters,
+            parameters=stage.computing(),
             sums=stage.state.sums,
             draws=draws,
             values=values,
             results=results,
-            is_first=stage is self._stages[0],
+            is_first=index == 0,
             loss=self._model.loss if after is None else None,
             targets=targets if after is None else (),
             parts=self._plan.accumulation,
@@ -299,8 +367,9 @@ class PipelineEngine:
         places = {x.layout.whole() for x in self._stages if x.is_random}
         return {place: jax.device_put(number, place) for place in places}
 
-    def _draws(self, stage: _Stage, iterations: dict[Any, jax.Array], micro_batch: int) -> Any:
+    def _draws(self, index: int, iterations: dict[Any, jax.Array], micro_batch: int) -> Draws:
         """Return what random numbers of a micro-batch depend on, on the stage's devices."""
+        stage = self._stages[index]
         if not stage.is_random:
             return ()
         place = stage.layout.whole()
@@ -314,12 +383,6 @@ class PipelineEngine:
             named.parameters.update(zip(names, own, strict=True))
             named.optimizer.update(zip(names, kept, strict=True))
         return named
-
-    def _take(self, batch: Values, micro_batch: int, places: Any) -> Values:
-        """Return a micro-batch of the global batch, on its way to its places."""
-        size = self._plan.micro_batch
-        begin = micro_batch * size
-        return jax.device_put(jax.tree.map(lambda leaf: leaf[begin : begin + size], batch), places)
 
     def _update(
         self, state: TrainState, parameters: Sequence[Any], sums: Sequence[Any]
@@ -335,7 +398,7 @@ class PipelineEngine:
             factor = self._factor(tuple(squares))
             factors = [(jax.device_put(factor, x.layout.whole()),) for x in self._stages]
         parts = [
-            stage.update(own, stage.own(state.optimizer), total, *given)
+            stage.train(state, own, total, *given)
             for stage, own, total, given in zip(
                 self._stages, parameters, sums, factors, strict=True
             )

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Params, Values
+from tessera.jax.passes import Draws, LayerPass, measure_loss
 
 Leaves: TypeAlias = tuple[jax.Array, ...]
-StageFunction: TypeAlias = Callable[..., Values]
-"""``function(parameters, values, draws)``: the layers of a stage, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,11 @@ class StageTrace:
     """
 
     key: Hashable
-    function: StageFunction
+    function: LayerPass
     layout: StageLayout
     parameters: tuple[Params, ...]
     sums: tuple[Params, ...]
-    draws: Any
+    draws: Draws
     values: Values
     results: Values
     is_first: bool
@@ -119,13 +118,13 @@ class StageTrace:
         return Split.of(self.values, is_fixed=self.is_first)
 
     def measure_loss(
-        self, parameters: Any, values: Values, draws: Any, targets: Values
+        self, parameters: Any, values: Values, draws: Draws, targets: Values
     ) -> jax.Array:
         """Return the last stage's part of the loss of an iteration, in float32."""
         if self.loss is None:
             raise TypeError("only the last stage has a loss")
         results = self.function(parameters, values, draws)
-        return self.loss(results, targets).astype(jnp.float32) / self.parts
+        return measure_loss(self.loss, results, targets) / self.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +173,11 @@ def compile_evaluation(trace: StageTrace, library: ProgramLibrary) -> Program:
     The last stage's is ``forward(parameters, values, draws, targets, loss) -> loss``, which adds.
     """
 
-    def run_middle(parameters: Any, values: Values, draws: Any) -> Values:
+    def run_middle(parameters: Any, values: Values, draws: Draws) -> Values:
         return trace.function(parameters, values, draws)
 
     def run_last(
-        parameters: Any, values: Values, draws: Any, targets: Values, total: jax.Array
+        parameters: Any, values: Values, draws: Draws, targets: Values, total: jax.Array
     ) -> jax.Array:
         return total + trace.measure_loss(parameters, values, draws, targets)
 
@@ -207,7 +206,7 @@ def _compile_forward(trace: StageTrace, library: ProgramLibrary) -> tuple[Progra
     """Return the forward program, and how to build its vjp function."""
     split, kinds, recipe = trace.split(), Split.of(trace.results), Recipe()
 
-    def run_forward(parameters: Any, values: Values, draws: Any) -> tuple[Values, Leaves]:
+    def run_forward(parameters: Any, values: Values, draws: Draws) -> tuple[Values, Leaves]:
         def run(own: Any, smooth: Any) -> tuple[Any, Any]:
             results = trace.function(own, split.join(smooth, split.rest(values)), draws)
             return kinds.smooth(results), kinds.rest(results)
@@ -257,7 +256,7 @@ def _compile_last(trace: StageTrace, library: ProgramLibrary) -> Program:
     split = trace.split()
 
     def run_last(
-        sums: Any, parameters: Any, values: Values, draws: Any, targets: Values
+        sums: Any, parameters: Any, values: Values, draws: Draws, targets: Values
     ) -> tuple[Any, Any]:
         def run(own: Any, smooth: Any) -> jax.Array:
             whole = split.join(smooth, split.rest(values))

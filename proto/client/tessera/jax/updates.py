@@ -1,4 +1,4 @@
-"""The programs of a pipeline's stage that make its state and that train it with summed gradients."""
+"""The programs of a pipeline's stage that make its state, and that update it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import optax
 
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.layouts import StageLayout
-from tessera.jax.localpasses import make_parameters
 from tessera.jax.models import Layer, Params
+from tessera.jax.optimizers import (
+    add_squares,
+    clip_factor,
+    lay,
+    lay_parameters,
+    lay_states,
+    update_layer,
+)
+from tessera.jax.passes import make_parameters
 from tessera.jax.stageprograms import shardings_of
 
 
@@ -30,13 +38,22 @@ class StageState:
 
     @property
     def key(self) -> Hashable:
-        """Return what stages have in common whose states are made alike."""
-        return tuple(layer.kind for layer in self.layers)
+        """Return what stages have in common whose states are made and updated alike."""
+        layout = self.layout
+        return (
+            tuple(layer.kind for layer in self.layers),
+            (layout.stage.dp, layout.stage.tp, layout.stage.ep, layout.stage.sp, layout.zero),
+        )
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """Return the devices in the order of the mesh."""
         return tuple(self.layout.mesh.devices.flat)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Return whether a part of the state is in the host's memory between iterations."""
+        return self.layout.offload != "none"
 
 
 def lay_state(
@@ -54,12 +71,16 @@ def lay_state(
     return StageState(
         layers=layers,
         layout=layout,
-        parameters=tuple(_place(tree, layout.parameters(layer, tree)) for layer, tree in own),
-        optimizer=tuple(_lay_optimizer(layer, tree, layout, optimizer) for layer, tree in own),
-        sums=tuple(
-            _place(tree, layout.gradients(layer, tree), jnp.dtype("float32")) for layer, tree in own
-        ),
+        parameters=tuple(lay_parameters(layer, tree, layout) for layer, tree in own),
+        optimizer=tuple(lay_states(optimizer, layer, tree, layout) for layer, tree in own),
+        sums=tuple(lay(tree, layout.gradients(layer, tree)) for layer, tree in own),
     )
+
+
+def move_to_devices(shapes: Any) -> Any:
+    """Return shapes with shardings in the devices' own memory."""
+    places = jax.tree.map(lambda place: place.with_memory_kind(None), shardings_of(shapes))
+    return lay(shapes, places)
 
 
 def compile_update(
@@ -69,34 +90,50 @@ def compile_update(
     *,
     is_clipped: bool,
 ) -> Program:
-    """Return ``update(parameters, optimizer states, sums, *factor) -> (parameters, states)``."""
+    """Return ``update(parameters, optimizer states, sums, *factor) -> (parameters, states)``.
+
+    All are in the memory of the devices. Under ZeRO, each replica updates its part.
+    """
+    layout = state.layout
 
     def update(parameters: Any, states: Any, sums: Any, *factor: jax.Array) -> tuple[Any, Any]:
         results = []
-        for own, kept, gradients in zip(parameters, states, sums, strict=True):
-            if is_clipped:
-                gradients = jax.tree.map(lambda x: x * factor[0], gradients)
-            changes, after = optimizer.update(gradients, kept, own)
-            results.append((optax.apply_updates(own, changes), after))
-        return tuple(own for own, _ in results), tuple(after for _, after in results)
+        for layer, own, kept, change in zip(state.layers, parameters, states, sums, strict=True):
+            if layout.zero:
+                places = layout.states(layer, own)
+                places = jax.tree.map(lambda place: place.with_memory_kind(None), places)
+                own = jax.lax.with_sharding_constraint(own, places)
+                change = jax.lax.with_sharding_constraint(change, places)
+            results.append(update_layer(optimizer, own, change, kept, *factor))
+        return tuple(own for own, _ in results), tuple(kept for _, kept in results)
 
-    arguments = (state.parameters, state.optimizer, state.sums)
+    arguments = move_to_devices((state.parameters, state.optimizer, state.sums))
     return library.compile(
-        ("update", id(optimizer), len(state.layers), is_clipped),
+        ("update", id(optimizer), state.key, is_clipped),
         update,
-        (*arguments, _scalar(state.layout)) if is_clipped else arguments,
+        (*arguments, _scalar(layout)) if is_clipped else arguments,
         state.devices,
         outputs=shardings_of(arguments[:2]),
         donated=(0, 1),
     )[0]
 
 
+def compile_cast(state: StageState, library: ProgramLibrary) -> Program:
+    """Return ``cast(parameters)``, which are in bfloat16 for the computations of an iteration.
+
+    Without it, each micro-batch in flight would keep a copy of the parameters in this type.
+    """
+
+    def cast(parameters: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters)
+
+    shapes = move_to_devices(state.parameters)
+    outputs = shardings_of(shapes)
+    return library.compile("cast", cast, (shapes,), state.devices, outputs=outputs)[0]
+
+
 def compile_squares(state: StageState, library: ProgramLibrary) -> Program:
     """Return ``squares(sums)``, the sum of the squares of a stage's gradients."""
-
-    def add_squares(sums: Any) -> jax.Array:
-        return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(sums)), jnp.zeros(()))
-
     arguments, outputs = (state.sums,), state.layout.whole()
     return library.compile("squares", add_squares, arguments, state.devices, outputs=outputs)[0]
 
@@ -104,14 +141,10 @@ def compile_squares(state: StageState, library: ProgramLibrary) -> Program:
 def compile_factor(
     stages: int, clip_norm: float, layout: StageLayout, library: ProgramLibrary
 ) -> Program:
-    """Return ``factor(squares of each stage)``, by which gradients are clipped.
-
-    Their norm over all layers is then at most ``clip_norm``.
-    """
+    """Return ``factor(squares of each stage)``, by which all gradients are multiplied."""
 
     def find_factor(squares: tuple[jax.Array, ...]) -> jax.Array:
-        norm = jnp.sqrt(sum(squares, jnp.zeros(())))
-        return jnp.where(norm < clip_norm, 1.0, clip_norm / norm)
+        return clip_factor(squares, clip_norm)
 
     return library.compile(
         ("factor", clip_norm),
@@ -127,7 +160,8 @@ def compile_start(
 ) -> Program:
     """Return ``start(seed, number of the layer) -> (parameters, optimizer state)`` of a layer.
 
-    ``place`` is its place in the stage. Layers that are alike share the program.
+    ``place`` is its place in the stage. Layers that are alike share the program. The results are in
+    the memory of the devices.
     """
     layer = state.layers[place]
 
@@ -136,31 +170,9 @@ def compile_start(
         return parameters, optimizer.init(parameters)
 
     number = jax.ShapeDtypeStruct((), jnp.uint32, sharding=state.layout.whole())
-    outputs = shardings_of((state.parameters[place], state.optimizer[place]))
+    outputs = shardings_of(move_to_devices((state.parameters[place], state.optimizer[place])))
     key = ("start", id(optimizer), layer.kind)
     return library.compile(key, start, (number, number), state.devices, outputs=outputs)[0]
-
-
-def _lay_optimizer(
-    layer: Layer, shapes: Params, layout: StageLayout, optimizer: optax.GradientTransformation
-) -> Any:
-    states = jax.eval_shape(optimizer.init, shapes)
-    places = optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, place: place,
-        states,
-        layout.states(layer, shapes),
-        transform_non_params=lambda _: layout.whole(),
-    )
-    return _place(states, places)
-
-
-def _place(shapes: Any, places: Any, dtype: Any = None) -> Any:
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=place),
-        shapes,
-        places,
-    )
 
 
 def _scalar(layout: StageLayout) -> jax.ShapeDtypeStruct:
