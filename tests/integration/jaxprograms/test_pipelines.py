@@ -139,8 +139,8 @@ def test_later_processes_read_programs_from_the_persistent_cache(tmp_path: Path)
     ]
     hits = [run["events"].get("/jax/compilation_cache/cache_hits", 0) for run in runs]
     misses = [run["events"].get("/jax/compilation_cache/cache_misses", 0) for run in runs]
-    assert hits[0] == 0
-    assert hits[1] == misses[0] >= runs[0]["compilations"]
-    assert misses[1] == runs[0]["moves"]
+    assert (hits[0], misses[0]) == (0, hits[1])
+    assert misses[0] >= runs[0]["compilations"]
+    assert misses[1] == runs[0]["moves"] > 0
     assert (hits[2], misses[2]) == (hits[1] + misses[1], 0)
     assert runs[0]["losses"] == runs[1]["losses"] == runs[2]["losses"]

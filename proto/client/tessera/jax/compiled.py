@@ -34,6 +34,9 @@ LOG: Final = logging.getLogger(__name__)
 Program: TypeAlias = jax.stages.Compiled
 """A compiled program. Calling it starts it; nothing is traced again."""
 
+_FAULTS_OF_MOVES: Final = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What JAX's internal parts raise if they changed, or if the back end cannot serialize programs."""
+
 _CACHE_HITS: Final = "/jax/compilation_cache/cache_hits"
 
 
@@ -56,13 +59,24 @@ def keep_programs() -> None:
 
 @dataclass(slots=True)
 class _SharedProgram:
-    """A program on the devices for which it was compiled, and what its tracing left."""
+    """A program on each set of devices that asked for it, and what its tracing left."""
 
-    program: Program
     note: Any
-    devices: tuple[jax.Device, ...]
     is_movable: bool
+    programs: dict[tuple[jax.Device, ...], Program] = field(default_factory=dict)
     payload: tuple[bytes, Any, Any] | None = None
+
+    def move(self, devices: tuple[jax.Device, ...]) -> Program | None:
+        """Return the program on other devices, or None if this back end cannot move programs."""
+        first, program = next(iter(self.programs.items()))
+        try:
+            if self.payload is None:
+                self.payload = serialize_executable.serialize(program)
+            return _load(self.payload, first, devices)
+        except _FAULTS_OF_MOVES as error:
+            self.is_movable = False
+            LOG.info("programs cannot be moved, so each stage's are compiled: %s", error)
+            return None
 
 
 @dataclass(slots=True)
@@ -93,37 +107,24 @@ class ProgramLibrary:
         choose. ``note`` is called after the tracing; stages that share the program get its result.
         """
         whole_key = (key, _describe(arguments), _describe(outputs), donated)
-        shared = self._shared.get(whole_key)
-        if shared is not None and shared.is_movable:
-            program = self._move(shared, tuple(devices))
+        place, shared = tuple(devices), self._shared.get(whole_key)
+        if shared is not None:
+            program = shared.programs.get(place)
+            if program is None and shared.is_movable:
+                program = shared.move(place)
+                self.moves += program is not None
             if program is not None:
+                shared.programs[place] = program
                 return program, shared.note
         hits = _count_hits()
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
         program = jitted.lower(*arguments).compile()
         self.compilations += 1
-        result = note()
         if shared is None:
             is_new = _count_hits() == hits
-            self._shared[whole_key] = _SharedProgram(program, result, tuple(devices), is_new)
-        return program, result
-
-    def _move(self, shared: _SharedProgram, devices: tuple[jax.Device, ...]) -> Program | None:
-        """Return the program on other devices, or None if this back end cannot move programs."""
-        if devices == shared.devices:
-            return shared.program
-        try:
-            if shared.payload is None:
-                shared.payload = serialize_executable.serialize(shared.program)
-            program = _load(shared.payload, shared.devices, devices)
-        except (AttributeError, NotImplementedError, TypeError, ValueError, RuntimeError) as error:
-            shared.is_movable = False
-            LOG.info(
-                "each stage is compiled by itself, because programs cannot be moved: %s", error
-            )
-            return None
-        self.moves += 1
-        return program
+            shared = self._shared[whole_key] = _SharedProgram(note(), is_new)
+        shared.programs[place] = program
+        return program, note()
 
 
 def _state_options(assignment: np.ndarray[Any, Any], backend: Any) -> Any:

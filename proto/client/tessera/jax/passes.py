@@ -86,12 +86,18 @@ def _wrap_layer(layer: Layer, layout: StageLayout, plan: Plan) -> Callable[..., 
     The function is a new one each time, because JAX keeps what it traced of old ones, and they may
     have been traced under another layout.
     """
+    gathered: set[Any] = set()
+
+    def may_be_kept(*_: Any, sharding: Any = None, **__: Any) -> bool:
+        return sharding not in gathered
 
     def apply(own: Params, values: Values, *keys: jax.Array | None) -> Values:
         if plan.precision == "bf16":
             own, values = _cast(own, jnp.bfloat16), _cast(values, jnp.bfloat16)
         if plan.zero >= 3:
-            own = jax.lax.with_sharding_constraint(own, layout.computing(layer, own))
+            places = layout.computing(layer, own)
+            gathered.update(jax.tree.leaves(places))
+            own = jax.lax.with_sharding_constraint(own, places)
         return layer.apply(own, values, *keys)
 
     if plan.recomputation == "full":
@@ -99,6 +105,8 @@ def _wrap_layer(layer: Layer, layout: StageLayout, plan: Plan) -> Callable[..., 
     if plan.recomputation == "selective":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(apply, policy=policy)
+    if plan.zero >= 3:  # a backward pass gathers again, because kept copies would undo the division
+        return jax.checkpoint(apply, policy=may_be_kept)
     return apply
 
 
