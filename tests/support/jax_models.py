@@ -34,7 +34,7 @@ def make_random_gpt() -> Model:
 
 
 def make_expert_gpt() -> Model:
-    """Return a GPT whose second block has experts, to which each token is routed by itself."""
+    """Return a GPT whose second block has experts, with a router that looks at one token at a time."""
     divisions = {
         "up": PartitionSpec(EXPERT, None, TENSOR),
         "down": PartitionSpec(EXPERT, TENSOR, None),
@@ -92,7 +92,7 @@ def _init_embedding(key: jax.Array) -> Any:
 
 
 def _apply_embedding(params: Any, tokens: jax.Array) -> jax.Array:
-    return params["tokens"][tokens] + params["places"]
+    return jnp.add(params["tokens"][tokens], params["places"])
 
 
 def _init_block(key: jax.Array) -> Any:
@@ -115,13 +115,13 @@ def _attend(params: Any, values: jax.Array) -> jax.Array:
     seen = jnp.tril(jnp.ones((SEQUENCE, SEQUENCE), bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1)
     mixed = jnp.einsum("bhqk,bhkd->bqhd", weights, value)
-    return values + jnp.einsum("bqhd,hdw->bqw", mixed, params["attention"]["out"])
+    return jnp.add(values, jnp.einsum("bqhd,hdw->bqw", mixed, params["attention"]["out"]))
 
 
 def _apply_block(params: Any, values: jax.Array) -> jax.Array:
     values = _attend(params, values)
     hidden = jax.nn.gelu(_normalize(values) @ params["up"]["kernel"] + params["up"]["bias"])
-    return values + hidden @ params["down"]["kernel"]
+    return jnp.add(values, hidden @ params["down"]["kernel"])
 
 
 def _apply_dropped(params: Any, values: jax.Array, keys: jax.Array | None) -> jax.Array:
@@ -146,7 +146,7 @@ def _apply_experts(params: Any, values: jax.Array) -> jax.Array:
     best = weights * jax.nn.one_hot(jnp.argmax(weights, axis=-1), EXPERTS, dtype=weights.dtype)
     tokens = constrain(jnp.einsum("bse,bsw->ebsw", best, values), EXPERT, None, None, None)
     hidden = jax.nn.gelu(jnp.einsum("ebsw,ewh->ebsh", tokens, params["up"]))
-    return values + jnp.einsum("ebsh,ehw->bsw", hidden, params["down"])
+    return jnp.add(values, jnp.einsum("ebsh,ehw->bsw", hidden, params["down"]))
 
 
 def _init_head(key: jax.Array) -> Any:
@@ -164,4 +164,4 @@ def _normalize(values: jax.Array) -> jax.Array:
 
 def _measure(logits: jax.Array, targets: jax.Array) -> jax.Array:
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-    return -chosen.mean()
+    return jnp.negative(chosen.mean())

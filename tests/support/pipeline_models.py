@@ -64,6 +64,14 @@ def _experts(params: Any, values: Any) -> Any:
     return {**values, "hidden": values["hidden"] + jnp.tanh(each).mean(axis=0)}
 
 
+def _init_nothing(key: jax.Array) -> Any:
+    return {}
+
+
+def _bend(params: Any, values: Any) -> Any:
+    return {**values, "hidden": jnp.tanh(values["hidden"])}
+
+
 def _init_head(key: jax.Array) -> Any:
     return {"kernel": _draw(key, (WIDTH, WORDS))}
 
@@ -85,10 +93,15 @@ _DIVISIONS = {
 
 
 def a_language_model(blocks: int, kind: str = "plain") -> Model:
-    """Return an embedding, blocks and a head. The kinds are plain, random and experts."""
-    if kind == "experts":
+    """Return an embedding, blocks and a head. The kinds are plain, random, bare and experts."""
+    divisions: dict[str, PartitionSpec]
+    functions: dict[str, Any]
+    if kind == "bare":  # without parameters
+        divisions = {}
+        functions = {"init": _init_nothing, "apply": _bend}
+    elif kind == "experts":
         divisions = {"experts": PartitionSpec(EXPERT)}
-        functions: dict[str, Any] = {"init": _init_experts, "apply": _experts}
+        functions = {"init": _init_experts, "apply": _experts}
     else:
         divisions = _DIVISIONS
         apply = _random_block if kind == "random" else _block

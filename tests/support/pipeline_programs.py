@@ -10,15 +10,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
 import optax
+from jax.experimental import serialize_executable
 
-from tessera.jax.builders import build_engine
-from tessera.jax.compiled import keep_programs
+from tessera.jax.build import build_engine
 from tessera.jax.pipelines import PipelineEngine
 from tessera.jax.plans import read_plan
 from tests.support.patience import PATIENCE_S
@@ -50,11 +52,11 @@ def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str,
     return results
 
 
-def a_case(*cuts: int, blocks: int = 6, kind: str = "plain", **more: Any) -> dict[str, Any]:
+def a_case(*cuts: int, blocks: int = 2, kind: str = "plain", **more: Any) -> dict[str, Any]:
     """Return a case: stages that end at ``cuts``, and at the last layer.
 
-    ``divisions`` in ``more`` states the degrees of each stage. ``clip_norm`` is optional. The rest
-    are fields of plans.
+    ``divisions`` in ``more`` states the degrees of each stage. ``clip_norm`` is optional. If
+    ``is_fixed``, programs cannot be moved. The rest are fields of plans.
     """
     ends = (*cuts, blocks + 2)
     degrees = more.pop("divisions", [{}] * len(ends))
@@ -62,20 +64,30 @@ def a_case(*cuts: int, blocks: int = 6, kind: str = "plain", **more: Any) -> dic
         {"start": start, "end": end, **stage}
         for (start, end), stage in zip(pairwise((0, *ends)), degrees, strict=True)
     ]
-    clip_norm = more.pop("clip_norm", None)
+    clip_norm, is_fixed = more.pop("clip_norm", None), more.pop("is_fixed", False)
     plan = {"stages": stages, "precision": "f32", **more}
-    return {"blocks": blocks, "kind": kind, "clip_norm": clip_norm, "plan": plan}
+    return {
+        "blocks": blocks,
+        "kind": kind,
+        "clip_norm": clip_norm,
+        "is_fixed": is_fixed,
+        "plan": plan,
+    }
 
 
 def _run_case(
     case: dict[str, Any], events: Counter[str], plain: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Return the losses under the plan and in plain JAX, and what was compiled for the plan."""
-    keep_programs()
     model, optimizer = a_language_model(case["blocks"], case["kind"]), optax.adamw(1e-2)
     before = Counter(events)
     engine = build_engine(
-        model, optimizer, read_plan(case["plan"]), jax.devices(), clip_norm=case["clip_norm"]
+        model,
+        optimizer,
+        read_plan(case["plan"]),
+        jax.devices(),
+        seed=3,
+        clip_norm=case["clip_norm"],
     )
     state = engine.initial_state(3)
     start = jax.tree.map(np.array, state.parameters)
@@ -104,6 +116,10 @@ def _run_case(
     return results
 
 
+def _refuse_to_serialize(_: Any) -> Any:
+    raise ValueError("this back end cannot serialize programs")
+
+
 def _place_of(leaf: Any) -> Any:
     return (
         leaf.sharding.spec,
@@ -124,14 +140,25 @@ def main() -> None:
     """Run the cases on stdin."""
     events: Counter[str] = Counter()
 
-    def count(event: str, *_: float, **__: str | int) -> None:
+    def count(event: str, **_: str | int) -> None:
+        events[event] += 1
+
+    def count_span(event: str, duration_secs: float, **_: str | int) -> None:
         events[event] += 1
 
     jax.monitoring.register_event_listener(count)
-    jax.monitoring.register_event_duration_secs_listener(count)
+    jax.monitoring.register_event_duration_secs_listener(count_span)
     plain: dict[str, list[float]] = {}
     cases = json.load(sys.stdin)
-    print(json.dumps({name: _run_case(case, events, plain) for name, case in cases.items()}))
+    results = {}
+    for name, case in cases.items():
+        with (
+            patch.object(serialize_executable, "serialize", _refuse_to_serialize)
+            if case["is_fixed"]
+            else nullcontext()
+        ):
+            results[name] = _run_case(case, events, plain)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -13,67 +13,73 @@ TOLERANCE = 1e-5
 
 CASES = {
     "one stage": a_case(micro_batch=16),
-    "pp 4, gpipe": a_case(2, 4, 6, micro_batch=4, accumulation=4, schedule="gpipe"),
-    "pp 4, 1f1b, clipped": a_case(2, 4, 6, micro_batch=4, accumulation=4, clip_norm=0.5),
+    "pp 4, gpipe": a_case(1, 2, 3, micro_batch=4, accumulation=4, schedule="gpipe"),
+    "pp 4, 1f1b, clipped": a_case(1, 2, 3, micro_batch=4, accumulation=4, clip_norm=0.5),
     "pp 2 x tp 2, recomputation": a_case(
-        4, divisions=2 * [{"tp": 2}], micro_batch=8, accumulation=2, recomputation="full"
+        2, divisions=2 * [{"tp": 2}], micro_batch=8, accumulation=2, recomputation="full"
     ),
     "pp 2 x dp 2, zero 3": a_case(
-        4, divisions=2 * [{"dp": 2}], micro_batch=4, accumulation=4, zero=3
+        2, divisions=2 * [{"dp": 2}], micro_batch=4, accumulation=4, zero=3
     ),
     "unequal 2 + 1 + 1, zero 1": a_case(
-        3, 6, divisions=[{"dp": 2}, {}, {}], micro_batch=4, accumulation=4, zero=1
+        2, 3, divisions=[{"dp": 2}, {}, {}], micro_batch=4, accumulation=4, zero=1
     ),
     "unequal tp 2 + dp 4 + 1, zero 2, clipped": a_case(
-        3, 6, divisions=[{"tp": 2}, {"dp": 4}, {}], micro_batch=4, accumulation=4, zero=2,
+        1, 3, divisions=[{"tp": 2}, {"dp": 4}, {}], micro_batch=4, accumulation=4, zero=2,
         clip_norm=0.5,
     ),
     "interleaved, 2 chunks": a_case(
-        2, 4, 6, micro_batch=2, accumulation=8, schedule="interleaved", chunks=2
+        1, 2, 3, micro_batch=2, accumulation=8, schedule="interleaved", chunks=2
     ),
     "interleaved, 2 chunks of dp 2 x tp 2 with sp": a_case(
-        2, 4, 6, divisions=4 * [{"dp": 2, "tp": 2, "sp": True}], micro_batch=4, accumulation=4,
-        schedule="interleaved", chunks=2,
+        1, 2, 3, divisions=4 * [{"dp": 2, "tp": 2, "sp": True}], micro_batch=4, accumulation=4,
+        schedule="interleaved", chunks=2, recomputation="selective",
     ),
     "experts on ep 2": a_case(
-        2, 4, blocks=4, kind="experts", divisions=[{"dp": 2, "ep": 2}, {"dp": 2, "ep": 2}, {}],
+        2, 3, kind="experts", divisions=[{"dp": 2, "ep": 2}, {"dp": 2, "ep": 2}, {}],
         micro_batch=8, accumulation=2,
     ),
-    "offload of the optimizer": a_case(4, micro_batch=8, accumulation=2, offload="optimizer"),
+    "a stage without parameters, clipped": a_case(
+        1, 3, kind="bare", micro_batch=8, accumulation=2, clip_norm=0.5
+    ),
+    "offload of the optimizer": a_case(2, micro_batch=8, accumulation=2, offload="optimizer"),
     "offload of parameters": a_case(
-        4, divisions=[{"dp": 2}, {}], micro_batch=8, accumulation=2, zero=3, offload="parameters"
+        2, divisions=[{"dp": 2}, {}], micro_batch=8, accumulation=2, zero=3, offload="parameters"
     ),
 }  # fmt: skip
 
 ROUGH = {
     "one stage": a_case(micro_batch=16, precision="bf16"),
     "pp 4, zero 3": a_case(
-        2, 4, divisions=[{"dp": 2}, {"dp": 2}, {}], micro_batch=4, accumulation=4, zero=3,
+        1, 3, divisions=[{"dp": 2}, {"dp": 2}, {}], micro_batch=4, accumulation=4, zero=3,
         precision="bf16",
     ),
 }  # fmt: skip
 
 RANDOM = {
     "one stage": a_case(kind="random", micro_batch=16),
-    "pp 4": a_case(2, 4, 6, kind="random", micro_batch=4, accumulation=4),
+    "pp 4": a_case(1, 2, 3, kind="random", micro_batch=4, accumulation=4),
     "unequal, recomputation": a_case(
-        3, 6, kind="random", divisions=[{"dp": 2}, {"tp": 2}, {}], micro_batch=4, accumulation=4,
+        1, 3, kind="random", divisions=[{"dp": 2}, {"tp": 2}, {}], micro_batch=4, accumulation=4,
         recomputation="full",
     ),
 }  # fmt: skip
 
 ALIKE = {
-    "four stages": a_case(1, 3, 5, blocks=4, micro_batch=4, accumulation=4),
-    "six stages": a_case(1, 3, 5, 7, 9, blocks=8, micro_batch=4, accumulation=4),
+    "four stages": a_case(1, 2, 3, micro_batch=4, accumulation=4),
+    "six stages": a_case(1, 2, 3, 4, 5, blocks=4, micro_batch=4, accumulation=4),
     "four stages of two devices": a_case(
-        1, 3, 5, blocks=4, divisions=4 * [{"tp": 2}], micro_batch=4, accumulation=4
+        1, 2, 3, divisions=4 * [{"tp": 2}], micro_batch=4, accumulation=4
     ),
 }
+
+FIXED = {"four stages": a_case(1, 2, 3, micro_batch=4, accumulation=4, is_fixed=True)}
+"""Programs cannot be moved, as on a back end that cannot serialize them."""
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    groups = {"plain": CASES, "rough": ROUGH, "random": RANDOM, "alike": ALIKE}
+    groups = {"plain": CASES, "rough": ROUGH, "random": RANDOM, "alike": ALIKE, "fixed": FIXED}
     cases = {
         f"{group}: {name}": case for group, some in groups.items() for name, case in some.items()
     }
@@ -86,7 +92,7 @@ def test_a_plan_has_the_losses_of_plain_jax(results: dict[str, Any], name: str) 
     losses = [*result["losses"], result["evaluation"]]
     assert len(losses) == ITERATIONS + 1
     assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
-    assert losses[-1] < losses[0] - 0.5  # it learns
+    assert losses[-1] < losses[0] - 0.1  # it learns
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,6 +135,13 @@ def test_programs_on_other_devices_compute_the_same(results: dict[str, Any], nam
     assert result["moves"] > 0
     losses = [*result["losses"], result["evaluation"]]
     assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
+
+
+def test_programs_that_cannot_be_moved_are_compiled_for_each_stage(results: dict[str, Any]) -> None:
+    movable, fixed = results["alike: four stages"], results["fixed: four stages"]
+    assert fixed["moves"] == 0
+    assert fixed["compilations"] == movable["compilations"] + movable["moves"]
+    assert fixed["losses"] == movable["losses"]
 
 
 def test_later_processes_read_programs_from_the_persistent_cache(tmp_path: Path) -> None:

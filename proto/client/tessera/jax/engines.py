@@ -15,7 +15,7 @@ OptimizerState: TypeAlias = Any
 class TrainState(NamedTuple):
     """What training changes, by names of layers, so that any plan reads any other's.
 
-    The optimizer is applied to each layer by itself, so each layer has a state of its own.
+    The optimizer is applied layer by layer, so each layer has a state of its own.
     """
 
     parameters: dict[str, Params]

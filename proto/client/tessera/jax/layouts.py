@@ -25,9 +25,6 @@ AXES: Final = ("replica", "expert_replica", "expert_tensor", "whole_tensor")
 DATA: Final = ("replica", "expert_replica")
 """The axes that divide the samples of a micro-batch."""
 
-HOST_MEMORY: Final = "pinned_host"
-"""JAX's name of the host's memory that devices can read and write."""
-
 _DIVIDED: Final = {
     "data": DATA,
     TENSOR: ("expert_tensor", "whole_tensor"),
@@ -43,7 +40,6 @@ class StageLayout:
     stage: Stage
     mesh: Mesh
     zero: int
-    offload: str = "none"
     sequence_axis: int | None = None
 
     def divides_as(self, other: StageLayout) -> bool:
@@ -52,17 +48,12 @@ class StageLayout:
         return (mine.dp, mine.tp, mine.ep, mine.sp) == (its.dp, its.tp, its.ep, its.sp)
 
     def parameters(self, layer: Layer, shapes: Params) -> Params:
-        """Return the sharding of each parameter of a layer between iterations.
+        """Return the sharding of each parameter of a layer.
 
         Raises:
             PlanRefused: an axis cannot be divided equally.
         """
-        is_kept_by_host = self.offload == "parameters"
-        return self._tree(layer, shapes, is_spread=self.zero >= 3, is_on_host=is_kept_by_host)
-
-    def computing(self, layer: Layer, shapes: Params) -> Params:
-        """Return the sharding of each parameter while its layer is computed."""
-        return self._tree(layer, shapes, is_spread=False)
+        return self._tree(layer, shapes, is_spread=self.zero >= 3)
 
     def gradients(self, layer: Layer, shapes: Params) -> Params:
         """Return the sharding of each gradient of a layer, once it is added up."""
@@ -70,8 +61,7 @@ class StageLayout:
 
     def states(self, layer: Layer, shapes: Params) -> Params:
         """Return the sharding of an optimizer state that has the shapes of the parameters."""
-        is_kept_by_host = self.offload != "none"
-        return self._tree(layer, shapes, is_spread=self.zero >= 1, is_on_host=is_kept_by_host)
+        return self._tree(layer, shapes, is_spread=self.zero >= 1)
 
     def whole(self) -> NamedSharding:
         """Return the sharding of what each device holds wholly."""
@@ -92,15 +82,12 @@ class StageLayout:
             return PartitionSpec(DATA)
         return PartitionSpec(DATA, *([None] * (axis - 1)), tensor)
 
-    def _tree(
-        self, layer: Layer, shapes: Params, *, is_spread: bool, is_on_host: bool = False
-    ) -> Params:
+    def _tree(self, layer: Layer, shapes: Params, *, is_spread: bool) -> Params:
         specs = [
             self._leaf_spec(layer, path, leaf.shape, is_spread)
             for path, leaf in named_leaves(shapes)
         ]
-        memory = HOST_MEMORY if is_on_host else None
-        shardings = [NamedSharding(self.mesh, spec, memory_kind=memory) for spec in specs]
+        shardings = [NamedSharding(self.mesh, spec) for spec in specs]
         return jax.tree.unflatten(jax.tree.structure(shapes), shardings)
 
     def _leaf_spec(
@@ -154,12 +141,9 @@ def stage_layouts(
     """Return the layout of each stage. Stages have devices in their order.
 
     Raises:
-        PlanRefused: experts cannot be divided over a stage's devices, or devices cannot use the
-            host's memory.
+        PlanRefused: experts cannot be divided over a stage's devices.
     """
     meshes, first = [], 0
-    if plan.offload != "none":
-        _check_host_memory(plan, devices[: plan.devices])
     for stage in plan.stages[: plan.degree]:
         own = np.array(devices[first : first + stage.devices], dtype=object)
         meshes.append(Mesh(own.reshape(_mesh_shape(stage)), AXES))
@@ -169,24 +153,10 @@ def stage_layouts(
             stage=stage,
             mesh=meshes[index % plan.degree],
             zero=plan.zero,
-            offload=plan.offload,
             sequence_axis=sequence_axis,
         )
         for index, stage in enumerate(plan.stages)
     )
-
-
-def _check_host_memory(plan: Plan, devices: Sequence[jax.Device]) -> None:
-    if plan.offload == "parameters" and plan.zero < 3:
-        raise PlanRefused("an offload of parameters needs ZeRO stage 3; state zero 3 in the plan")
-    for device in devices:
-        if device.process_index != jax.process_index():
-            continue  # its own process checks it
-        if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
-            raise PlanRefused(
-                f"the plan keeps states in the host's memory (offload {plan.offload}), which"
-                f" {device.device_kind} devices cannot reach here; use the offload 'none'"
-            )
 
 
 def _mesh_shape(stage: Stage) -> tuple[int, int, int, int]:

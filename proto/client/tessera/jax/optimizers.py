@@ -1,60 +1,64 @@
-"""Optimizers: an optax transformation for each layer by itself, and clipping over all layers.
-
-A transformation that looks at several layers together, such as ``optax.clip_by_global_norm``, sees
-only one layer at a time. So clipping is a step of its own: each engine adds up squares where its
-layers are, and multiplies gradients by one factor.
-"""
+"""The optimizer of a layer: its state's place, and its step with gradients that may be clipped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from tessera.jax.engines import OptimizerState
+from tessera.jax.errors import PlanRefused
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Layer, Params
+from tessera.jax.plans import Plan
+
+HOST_MEMORY = "pinned_host"
+"""The memory of a host to which states are offloaded, in JAX's words."""
 
 
-def lay_parameters(layer: Layer, shapes: Params, layout: StageLayout) -> Params:
-    """Return a layer's parameters as ``jax.ShapeDtypeStruct`` with shardings.
+def lay_parameters(layer: Layer, shapes: Params, layout: StageLayout, plan: Plan) -> Params:
+    """Return the shapes of a layer's parameters with their shardings. Raises PlanRefused."""
+    if plan.offload == "parameters" and plan.zero < 3:
+        raise PlanRefused("an offload of parameters needs ZeRO stage 3; state zero 3 in the plan")
+    places = layout.parameters(layer, shapes)
+    return place_shapes(shapes, _offload(places, layout, plan.offload == "parameters"))
+
+
+def lay_optimizer(
+    layer: Layer,
+    shapes: Params,
+    layout: StageLayout,
+    optimizer: optax.GradientTransformation,
+    plan: Plan,
+) -> OptimizerState:
+    """Return the shapes of the optimizer's state for a layer, with their shardings.
+
+    What has the shape of a parameter is divided as ``StageLayout.states`` says. The rest, e.g. a
+    count, is whole on each device, also if the plan offloads.
 
     Raises:
-        PlanRefused: an axis cannot be divided equally.
-    """
-    return lay(shapes, layout.parameters(layer, shapes))
-
-
-def lay_states(
-    optimizer: optax.GradientTransformation, layer: Layer, shapes: Params, layout: StageLayout
-) -> OptimizerState:
-    """Return a layer's optimizer state as ``jax.ShapeDtypeStruct`` with shardings.
-
-    What has the shape of a parameter lies as the layout says of states. The rest, e.g. counts, is
-    whole on each device.
+        PlanRefused: an axis cannot be divided, or the devices cannot offload.
     """
     whole = layout.whole()
-
-    def find_place(leaf: Any, shape: Any, place: Any) -> Any:
-        return place if leaf.shape == shape.shape else whole
-
+    divided = _offload(layout.states(layer, shapes), layout, plan.offload != "none")
     states = jax.eval_shape(optimizer.init, shapes)
     places = optax.tree_utils.tree_map_params(
         optimizer,
-        find_place,
+        lambda state, shape, place: place if state.shape == shape.shape else whole,
         states,
         shapes,
-        layout.states(layer, shapes),
+        divided,
         transform_non_params=lambda _: whole,
     )
-    return lay(states, places)
+    return place_shapes(states, places)
 
 
-def lay(shapes: Any, places: Any) -> Any:
-    """Return a tree of shapes with the shardings of another."""
+def place_shapes(shapes: Any, places: Any) -> Any:
+    """Return shapes with shardings."""
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         shapes,
@@ -62,30 +66,68 @@ def lay(shapes: Any, places: Any) -> Any:
     )
 
 
-def update_layer(
+def shardings_of(shapes: Any) -> Any:
+    """Return the shardings of shapes."""
+    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
+
+
+def take_steps(
     optimizer: optax.GradientTransformation,
-    parameters: Params,
-    gradients: Params,
-    state: OptimizerState,
+    parameters: Sequence[Params],
+    states: Sequence[OptimizerState],
+    gradients: Sequence[Params],
     factor: jax.Array | None = None,
-) -> tuple[Params, OptimizerState]:
-    """Return a layer's new parameters and state. ``factor`` multiplies the gradients first."""
-    if factor is not None:
-        gradients = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradients)
-    changes, new_state = optimizer.update(gradients, state, parameters)
-    return optax.apply_updates(parameters, changes), new_state
+) -> tuple[tuple[Params, ...], tuple[OptimizerState, ...]]:
+    """Return the parameters and states of some layers after a step. It is traced by JAX.
+
+    Gradients are multiplied by ``factor`` if it is given. Offloaded states must be on the device.
+    """
+    results = []
+    for own, state, gradient in zip(parameters, states, gradients, strict=True):
+        if factor is not None:
+            gradient = jax.tree.map(lambda leaf: leaf * factor, gradient)
+        change, after = optimizer.update(gradient, state, own)
+        results.append((optax.apply_updates(own, change), after))
+    return tuple(own for own, _ in results), tuple(after for _, after in results)
 
 
 def add_squares(gradients: Any) -> jax.Array:
-    """Return the sum of the squares of all elements, a float32 scalar."""
-    squares = (jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(gradients))
+    """Return the sum of the squares of gradients, a float32 scalar. It is traced by JAX."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     return sum(squares, jnp.zeros((), jnp.float32))
 
 
-def clip_factor(squares: Iterable[jax.Array], clip_norm: float) -> jax.Array:
-    """Return what multiplies gradients with these sums of squares, as a float32 scalar.
-
-    It is 1 while their norm is below ``clip_norm``, and brings it down to ``clip_norm`` otherwise.
-    """
-    norm = jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+def clip_factor(squares: jax.Array, clip_norm: float) -> jax.Array:
+    """Return the factor by which the norm of all gradients becomes at most ``clip_norm``."""
+    norm = jnp.sqrt(squares)
     return jnp.where(norm < clip_norm, 1.0, clip_norm / norm)
+
+
+def fetch(tree: Any, shapes: Any) -> Any:
+    """Return arrays in the devices' own memory, from the host's where they are offloaded."""
+    return jax.tree.map(
+        lambda leaf, shape: (
+            leaf
+            if shape.sharding.memory_kind in (None, "device")
+            else jax.device_put(leaf, shape.sharding.with_memory_kind("device"))
+        ),
+        tree,
+        shapes,
+    )
+
+
+def _offload(places: Any, layout: StageLayout, is_offloaded: bool) -> Any:
+    """Return the same shardings in the host's memory, if they are offloaded."""
+    if not is_offloaded:
+        return places
+    for device in layout.mesh.local_devices:  # each process can ask its own devices only
+        if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
+            raise PlanRefused(
+                f"the plan offloads, but {device.device_kind} has no memory {HOST_MEMORY!r}; use a"
+                " plan without offload"
+            )
+
+    def move(place: NamedSharding) -> NamedSharding:
+        return place.with_memory_kind(HOST_MEMORY)
+
+    return jax.tree.map(move, places)

@@ -21,10 +21,9 @@ from tessera.jax.errors import PlanRefused
 from tessera.jax.flows import micro_shapes, place_values
 from tessera.jax.layouts import StageLayout, stage_layouts
 from tessera.jax.models import Model, Params, Values
-from tessera.jax.optimizers import lay
-from tessera.jax.passes import Draws, LayerPass, trace_layers
+from tessera.jax.optimizers import fetch, place_shapes, shardings_of
+from tessera.jax.passes import Draws, Pass, trace_layers
 from tessera.jax.plans import Plan
-from tessera.jax.purity import check_functions
 from tessera.jax.schedules import merge_lanes, order_lanes
 from tessera.jax.stageprograms import (
     Split,
@@ -32,7 +31,6 @@ from tessera.jax.stageprograms import (
     StageTrace,
     compile_evaluation,
     compile_stage,
-    shardings_of,
 )
 from tessera.jax.updates import (
     StageState,
@@ -43,6 +41,7 @@ from tessera.jax.updates import (
     compile_update,
     lay_state,
     move_to_devices,
+    send_back,
 )
 
 
@@ -51,7 +50,7 @@ class _Stage:
     """A stage's part of the model, its state, and the programs that do not depend on the batch."""
 
     state: StageState
-    function: LayerPass
+    function: Pass
     key: Hashable
     numbers: jax.Array
     """The places of the layers in the model, on the stage's devices."""
@@ -69,12 +68,15 @@ class _Stage:
     def computing(self) -> Any:
         """Return the shapes of the parameters as the stage computes with them."""
         shapes = move_to_devices(self.state.parameters)
-        return shapes if self.cast is None else lay(self.cast.out_info, shardings_of(shapes))
+        return (
+            shapes if self.cast is None else place_shapes(self.cast.out_info, shardings_of(shapes))
+        )
 
     def parameters(self, state: TrainState) -> tuple[Params, ...]:
         """Return the parameters of the stage's layers, in the memory of its devices."""
         own = tuple(state.parameters[layer.name] for layer in self.state.layers)
-        return self._fetch(own, self.state.parameters)
+        fetched: tuple[Params, ...] = fetch(own, self.state.parameters)
+        return fetched
 
     def prepare(self, parameters: tuple[Params, ...]) -> tuple[Params, ...]:
         """Return the parameters with which an iteration computes."""
@@ -88,19 +90,9 @@ class _Stage:
     ) -> tuple[Any, Any]:
         """Return the parameters and optimizer states after the update, in their places."""
         kept = tuple(state.optimizer[layer.name] for layer in self.state.layers)
-        results = self.update(parameters, self._fetch(kept, self.state.optimizer), sums, *factor)
-        if self.state.is_offloaded:
-            places = shardings_of((self.state.parameters, self.state.optimizer))
-            results = jax.device_put(results, places)
-        trained: tuple[Any, Any] = results
-        return trained
-
-    def _fetch(self, arrays: tuple[Any, ...], shapes: Any) -> tuple[Any, ...]:
-        """Return arrays in the memory of the devices."""
-        if not self.state.is_offloaded:
-            return arrays
-        fetched: tuple[Any, ...] = jax.device_put(arrays, shardings_of(move_to_devices(shapes)))
-        return fetched
+        kept = fetch(kept, self.state.optimizer)
+        own, states = self.update(parameters, kept, sums, *factor)
+        return send_back(own, self.state.parameters), send_back(states, self.state.optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +129,9 @@ class _Iteration:
     residuals: dict[tuple[int, int], Any] = field(default_factory=dict)
     gradients: dict[tuple[int, int], Any] = field(default_factory=dict)
 
-    def start_forward(self, stage: int, micro_batch: int, draws: Draws, inputs: Values) -> None:
+    def start_forward(
+        self, stage: int, micro_batch: int, draws: Draws | None, inputs: Values
+    ) -> None:
         """Start a forward pass, and send its results on. The last stage's waits for its backward."""
         flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
         if not stage:
@@ -150,7 +144,9 @@ class _Iteration:
         )
         self.values[stage + 1, micro_batch] = jax.device_put(results, flow.values[stage + 1])
 
-    def start_backward(self, stage: int, micro_batch: int, draws: Draws, targets: Values) -> None:
+    def start_backward(
+        self, stage: int, micro_batch: int, draws: Draws | None, targets: Values
+    ) -> None:
         """Start a backward pass, and send gradients back. Nothing of the micro-batch is kept."""
         flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
         own, values = self.parameters[stage], self.values.pop(place, ())
@@ -166,7 +162,10 @@ class _Iteration:
 
 
 class PipelineEngine:
-    """An engine for plans with several stages on this host's devices."""
+    """An engine for plans with several stages on this host's devices.
+
+    All programs are compiled for the shapes of the first batch. A batch of other shapes gets its own.
+    """
 
     def __init__(
         self,
@@ -178,6 +177,11 @@ class PipelineEngine:
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
+        if len({device.process_index for device in devices[: plan.devices]}) > 1:
+            raise PlanRefused(
+                "the plan's stages are on several hosts, but pipelines run on one host; use a plan"
+                " with one stage, or with stages that fit one host"
+            )
         self._model, self._optimizer, self._plan, self._seed = model, optimizer, plan, seed
         self.library = ProgramLibrary()
         layouts = stage_layouts(plan, devices, model.sequence_axis)
@@ -213,11 +217,9 @@ class PipelineEngine:
             for place in range(len(stage.state.layers)):
                 start = compile_start(stage.state, place, self._optimizer, self.library)
                 sent = jax.device_put((np.uint32(seed), numbers[begin + place]), whole)
-                own, kept = start(*sent)
                 parts.append(
-                    jax.device_put(
-                        (own, kept),
-                        shardings_of((stage.state.parameters[place], stage.state.optimizer[place])),
+                    send_back(
+                        start(*sent), (stage.state.parameters[place], stage.state.optimizer[place])
                     )
                 )
         names = [layer.name for layer in self._model.layers]
@@ -267,10 +269,10 @@ class PipelineEngine:
         for micro_batch in range(self._plan.accumulation):
             values = flow.take(inputs, micro_batch, flow.values[0])
             for stage, program in enumerate(flow.evaluations[:-1]):
-                results = program(parameters[stage], values, ())
+                results = program(parameters[stage], values, None)
                 values = jax.device_put(results, flow.values[stage + 1])
             own_targets = flow.take(targets, micro_batch, flow.targets)
-            loss = flow.evaluations[-1](parameters[-1], values, (), own_targets, loss)
+            loss = flow.evaluations[-1](parameters[-1], values, None, own_targets, loss)
         return loss
 
     def _make_stage(
@@ -278,7 +280,7 @@ class PipelineEngine:
     ) -> _Stage:
         stated = layout.stage
         layers = self._model.layers[stated.start : stated.end]
-        state = lay_state(layers, layout, shapes, self._optimizer)
+        state = lay_state(layers, layout, shapes, self._optimizer, self._plan)
         numbers = np.arange(stated.start, stated.end, dtype=np.uint32)
         plan = self._plan
         return _Stage(
@@ -311,9 +313,8 @@ class PipelineEngine:
         first, last = self._stages[0].layout, self._stages[-1].layout
         shapes = micro_shapes(inputs, self._plan.micro_batch)
         goals = micro_shapes(targets, self._plan.micro_batch)
-        check_functions(self._model, shapes, goals)
-        arriving = lay(shapes, first.values(shapes))
-        goals = lay(goals, jax.tree.map(lambda _: last.samples(), goals))
+        arriving = place_shapes(shapes, first.values(shapes))
+        goals = place_shapes(goals, jax.tree.map(lambda _: last.samples(), goals))
         traces: list[StageTrace] = []
         for index in range(len(self._stages)):
             trace, arriving = self._trace(index, arriving, goals)
@@ -343,8 +344,8 @@ class PipelineEngine:
         if after is not None:
             shapes = jax.eval_shape(stage.function, stage.computing(), values, draws)
             leaving_places, arriving_places = place_values(stage.layout, after.layout, shapes)
-            results = lay(shapes, leaving_places)
-            arriving = lay(shapes, arriving_places)
+            results = place_shapes(shapes, leaving_places)
+            arriving = place_shapes(shapes, arriving_places)
         trace = StageTrace(
             key=stage.key,
             function=stage.function,
@@ -367,13 +368,15 @@ class PipelineEngine:
         places = {x.layout.whole() for x in self._stages if x.is_random}
         return {place: jax.device_put(number, place) for place in places}
 
-    def _draws(self, index: int, iterations: dict[Any, jax.Array], micro_batch: int) -> Draws:
+    def _draws(
+        self, index: int, iterations: dict[Any, jax.Array], micro_batch: int
+    ) -> Draws | None:
         """Return what random numbers of a micro-batch depend on, on the stage's devices."""
         stage = self._stages[index]
         if not stage.is_random:
-            return ()
+            return None
         place = stage.layout.whole()
-        return iterations[place], self._first_samples[place][micro_batch], stage.numbers
+        return Draws(iterations[place], self._first_samples[place][micro_batch], stage.numbers)
 
     def _name(self, parameters: Sequence[Any], states: Sequence[Any]) -> TrainState:
         """Return the state of all stages by names of layers."""

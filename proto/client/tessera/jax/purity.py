@@ -34,23 +34,25 @@ _PRINTS: Final = ("Debug",)
 """JAX's names of effects that only print. Those that keep an order run on one device only."""
 
 
-def check_functions(model: Model, inputs: Values, targets: Values) -> None:
-    """Check all layers and the loss on a micro-batch, given as shapes.
+def check_model(model: Model, inputs: Values, targets: Values) -> None:
+    """Check that layers and the loss are pure and fit each other. Nothing is computed.
+
+    ``inputs`` and ``targets`` are a micro-batch: arrays, or their shapes.
 
     Raises:
         ModelRefused: a function has side effects, depends on a hidden state, or returns what it may
             not; the message names the layer.
     """
-    samples = _count_samples(inputs)
+    values, goals = _shapes_of(inputs), _shapes_of(targets)
+    samples = _count_samples(values)
     results: dict[Hashable, Values] = {}
-    values = inputs
     for layer in model.layers:
         key = (layer.kind, _describe(values))
         if key not in results:
             parameters = _check_init(layer)
             results[key] = _check_apply(layer, parameters, values, samples)
         values = results[key]
-    _check_loss(model, values, targets)
+    _check_loss(model, values, goals)
 
 
 def _check_init(layer: Layer) -> Params:
@@ -154,3 +156,10 @@ def _describe(tree: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return what two trees of arrays with equal shapes have in common."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _shapes_of(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)),
+        tree,
+    )

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Params, Values
-from tessera.jax.passes import Draws, LayerPass, measure_loss
+from tessera.jax.optimizers import shardings_of
+from tessera.jax.passes import Draws, Pass, mean_loss
 
 Leaves: TypeAlias = tuple[jax.Array, ...]
 
@@ -95,11 +96,11 @@ class StageTrace:
     """
 
     key: Hashable
-    function: LayerPass
+    function: Pass
     layout: StageLayout
     parameters: tuple[Params, ...]
     sums: tuple[Params, ...]
-    draws: Draws
+    draws: Draws | None
     values: Values
     results: Values
     is_first: bool
@@ -118,13 +119,13 @@ class StageTrace:
         return Split.of(self.values, is_fixed=self.is_first)
 
     def measure_loss(
-        self, parameters: Any, values: Values, draws: Draws, targets: Values
+        self, parameters: Any, values: Values, draws: Draws | None, targets: Values
     ) -> jax.Array:
         """Return the last stage's part of the loss of an iteration, in float32."""
         if self.loss is None:
             raise TypeError("only the last stage has a loss")
         results = self.function(parameters, values, draws)
-        return measure_loss(self.loss, results, targets) / self.parts
+        return mean_loss(self.loss, results, targets) / self.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +146,6 @@ class StagePrograms:
     backward: Program
     keeps_values: bool
     """Whether the backward program needs the stage's values."""
-
-
-def shardings_of(tree: Any) -> Any:
-    """Return the shardings of shapes."""
-    return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 def compile_stage(trace: StageTrace, library: ProgramLibrary) -> StagePrograms:
@@ -173,15 +169,15 @@ def compile_evaluation(trace: StageTrace, library: ProgramLibrary) -> Program:
     The last stage's is ``forward(parameters, values, draws, targets, loss) -> loss``, which adds.
     """
 
-    def run_middle(parameters: Any, values: Values, draws: Draws) -> Values:
+    def run_middle(parameters: Any, values: Values, draws: Draws | None) -> Values:
         return trace.function(parameters, values, draws)
 
     def run_last(
-        parameters: Any, values: Values, draws: Draws, targets: Values, total: jax.Array
+        parameters: Any, values: Values, draws: Draws | None, targets: Values, total: jax.Array
     ) -> jax.Array:
         return total + trace.measure_loss(parameters, values, draws, targets)
 
-    arguments = (trace.parameters, trace.values, ())
+    arguments = (trace.parameters, trace.values, None)
     return library.compile(
         ("evaluation", trace.key, trace.loss, trace.parts),
         run_middle if trace.loss is None else run_last,
@@ -206,7 +202,7 @@ def _compile_forward(trace: StageTrace, library: ProgramLibrary) -> tuple[Progra
     """Return the forward program, and how to build its vjp function."""
     split, kinds, recipe = trace.split(), Split.of(trace.results), Recipe()
 
-    def run_forward(parameters: Any, values: Values, draws: Draws) -> tuple[Values, Leaves]:
+    def run_forward(parameters: Any, values: Values, draws: Draws | None) -> tuple[Values, Leaves]:
         def run(own: Any, smooth: Any) -> tuple[Any, Any]:
             results = trace.function(own, split.join(smooth, split.rest(values)), draws)
             return kinds.smooth(results), kinds.rest(results)
@@ -256,7 +252,7 @@ def _compile_last(trace: StageTrace, library: ProgramLibrary) -> Program:
     split = trace.split()
 
     def run_last(
-        sums: Any, parameters: Any, values: Values, draws: Draws, targets: Values
+        sums: Any, parameters: Any, values: Values, draws: Draws | None, targets: Values
     ) -> tuple[Any, Any]:
         def run(own: Any, smooth: Any) -> jax.Array:
             whole = split.join(smooth, split.rest(values))

@@ -9,20 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from tessera.jax.compiled import Program, ProgramLibrary
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Layer, Params
 from tessera.jax.optimizers import (
+    HOST_MEMORY,
     add_squares,
     clip_factor,
-    lay,
+    lay_optimizer,
     lay_parameters,
-    lay_states,
-    update_layer,
+    place_shapes,
+    shardings_of,
+    take_steps,
 )
-from tessera.jax.passes import make_parameters
-from tessera.jax.stageprograms import shardings_of
+from tessera.jax.passes import initial_key
+from tessera.jax.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +53,13 @@ class StageState:
         """Return the devices in the order of the mesh."""
         return tuple(self.layout.mesh.devices.flat)
 
-    @property
-    def is_offloaded(self) -> bool:
-        """Return whether a part of the state is in the host's memory between iterations."""
-        return self.layout.offload != "none"
-
 
 def lay_state(
     layers: tuple[Layer, ...],
     layout: StageLayout,
     shapes: dict[str, Params],
     optimizer: optax.GradientTransformation,
+    plan: Plan,
 ) -> StageState:
     """Return the state of a stage's layers, laid on its devices.
 
@@ -71,16 +70,26 @@ def lay_state(
     return StageState(
         layers=layers,
         layout=layout,
-        parameters=tuple(lay_parameters(layer, tree, layout) for layer, tree in own),
-        optimizer=tuple(lay_states(optimizer, layer, tree, layout) for layer, tree in own),
-        sums=tuple(lay(tree, layout.gradients(layer, tree)) for layer, tree in own),
+        parameters=tuple(lay_parameters(layer, tree, layout, plan) for layer, tree in own),
+        optimizer=tuple(lay_optimizer(layer, tree, layout, optimizer, plan) for layer, tree in own),
+        sums=tuple(place_shapes(tree, layout.gradients(layer, tree)) for layer, tree in own),
     )
 
 
 def move_to_devices(shapes: Any) -> Any:
     """Return shapes with shardings in the devices' own memory."""
-    places = jax.tree.map(lambda place: place.with_memory_kind(None), shardings_of(shapes))
-    return lay(shapes, places)
+
+    def move(place: NamedSharding) -> NamedSharding:
+        return place.with_memory_kind("device") if _is_on_host(place) else place
+
+    return place_shapes(shapes, jax.tree.map(move, shardings_of(shapes)))
+
+
+def send_back(arrays: Any, shapes: Any) -> Any:
+    """Return arrays where their shapes say, i.e. in the host's memory where they are offloaded."""
+    places = shardings_of(shapes)
+    is_offloaded = any(_is_on_host(place) for place in jax.tree.leaves(places))
+    return jax.device_put(arrays, places) if is_offloaded else arrays
 
 
 def compile_update(
@@ -97,15 +106,13 @@ def compile_update(
     layout = state.layout
 
     def update(parameters: Any, states: Any, sums: Any, *factor: jax.Array) -> tuple[Any, Any]:
-        results = []
-        for layer, own, kept, change in zip(state.layers, parameters, states, sums, strict=True):
-            if layout.zero:
-                places = layout.states(layer, own)
-                places = jax.tree.map(lambda place: place.with_memory_kind(None), places)
-                own = jax.lax.with_sharding_constraint(own, places)
-                change = jax.lax.with_sharding_constraint(change, places)
-            results.append(update_layer(optimizer, own, change, kept, *factor))
-        return tuple(own for own, _ in results), tuple(kept for _, kept in results)
+        if layout.zero:
+            own = zip(state.layers, parameters, strict=True)
+            places = tuple(layout.states(layer, leaves) for layer, leaves in own)
+            parameters, sums = jax.lax.with_sharding_constraint(
+                (parameters, sums), (places, places)
+            )
+        return take_steps(optimizer, parameters, states, sums, *factor)
 
     arguments = move_to_devices((state.parameters, state.optimizer, state.sums))
     return library.compile(
@@ -144,7 +151,7 @@ def compile_factor(
     """Return ``factor(squares of each stage)``, by which all gradients are multiplied."""
 
     def find_factor(squares: tuple[jax.Array, ...]) -> jax.Array:
-        return clip_factor(squares, clip_norm)
+        return clip_factor(sum(squares, jnp.zeros((), jnp.float32)), clip_norm)
 
     return library.compile(
         ("factor", clip_norm),
@@ -166,13 +173,17 @@ def compile_start(
     layer = state.layers[place]
 
     def start(seed: jax.Array, number: jax.Array) -> tuple[Any, Any]:
-        parameters = make_parameters(layer, seed, number)
+        parameters = layer.init(initial_key(seed, number))
         return parameters, optimizer.init(parameters)
 
     number = jax.ShapeDtypeStruct((), jnp.uint32, sharding=state.layout.whole())
     outputs = shardings_of(move_to_devices((state.parameters[place], state.optimizer[place])))
     key = ("start", id(optimizer), layer.kind)
     return library.compile(key, start, (number, number), state.devices, outputs=outputs)[0]
+
+
+def _is_on_host(place: NamedSharding) -> bool:
+    return place.memory_kind == HOST_MEMORY
 
 
 def _scalar(layout: StageLayout) -> jax.ShapeDtypeStruct:

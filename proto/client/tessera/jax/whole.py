@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,20 +11,21 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tessera.jax.engines import TrainState
+from tessera.jax.engines import OptimizerState, TrainState
 from tessera.jax.errors import PlanRefused
 from tessera.jax.layouts import DATA, stage_layouts
 from tessera.jax.models import Model, Params, Values
 from tessera.jax.optimizers import (
     add_squares,
     clip_factor,
+    fetch,
+    lay_optimizer,
     lay_parameters,
-    lay_states,
-    update_layer,
+    shardings_of,
+    take_steps,
 )
-from tessera.jax.passes import Draws, make_parameters, measure_loss, trace_layers
+from tessera.jax.passes import Draws, initial_key, mean_loss, trace_layers
 from tessera.jax.plans import Plan
-from tessera.jax.purity import check_functions
 
 
 class WholeEngine:
@@ -41,27 +42,36 @@ class WholeEngine:
         plan: Plan,
         devices: Sequence[jax.Device],
         *,
+        seed: int,
         clip_norm: float | None = None,
-        seed: int = 0,
     ) -> None:
-        if len(plan.stages) != 1:
-            raise PlanRefused(f"the plan has {len(plan.stages)} stages; use a PipelineEngine")
+        """Lay the state on the devices. Nothing is compiled yet.
+
+        Raises:
+            PlanRefused: the plan cannot be laid on these devices.
+            ModelRefused: the parameters of a layer cannot be made.
+        """
         self._model, self._optimizer, self._plan = model, optimizer, plan
         self._clip_norm = clip_norm
         (self._layout,) = stage_layouts(plan, devices, model.sequence_axis)
-        self._pass = trace_layers(model.layers, self._layout, plan, seed)
-        self._shapes = model.parameter_shapes()
-        self._state = TrainState(
-            {x.name: lay_parameters(x, self._shapes[x.name], self._layout) for x in model.layers},
-            {
-                x.name: lay_states(optimizer, x, self._shapes[x.name], self._layout)
-                for x in model.layers
-            },
-        )
+        self._run = trace_layers(model.layers, self._layout, plan, seed)
+        self._shapes = self._lay_state(model.parameter_shapes())
+        self._places = shardings_of(self._shapes)
         self._is_random = any(layer.is_random for layer in model.layers)
         self._batch_place = self._place_batch()
-        self._train = self._compile(self._train_batch, is_training=True)
-        self._evaluate = self._compile(self._evaluate_batch, is_training=False)
+        whole = self._layout.whole()
+        iteration = (whole,) if self._is_random else ()
+        self._train = jax.jit(
+            self._train_batch,
+            in_shardings=(self._places, self._batch_place, *iteration),
+            out_shardings=(self._places, whole),
+            donate_argnums=0,
+        )
+        self._evaluate = jax.jit(
+            self._evaluate_batch,
+            in_shardings=(self._places.parameters, self._batch_place),
+            out_shardings=whole,
+        )
 
     @property
     def plan(self) -> Plan:
@@ -70,17 +80,14 @@ class WholeEngine:
 
     def initial_state(self, seed: int) -> TrainState:
         """Return the state before the first iteration, in its place. It is the same for every plan."""
-        places = _shardings_of(self._state)
-        start = jax.jit(
-            self._make_state, in_shardings=self._layout.whole(), out_shardings=_on_device(places)
-        )
-        state = start(np.uint32(seed))
-        is_moved = self._plan.offload != "none"
-        return jax.device_put(state, places) if is_moved else state
+        state: TrainState = jax.jit(
+            self._make_state, in_shardings=self._layout.whole(), out_shardings=self._places
+        )(np.uint32(seed))
+        return state
 
     def state_shapes(self) -> TrainState:
         """Return the state as ``jax.ShapeDtypeStruct`` with shardings, onto which it is restored."""
-        return self._state
+        return self._shapes
 
     def run_iteration(
         self, state: TrainState, inputs: Values, targets: Values, iteration: int
@@ -91,34 +98,31 @@ class WholeEngine:
         several hosts, each host gives all of them. The old state must not be used again.
         """
         batch = self._send((inputs, targets))
-        if self._is_random:
-            return self._train(state, batch, np.uint32(iteration))
-        return self._train(state, batch)
+        numbers = (np.uint32(iteration),) if self._is_random else ()
+        after, loss = self._train(state, batch, *numbers)
+        return after, loss
 
     def evaluate(self, state: TrainState, inputs: Values, targets: Values) -> jax.Array:
         """Return the mean loss of a global batch without training, a float32 scalar."""
         loss: jax.Array = self._evaluate(state.parameters, self._send((inputs, targets)))
         return loss
 
+    def _lay_state(self, shapes: dict[str, Params]) -> TrainState:
+        """Return the state as shapes with shardings."""
+        parameters, states = {}, {}
+        for layer in self._model.layers:
+            own = shapes[layer.name]
+            parameters[layer.name] = lay_parameters(layer, own, self._layout, self._plan)
+            states[layer.name] = lay_optimizer(
+                layer, own, self._layout, self._optimizer, self._plan
+            )
+        return TrainState(parameters, states)
+
     def _place_batch(self) -> NamedSharding:
         """Return the sharding of a batch, whose first axis are micro-batches if there are several."""
         if self._plan.accumulation == 1:
             return self._layout.samples()
         return NamedSharding(self._layout.mesh, PartitionSpec(None, DATA))
-
-    def _compile(self, function: Callable[..., Any], *, is_training: bool) -> Callable[..., Any]:
-        """Return the program of an iteration or an evaluation, compiled when a batch arrives."""
-        state, whole = _shardings_of(self._state), self._layout.whole()
-        if not is_training:
-            places = (state.parameters, self._batch_place)
-            return jax.jit(function, in_shardings=places, out_shardings=whole)
-        iteration = (whole,) if self._is_random else ()
-        return jax.jit(
-            function,
-            in_shardings=(state, self._batch_place, *iteration),
-            out_shardings=(state, whole),
-            donate_argnums=0,
-        )
 
     def _send(self, batch: Any) -> Any:
         """Return a global batch on the devices. Each device gets its own samples only."""
@@ -146,7 +150,7 @@ class WholeEngine:
 
     def _make_state(self, seed: jax.Array) -> TrainState:
         parameters = {
-            layer.name: make_parameters(layer, seed, np.uint32(number))
+            layer.name: layer.init(initial_key(seed, number))
             for number, layer in enumerate(self._model.layers)
         }
         states = {name: self._optimizer.init(own) for name, own in parameters.items()}
@@ -155,106 +159,86 @@ class WholeEngine:
     def _train_batch(
         self, state: TrainState, batch: Any, iteration: jax.Array | None = None
     ) -> tuple[TrainState, jax.Array]:
-        self._check(batch)
-        if self._plan.offload != "none":
-            state = jax.device_put(state, _on_device(_shardings_of(self._state)))
-        loss, gradients = self._add_gradients(state.parameters, batch, iteration)
-        new = self._update(state, gradients)
-        if self._plan.offload != "none":
-            new = jax.device_put(new, _shardings_of(self._state))
-        return new, loss
+        state = fetch(state, self._shapes)
+        names = [layer.name for layer in self._model.layers]
+        parameters = tuple(state.parameters[name] for name in names)
+        states = tuple(state.optimizer[name] for name in names)
+        loss, gradients = self._add_gradients(parameters, batch, iteration)
+        parameters, states = self._update(parameters, states, gradients)
+        after = TrainState(
+            dict(zip(names, parameters, strict=True)), dict(zip(names, states, strict=True))
+        )
+        return after, loss
 
     def _add_gradients(
-        self, parameters: dict[str, Params], batch: Any, iteration: jax.Array | None
-    ) -> tuple[jax.Array, dict[str, Params]]:
+        self, parameters: tuple[Params, ...], batch: Any, iteration: jax.Array | None
+    ) -> tuple[jax.Array, tuple[Params, ...]]:
         """Return the mean loss and its gradients over all micro-batches."""
         parts = self._plan.accumulation
-        differentiate = jax.value_and_grad(self._measure)
-        if parts == 1:
-            loss, gradients = differentiate(parameters, batch, self._draws(iteration, 0))
+
+        def differentiate(micro_batch: Any, first: Any) -> tuple[jax.Array, tuple[Params, ...]]:
+            draws = self._draws(iteration, first)
+            loss, gradients = jax.value_and_grad(self._measure)(parameters, micro_batch, draws)
             return loss, self._place_gradients(gradients)
 
+        if parts == 1:
+            return differentiate(batch, np.uint32(0))
+
         def add(sums: Any, part: Any) -> tuple[Any, None]:
-            micro_batch, first = part
-            draws = self._draws(iteration, first)
-            loss, gradients = differentiate(parameters, micro_batch, draws)
-            added = jax.tree.map(jnp.add, sums, (loss, self._place_gradients(gradients)))
-            return (added[0], self._place_gradients(added[1])), None
+            return jax.tree.map(jnp.add, sums, differentiate(*part)), None
 
-        zeros = jax.tree.map(jnp.zeros_like, parameters)
+        zeros = self._place_gradients(jax.tree.map(jnp.zeros_like, parameters))
         firsts = np.arange(parts, dtype=np.uint32) * np.uint32(self._plan.micro_batch)
-        start = (jnp.zeros((), jnp.float32), self._place_gradients(zeros))
-        (loss, gradients), _ = jax.lax.scan(add, start, (batch, firsts))
-        return loss / parts, jax.tree.map(lambda leaf: leaf / parts, gradients)
+        sums, _ = jax.lax.scan(add, (jnp.zeros((), jnp.float32), zeros), (batch, firsts))
+        loss, gradients = jax.tree.map(lambda leaf: leaf / parts, sums)
+        return loss, gradients
 
-    def _update(self, state: TrainState, gradients: dict[str, Params]) -> TrainState:
-        """Return the state after the optimizer. Under ZeRO, each replica updates its part."""
+    def _update(
+        self,
+        parameters: tuple[Params, ...],
+        states: tuple[OptimizerState, ...],
+        gradients: tuple[Params, ...],
+    ) -> tuple[tuple[Params, ...], tuple[OptimizerState, ...]]:
+        """Return the parameters and states after a step. Under ZeRO, each replica does its part."""
         factor = None
         if self._clip_norm is not None:
-            factor = clip_factor([add_squares(gradients)], self._clip_norm)
-        parameters, states = {}, {}
-        for layer in self._model.layers:
-            own, change = state.parameters[layer.name], gradients[layer.name]
-            if self._plan.zero:
-                places = _on_device(self._layout.states(layer, own))
-                own = jax.lax.with_sharding_constraint(own, places)
-                change = jax.lax.with_sharding_constraint(change, places)
-            parameters[layer.name], states[layer.name] = update_layer(
-                self._optimizer, own, change, state.optimizer[layer.name], factor
+            factor = clip_factor(add_squares(gradients), self._clip_norm)
+        if self._plan.zero:
+            own = zip(self._model.layers, parameters, strict=True)
+            places = tuple(self._layout.states(layer, leaves) for layer, leaves in own)
+            parameters, gradients = jax.lax.with_sharding_constraint(
+                (parameters, gradients), (places, places)
             )
-        return TrainState(parameters, states)
+        return take_steps(self._optimizer, parameters, states, gradients, factor)
 
     def _evaluate_batch(self, parameters: dict[str, Params], batch: Any) -> jax.Array:
-        self._check(batch)
-        if self._plan.offload == "parameters":
-            places = _shardings_of(self._state.parameters)
-            parameters = jax.device_put(parameters, _on_device(places))
+        parameters = fetch(parameters, self._shapes.parameters)
+        own = tuple(parameters[layer.name] for layer in self._model.layers)
         if self._plan.accumulation == 1:
-            return self._measure(parameters, batch, ())
+            return self._measure(own, batch, None)
 
         def add(total: jax.Array, micro_batch: Any) -> tuple[jax.Array, None]:
-            return total + self._measure(parameters, micro_batch, ()), None
+            return total + self._measure(own, micro_batch, None), None
 
         total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), batch)
         mean: jax.Array = total / self._plan.accumulation
         return mean
 
-    def _measure(self, parameters: dict[str, Params], batch: Any, draws: Draws) -> jax.Array:
+    def _measure(
+        self, parameters: tuple[Params, ...], batch: Any, draws: Draws | None
+    ) -> jax.Array:
         """Return the mean loss of a micro-batch."""
         inputs, targets = batch
-        own = tuple(parameters[layer.name] for layer in self._model.layers)
-        return measure_loss(self._model.loss, self._pass(own, inputs, draws), targets)
+        return mean_loss(self._model.loss, self._run(parameters, inputs, draws), targets)
 
-    def _draws(self, iteration: jax.Array | None, first: Any) -> Draws:
+    def _draws(self, iteration: jax.Array | None, first: Any) -> Draws | None:
         if iteration is None:
-            return ()
-        numbers = np.arange(len(self._model.layers), dtype=np.uint32)
-        return iteration, jnp.asarray(first, jnp.uint32), numbers
+            return None
+        numbers = jnp.arange(len(self._model.layers), dtype=jnp.uint32)
+        return Draws(iteration, jnp.asarray(first, jnp.uint32), numbers)
 
-    def _place_gradients(self, gradients: dict[str, Params]) -> dict[str, Params]:
-        places = {
-            layer.name: self._layout.gradients(layer, gradients[layer.name])
-            for layer in self._model.layers
-        }
-        return jax.lax.with_sharding_constraint(gradients, places)
-
-    def _check(self, batch: Any) -> None:
-        """Check the model's functions on a micro-batch. This runs while a program is traced."""
-        skipped = int(self._plan.accumulation > 1)
-        inputs, targets = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[skipped:], leaf.dtype), batch
-        )
-        check_functions(self._model, inputs, targets)
-
-
-def _shardings_of(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
-
-
-def _on_device(places: Any) -> Any:
-    """Return shardings in the devices' own memory."""
-
-    def move(place: NamedSharding) -> NamedSharding:
-        return NamedSharding(place.mesh, place.spec)
-
-    return jax.tree.map(move, places)
+    def _place_gradients(self, gradients: tuple[Params, ...]) -> tuple[Params, ...]:
+        own = zip(self._model.layers, gradients, strict=True)
+        places = tuple(self._layout.gradients(layer, leaves) for layer, leaves in own)
+        placed: tuple[Params, ...] = jax.lax.with_sharding_constraint(gradients, places)
+        return placed
