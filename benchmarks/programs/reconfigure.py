@@ -19,11 +19,15 @@ import jax
 import numpy as np
 import optax
 
-from tessera.jax.build import build_engine
-from tessera.jax.checkpoints import restore_state, save_state
-from tessera.jax.engines import Engine, TrainState
-from tessera.jax.plans import read_plan
-from tessera.jax.samples import global_samples
+from tessera.jax import (
+    Engine,
+    SampleOrder,
+    TrainState,
+    build_engine,
+    load_checkpoint,
+    read_plan,
+    save_checkpoint,
+)
 
 DATA_SEED = 7
 """The seed of the data, which are the same in every run. A run's seed is that of its parameters, of
@@ -57,20 +61,19 @@ class Trainer:
 
         Later runs that begin alike go on from these checkpoints.
         """
-        done = max(
-            (n for n in range(len(parts)) if (seed, parts[:n]) in self._saved), default=0
-        )
+        done = max((n for n in range(len(parts)) if (seed, parts[:n]) in self._saved), default=0)
         losses = list(self._saved.get((seed, parts[:done]), ()))
         for number in range(done, len(parts)):
             part, before = parts[number], parts[:number]
             engine = self._engine(seed, part.plan)
             state = engine.initial_state(seed)
             if before:
-                saved = restore_state(self._path(seed, before), engine.state_shapes())
+                saved = load_checkpoint(self._path(seed, before), engine, len(losses), seed)
                 state = state._replace(parameters=saved.parameters) if part.forgets else saved
             state = self._train(engine, seed, state, losses, part.iterations)
             if number + 1 < len(parts):
-                save_state(self._path(seed, parts[: number + 1]), state)
+                path = self._path(seed, parts[: number + 1])
+                save_checkpoint(path, state, len(losses), seed)
                 self._saved[seed, parts[: number + 1]] = list(losses)
             self._state, self._last = state, engine
         return losses
@@ -103,9 +106,10 @@ class Trainer:
     def _train(
         self, engine: Engine, seed: int, state: TrainState, losses: list[float], iterations: int
     ) -> TrainState:
+        order = SampleOrder(samples=self._example.TRAIN_SAMPLES, batch=self._batch, seed=seed)
         for iteration in range(len(losses), len(losses) + iterations):
-            samples = global_samples(seed, iteration, self._batch, self._example.TRAIN_SAMPLES)
-            state, loss = engine.run_iteration(state, *self._load(samples), iteration)
+            batch = self._load(order.samples_of(iteration))
+            state, loss = engine.run_iteration(state, *batch, iteration)
             losses.append(float(loss))
         return state
 
@@ -114,8 +118,7 @@ class Trainer:
         return inputs, targets
 
     def _path(self, seed: int, parts: Sequence[Part]) -> Path:
-        names = "-".join(f"{part.plan}_{part.iterations}" for part in parts)
-        return self._folder / f"{seed}-{len(parts)}-{abs(hash((seed, tuple(parts))))}-{names[-80:]}"
+        return self._folder / f"{seed}-{len(parts)}-{hash(tuple(parts))}"
 
 
 def main() -> None:
@@ -126,7 +129,8 @@ def main() -> None:
         for run in wanted["runs"]:
             losses = trainer.run(run["seed"], tuple(Part(**part) for part in run["parts"]))
             held_out = trainer.held_out() if wanted["judges"] else {}
-            print(json.dumps({"name": run["name"], "losses": losses, **held_out}), flush=True)
+            line = json.dumps({"name": run["name"], "losses": losses, **held_out})
+            sys.stdout.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -38,9 +38,7 @@ def measure_reconfiguration(
     long: Annotated[
         bool, typer.Option(help="Train long runs that change often, and other seeds.")
     ] = False,
-    mini_batches: Annotated[
-        int, typer.Option(min=200, help="Iterations of each long run.")
-    ] = 3000,
+    mini_batches: Annotated[int, typer.Option(min=200, help="Iterations of each long run.")] = 3000,
     every: Annotated[
         int, typer.Option(min=10, help="Iterations of a long run between two changes, on average.")
     ] = 100,

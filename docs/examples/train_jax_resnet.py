@@ -11,6 +11,7 @@ Samples are images of shapes in noise, made from a seed.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from tessera.jax import TENSOR, Layer, Model
+from tessera import progress
+from tessera.jax import TENSOR, Layer, Model, Training, train
 
 TRAIN_SAMPLES: Final = 4096  # in an epoch; validation and test samples follow them
 HELD_OUT_SAMPLES: Final = 512  # of validation, and as many of the test
@@ -166,3 +168,48 @@ def load_batch(seed: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return images [samples, height, width, colours] and their classes [samples]."""
     images, kinds = zip(*(load_image(seed, int(sample)) for sample in samples), strict=True)
     return np.stack(images), np.array(kinds, dtype=np.int32)
+
+
+def read_options() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--iterations", type=int, default=100, help="if Tessera gives no number")
+    parser.add_argument("--batch", type=int, default=16, help="if Tessera gives no global batch")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--every", type=int, default=20, help="iterations between checkpoints")
+    parser.add_argument("--folder", default="train_jax_resnet", help="if Tessera gives none")
+    parser.add_argument("--precision", default="f32", choices=("f32", "bf16", "plan"))
+    parser.add_argument("--width", type=int, default=16, help="channels of the first half")
+    parser.add_argument("--layers", type=int, default=6, help="with the stem and the head")
+    parser.add_argument("--group", type=int, default=4, help="samples that share statistics")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="waits, for demonstrations")
+    parser.add_argument("--work-s", type=float, default=0.0, help="waits that the GPUs share")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train from the last checkpoint to the last iteration, or until a stop is requested."""
+    options = read_options()
+    sizes = Sizes(width=options.width, blocks=options.layers - 2, group=options.group)
+
+    def wait(training: Training, _loss: float) -> None:
+        time.sleep(options.pause_s + options.work_s / training.plan.devices)
+
+    train(
+        build_model(sizes),
+        optax.sgd(options.lr, momentum=0.9, nesterov=True),
+        load=lambda samples: load_batch(options.seed, samples),
+        samples=TRAIN_SAMPLES,
+        iterations=options.iterations,
+        batch=options.batch,
+        seed=options.seed,
+        every=options.every,
+        precision=None if options.precision == "plan" else options.precision,
+        ledger=progress.job_dir(default=options.folder) / "ledger",
+        on_iteration=wait if options.pause_s or options.work_s else None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -57,8 +57,7 @@ def _make_runs(
     """Return an undisturbed run of each plan, a run of each pair, and the forgetful run."""
     half, rest = iterations // 2, iterations - iterations // 2
     runs = [
-        Run(name=name, seed=seed, parts=(Part(plan=name, iterations=iterations),))
-        for name in names
+        Run(name=name, seed=seed, parts=(Part(plan=name, iterations=iterations),)) for name in names
     ]
     for first, second in pairs:
         parts = Part(plan=first, iterations=half), Part(plan=second, iterations=rest)
