@@ -232,6 +232,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
+        gaps=profiling.load_gaps(connection, of["cluster"]),
     )
 
 

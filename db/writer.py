@@ -41,7 +41,13 @@ from tessera.formulation.records.clusters import (
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.records.estimates import (
+    CellFilter,
+    EstimateRecord,
+    ModelSpec,
+    ProfileGap,
+    ProfileRow,
+)
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
@@ -286,11 +292,28 @@ class PostgresWriter:
             self._connection, cluster, estimates, derived_from
         )
 
-    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
-        """Store measured layers; return how many were new."""
+    def add_profiles(
+        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+    ) -> int:
+        """Store measured layers, and what a task left out; return how many were new."""
         added = profiling.add_profiles(self._connection, cluster, rows)
+        if gap is None:
+            profiling.drop_gaps(self._connection, cluster, rows)
+        else:
+            profiling.put_gap(self._connection, cluster, gap)
         derived_estimates.notify_estimators(self._connection, cluster)
         return added
+
+    def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:
+        """Cancel a profiling task at a limit, and store what it left out with the reason."""
+        turn = Turn.take(self._connection, cluster)
+        job, state = self._job(turn, task, None)
+        _require_allowed(task, state, JobEvent.CANCEL)
+        reason = "" if gap is None else gap.reason
+        turn.apply([JobChange(job=job, state=state, event=JobEvent.CANCEL, detail=reason)])
+        turn.end()
+        if gap is not None:
+            profiling.put_gap(self._connection, cluster, gap)
 
     def set_topology(
         self, cluster: str, described: DescribedTopology, version: int | None

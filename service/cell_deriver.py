@@ -13,6 +13,7 @@ from itertools import product
 from typing import Final
 
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.profiling.limits import overdue_tasks
 from tessera.estimator.profiling.tasks import (
     Profile,
     ProfilingOptions,
@@ -40,6 +41,7 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     MeasurementRecord,
+    ProfileGap,
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
@@ -108,6 +110,7 @@ class CellDeriver:
         """
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
+        self._end_profiling(cluster, known)
         for wanted in known.wanted:
             if not wanted.has_reason:  # a user's estimates have cleared it, and were deleted
                 self._recorded.pop((cluster, wanted.workload), None)
@@ -187,6 +190,21 @@ class CellDeriver:
                 log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
                 continue
             log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
+
+    def _end_profiling(self, cluster: str, known: EstimationInputs) -> None:
+        """Cancel the profiling tasks that are past a limit, and store the reason.
+
+        A task keeps its limits itself. These ones wait for a GPU, or their agent is silent.
+        """
+        for name, gap in overdue_tasks(known.profiling, self._profiling.limits):
+            facts = {"action": "profiling_ended", "cluster": cluster}
+            try:
+                self._store.write(None, partial(_end, cluster, name, gap))
+            except TesseraError as error:  # it has just ended, or another replica was faster
+                log.info("profiling task %s is not cancelled: %s", name, error, extra=facts)
+                continue
+            reason = gap.reason if gap else "it is past a limit"
+            log.info("cancelled profiling task %s: %s", name, reason, extra=facts)
 
     def _tasks(
         self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
@@ -408,6 +426,11 @@ def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profi
 def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
     writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
     writer.submit_jobs(cluster, [spec])
+    return b""
+
+
+def _end(cluster: str, name: str, gap: ProfileGap | None, writer: Writer) -> bytes:
+    writer.end_profiling(cluster, name, gap)
     return b""
 
 

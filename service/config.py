@@ -19,6 +19,7 @@ from tessera.client import is_on_this_machine
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.estimator.profiling.tasks import ProfilingOptions
 from tessera.estimator.schemas import (
     check_fields,
@@ -294,6 +295,12 @@ class Config:
     """Numbers of samples to measure on the one GPU."""
     profile_tp: str = "1"
     """Tensor degrees to measure. Degrees above 1 need steps that take ``tp``."""
+    profile_limit_s: _Positive = 1800.0
+    """Time of all profiling tasks of a model together, from the first start of one of them. GPU types
+    that were not finished by then stay analytic. The default is that of Crius and Arena.
+    """
+    profile_task_gpu_s: _Positive = 960.0
+    """GPU-seconds of one profiling task. The default is what Arena's artifact charges for a profile."""
     hardware: str = ""
     """A YAML file of GPU types in addition to the catalogue's (``estimator.hardware.files``). If it
     is empty, there are no others.
@@ -527,7 +534,12 @@ class Config:
                 )
             numbers[name] = tuple(sorted({int(t) for t in texts}))
         return ProfilingOptions(
-            always=self.profile, samples=numbers["profile_samples"], tp=numbers["profile_tp"]
+            always=self.profile,
+            samples=numbers["profile_samples"],
+            tp=numbers["profile_tp"],
+            limits=ProfilingLimits(
+                workload_s=self.profile_limit_s, task_gpu_s=self.profile_task_gpu_s
+            ),
         )
 
     def catalogue(self) -> dict[str, Hardware]:

@@ -28,6 +28,7 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     ModelSpec,
+    ProfileGap,
     ProfileRow,
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
@@ -223,11 +224,25 @@ class Writer(Protocol):
         """
         ...
 
-    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
+    def add_profiles(
+        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+    ) -> int:
         """Store measured layers; return how many were new. Stored ones are never changed.
+
+        ``gap`` has the sizes that the task left out. It replaces an earlier one of the task.
+        Complete rows delete it.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
+        """
+        ...
+
+    def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:
+        """Cancel a profiling task at a limit, and store what it left out with the reason.
+
+        Raises:
+            NotFound: the cluster, or the task. NotAllowed: it ends already. InvalidInput: unknown
+                GPU type.
         """
         ...
 

@@ -160,3 +160,23 @@ profiles = sa.Table(  # measured layers; rows are added and never changed
     sa.CheckConstraint("device_s >= 0 AND device_s < 'Infinity'", name="device"),
     sa.Index(None, "gpu_type_id"),
 )
+
+profile_gaps = sa.Table(  # sizes that profiling tasks left out
+    "profile_gaps",
+    metadata,
+    id_column(),
+    reference_column("workload_id", "workloads.id", ondelete="CASCADE"),
+    reference_column("gpu_type_id", "gpu_types.id", ondelete="CASCADE"),
+    text_column("task"),  # the name of the job that left them out, which may be deleted
+    text_column("source"),  # the step that it measured, with its arguments
+    sa.Column("left_out", JSONB, nullable=False),  # pairs of samples and tensor degree
+    text_column("reason"),
+    moment_column("added_at"),
+    sa.UniqueConstraint(
+        "workload_id", "gpu_type_id", "task", "source", name="uq_profile_gaps_task"
+    ),
+    sa.CheckConstraint(
+        "jsonb_typeof(left_out) = 'array' AND left_out <> '[]' AND reason <> ''", name="content"
+    ),
+    sa.Index(None, "gpu_type_id"),
+)

@@ -94,6 +94,18 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileGap:
+    """The sizes of a workload that a profiling task left out on a GPU type, and the reason."""
+
+    workload: Workload
+    gpu_type: str
+    task: str
+    source: str  # the step that the task measured, with its arguments
+    left_out: tuple[tuple[float, int], ...]  # samples and tensor degree
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingJob:
     """A profiling task in its present state. ``service_gpu_s`` is the GPU-seconds it has used."""
 
@@ -102,6 +114,9 @@ class ProfilingJob:
     state: JobState
     last_error: str
     service_gpu_s: float
+    age_s: float = 0.0  # since it was submitted
+    started_ago_s: float | None = None  # since it first ran; None if it never did
+    task: str = ""  # what it measures, as JSON; "" if that is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +172,7 @@ class EstimationInputs:
     wanted: tuple[UnestimatedWorkload, ...]  # in order of submission
     profiles: tuple[ProfileRow, ...] = ()  # of models with live jobs, oldest first
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
+    gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

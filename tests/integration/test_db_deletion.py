@@ -52,6 +52,12 @@ SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 
 FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 """
 
+PROFILE_GAPS = """
+INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
+SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit'
+FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
+"""
+
 
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
@@ -95,6 +101,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     for statement in (
         PROFILES,
+        PROFILE_GAPS,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
         " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
