@@ -24,7 +24,7 @@ MIN_LAYER_S: Final = 1e-12
 def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     """Return the measured layers, each kind once at each size, and the same kinds at all sizes.
 
-    There are none if all sizes were left out.
+    The list is empty if all sizes were left out.
 
     Raises:
         InvalidInput: NaN, an invalid time, or a kind that is missing at a size; names the field.

@@ -1,0 +1,119 @@
+"""The option ``--check-collectives``: the collectives of the fastest plan, compared with XLA's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.progress import Progress
+
+from tessera.estimator.compiling.checking import FailedCheck, check_degrees
+from tessera.estimator.compiling.comparison import (
+    MAX_DIFFERENCE,
+    CollectiveCheck,
+    GroupComparison,
+    degrees_to_check,
+)
+from tessera.estimator.compiling.compiled import Uncompilable
+from tessera.estimator.plans import PricedPlan
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.estimateview import DegreeEstimates, short_plan
+from tessera.service.cli.modelling import DescribedModel, require_jax
+from tessera.service.cli.render import err, print_note
+
+Checks = Sequence[CollectiveCheck | FailedCheck]
+
+
+def require_step(model: DescribedModel) -> None:
+    """Check that the model has a step in JAX.
+
+    Raises:
+        InvalidInput: it has none.
+        CallFailed: JAX is not installed.
+    """
+    if model.step is None:
+        raise InvalidInput(
+            "--check-collectives",
+            "needs a training step in JAX with the model's own data type; give --step, or a published"
+            " --model that has one, without --dtype",
+        )
+    require_jax()
+
+
+def check_fastest(model: DescribedModel, answers: Iterable[DegreeEstimates]) -> Checks:
+    """Return the checks of the fastest plan of all, in a process for each of its degrees.
+
+    Raises:
+        InvalidInput: the plan cannot be compiled.
+    """
+    plans = [plan for answer in answers for plan in answer.cells.values()]
+    plan = min(plans, key=lambda plan: plan.iter_time_s, default=None)
+    return () if plan is None else _check_plan(model, plan)
+
+
+def _check_plan(model: DescribedModel, plan: PricedPlan) -> Checks:
+    if model.step is None:
+        raise AssertionError("require_step has checked it")
+    try:
+        degrees = degrees_to_check(plan.stages, model.states.zero)
+    except Uncompilable as error:
+        raise InvalidInput("--check-collectives", str(error)) from error
+    checks = []
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("compiling", total=len(degrees))
+        for each in degrees:
+            arguments = dict(model.step.arguments)
+            checks.append(check_degrees(model.graph, model.step.target, arguments, each))
+            progress.advance(task)
+    if not degrees:
+        print_note(f"the plan {short_plan(plan.stages)} has no collectives to compare with XLA's")
+    return checks
+
+
+def show_checks(checks: Checks) -> None:
+    """Print each comparison, and whether its difference is above the threshold."""
+    for check in checks:
+        where = f"collectives of {check.degrees}"
+        if isinstance(check, FailedCheck):
+            print_note(f"{where} were not compared with XLA's: {check.problem}")
+            continue
+        for group in check.groups:
+            print_note(f"{where}, {group}{_verdict(group)}")
+        if check.skipped:
+            print_note(f"{where}: not compared are {check.skipped}")
+
+
+def _verdict(group: GroupComparison) -> str:
+    if not group.differs:
+        return ""
+    share = f"{100 * MAX_DIFFERENCE:.0f} %"
+    return f": differs by more than {share}, so its communication is estimated wrongly for XLA"
+
+
+def checks_document(checks: Checks) -> list[dict[str, Any]]:
+    """Return the checks as JSON's plain values."""
+    return [_plain(check) for check in checks]
+
+
+def _plain(check: CollectiveCheck | FailedCheck) -> dict[str, Any]:
+    degrees = check.degrees
+    plain: dict[str, Any] = {
+        "data_parallel": degrees.dp,
+        "tensor_parallel": degrees.tp,
+        "zero": degrees.zero,
+        "samples": degrees.samples,
+    }
+    if isinstance(check, FailedCheck):
+        return plain | {"problem": check.problem}
+    groups = [
+        {
+            "group": group.kind,
+            "size": group.size,
+            "estimated_bytes": group.estimated_bytes,
+            "compiled_bytes": group.compiled_bytes,
+            "compiled_payload_bytes": dict(group.primitives),
+            "differs": group.differs,
+        }
+        for group in check.groups
+    ]
+    return plain | {"groups": groups, "skipped": check.skipped, "versions": dict(check.versions)}
