@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    collective_checks,
     deletion,
     derived_estimates,
     inventory,
@@ -43,6 +44,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import (
     CellFilter,
+    CollectiveRecord,
     EstimateRecord,
     ModelSpec,
     ProfileGap,
@@ -314,6 +316,11 @@ class PostgresWriter:
         turn.end()
         if gap is not None:
             profiling.put_gap(self._connection, cluster, gap)
+
+    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
+        """Store the comparison of a model's collectives with those of XLA."""
+        collective_checks.put_check(self._connection, cluster, check)
+        derived_estimates.notify_estimators(self._connection, cluster)
 
     def set_topology(
         self, cluster: str, described: DescribedTopology, version: int | None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Final
 
+from tessera.estimator.compiling.comparison import StepDegrees
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.profiling.limits import overdue_tasks
 from tessera.estimator.profiling.tasks import (
@@ -24,6 +25,7 @@ from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.workloads import (
     MAX_GPUS,
+    MAX_PROVENANCE,
     Estimator,
     estimates_fingerprint,
     gpu_counts_of,
@@ -46,6 +48,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
+from tessera.service.collectivechecker import collective_notes, plan_degrees
 from tessera.service.ports import Store, Writer
 
 log = logging.getLogger(__name__)
@@ -240,6 +243,7 @@ class CellDeriver:
                 wanted.plans,
                 runtimes=wanted.runtimes if counts else (),
                 exhausted=wanted.exhausted,
+                checks=list(collective_notes(known.checks, workload).values()),
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -362,7 +366,8 @@ class CellDeriver:
             gpu_type = kind.gpu_type.name
             if gpu_type in self._hardware and plan.gpus <= kind.gpus:
                 records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
-        return records
+        notes = collective_notes(known.checks, workload)
+        return [_with_notes(record, notes) for record in records] if notes else records
 
     def _estimator(
         self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
@@ -421,6 +426,15 @@ def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profi
     rows = [row for row in known.profiles if row.workload.model == workload.model]
     model = known_models([workload], known.models, rows).get(workload) if rows else None
     return model.profiles if model else {}
+
+
+def _with_notes(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> EstimateRecord:
+    """Return an estimate whose provenance says how its plan's collectives compare with XLA's."""
+    said = [notes[degrees] for degrees in plan_degrees(record) if degrees in notes]
+    if not said:
+        return record
+    provenance = "; ".join([record.provenance, *said])[:MAX_PROVENANCE]
+    return replace(record, provenance=provenance)
 
 
 def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:

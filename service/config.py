@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -34,6 +35,7 @@ from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.access import PEOPLE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Retention, StoreLimits
+from tessera.formulation.release import install_hint
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
@@ -301,6 +303,13 @@ class Config:
     """
     profile_task_gpu_s: _Positive = 960.0
     """GPU-seconds of one profiling task. The default is what Arena's artifact charges for a profile."""
+    check_collectives: bool = False
+    """Whether the estimated collectives of published models are compared with those that XLA compiles
+    for their JAX steps. Each comparison takes some tens of seconds of a core and needs the extra
+    ``estimator``.
+    """
+    check_collectives_s: _Positive = 300.0
+    """Time of one compilation for that, after which it is given up."""
     hardware: str = ""
     """A YAML file of GPU types in addition to the catalogue's (``estimator.hardware.files``). If it
     is empty, there are no others.
@@ -378,6 +387,11 @@ class Config:
         self.round_options()
         self.estimate_multiples()
         self.profiling()
+        if self.check_collectives and find_spec("jax") is None:
+            raise InvalidInput(
+                "check_collectives",
+                f"needs JAX on the server; install it with {install_hint('estimator')}",
+            )
         self.tls_files()
         self.oidc()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()

@@ -25,6 +25,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import (
     CellFilter,
+    CollectiveRecord,
     EstimateRecord,
     EstimationInputs,
     ModelSpec,
@@ -235,6 +236,10 @@ class Writer(Protocol):
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
         """
+        ...
+
+    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
+        """Store the comparison of a model's collectives with those of XLA. Raises NotFound."""
         ...
 
     def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:

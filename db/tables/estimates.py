@@ -180,3 +180,25 @@ profile_gaps = sa.Table(  # sizes that profiling tasks left out
     ),
     sa.Index(None, "gpu_type_id"),
 )
+
+collective_checks = sa.Table(  # estimated collectives of published models, compared with XLA's
+    "collective_checks",
+    metadata,
+    id_column(),
+    reference_column("cluster_id", "clusters.id"),
+    text_column("model"),
+    text_column("params"),
+    count_column("dp", None),
+    count_column("tp", None),
+    flag_column("zero"),
+    text_column("release"),  # of Tessera
+    text_column("note"),
+    text_column("problem"),
+    flag_column("differs"),
+    sa.Column("document", JSONB, nullable=False),
+    moment_column("checked_at"),
+    sa.UniqueConstraint(
+        "cluster_id", "model", "params", "dp", "tp", "zero", name="uq_collective_checks_degrees"
+    ),
+    sa.CheckConstraint("dp > 0 AND tp > 0 AND dp * tp > 1", name="degrees"),
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tessera.estimator.compiling.comparison import (
     CollectiveCheck,
@@ -17,6 +17,8 @@ from tessera.estimator.compiling.comparison import (
 from tessera.estimator.compiling.compile import CompileRequest, compile_step
 from tessera.estimator.compiling.compiled import CompiledStep, Uncompilable
 from tessera.estimator.graph import Graph
+
+Check: TypeAlias = "CollectiveCheck | FailedCheck"
 
 CHECK_LIMIT_S: Final = 600.0
 """Seconds for the compilation of a step. The published models of 1.3B parameters take 10 to 20 s of
@@ -49,7 +51,7 @@ def check_degrees(
     arguments: Mapping[str, Any],
     degrees: StepDegrees,
     compiler: Compiler = compile_within_limit,
-) -> CollectiveCheck | FailedCheck:
+) -> Check:
     """Return the comparison of ``graph`` with its compiled step, or why there is none.
 
     Raises:
@@ -69,7 +71,7 @@ def check_degrees(
     return compare_collectives(graph, degrees, compiled)
 
 
-def checks_note(checks: Iterable[CollectiveCheck | FailedCheck]) -> str:
+def checks_note(checks: Iterable[Check]) -> str:
     """Return the part of a provenance that says how collectives compare, or "" without checks.
 
     A check that failed says nothing.
@@ -83,3 +85,28 @@ def checks_note(checks: Iterable[CollectiveCheck | FailedCheck]) -> str:
         elif check.groups:
             notes.append(f"collectives at {check.degrees} as compiled by XLA")
     return ", ".join(notes)
+
+
+def check_document(check: Check) -> dict[str, Any]:
+    """Return a check as JSON's plain values."""
+    degrees = check.degrees
+    plain: dict[str, Any] = {
+        "data_parallel": degrees.dp,
+        "tensor_parallel": degrees.tp,
+        "zero": degrees.zero,
+        "samples": degrees.samples,
+    }
+    if isinstance(check, FailedCheck):
+        return plain | {"problem": check.problem}
+    groups = [
+        {
+            "group": group.kind,
+            "size": group.size,
+            "estimated_bytes": group.estimated_bytes,
+            "compiled_bytes": group.compiled_bytes,
+            "compiled_payload_bytes": dict(group.primitives),
+            "differs": group.differs,
+        }
+        for group in check.groups
+    ]
+    return plain | {"groups": groups, "skipped": check.skipped, "versions": dict(check.versions)}

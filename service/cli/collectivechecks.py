@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.progress import Progress
 
-from tessera.estimator.compiling.checking import FailedCheck, check_degrees
+from tessera.estimator.compiling.checking import Check, FailedCheck, check_degrees
 from tessera.estimator.compiling.comparison import (
     MAX_DIFFERENCE,
-    CollectiveCheck,
     GroupComparison,
     degrees_to_check,
 )
@@ -21,7 +19,7 @@ from tessera.service.cli.estimateview import DegreeEstimates, short_plan
 from tessera.service.cli.modelling import DescribedModel, require_jax
 from tessera.service.cli.render import err, print_note
 
-Checks = Sequence[CollectiveCheck | FailedCheck]
+Checks = Sequence[Check]
 
 
 def require_step(model: DescribedModel) -> None:
@@ -58,7 +56,7 @@ def _check_plan(model: DescribedModel, plan: PricedPlan) -> Checks:
         degrees = degrees_to_check(plan.stages, model.states.zero)
     except Uncompilable as error:
         raise InvalidInput("--check-collectives", str(error)) from error
-    checks = []
+    checks = list[Check]()
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(degrees))
         for each in degrees:
@@ -88,32 +86,3 @@ def _verdict(group: GroupComparison) -> str:
         return ""
     share = f"{100 * MAX_DIFFERENCE:.0f} %"
     return f": differs by more than {share}, so its communication is estimated wrongly for XLA"
-
-
-def checks_document(checks: Checks) -> list[dict[str, Any]]:
-    """Return the checks as JSON's plain values."""
-    return [_plain(check) for check in checks]
-
-
-def _plain(check: CollectiveCheck | FailedCheck) -> dict[str, Any]:
-    degrees = check.degrees
-    plain: dict[str, Any] = {
-        "data_parallel": degrees.dp,
-        "tensor_parallel": degrees.tp,
-        "zero": degrees.zero,
-        "samples": degrees.samples,
-    }
-    if isinstance(check, FailedCheck):
-        return plain | {"problem": check.problem}
-    groups = [
-        {
-            "group": group.kind,
-            "size": group.size,
-            "estimated_bytes": group.estimated_bytes,
-            "compiled_bytes": group.compiled_bytes,
-            "compiled_payload_bytes": dict(group.primitives),
-            "differs": group.differs,
-        }
-        for group in check.groups
-    ]
-    return plain | {"groups": groups, "skipped": check.skipped, "versions": dict(check.versions)}

@@ -23,7 +23,7 @@ from tessera.estimator.cells import (
     plan_cells,
 )
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
-from tessera.estimator.compiling.checking import checks_note
+from tessera.estimator.compiling.checking import check_document, checks_note
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.missing_plans import explain_missing_degrees
@@ -269,7 +269,7 @@ def estimate(
     wanted = [] if not stages else parse_numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
     checks = collectivechecks.check_fastest(model, answers) if check_collectives else ()
-    more = {"collectives": collectivechecks.checks_document(checks)} if check_collectives else {}
+    more = {"collectives": [check_document(check) for check in checks]} if check_collectives else {}
     estimateview.show_estimates(model, answers, as_json=as_json, best_only=every, more=more)
     collectivechecks.show_checks(checks)
     for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):

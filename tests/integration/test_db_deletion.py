@@ -52,6 +52,11 @@ SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 
 FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 """
 
+COLLECTIVE_CHECKS = """
+INSERT INTO collective_checks (cluster_id, model, params, dp, tp, release, note, problem, document)
+SELECT id, 'bert', '1.3B', 2, 1, '1', '', '', '{}' FROM clusters
+"""
+
 PROFILE_GAPS = """
 INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
 SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit'
@@ -102,6 +107,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     for statement in (
         PROFILES,
         PROFILE_GAPS,
+        COLLECTIVE_CHECKS,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
         " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
