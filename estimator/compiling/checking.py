@@ -21,8 +21,8 @@ from tessera.estimator.graph import Graph
 Check: TypeAlias = "CollectiveCheck | FailedCheck"
 
 CHECK_LIMIT_S: Final = 600.0
-"""Seconds for the compilation of a step. The published models of 1.3B parameters take 10 to 20 s of
-a core."""
+"""Seconds for the compilation of a step. Published models of about a billion parameters took 8 to
+20 s."""
 
 Compiler = Callable[[CompileRequest], CompiledStep]
 
@@ -52,7 +52,7 @@ def check_degrees(
     degrees: StepDegrees,
     compiler: Compiler = compile_within_limit,
 ) -> Check:
-    """Return the comparison of ``graph`` with its compiled step, or why there is none.
+    """Return the comparison of ``graph`` with its compiled step, or the reason of its absence.
 
     Raises:
         Unavailable: JAX is not installed.

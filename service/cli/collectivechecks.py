@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.progress import Progress
 
-from tessera.estimator.compiling.checking import Check, FailedCheck, check_degrees
+from tessera.estimator.compiling.checking import Check, FailedCheck, check_degrees, check_document
 from tessera.estimator.compiling.comparison import (
     MAX_DIFFERENCE,
     GroupComparison,
     degrees_to_check,
 )
 from tessera.estimator.compiling.compiled import Uncompilable
-from tessera.estimator.plans import PricedPlan
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import PlanStage
 from tessera.service.cli.estimateview import DegreeEstimates, short_plan
 from tessera.service.cli.modelling import DescribedModel, require_jax
 from tessera.service.cli.render import err, print_note
@@ -46,14 +47,19 @@ def check_fastest(model: DescribedModel, answers: Iterable[DegreeEstimates]) -> 
     """
     plans = [plan for answer in answers for plan in answer.cells.values()]
     plan = min(plans, key=lambda plan: plan.iter_time_s, default=None)
-    return () if plan is None else _check_plan(model, plan)
+    return () if plan is None else check_plan(model, plan.stages, model.states.zero)
 
 
-def _check_plan(model: DescribedModel, plan: PricedPlan) -> Checks:
+def check_plan(model: DescribedModel, stages: Sequence[PlanStage], zero: int) -> Checks:
+    """Return the checks of a plan with these stages, in a process for each of its degrees.
+
+    Raises:
+        InvalidInput: the plan cannot be compiled.
+    """
     if model.step is None:
         raise AssertionError("require_step has checked it")
     try:
-        degrees = degrees_to_check(plan.stages, model.states.zero)
+        degrees = degrees_to_check(stages, zero)
     except Uncompilable as error:
         raise InvalidInput("--check-collectives", str(error)) from error
     checks = list[Check]()
@@ -64,7 +70,10 @@ def _check_plan(model: DescribedModel, plan: PricedPlan) -> Checks:
             checks.append(check_degrees(model.graph, model.step.target, arguments, each))
             progress.advance(task)
     if not degrees:
-        print_note(f"the plan {short_plan(plan.stages)} has no collectives to compare with XLA's")
+        print_note(
+            f"the plan {short_plan(stages)} has no collectives to compare with XLA's; what stages hand"
+            " on is not compared"
+        )
     return checks
 
 
@@ -86,3 +95,10 @@ def _verdict(group: GroupComparison) -> str:
         return ""
     share = f"{100 * MAX_DIFFERENCE:.0f} %"
     return f": differs by more than {share}, so its communication is estimated wrongly for XLA"
+
+
+def checks_fields(checks: Checks | None) -> dict[str, Any]:
+    """Return the fields of a JSON document for checks. If they are None, there are no fields."""
+    if checks is None:
+        return {}
+    return {"collectives": [check_document(check) for check in checks]}

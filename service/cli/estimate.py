@@ -23,7 +23,7 @@ from tessera.estimator.cells import (
     plan_cells,
 )
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
-from tessera.estimator.compiling.checking import check_document, checks_note
+from tessera.estimator.compiling.checking import checks_note
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.missing_plans import explain_missing_degrees
@@ -221,7 +221,7 @@ def estimate(
         bool,
         _option(
             "Compile the step of --step or of a published model for absent devices, and compare the"
-            " collectives of the fastest plan with XLA's. Takes minutes of a core. Needs JAX."
+            " collectives of the fastest or the stated plan with XLA's. Takes minutes of a core. Needs JAX."
         ),
     ] = False,
     as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
@@ -250,11 +250,18 @@ def estimate(
     if check_collectives:
         collectivechecks.require_step(model)
     if plan is not None:
-        searched = {"--all": every, "--stages": stages, "--write": write}
-        _refuse_with_plan({**searched, "--check-collectives": check_collectives})
+        _refuse_with_plan({"--all": every, "--stages": stages, "--write": write})
         kind = _type(gpu, types)
         setting = sources.setting(model, kind, _shape(kind, count, nodes))
-        compare_stated(model, setting, plan, planner, as_json=as_json, most_gpus=MAX_ESTIMATED_GPUS)
+        compare_stated(
+            model,
+            setting,
+            plan,
+            planner,
+            as_json=as_json,
+            most_gpus=MAX_ESTIMATED_GPUS,
+            check_collectives=check_collectives,
+        )
         print_note(shapes.describe(kind))
         return
     if every:
@@ -268,14 +275,14 @@ def estimate(
         where = [(kind, _shape(kind, count, nodes))]
     wanted = [] if not stages else parse_numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
-    checks = collectivechecks.check_fastest(model, answers) if check_collectives else ()
-    more = {"collectives": [check_document(check) for check in checks]} if check_collectives else {}
+    checks = collectivechecks.check_fastest(model, answers) if check_collectives else None
+    more = collectivechecks.checks_fields(checks)
     estimateview.show_estimates(model, answers, as_json=as_json, best_only=every, more=more)
-    collectivechecks.show_checks(checks)
+    collectivechecks.show_checks(checks or ())
     for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):
         print_note(assumption)
     if write is not None:
-        provenance = sources.provenance(planner, checks_note(checks))
+        provenance = sources.provenance(planner, checks_note(checks or ()))
         _write(write, model, answers, provenance, sources.source)
 
 
