@@ -40,7 +40,7 @@ class TaskClock:
 
         Raises:
             OSError: the file of earlier processes cannot be read.
-            ValueError: another program wrote it.
+            ValueError, TypeError: another program wrote it.
         """
         stored = read_json(path) or {}
         return cls(

@@ -93,7 +93,7 @@ def start_clock(spec: TaskSpec, begun_s: float) -> TaskClock:
     path = os.path.join(spec["checkpoints"], CLOCK_FILE)
     try:
         return TaskClock.resume(path, limits, time.monotonic, begun_s)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise NotAllowed(f"the time that the task has used cannot be read: {error}") from error
 
 

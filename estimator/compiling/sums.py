@@ -134,7 +134,7 @@ class _Search:
 
     def _part(self, place: _Place, index: int) -> _Sum | None:
         computation, value = place
-        if value.opcode not in ("all-reduce", "all-reduce-done") or index >= len(value.shapes):
+        if value.opcode != "all-reduce" or index >= len(value.shapes):
             return None
         groups = groups_of(value, self.devices)
         kind = (groups, value.shapes[index].elements, computation.name)

@@ -254,10 +254,11 @@ async def test_a_server_that_knows_no_limit_does_not_stop_a_task(
     assert not request.left_out
 
 
-async def test_a_clock_that_another_program_wrote_fails_the_task(node: Node) -> None:
+@pytest.mark.parametrize("text", ["rubbish", '{"held_s": []}'])
+async def test_a_clock_that_another_program_wrote_fails_the_task(node: Node, text: str) -> None:
     clock = node.records.with_name(CLOCK_FILE)
     clock.parent.mkdir(parents=True)
-    clock.write_text("rubbish")
+    clock.write_text(text)
     end = await end_of(node.start(samples=(1,)))
     assert end.outcome is ExitOutcome.FAILED
     assert "the time that the task has used cannot be read" in end.error
