@@ -100,6 +100,17 @@ def test_estimates_of_all_families_are_near_their_compiled_steps(
             assert group.compiled_bytes == pytest.approx(group.estimated_bytes, rel=within)
 
 
+@pytest.mark.full
+def test_heads_that_do_not_divide_leave_attention_whole_which_the_check_reports(
+    folder: Path,
+) -> None:
+    arguments = TINY | {"heads": 5, "hidden": 80}
+    assert graph_of_step(steps.decoder(**arguments)).tensor_limit.min() == 1  # no plan has it
+    (tensor,) = check_step(folder, "decoder", TP2, **arguments).differing
+    assert tensor.kind is GroupKind.TENSOR
+    assert tensor.compiled_bytes < 0.8 * tensor.estimated_bytes
+
+
 def test_a_failed_compilation_is_reported_and_not_noted() -> None:
     failed = check_degrees(
         a_graph(),
