@@ -104,7 +104,7 @@ def test_estimates_of_all_families_are_near_their_compiled_steps(
 def test_heads_that_do_not_divide_leave_attention_whole_which_the_check_reports(
     folder: Path,
 ) -> None:
-    arguments = TINY | {"heads": 5, "hidden": 80}
+    arguments: dict[str, Any] = TINY | {"heads": 5, "hidden": 80}
     assert graph_of_step(steps.decoder(**arguments)).tensor_limit.min() == 1  # no plan has it
     (tensor,) = check_step(folder, "decoder", TP2, **arguments).differing
     assert tensor.kind is GroupKind.TENSOR
