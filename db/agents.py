@@ -14,6 +14,7 @@ from tessera.db.documents import dump_json
 from tessera.db.network import decision_from
 from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
+from tessera.db.tunings import load_plans_to_try
 from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -252,6 +253,7 @@ def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> D
         row["job_id"]: decision_from(row)
         for row in connection.execute(_NETWORK, {"ids": ids}).mappings()
     }
+    to_try = load_plans_to_try(connection, ids)
     gangs = []
     for row in connection.execute(JOBS_KEYED, {"ids": ids}).mappings():
         allocation = allocation_record(row, shares[row["id"]])
@@ -265,6 +267,7 @@ def load_desired_gangs(connection: sa.Connection, cluster: str, agent: str) -> D
                 iterations_done=row["iterations_done"],
                 network=network.get(row["id"]),
                 job_number=row["id"],
+                tuning_plans=to_try.get(row["id"], ()),
             )
         )
     levels = connection.execute(_LEVELS, {"cluster": me.cluster_id}).scalar()

@@ -15,8 +15,10 @@ from tessera.db.limits import require_few_estimates
 from tessera.db.plans import ensure_plans, ensure_unnamed_plan
 from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
+from tessera.db.tunings import put_tunings
 from tessera.db.turn import request_round
 from tessera.db.workloads import ensure_workloads, lock_workloads, require_types
+from tessera.formulation.launch import TuningSpace
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
@@ -24,6 +26,7 @@ from tessera.formulation.records.estimates import (
     EstimationInputs,
     MeasurementRecord,
     ModelSpec,
+    TuningRecord,
     UnestimatedWorkload,
 )
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
@@ -94,7 +97,10 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
             ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
         FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
         WHERE e.workload_id = w.id AND e.iter_time_s = 'Infinity' AND p.document <> ''
-            AND e.source = {int(EstimateSource.MEASURED)}) AS exhausted
+            AND e.source = {int(EstimateSource.MEASURED)}) AS exhausted,
+    (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(k.runtime, k.launch->>'tuning_space')), '[]')
+        FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE}
+            AND k.launch->>'tuning_space' IS NOT NULL) AS tunings
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
@@ -227,6 +233,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                     Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
                     for t, g, d, p, n in r.exhausted
                 ),
+                tunings=tuple((runtime, TuningSpace(space)) for runtime, space in r.tunings),
             )
             for r in connection.execute(_WANTED, of)
         ),
@@ -240,6 +247,7 @@ def put_derived_estimates(
     cluster: str,
     estimates: Sequence[EstimateRecord],
     derived_from: Mapping[Workload, str],
+    tunings: Sequence[TuningRecord] = (),
 ) -> int:
     """Store estimates that the service made; return how many were new or replaced another.
 
@@ -248,7 +256,8 @@ def put_derived_estimates(
     a measured one, and that of a plan that ran out of memory by none. Computed rows, analytic or
     profiled, are always the latest ones: a row of another plan on the same shape is deleted, unless
     a job runs by that plan.
-    If live jobs have one of the workloads, a round is requested.
+    If live jobs have one of the workloads, a round is requested. ``tunings`` are plans to try around
+    those of the estimates.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type, or a plan that is not stored.
@@ -259,13 +268,15 @@ def put_derived_estimates(
     ids = ensure_workloads(connection, key, {e.workload for e in estimates} | derived_from.keys())
     lock_workloads(connection, ids.values())
     plans = ensure_plans(connection, key, estimates)
-    rows = estimate_rows(estimates, ids, {name: t.id for name, t in types.items()}, plans)
+    type_ids = {name: t.id for name, t in types.items()}
+    rows = estimate_rows(estimates, ids, type_ids, plans)
     kept = 0
     if rows:
         values = {"rows": dump_json(rows)}
         kept = connection.execute(_DERIVE, values).rowcount
         connection.execute(_REPLACE, values)
         require_few_estimates(connection, ids)
+    put_tunings(connection, key, tunings, ids, type_ids)
     if kept:
         request_round(connection, key, {ids[e.workload] for e in estimates})
     if derived_from:

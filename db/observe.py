@@ -11,9 +11,16 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from tessera.db.agents import require_agent
+from tessera.db.derived_estimates import notify_estimators
 from tessera.db.documents import dump_json
 from tessera.db.failed_plans import exclude_plans, keep_failures
 from tessera.db.training import keep_training, training_row
+from tessera.db.tunings import (
+    MAX_ITER_TIME_S,
+    MIN_ITER_TIME_S,
+    find_tuned_plans,
+    keep_tuned_plans,
+)
 from tessera.db.turn import JobChange, Turn, notify_attention
 from tessera.formulation.exit_reasons import ExitReason, rank_of
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
@@ -24,9 +31,6 @@ from tessera.formulation.values import EstimateSource
 MAX_ERROR_CHARS = 4000
 
 FAILURES: Final = frozenset({JobEvent.CRASH, JobEvent.FAIL})
-
-MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
-"""Range of iteration times in seconds. Values outside it are not measurements."""
 
 MIN_PERIOD_S, MAX_PERIOD_S = 1e-3, 3600.0
 MAX_SENT_BYTES = 1e15
@@ -129,6 +133,7 @@ class ReportDifferences:
     traffic: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     exhausted: list[dict[str, Any]] = field(default_factory=list)  # ran out of memory
+    tuned: list[dict[str, Any]] = field(default_factory=list)  # plans that tunings found
     changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -148,26 +153,39 @@ def record_observation(
     network planner.
     """
     me = require_agent(connection, cluster, agent, incarnation)
-    findings = compare_report(
-        connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
-    )
-    if not (findings.changes or findings.freed):
+    findings = _compare(connection, me, gangs, revision)
+    if not (findings.changes or findings.freed or findings.tuned):
         _keep_facts(connection, cluster, findings)
         return False
     # Take the turn and compare again, because other transactions may have had theirs.
     turn = Turn.take(connection, cluster)
     me = require_agent(connection, cluster, agent, incarnation)
-    findings = compare_report(
-        connection.execute(_ON_NODES, {"agent": me.id}).all(), gangs, revision
-    )
+    findings = _compare(connection, me, gangs, revision)
     # All jobs in one order, before the first one changes.
-    turn.lock([row["id"] for row in findings.progress] + [c.job for c in findings.changes])
+    rows = [*findings.progress, *findings.tuned]
+    turn.lock([row["id"] for row in rows] + [c.job for c in findings.changes])
+    if findings.tuned:  # first, because times and failures are those of the tuned plans
+        keep_tuned_plans(connection, turn.cluster, findings.tuned)
+        turn.change_plans(findings.tuned)
+        notify_estimators(connection, cluster)
     keep_failures(connection, findings.failures)  # before the jobs lose their Cells
     _keep_facts(connection, cluster, findings)
     turn.apply(findings.changes)
     if findings.freed:
         connection.execute(_FREE, {"rows": dump_json(findings.freed)})
     return turn.end()
+
+
+def _compare(
+    connection: sa.Connection,
+    agent: sa.Row[tuple[int, int, int, str, list[str]]],
+    gangs: Sequence[ObservedGang],
+    revision: int,
+) -> ReportDifferences:
+    rows = connection.execute(_ON_NODES, {"agent": agent.id}).all()
+    findings = compare_report(rows, gangs, revision)
+    findings.tuned = find_tuned_plans(connection, agent.cluster_id, agent.id, gangs)
+    return findings
 
 
 def _keep_facts(connection: sa.Connection, cluster: str, found: ReportDifferences) -> None:
@@ -318,15 +336,15 @@ def _change(
 ) -> JobChange | None:
     """Return the change of a job, or None.
 
-    Success has precedence over failure, and failure over running. A program that its runtime
-    refuses is not tried again.
+    Success has precedence over failure, and failure over running. A reason that is final
+    is not tried again.
     """
     state = JobState(row.state)
     if leader is not None and leader.phase == "succeeded" and is_allowed(state, JobEvent.FINISH):
         return JobChange(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
         reason, error = failed.exit_reason, failed.error[:MAX_ERROR_CHARS]
-        is_final = reason is ExitReason.REFUSED or row.retries + 1 > row.max_retries
+        is_final = (reason is not None and reason.is_final) or row.retries + 1 > row.max_retries
         event = JobEvent.FAIL if is_final else JobEvent.CRASH
         words = [reason.sentence] if reason is not None else []
         detail = f"on {failed.node}: {': '.join([*words, error] if error else words)}"

@@ -42,7 +42,7 @@ def ensure_plans(
     """
     plans = {e.cell.plan: "" for e in estimates}
     plans |= {e.plan.digest: e.plan.to_json() for e in estimates if e.plan is not None}
-    return _ensure(connection, cluster, plans)
+    return ensure_documents(connection, cluster, plans)
 
 
 def ensure_stated_plans(
@@ -55,10 +55,19 @@ def ensure_stated_plans(
     stated = [job.stated_plan for job in jobs if job.stated_plan is not None]
     if not stated:
         return {}
-    return _ensure(connection, cluster, {plan.digest: plan.to_json() for plan in stated})
+    return ensure_documents(connection, cluster, {plan.digest: plan.to_json() for plan in stated})
 
 
-def _ensure(connection: sa.Connection, cluster: int, plans: Mapping[str, str]) -> dict[str, int]:
+def ensure_documents(
+    connection: sa.Connection, cluster: int, plans: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the keys of plans, given as canonical JSON by digest, creating missing ones.
+
+    A plan without a document must be stored. They exist until the transaction ends.
+
+    Raises:
+        InvalidInput: a plan is not stored.
+    """
     rows = [
         {"name": name, "document": document}
         for name, document in sorted(plans.items())

@@ -138,6 +138,14 @@ _UNUSED_PLANS = """
             AND j.certificate @> jsonb_build_array(jsonb_build_object('plan', p.name)))
 """
 
+_UNUSED_TUNINGS = f"""
+    SELECT t.id FROM tunings t JOIN workloads w ON w.id = t.workload_id
+    WHERE w.cluster_id = :cluster AND NOT EXISTS (
+        SELECT FROM jobs j WHERE j.workload_id = t.workload_id AND j.{LIVE} AND j.runtime = t.runtime
+            AND j.launch->>'tuning_space' = t.space)
+"""  # noqa: S608 - a constant of tessera.db.tables
+"""The plans to try that no live job may try. Those of plans and workloads go with them."""
+
 _OLD_ENTRIES = """
     SELECT number FROM audit_log WHERE at < now() - make_interval(secs => :audit_s)
 """
@@ -220,6 +228,7 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
     "measurements": _RowKind(
         _OLD_MEASUREMENTS, ("DELETE FROM measurements WHERE id = ANY(:keys)",)
     ),
+    "tunings": _RowKind(_UNUSED_TUNINGS, ("DELETE FROM tunings WHERE id = ANY(:keys)",)),
     "workloads": _RowKind(
         _UNUSED_WORKLOADS,
         (

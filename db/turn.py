@@ -5,7 +5,7 @@ No other module changes them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -124,6 +124,15 @@ FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
 WHERE j.id = c.id
 """)  # noqa: S608 - constants of formulation
 
+# A round that was decided without it is not right any more: the version changes.
+_CHANGE_PLANS = sa.text("""
+UPDATE jobs j SET cell_plan_id = p.id, cell_rate = c.rate, version = j.version + 1
+FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, generation bigint, plan text, rate float8)
+CROSS JOIN plans p
+WHERE j.id = c.id AND j.generation = c.generation AND j.cell_gpus IS NOT NULL
+    AND p.cluster_id = j.cluster_id AND p.name = c.plan
+""")
+
 _RECORD = sa.text("""
 INSERT INTO job_history (job_id, at, event, state, detail)
 SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
@@ -234,6 +243,18 @@ class Turn:
         ]
         self.connection.execute(_RECORD, {"rows": dump_json(history)})
         self._reserve(changes)
+
+    def change_plans(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Note the plans by which running jobs run after a tuning, which are stored plans.
+
+        A row has the job's key and generation, the plan's digest and the samples per second. The
+        gangs go on, and so do their generations.
+        """
+        if rows:
+            self.lock([int(str(row["id"])) for row in rows])
+            names = ("id", "generation", "plan", "rate")
+            plain = [{name: row[name] for name in names} for row in rows]
+            self.connection.execute(_CHANGE_PLANS, {"rows": dump_json(plain)})
 
     def lock(self, jobs: Sequence[int]) -> None:
         """Lock rows of jobs in ascending order of keys, to avoid deadlocks.

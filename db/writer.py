@@ -41,7 +41,13 @@ from tessera.formulation.records.clusters import (
     TenantSpec,
     TopologyRecord,
 )
-from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.records.estimates import (
+    CellFilter,
+    EstimateRecord,
+    ModelSpec,
+    ProfileRow,
+    TuningRecord,
+)
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
@@ -173,7 +179,8 @@ class PostgresWriter:
         unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
         rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
         restricted = any(job.runtime in RESTRICTED_RUNTIMES for job in jobs)
-        if unestimated or plan_ids or restricted:
+        tunes = any(job.launch.tuning_space for job in jobs)
+        if unestimated or plan_ids or restricted or tunes:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         for job in jobs:
@@ -280,10 +287,11 @@ class PostgresWriter:
         cluster: str,
         estimates: Sequence[EstimateRecord],
         derived_from: Mapping[Workload, str],
+        tunings: Sequence[TuningRecord] = (),
     ) -> int:
         """Store estimates that the service made, where users wrote none."""
         return derived_estimates.put_derived_estimates(
-            self._connection, cluster, estimates, derived_from
+            self._connection, cluster, estimates, derived_from, tunings
         )
 
     def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:

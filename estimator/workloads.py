@@ -508,13 +508,15 @@ def estimates_fingerprint(
     stated: Sequence[ExecutionPlan] = (),
     runtimes: Sequence[str] = (),
     exhausted: Sequence[Cell] = (),
+    tunings: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
     state for its jobs, ``runtimes`` those for which plans are searched separately, and
-    ``exhausted`` the Cells by plans that ran out of memory.
+    ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
+    for which plans to try are listed.
     """
     plain = [
         installed_version(),
@@ -528,5 +530,6 @@ def estimates_fingerprint(
         *([plan.digest for plan in stated],) * bool(stated),
         *({"runtimes": list(runtimes)},) * bool(runtimes),
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
+        *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
     ]
     return _digest(plain)

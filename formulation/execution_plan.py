@@ -74,14 +74,6 @@ class Precision(StrEnum):
     FP8 = "fp8"
 
 
-class TuningSpace(StrEnum):
-    """The plans around this one that a tuner may try at launch."""
-
-    NOTHING = "nothing"
-    HALVES = "halves"  # the half of data or of tensor parallelism (Crius, section 5.1)
-    ARENA = "arena"  # the plans that Arena's pruning rules leave (Arena, section 3.4)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStage:
     """A stage of a plan: the layers ``start`` to ``end`` (exclusive) on ``dp * tp * cp`` GPUs."""
@@ -157,7 +149,6 @@ class ExecutionPlan:
     precision: Precision = Precision.BF16
     shape: tuple[int, ...] = ()
     """GPUs on each node for which the plan was made, falling. If it is empty, any nodes will do."""
-    space: TuningSpace = TuningSpace.NOTHING
     model: str = ""
     """``model/params`` of the workload for which the plan was made, or "" if it was not recorded."""
 
@@ -355,6 +346,8 @@ def read_execution_plan(field: str, text: str | bytes) -> ExecutionPlan:
 
 def execution_plan_of(field: str, plain: object) -> ExecutionPlan:
     """Return the plan of JSON's plain values. Raises InvalidInput as :func:`read_execution_plan`."""
+    if isinstance(plain, dict):
+        plain = {name: value for name, value in plain.items() if name not in _FORMER_FIELDS}
     values = _object(field, plain, ExecutionPlan)
     given: dict[str, Any] = {}
     if "stages" in values:
@@ -385,13 +378,15 @@ def _stages_text(stages: Iterable[PlanStage]) -> str:
     )
 
 
+_FORMER_FIELDS: Final = frozenset({"space"})
+"""Fields of plans of earlier releases that are read and left out. They had no effect."""
+
 _ENUMS: Final[Mapping[str, type[StrEnum] | type[ZeroStage]]] = {
     "schedule": Schedule,
     "zero": ZeroStage,
     "offload": Offload,
     "recomputation": Recomputation,
     "precision": Precision,
-    "space": TuningSpace,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from enum import StrEnum
 from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
@@ -22,12 +23,26 @@ MAX_WORDS: Final = 256
 MAX_STALL_S: Final = 7 * 86_400.0
 MAX_GRACE_S: Final = 3600.0
 
+DEFAULT_TUNING_BUDGET_S: Final = 600.0
+"""Seconds for which a job that states no budget tunes."""
+MAX_TUNING_BUDGET_S: Final = 86_400.0
+
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 USER_NAME: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _WIDE_ESCAPE: Final = re.compile(r"\\[uUN]")
 OWN_PREFIX: Final = "TESSERA_"
 """The beginning of the names of variables that agents set themselves."""
+
+
+class TuningSpace(StrEnum):
+    """The execution plans that a job's program may try at launch, around the plan of its Cell."""
+
+    HALVES = (
+        "halves"  # the half of data or of tensor parallelism of each stage (Crius, section 5.2)
+    )
+    ARENA = "arena"  # those that Arena's pruning rules leave (Arena, section 3.6)
+    FULL = "full"  # all with as many stages, for comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +79,8 @@ class LaunchSpec:
     progress_pattern: str = ""  # regular expression with the group "iteration"; "" for none
     stall_limit_s: float = 0.0  # 0 for the agent's default
     stop_grace_s: float = 0.0  # 0 for the agent's default
+    tuning_space: str = ""  # a TuningSpace; "" if the program does not tune
+    tuning_budget_s: float = 0.0  # 0 for DEFAULT_TUNING_BUDGET_S
 
     def __post_init__(self) -> None:
         """Check all fields but the runtime. Raises InvalidInput.
@@ -97,6 +114,16 @@ class LaunchSpec:
             raise InvalidInput("user", "must be the name of a user, in lower case")
         _require_seconds("stall_limit", self.stall_limit_s, MAX_STALL_S)
         _require_seconds("stop_grace", self.stop_grace_s, MAX_GRACE_S)
+        _require_seconds("tuning_budget", self.tuning_budget_s, MAX_TUNING_BUDGET_S)
+        if self.tuning_space and self.tuning_space not in list(TuningSpace):
+            raise InvalidInput("tuning_space", f"must be one of {', '.join(TuningSpace)}")
+        if self.tuning_budget_s and not self.tuning_space:
+            raise InvalidInput("tuning_budget", "needs a tuning_space, in which plans are tried")
+
+    @property
+    def tuning_s(self) -> float:
+        """Return the seconds for which the program may tune. They are 0 if it does not tune."""
+        return (self.tuning_budget_s or DEFAULT_TUNING_BUDGET_S) if self.tuning_space else 0.0
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON's plain values."""

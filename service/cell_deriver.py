@@ -21,6 +21,7 @@ from tessera.estimator.profiling.tasks import (
 )
 from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
+from tessera.estimator.tuning_plans import record_tunings
 from tessera.estimator.workloads import (
     MAX_GPUS,
     Estimator,
@@ -40,6 +41,7 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     MeasurementRecord,
+    TuningRecord,
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
@@ -222,6 +224,7 @@ class CellDeriver:
                 wanted.plans,
                 runtimes=wanted.runtimes if counts else (),
                 exhausted=wanted.exhausted,
+                tunings=wanted.tunings if counts else (),
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -279,6 +282,7 @@ class CellDeriver:
         failed = facts | {"action": "cells_failed"}
         try:
             records = self._records(cluster, known, measurements, task, cancelled)
+            tunings = self._tunings(cluster, known, measurements, task, records, cancelled)
         except TesseraError as error:
             log.warning("cannot estimate Cells of %s: %s", workload.key, error, extra=failed)
             self._record_reasons(cluster, {workload: _failed(workload, str(error))})
@@ -287,9 +291,10 @@ class CellDeriver:
             log.exception("cannot estimate Cells of %s", workload.key, extra=failed)
             self._record_reasons(cluster, {workload: _failed(workload, "see the server's log")})
             return
-        if records is None or (task.wanted.plans_only and not records):
+        if records is None or tunings is None or (task.wanted.plans_only and not records):
             return
-        self._write(cluster, records, {} if task.wanted.plans_only else {workload: task.key})
+        derived_from = {} if task.wanted.plans_only else {workload: task.key}
+        self._write(cluster, records, derived_from, tunings)
         self._recorded.pop((cluster, workload), None)
         log.info(
             "estimated %s: %d Cells on %s, of which %d are feasible",
@@ -346,6 +351,26 @@ class CellDeriver:
                 records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
         return records
 
+    def _tunings(
+        self,
+        cluster: str,
+        known: EstimationInputs,
+        measurements: Sequence[MeasurementRecord],
+        task: _EstimateTask,
+        records: Sequence[EstimateRecord] | None,
+        cancelled: Callable[[], bool],
+    ) -> list[TuningRecord] | None:
+        """Return the plans that jobs of a workload may try, or None if the pass was cancelled."""
+        if records is None or not task.wanted.tunings:
+            return None if records is None else []
+        estimator, tunings = self._estimator(cluster, known, measurements), list[TuningRecord]()
+        for record in records:
+            if cancelled():
+                return None
+            exhausted = task.wanted.exhausted
+            tunings += record_tunings(estimator, record, task.wanted.tunings, exhausted)
+        return tunings
+
     def _estimator(
         self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
     ) -> Estimator:
@@ -383,12 +408,16 @@ class CellDeriver:
             log.info("%s", reason.message, extra=facts)
 
     def _write(
-        self, cluster: str, records: Sequence[EstimateRecord], derived_from: Mapping[Workload, str]
+        self,
+        cluster: str,
+        records: Sequence[EstimateRecord],
+        derived_from: Mapping[Workload, str],
+        tunings: Sequence[TuningRecord] = (),
     ) -> int:
         kept: list[int] = []
 
         def work(writer: Writer) -> bytes:
-            kept.append(writer.derive(cluster, records, derived_from))
+            kept.append(writer.derive(cluster, records, derived_from, tunings))
             return b""
 
         self._store.write(None, work)

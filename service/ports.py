@@ -29,6 +29,7 @@ from tessera.formulation.records.estimates import (
     EstimationInputs,
     ModelSpec,
     ProfileRow,
+    TuningRecord,
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
@@ -210,13 +211,15 @@ class Writer(Protocol):
         cluster: str,
         estimates: Sequence[EstimateRecord],
         derived_from: Mapping[Workload, str],
+        tunings: Sequence[TuningRecord] = (),
     ) -> int:
         """Store estimates that the service made; return how many were new or replaced another.
 
         Estimates of users are not changed, and no computed estimate is added next to one of them. A
         measured estimate of the service is not replaced by a computed one. ``derived_from`` maps
         each workload to the digest of the inputs of its estimates. The reason why such a workload
-        has no estimates is deleted.
+        has no estimates is deleted. ``tunings`` are plans that programs may try around those of
+        the estimates.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.

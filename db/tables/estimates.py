@@ -62,6 +62,7 @@ estimates = sa.Table(
         "derived"
     ),  # made by the service, which may replace it; it never replaces users' rows
     text_column("traffic", default=""),  # of its plan (formulation.network); "" if unknown
+    text_column("tuned", default=""),  # space in which a job tuned it at launch; "" for none
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
     sa.UniqueConstraint(
         "workload_id",
@@ -79,6 +80,26 @@ estimates = sa.Table(
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
+)
+
+tunings = sa.Table(  # plans that programs may try at launch, around that of a Cell
+    "tunings",
+    metadata,
+    id_column(),
+    reference_column("workload_id", "workloads.id", ondelete="CASCADE"),
+    reference_column("gpu_type_id", "gpu_types.id", ondelete="CASCADE"),
+    reference_column("plan_id", "plans.id", ondelete="CASCADE"),  # of the Cell
+    text_column("runtime"),
+    text_column("space"),
+    sa.Column("plans", ARRAY(sa.Text), nullable=False),  # canonical JSON, the best estimate first
+    count_column("space_plans", None),  # number of all plans of the space, which may be far more
+    count_column("whole_plans", None),  # number of plans of the full space
+    sa.UniqueConstraint(
+        "plan_id", "gpu_type_id", "workload_id", "runtime", "space", name="uq_tunings_plan"
+    ),
+    sa.CheckConstraint("space_plans >= 0 AND whole_plans >= space_plans", name="counts"),
+    sa.Index(None, "workload_id"),
+    sa.Index(None, "gpu_type_id"),
 )
 
 models = sa.Table(

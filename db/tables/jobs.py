@@ -187,6 +187,7 @@ trainings = sa.Table(  # what the programs of jobs report; a job that is replaye
     ),
     real_column("restart_s", nullable=True),
     count_column("restart_generation"),
+    count_column("tuned_generation"),  # the last that reported the plan it tuned
     text_column("exit_reason", default=""),  # of the last failure; "" if it is not known
     text_column("remark", default=""),
     sa.Column("failed_cell", JSONB),  # of the last failure: names, nodes and the generation

@@ -91,11 +91,14 @@ def complete_labels(
     judge: Judge,
     most: int,
     cancelled: Callable[[], bool] = never_cancelled,
+    *,
+    keeps_dominated: bool = False,
 ) -> tuple[Labels, bool]:
     """Return the whole plans that ``judge`` keeps, and whether these are all of them.
 
     After each stage, at most ``most`` labels with the least scores are kept. Of two labels at the
-    same state, the one that is worse or equal in every criterion is discarded.
+    same state, the one that is worse or equal in every criterion is discarded, unless
+    ``keeps_dominated``. Then the result has not only a best plan, but many good ones.
     """
     labels, all_kept = _none_yet(criteria, gpus), True
     first = np.searchsorted(options.start, np.arange(options.layers + 2))
@@ -106,7 +109,7 @@ def complete_labels(
         score = judge(added, worst)
         finite = np.flatnonzero(np.isfinite(score))
         likely = _least(finite, score, _SPARE * most)
-        apart = likely[_undominated(labels, likely)]
+        apart = likely if keeps_dominated else likely[_undominated(labels, likely)]
         kept = _least(apart, score, most)
         all_kept &= len(likely) == len(finite) and len(kept) == len(apart)
         labels = labels.only(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec, RestartTimes
@@ -83,6 +84,10 @@ class ObservedGang:
     restart_times: RestartTimes | None = None  # of this start, once its first iteration is done
     exit_reason: ExitReason | None = None  # of a failed member; None if it is not known
     remark: str = ""  # a sentence for the job's user
+    executed_plan: ExecutionPlan | None = None
+    """The plan by which the program runs, if it tuned at this start and has finished."""
+    executed_iter_time_s: float = 0.0  # as measured by tuning; 0 if it is not known
+    planned_iter_time_s: float = 0.0  # of the job's plan: 0 if not known, inf if it does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,8 @@ class DesiredGang:
     network: NetworkDecision | None = None
     """Its part in the network plan in force. It is None if there is no plan yet."""
     job_number: int = 0  # rises with each submitted job; 0 if it is not known
+    tuning_plans: tuple[str, ...] = ()
+    """Canonical JSON of the plans that its program may try at this start, the best estimate first."""
 
     @property
     def leader(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.launch import TuningSpace
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
@@ -50,6 +51,24 @@ class EstimateRecord:
         """Return the estimate of the same Cell under ``plan``."""
         cell = replace(self.cell, plan=plan.digest, pipeline_degree=plan.pipeline_degree)
         return replace(self, cell=cell, plan=plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRecord:
+    """The execution plans that jobs of a runtime may try where they would run by ``plan``.
+
+    ``space_plans`` is the number of all plans of the space that fit into memory, and ``whole_plans``
+    that of the full space. ``plans`` may be fewer, the best by their estimates.
+    """
+
+    workload: Workload
+    gpu_type: str
+    plan: ExecutionPlan
+    runtime: str
+    space: TuningSpace
+    plans: tuple[ExecutionPlan, ...]  # the best estimate first
+    space_plans: int
+    whole_plans: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +164,8 @@ class UnestimatedWorkload:
     name."""
     exhausted: tuple[Cell, ...] = ()
     """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
+    tunings: tuple[tuple[str, TuningSpace], ...] = ()
+    """The runtimes of those of its jobs that tune at launch, each with the space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,9 @@ class Gang:
     member_gpus: tuple[int, ...] = ()
     """The number of GPUs on each of ``members``. It is empty if the server did not say."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
+    tuning_plans: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Canonical JSON of the execution plans to try at this start, the best estimate first. Only the
+    start itself needs them, so they are not stored."""
     network: NetworkPart | None = field(
         default=None, compare=False
     )  # also stored apart from the rest
@@ -134,12 +137,18 @@ class GangReport:
     restart_times: RestartTimes | None = None
     exit_reason: ExitReason | None = None
     remark: str = ""
+    executed_plan: str = ""
+    executed_iter_time_s: float = 0.0
+    planned_iter_time_s: float = 0.0
 
 
 def gang_to_json(gang: Gang) -> dict[str, Any]:
-    """Return ``gang`` as a JSON object, without its network part, which is sent each time."""
+    """Return ``gang`` as a JSON object, without its network part, which is sent each time.
+
+    The plans to try are left out, too.
+    """
     plain = asdict(gang)
-    del plain["network"], plain["cell"]
+    del plain["network"], plain["cell"], plain["tuning_plans"]
     return plain | cell_to_plain(gang.cell) | {"launch": gang.launch.to_plain()}
 
 
@@ -193,6 +202,7 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         tenant=m.tenant,
         member_gpus=tuple(m.member_gpus),
         job_number=m.job_number,
+        tuning_plans=tuple(m.tuning_plans),
         network=_part(m.network) if m.HasField("network") else None,
     )
 
@@ -211,6 +221,8 @@ def _launch(message: launch_pb2.Launch) -> LaunchSpec:
         progress_pattern=m.progress_pattern,
         stall_limit_s=m.stall_limit.ToNanoseconds() / 1e9,
         stop_grace_s=m.stop_grace.ToNanoseconds() / 1e9,
+        tuning_space=m.tuning_space,
+        tuning_budget_s=m.tuning_budget.ToNanoseconds() / 1e9,
     )
 
 
@@ -260,6 +272,9 @@ def _observed_gang(report: GangReport) -> pb.ObservedGang:
         checkpoint_age_s=r.checkpoint_age_s,
         resumed_iterations=r.resumed_iterations,
         remark=r.remark,
+        executed_plan=r.executed_plan,
+        executed_iter_time_s=r.executed_iter_time_s,
+        planned_iter_time_s=r.planned_iter_time_s,
     )
     if r.restart_times is not None:
         message.restart_times.CopyFrom(launch_pb2.RestartTimes(**asdict(r.restart_times)))

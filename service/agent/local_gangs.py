@@ -143,4 +143,7 @@ def report_of(local: LocalGang, member: LocalMember, now_s: float) -> GangReport
         resumed_iterations=progress.resumed_iterations,
         restart_times=progress.restart_times,
         remark=progress.remark,
+        executed_plan=progress.executed_plan,
+        executed_iter_time_s=progress.executed_s,
+        planned_iter_time_s=progress.planned_s,
     )

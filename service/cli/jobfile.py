@@ -59,6 +59,8 @@ class JobEntry(FileEntry):
     progress_pattern: Text = ""
     stall_limit: Seconds | None = None
     stop_grace: Seconds | None = None
+    tune: Text = ""
+    tune_budget: Seconds | None = None
 
 
 class JobsEntry(FileEntry):
@@ -165,11 +167,14 @@ def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
         staging_command=job.staging,
         user=job.user,
         progress_pattern=job.progress_pattern,
+        tuning_space=job.tune,
     )
     if job.stall_limit is not None:
         launch.stall_limit.CopyFrom(options.to_duration(job.stall_limit))
     if job.stop_grace is not None:
         launch.stop_grace.CopyFrom(options.to_duration(job.stop_grace))
+    if job.tune_budget is not None:
+        launch.tuning_budget.CopyFrom(options.to_duration(job.tune_budget))
     return launch
 
 

@@ -116,6 +116,21 @@ def program_options(
             metavar="DURATION",
         ),
     ] = "",
+    tune: Annotated[
+        str,
+        _option(
+            "Execution plans that the program tries at launch: halves, arena or full. The fastest one is"
+            " used from then on. Default: none.",
+            metavar="SPACE",
+        ),
+    ] = "",
+    tune_budget: Annotated[
+        str,
+        _option(
+            "Time for which the program may try plans at launch, e.g. 20m. Default: 10m.",
+            metavar="DURATION",
+        ),
+    ] = "",
 ) -> jobs_pb2.Job:
     """Return a job that has only the command and the launch that the options state."""
     environment = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
@@ -130,6 +145,7 @@ def program_options(
         staging_command=_split_words("--staging", staging),
         user=run_as,
         progress_pattern=progress_pattern,
+        tuning_space=tune,
     )
     if stall_limit:
         length_s = options.parse_seconds("--stall-limit", stall_limit)
@@ -137,6 +153,9 @@ def program_options(
     if stop_grace:
         length_s = options.parse_seconds("--stop-grace", stop_grace)
         launch.stop_grace.CopyFrom(options.to_duration(length_s))
+    if tune_budget:
+        length_s = options.parse_seconds("--tune-budget", tune_budget)
+        launch.tuning_budget.CopyFrom(options.to_duration(length_s))
     job = jobs_pb2.Job(command=_split_words("--command", command))
     set_launch(job, launch)
     return job

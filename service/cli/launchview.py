@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli.render import format_span
-from tessera.v1 import jobs_pb2
+from tessera.v1 import jobs_pb2, launch_pb2
 
 MAX_VALUE_CHARS: Final = 80
 """The number of characters of a variable's value that are shown. `-o json` shows all."""
@@ -30,6 +30,7 @@ def launch_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("progress pattern", launch.progress_pattern),
         ("stall limit", _span(launch.stall_limit)),
         ("stop grace", _span(launch.stop_grace)),
+        ("tuning", _tuning(launch)),
     ]
 
 
@@ -38,6 +39,11 @@ def _variable(name: str, value: str) -> str:
     shown = hide_secrets(value)
     shown = shown if len(shown) <= MAX_VALUE_CHARS else f"{shown[:MAX_VALUE_CHARS]}..."
     return f"{name}={shlex.quote(shown)}"
+
+
+def _tuning(launch: launch_pb2.Launch) -> str:
+    """Return the space in which the program tunes, with the stated budget, or ""."""
+    return ", ".join(filter(None, (launch.tuning_space, _span(launch.tuning_budget))))
 
 
 def _span(length: Duration) -> str:

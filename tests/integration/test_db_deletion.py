@@ -96,6 +96,9 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     for statement in (
         PROFILES,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
+        "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
+        " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"
+        " FROM workloads w, gpu_types t, plans p LIMIT 1",
         "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
         " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
         "INSERT INTO standings (job_id, generation, rank, level, document)"

@@ -16,7 +16,6 @@ from tessera.formulation.execution_plan import (
     Precision,
     Recomputation,
     Schedule,
-    TuningSpace,
     ZeroStage,
 )
 from tessera.formulation.records.estimates import EstimateRecord
@@ -50,7 +49,6 @@ def execution_plans(draw: st.DrawFn) -> ExecutionPlan:
         recomputation=draw(st.sampled_from(Recomputation)),
         precision=draw(st.sampled_from(Precision)),
         shape=nodes,
-        space=draw(st.sampled_from(TuningSpace)),
         model=draw(st.sampled_from(["", "gpt/1.3B"])),
     )
 

@@ -62,7 +62,7 @@ class ProgressMeter:
         ``done_s`` is when the iteration was done, if the program says so. A program may report in
         several ways, of which one ``source`` is behind another. None may go back.
         """
-        count = _number(iterations)
+        count = read_number(iterations)
         if count is None or not 0 <= count <= max(self._total, 0) * (1 + 1e-9):
             self._ignore(f"{_shown(iterations)} iterations, but the job has {self._total:g}")
             return False
@@ -75,7 +75,7 @@ class ProgressMeter:
             self._ignore(f"{count} iterations, but was to go on from iteration {self.resumed}")
         if count < self.iterations:
             return False
-        at_s = now_s if (stated := _number(done_s)) is None else stated
+        at_s = now_s if (stated := read_number(done_s)) is None else stated
         if not now_s - 86_400 <= at_s <= now_s + 1:
             at_s = now_s
         if self.resumed is None:  # the program goes on from a checkpoint of its own
@@ -102,12 +102,12 @@ class ProgressMeter:
 
     def _feed_facts(self, loss: object, memory_bytes: object) -> None:
         if loss is not None:
-            value = _number(loss)
+            value = read_number(loss)
             if value is None or abs(value) > MAX_LOSS:
                 self._ignore(f"the loss {_shown(loss)}")
             else:
                 self.loss = value
-        memory = _number(memory_bytes) if memory_bytes is not None else None
+        memory = read_number(memory_bytes) if memory_bytes is not None else None
         if memory is not None and 0 <= memory <= MAX_MEMORY_BYTES:
             self.memory_bytes = max(self.memory_bytes, int(memory))
 
@@ -122,7 +122,7 @@ class ProgressMeter:
         self.remark = f"the program reported {what}; that was ignored"
 
 
-def _number(value: object) -> float | None:
+def read_number(value: object) -> float | None:
     """Return a finite number, also from a text, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -18,6 +18,7 @@ from tessera.service.agent.keeper.requests import CHECKPOINT, STOP, Requests
 from tessera.service.agent.keeper.spec import ADDRESS, PORT
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.keeper.trainer import PORT_WORD, TrainerDoor
+from tessera.service.agent.keeper.tuning import TuningWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class MemberRun:
         self._read_ns = -1  # change time of the progress file that was read last
         self._listed: tuple[str, int] | None = None  # path and iterations of the last checkpoint
         self._meter = ProgressMeter(spec.iterations_total, None)
+        self._tuning = TuningWatch(spec.tuning_s)
         self._reporter = MemberReporter(spec)
         self._trainer = TrainerDoor(spec)
 
@@ -195,12 +197,15 @@ class MemberRun:
         self._read_ns = changed_ns
         if stored is None:
             return
-        self._feed(
-            stored.get("iterations"),
-            stored.get("loss"),
-            stored.get("memory_bytes"),
-            stored.get("time_s"),
-        )
+        if problem := self._tuning.feed(now_s, stored.get("tuning")):
+            self._reporter.remark = f"{problem}; that was ignored"
+        if "iterations" in stored or "tuning" not in stored:
+            self._feed(
+                stored.get("iterations"),
+                stored.get("loss"),
+                stored.get("memory_bytes"),
+                stored.get("time_s"),
+            )
         self._list_checkpoint(stored.get("checkpoint"))
         self._report()
 
@@ -276,7 +281,8 @@ class MemberRun:
             if now_s > self._stop_s + self._spec.grace_s:
                 self._killed = "grace"
         elif self._spec.leads:
-            stalls_at_s = self._meter.stalls_at_s(self._spec.stall_limit_s, self._began_s)
+            limit_s = self._spec.stall_limit_s
+            stalls_at_s = self._tuning.stalls_at_s(self._meter, limit_s, self._began_s)
             self._killed = "stall" if now_s > stalls_at_s else ""
         if self._killed:
             self._silent_s = now_s - (self._meter.advanced_s or self._began_s)
@@ -325,6 +331,8 @@ class MemberRun:
             killed_by_kernel=self._ranks.killed_by_kernel(),
         )
         error = failures.describe(status, outputs)
+        if stated := self._read_failure():
+            reason, error = stated
         if self._resumed is not None and not began and reason in ("bad_checkpoint", "killed"):
             self._note_start(error)
         return {"outcome": "failed", "reason": reason, "error": error}
@@ -338,9 +346,18 @@ class MemberRun:
         except (OSError, StaleGeneration, ValueError) as problem:
             self._reporter.remark = str(problem)
 
+    def _read_failure(self) -> tuple[str, str] | None:
+        """Return the kind of failure and the sentence that the program stated, or None."""
+        path = os.path.join(self._spec.outbox, "failure.json")
+        try:
+            return failures.read_statement(read_json(path, MAX_PROGRESS_BYTES))
+        except (OSError, ValueError) as error:
+            self._reporter.remark = f"the program's reason cannot be read: {error}"
+            return None
+
     def _report(self) -> None:
         """Report to the agent. Of a member that does not lead, the report says that it runs."""
-        self._reporter.write(self._meter, self._began_s)
+        self._reporter.write(self._meter, self._tuning, self._began_s)
 
 
 def announce_running() -> None:

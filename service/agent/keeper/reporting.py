@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tessera.service.agent.keeper.measures import ProgressMeter
     from tessera.service.agent.keeper.spec import KeeperSpec
     from tessera.service.agent.keeper.store import Checkpoint
+    from tessera.service.agent.keeper.tuning import TuningWatch
 
 LEAST_PART_S = 1e-3
 """The least number of seconds of a part of a start that is known."""
@@ -31,7 +32,7 @@ class MemberReporter:
         self.stop_times = (0.0, 0.0)  # of the last generation, until its checkpoint and its end
         self.last_checkpoint_s = 0.0  # from the request to stop until the last checkpoint
 
-    def write(self, meter: ProgressMeter, began_s: float) -> None:
+    def write(self, meter: ProgressMeter, tuning: TuningWatch, began_s: float) -> None:
         """Write what is known now, if it has changed. ``began_s`` is when the keeper started.
 
         On a full disk the agent keeps the progress that it knows.
@@ -43,6 +44,7 @@ class MemberReporter:
             "iter_time_s": meter.iter_time_s,
             "runtime": self._spec.runtime,
             "remark": " ".join(filter(None, (self.remark, self.trainer_remark, meter.remark))),
+            **tuning.to_plain(),
         }
         if meter.resumed is not None:
             plain["resumed_iterations"] = meter.resumed
@@ -55,7 +57,9 @@ class MemberReporter:
             plain["checkpoint_s"] = self.checkpoint.saved_s
         if meter.first_s is not None:
             checkpoint_s, stop_s = self.stop_times
-            launch_s, first_iteration_s = divide_start(self.up_s, meter.first_s - began_s)
+            launch_s, first_iteration_s = divide_start(
+                self.up_s, meter.first_s - began_s - tuning.tuned_s
+            )
             plain["restart_times"] = {
                 "checkpoint_s": checkpoint_s,
                 "stop_s": stop_s,

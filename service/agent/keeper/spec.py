@@ -42,6 +42,7 @@ class KeeperSpec:
     iter_time_s: float = 0.0  # expected; 0 if it is not known
     progress_pattern: str = ""
     stall_limit_s: float = 0.0  # 0 for the default
+    tuning_s: float = 0.0  # for which the program may tune; 0 if it does not
     grace_s: float = 30.0  # between SIGTERM and SIGKILL
     checkpoint_s: float = 0.0  # seconds between requests for a checkpoint; 0 for none
     gather_s: float = 300.0  # for which members wait for the leader

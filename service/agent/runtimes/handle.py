@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeGuard
 
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import read_execution_plan
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.service.agent.files import read_json, read_start
@@ -117,6 +120,7 @@ class ProcessHandle:
             self._complain("progress.json", f"its runtime is {runtime!r}")
             runtime = ""
         loss = written.get("loss")
+        executed_plan = self._executed_plan(written)
         remark = written.get("remark", "")
         return Progress(
             iterations=numbers[0],
@@ -129,6 +133,9 @@ class ProcessHandle:
             resumed_iterations=_amount(written, "resumed_iterations"),
             restart_times=_restart_times(written.get("restart_times")),
             remark=remark[:MAX_TEXT_CHARS] if isinstance(remark, str) else "",
+            executed_plan=executed_plan,
+            executed_s=(_amount(written, "executed_s") or 0.0) if executed_plan else 0.0,
+            planned_s=_planned_s(written) if executed_plan else 0.0,
         )
 
     def request_checkpoint(self) -> None:
@@ -141,6 +148,17 @@ class ProcessHandle:
     def kill(self) -> None:
         """End the process immediately."""
         self.process.signal(signal.SIGKILL)
+
+    def _executed_plan(self, written: Mapping[str, object]) -> str:
+        """Return the canonical JSON of the plan that tuning found, or "" without a valid one."""
+        text = written.get("executed_plan")
+        if not isinstance(text, str) or not text:
+            return ""
+        try:
+            return read_execution_plan("executed_plan", text).to_json()
+        except InvalidInput as error:
+            self._complain("progress.json", str(error))
+            return ""
 
     def _sudden_end(self, status: int | None) -> str:
         if status is None:
@@ -191,6 +209,12 @@ def _restart_times(value: object) -> RestartTimes | None:
         return None
     names = ("checkpoint_s", "stop_s", "launch_s", "first_iteration_s")
     return RestartTimes(**{name: _amount(value, name) or 0.0 for name in names})
+
+
+def _planned_s(written: Mapping[str, object]) -> float:
+    """Return the seconds of the plan that was sent: infinite if it was tried and does not run."""
+    value = written.get("planned_s", 0.0)
+    return math.inf if value is None else _amount(written, "planned_s") or 0.0
 
 
 def _amount(values: Mapping[str, object], name: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import secrets
@@ -18,6 +19,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
+from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -53,6 +55,12 @@ log = logging.getLogger(__name__)
 
 LOGS: Final = "logs"
 """The folder of the output of jobs, in the agent's data directory."""
+
+TUNING_FILE: Final = "tuning.json"
+"""The file with the plans that a program may try at launch, and the budget for that."""
+
+CLIENT_MODULES: Final = ("progress", "jax")
+"""The modules of tessera-client that programs may import without installing it."""
 
 SHARE_OF_MEMORY: Final = 0.95
 """The share of a node's memory that its jobs may use together."""
@@ -119,6 +127,8 @@ class ProgramRuntime:
             (inbox / name).write_text(text, encoding="utf-8")
         if gang.execution_plan:
             (inbox / "plan.json").write_text(gang.execution_plan, encoding="utf-8")
+        if self._tunes(member):
+            write_json(str(inbox / TUNING_FILE), _tuning_plain(gang))
         copy_client(inbox / "site")
         _open_to_user(inbox)
 
@@ -151,6 +161,10 @@ class ProgramRuntime:
                 f"{problem}, so {self.name} cannot run it; state another plan or runtime",
             )
         return plan
+
+    def _tunes(self, member: Member) -> bool:
+        """Return whether the program has plans to try at this start."""
+        return bool(member.gang.tuning_plans) and RUNTIMES[self.name].tunes
 
     def _layout(self, member: Member) -> RankLayout:
         gang = member.gang
@@ -245,6 +259,7 @@ class ProgramRuntime:
             iter_time_s=gang.iter_time_s,
             progress_pattern=launch.progress_pattern,
             stall_limit_s=launch.stall_limit_s,
+            tuning_s=launch.tuning_s if self._tunes(member) else 0.0,
             grace_s=launch.stop_grace_s or settings.grace_s,
             checkpoint_s=settings.checkpoint_s,
             log_bytes=settings.log_bytes,
@@ -287,6 +302,8 @@ class ProgramRuntime:
         }
         if gang.execution_plan:
             variables["TESSERA_PLAN_FILE"] = str(inbox / "plan.json")
+        if self._tunes(member):
+            variables["TESSERA_TUNING_FILE"] = str(inbox / TUNING_FILE)
         if _trainer_proof(member):
             offered = trainer_variables(gang.job, str(_outbox(member)), variables)
             variables |= {
@@ -331,6 +348,12 @@ def _trainer_proof(member: Member) -> dict[str, Any]:
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
 
 
+def _tuning_plain(gang: Gang) -> dict[str, Any]:
+    """Return the plans to try, as JSON's plain values. Raises InvalidInput."""
+    plans = [read_execution_plan("tuning_plans", text).to_json() for text in gang.tuning_plans]
+    return {"budget_s": gang.launch.tuning_s, "plans": [json.loads(text) for text in plans]}
+
+
 def _cgroup_name(mark: str) -> str:
     return f"tessera-{mark}"
 
@@ -348,13 +371,17 @@ def _equal_parts(gpus: int, nodes: int) -> tuple[int, ...]:
 
 
 def copy_client(site: Path) -> None:
-    """Put the module ``tessera.progress`` where the program finds it."""
-    found = importlib.util.find_spec("tessera.progress")
-    if found is None or found.origin is None:
-        raise FileNotFoundError("tessera.progress is not installed; install tessera-client again")
-    folder = site / "tessera" / "progress"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(found.origin, folder / "__init__.py")
+    """Put the modules that programs may import where the program finds them. None is imported."""
+    for name in CLIENT_MODULES:
+        found = importlib.util.find_spec(f"tessera.{name}")
+        if found is None or found.origin is None:
+            raise FileNotFoundError(
+                f"tessera.{name} is not installed; install tessera-client again"
+            )
+        folder = site / "tessera" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in Path(found.origin).parent.glob("*.py"):
+            shutil.copy(file, folder)
 
 
 def _open_to_user(inbox: Path) -> None:

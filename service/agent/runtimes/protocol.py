@@ -53,6 +53,9 @@ class Progress:
     resumed_iterations: float | None = None  # from which it went on; None if it trains nothing
     restart_times: RestartTimes | None = None  # None before the first iteration is done
     remark: str = ""  # a sentence for the job's user
+    executed_plan: str = ""  # canonical JSON of the plan that tuning found; "" without tuning
+    executed_s: float = 0.0  # seconds of its iteration
+    planned_s: float = 0.0  # of the plan that was sent; 0 if not known, inf if it does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Collection
 from dataclasses import fields as fields_of
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.tags import assign_tags
 from tessera.formulation.records.agents import (
@@ -29,6 +32,8 @@ from tessera.service.rpc.convert.jobs import EXIT_NUMBERS, MAX_ITERATIONS
 from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
+
+log = logging.getLogger(__name__)
 
 MAX_ERROR_CHARS: Final = 2000
 MAX_REMARK_CHARS: Final = 500
@@ -112,6 +117,9 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
             restart_times=_restart_times(m.restart_times) if m.HasField("restart_times") else None,
             exit_reason=_EXIT_REASONS.get(m.exit_reason),
             remark=" ".join(_printable(m.remark, MAX_REMARK_CHARS).split()),
+            executed_plan=_executed_plan(m),
+            executed_iter_time_s=m.executed_iter_time_s if _known(m.executed_iter_time_s) else 0.0,
+            planned_iter_time_s=_planned_s(m.planned_iter_time_s),
         )
         for i, m in enumerate(observed.gangs)
     )
@@ -243,6 +251,7 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         launch=of_launch(spec),
         tenant=spec.tenant,
         member_gpus=[len(gpus) for _, gpus in shares],
+        tuning_plans=gang.tuning_plans,
     )
 
 
@@ -266,6 +275,33 @@ def _age_s(value: float) -> float | None:
     It is 0 if the checkpoint is from the future, because nodes' clocks differ.
     """
     return max(value, 0.0) if abs(value) <= MAX_CHECKPOINT_AGE_S else None
+
+
+def _executed_plan(message: pb.ObservedGang) -> ExecutionPlan | None:
+    """Return the plan that a program reports to run by, or None without one that can be read."""
+    if not message.executed_plan:
+        return None
+    try:
+        return _read_plan(message.executed_plan)
+    except InvalidInput as error:
+        log.warning(
+            "ignored the plan by which job %s reports to run: %s",
+            message.job,
+            error,
+            extra={"action": "tuning_refused"},
+        )
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _read_plan(text: str) -> ExecutionPlan:
+    """Return the plan of a report, which agents repeat. Raises InvalidInput."""
+    return read_execution_plan("executed_plan", text)
+
+
+def _planned_s(value: float) -> float:
+    """Return the seconds of a job's own plan: 0 if they are not known, inf if it does not run."""
+    return value if value == math.inf or _known(value) else 0.0
 
 
 def _restart_times(message: launch_pb2.RestartTimes) -> RestartTimes:

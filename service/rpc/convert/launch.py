@@ -59,6 +59,10 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
             stop_grace_s=_to_seconds(
                 "stop_grace", m.stop_grace if m.HasField("stop_grace") else None
             ),
+            tuning_space=m.tuning_space,
+            tuning_budget_s=_to_seconds(
+                "tuning_budget", m.tuning_budget if m.HasField("tuning_budget") else None
+            ),
         )
         check_pattern("progress_pattern", launch.progress_pattern)
     except InvalidInput as wrong:
@@ -70,12 +74,14 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
 
 
 def require_runnable(field: str, spec: JobSpec) -> None:
-    """Check that the runtime of a user's job can run its command and its stated plan.
+    """Check that the runtime of a user's job can run its command and its stated plan, and can tune.
 
     Raises InvalidInput.
     """
     runtime = RUNTIMES[spec.runtime]
     runtime.check_command(f"{field}.command", spec.command)
+    if spec.launch.tuning_space:
+        _require_tuning(f"{field}.launch.tuning_space", spec)
     if spec.stated_plan is not None:
         _require_plan(f"{field}.stated_plan", spec.runtime, spec.stated_plan)
 
@@ -94,6 +100,8 @@ def of_launch(spec: JobSpec) -> pb.Launch:
         progress_pattern=launch.progress_pattern,
         stall_limit=_of_seconds(launch.stall_limit_s),
         stop_grace=_of_seconds(launch.stop_grace_s),
+        tuning_space=launch.tuning_space,
+        tuning_budget=_of_seconds(launch.tuning_budget_s),
     )
 
 
@@ -102,6 +110,21 @@ def _require_plan(field: str, runtime: str, plan: ExecutionPlan) -> None:
         raise InvalidInput(
             field,
             f"{problem}; the runtime {runtime!r} cannot run it, so state another plan or another runtime",
+        )
+
+
+def _require_tuning(field: str, spec: JobSpec) -> None:
+    if not RUNTIMES[spec.runtime].tunes:
+        names = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.tunes)
+        raise InvalidInput(
+            field,
+            f"needs a runtime whose programs try plans ({names}), and the job has {spec.runtime!r};"
+            " leave it out, or name such a runtime",
+        )
+    if spec.stated_plan is not None:
+        raise InvalidInput(
+            field,
+            "contradicts stated_plan, which is the only plan of the job; leave one of them out",
         )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,20 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import SecretVariable
+from tessera.formulation.runtimes import TORCHRUN
+from tessera.formulation.values import Workload
+from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
-from tessera.service.agent.runtimes.programs import KeeperHandle
+from tessera.service.agent.runtimes.programs import KeeperHandle, ProgramRuntime
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
 from tessera.service.agent.trainer_certificate import CertificateSource, TrainerCertificate
 from tests.support.agents import is_running, until
+from tests.support.execution_plans import a_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import ProgramBench, end_of, train
+from tests.support.tuning import tuner
+
+__all__ = ["tuner"]
 
 SUCCESS = MemberExit(outcome=ExitOutcome.SUCCEEDED)
 STOPPED = MemberExit(outcome=ExitOutcome.STOPPED)
@@ -592,3 +601,84 @@ async def test_a_keeper_that_a_nameless_signal_ends_is_described(bench: ProgramB
         ExitReason.KILLED,
         f"the process was killed by signal {number}",
     )
+
+
+TUNE = """
+import json, math
+from tessera import progress
+tuning = progress.tuning()
+print(json.dumps(tuning), flush=True)
+if tuning:
+    progress.begin_tuning()
+    progress.report_plan(tuning["plans"][-1], 0.25, {planned})
+"""
+"""A program that runs by the last of the plans that it may try."""
+
+
+def a_tuning_gang(bench: ProgramBench, program: str, **fields: Any) -> Gang:
+    """Return a gang whose program may try three plans."""
+    values: dict[str, Any] = {
+        "tuning_plans": tuple(plan.to_json() for plan in PLANS),
+        "launch": {"tuning_space": "full", "tuning_budget_s": 30.0},
+    }
+    return bench.gang(program, **(values | fields))
+
+
+PLANS = [a_plan(Workload(model="m", params="", global_batch=8), 2, zero=z) for z in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("planned", "planned_s"), [("0.5", 0.5), ("None", 0.0), ("math.inf", math.inf)]
+)
+async def test_a_program_tries_plans_and_reports_the_one_it_runs_by(
+    bench: ProgramBench, tuner: str, planned: str, planned_s: float
+) -> None:
+    program = TUNE.replace("{planned}", planned) + train()
+    handle = bench.start(a_tuning_gang(bench, program, runtime=tuner))
+    assert await end_of(handle) == SUCCESS
+    told = json.loads(bench.output().partition("\n")[0])
+    assert told["budget_s"] == 30.0
+    plain = [json.dumps(p, sort_keys=True, separators=(",", ":")) for p in told["plans"]]
+    assert plain == [plan.to_json() for plan in PLANS]
+    progress = observed(handle)
+    assert (progress.executed_plan, progress.executed_s) == (PLANS[-1].to_json(), 0.25)
+    assert (progress.planned_s, progress.iterations, progress.remark) == (planned_s, 10, "")
+
+
+async def test_a_program_without_plans_to_try_does_not_tune(
+    bench: ProgramBench, tuner: str
+) -> None:
+    program = TUNE.replace("{planned}", "None") + train()
+    without: list[dict[str, Any]] = [{"tuning_plans": ()}, {"runtime": TORCHRUN}]
+    for generation, fields in enumerate(without):
+        gang = a_tuning_gang(bench, program, generation=generation, **({"runtime": tuner} | fields))
+        variables = ProgramRuntime(name=gang.runtime, settings=bench.settings)._environment(
+            bench.member(gang), bench.settings.users.choose("", os.geteuid()), "mark"
+        )
+        assert "TESSERA_TUNING_FILE" not in variables
+    handle = bench.start(a_tuning_gang(bench, program, generation=3, tuning_plans=()))
+    assert await end_of(handle) == SUCCESS
+    assert bench.output(3).startswith("null\n")
+    assert observed(handle).executed_plan == ""
+
+
+async def test_a_program_may_tune_for_longer_than_its_stall_limit(
+    bench: ProgramBench, tuner: str
+) -> None:
+    wait = "import time\ntime.sleep(1.5)\n"
+    program = (
+        f"from tessera import progress\nprogress.begin_tuning()\n{wait}progress.end_tuning()\n"
+    )
+    launch = {"tuning_space": "full", "tuning_budget_s": 3600.0, "stall_limit_s": 0.6}
+    hangs = bench.start(bench.gang(program + train(), launch=launch, runtime=tuner))
+    tunes = bench.start(a_tuning_gang(bench, program + train(), generation=2, launch=launch))
+    assert (await end_of(hangs)).reason is ExitReason.STALLED
+    assert await end_of(tunes) == SUCCESS
+    assert (observed(tunes).executed_plan, observed(tunes).iterations) == ("", 10)
+
+
+async def test_a_report_of_no_valid_plan_is_left_out(bench: ProgramBench, tuner: str) -> None:
+    lie = "from tessera import progress\nprogress.report_plan({'stages': []}, 0.5)\n"
+    handle = bench.start(a_tuning_gang(bench, lie + train(), runtime=tuner))
+    assert await end_of(handle) == SUCCESS
+    assert (observed(handle).executed_plan, observed(handle).iterations) == ("", 10)

@@ -12,6 +12,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.jobfile import read_jobs
 from tessera.service.cli.jobview import show_job
 from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options, secret_warning
+from tessera.service.cli.launchview import launch_facts
 from tessera.v1 import jobs_pb2, launch_pb2
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 
@@ -61,6 +62,15 @@ def test_a_job_that_states_no_launch_sends_none() -> None:
     assert not read_job("stall_limit:\nenvironment: {}\n").HasField("launch")
 
 
+def test_options_and_the_keys_of_a_file_state_the_same_tuning() -> None:
+    for job in (
+        program_options(tune="halves", tune_budget="20m"),
+        read_job("tune: halves\ntune_budget: 20m\n"),
+    ):
+        assert (job.launch.tuning_space, job.launch.tuning_budget.seconds) == ("halves", 1200)
+        assert ("tuning", "halves, 20m") in launch_facts(job)
+
+
 def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) -> None:
     file = tmp_path / "train.env"
     file.write_text("# for all runs\n\nA=1\r\n B=x\nC= y = z \n#D=4\nA=2")
@@ -99,6 +109,7 @@ def test_a_wrong_file_of_variables_is_named(tmp_path: Path, text: bytes, problem
         ({"staging": "'"}, "--staging: must be quoted as in a shell"),
         ({"stall_limit": "soon"}, "--stall-limit: 'soon' is not a duration"),
         ({"stop_grace": "-1"}, "--stop-grace: '-1' is not a duration"),
+        ({"tune_budget": "soon"}, "--tune-budget: 'soon' is not a duration"),
     ],
 )
 def test_a_wrong_option_of_a_program_is_named(given: dict[str, Any], problem: str) -> None:

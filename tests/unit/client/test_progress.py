@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -44,7 +46,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: ModuleType) 
     return tmp_path / "progress.json"
 
 
-def written(file: Path) -> dict[str, object]:
+def written(file: Path) -> dict[str, Any]:
     stored = json.loads(file.read_text())
     assert isinstance(stored, dict)
     return stored
@@ -105,6 +107,29 @@ def test_the_contract_of_the_environment_is_read(
     assert (progress.iterations_total(default=1), progress.global_batch(default=1)) == (200, 32)
     assert (progress.resume_path(), progress.resume_iterations()) == (Path("/c/iteration-40"), 40)
     assert (progress.plan(), progress.job_dir()) == ({"micro_batches": 2}, Path("/c/files"))
+
+
+def test_the_plan_by_which_a_program_runs_is_reported_at_once_with_the_time_of_its_search(
+    progress: ModuleType, file: Path
+) -> None:
+    progress.begin_tuning()
+    began = written(file)["tuning"]
+    assert set(began) == {"began_s"}
+    progress.report_plan({"micro_batch": 8}, 0.5, math.inf)
+    progress.end_tuning()
+    tuning = written(file)["tuning"]
+    assert tuning["began_s"] == began["began_s"] <= tuning.pop("ended_s")
+    assert tuning == began | {"plan": {"micro_batch": 8}, "iteration_s": 0.5, "planned_s": None}
+    assert "iterations" not in written(file)
+
+
+def test_plans_to_try_are_read_from_their_file(
+    progress: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert progress.tuning() is None
+    (tmp_path / "tuning.json").write_text('{"budget_s": 60.0, "plans": [{"micro_batch": 8}]}')
+    monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
+    assert progress.tuning() == {"budget_s": 60.0, "plans": [{"micro_batch": 8}]}
 
 
 def test_a_report_is_written_with_its_time_and_checkpoint(progress: ModuleType, file: Path) -> None:

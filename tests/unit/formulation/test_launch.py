@@ -11,6 +11,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import (
     DEFAULT_LAUNCH,
+    DEFAULT_TUNING_BUDGET_S,
     MAX_PATTERN,
     LaunchSpec,
     SecretVariable,
@@ -20,7 +21,15 @@ from tessera.formulation.launch import (
 from tests.support.launches import WHOLE_LAUNCH
 
 
-@pytest.mark.parametrize("launch", [DEFAULT_LAUNCH, WHOLE_LAUNCH, LaunchSpec(stop_grace_s=1.5)])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        DEFAULT_LAUNCH,
+        WHOLE_LAUNCH,
+        LaunchSpec(stop_grace_s=1.5),
+        LaunchSpec(tuning_space="arena", tuning_budget_s=60.0),
+    ],
+)
 def test_a_launch_reads_back_from_json(launch: LaunchSpec) -> None:
     assert launch_from_plain(json.loads(json.dumps(launch.to_plain()))) == launch
 
@@ -53,12 +62,22 @@ def test_only_what_was_stated_is_written() -> None:
         ({"stall_limit_s": 8 * 86_400.0}, "stall_limit"),
         ({"stop_grace_s": float("inf")}, "stop_grace"),
         ({"stop_grace_s": 3601.0}, "stop_grace"),
+        ({"tuning_space": "all"}, "tuning_space"),
+        ({"tuning_space": "full", "tuning_budget_s": 86_401.0}, "tuning_budget"),
+        ({"tuning_space": "full", "tuning_budget_s": -1.0}, "tuning_budget"),
+        ({"tuning_budget_s": 60.0}, "tuning_budget"),
     ],
 )
 def test_a_wrong_field_of_a_launch_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         LaunchSpec(**changes)
     assert refused.value.field == field
+
+
+def test_a_job_tunes_for_its_budget_or_the_default_and_only_if_it_names_a_space() -> None:
+    assert LaunchSpec().tuning_s == 0.0
+    assert LaunchSpec(tuning_space="halves").tuning_s == DEFAULT_TUNING_BUDGET_S
+    assert LaunchSpec(tuning_space="halves", tuning_budget_s=60.0).tuning_s == 60.0
 
 
 @pytest.mark.parametrize(

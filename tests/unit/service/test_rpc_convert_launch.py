@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
 from tests.support.execution_plans import a_plan
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 from tests.support.stored_cluster import BERT, a_spec
+from tests.support.tuning import tuner
+
+__all__ = ["tuner"]
 
 
 def a_job_message(*, command: tuple[str, ...] = (), **launch: Any) -> jobs_pb2.Job:
@@ -38,6 +42,32 @@ def test_a_whole_launch_survives_a_round_trip() -> None:
     spec = a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH)
     assert of_launch(spec) == WHOLE_MESSAGE
     assert read_job(jobs.of_spec("c", spec)).launch == WHOLE_LAUNCH
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 90.5])
+def test_a_tuning_survives_a_round_trip(tuner: str, budget_s: float) -> None:
+    launch = LaunchSpec(runtime=tuner, tuning_space="arena", tuning_budget_s=budget_s)
+    spec = a_spec("j", command=("train.py",), launch=launch)
+    assert read_job(jobs.of_spec("c", spec)).launch == launch
+    assert gang_from_message(send(spec)).launch == launch
+
+
+def test_a_job_with_a_stated_plan_cannot_tune(tuner: str) -> None:
+    message = a_job_message(command=("train.py",), runtime=tuner, tuning_space="full")
+    message.stated_plan, message.workload.params = a_plan(BERT, 4).to_json(), BERT.params
+    with pytest.raises(InvalidInput, match="contradicts stated_plan") as refused:
+        read_job(message)
+    assert refused.value.field == "job.launch.tuning_space"
+
+
+def test_an_agent_gets_the_plans_to_try_and_does_not_store_them(tuner: str) -> None:
+    launch = LaunchSpec(runtime=tuner, tuning_space="arena")
+    plan = a_plan(BERT, 4).to_json()
+    gang = a_desired_gang(a_spec("j", command=("train.py",), launch=launch))
+    state = DesiredState(revision=5, gangs=(replace(gang, tuning_plans=(plan,)),))
+    received = gang_from_message(agents.of_desired(state, {"n2"}).gangs[0])
+    assert received.tuning_plans == (plan,)
+    assert gang_from_json(gang_to_json(received)).tuning_plans == ()
 
 
 @pytest.mark.parametrize(
@@ -90,6 +120,14 @@ def test_an_answer_names_the_runtime_that_was_implied(
         ({"stall_limit": Duration(nanos=10**9)}, "stall_limit", "must be a valid duration"),
         ({"stop_grace": Duration()}, "stop_grace", "must be longer than 0 s"),
         ({"stop_grace": Duration(seconds=3601)}, "stop_grace", "must be 0 to 3600 seconds"),
+        ({"tuning_space": "x" * 999}, "tuning_space", "must be one of halves, arena, full"),
+        ({"tuning_space": "full"}, "tuning_space", "needs a runtime whose programs try plans"),
+        ({"tuning_budget": Duration(seconds=60)}, "tuning_budget", "needs a tuning_space"),
+        (
+            {"tuning_space": "full", "tuning_budget": Duration(seconds=86_401)},
+            "tuning_budget",
+            "must be 0 to 86400 seconds",
+        ),
     ],
 )
 def test_a_wrong_field_of_a_launch_is_named(

@@ -15,6 +15,7 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec, RestartTimes, T
 from tessera.formulation.values import Workload
 from tessera.service.rpc.convert import agents, jobs
 from tessera.v1 import agents_pb2, launch_pb2
+from tests.support.execution_plans import a_plan
 
 RECORD = JobRecord(
     cluster="lab",
@@ -75,6 +76,24 @@ def test_a_report_without_training_says_nothing_of_it() -> None:
     facts = (gang.loss, gang.checkpoint_iterations, gang.resumed_iterations, gang.restart_times)
     assert facts == (None,) * 4
     assert (gang.memory_bytes, gang.exit_reason, gang.remark) == (0, None, "")
+
+
+def test_the_plan_by_which_a_program_runs_is_read_with_its_times() -> None:
+    plan = a_plan(RECORD.spec.workload, 2)
+    gang = observed_gang(
+        executed_plan=plan.to_json(), executed_iter_time_s=0.5, planned_iter_time_s=math.inf
+    )
+    assert gang.executed_plan == plan
+    assert (gang.executed_iter_time_s, gang.planned_iter_time_s) == (0.5, math.inf)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "no JSON", '{"stages":[]}'])
+def test_a_plan_that_cannot_be_read_does_not_end_the_stream(text: str) -> None:
+    gang = observed_gang(
+        executed_plan=text, executed_iter_time_s=-1.0, planned_iter_time_s=math.nan, loss=0.5
+    )
+    assert (gang.executed_plan, gang.executed_iter_time_s, gang.planned_iter_time_s) == (None, 0, 0)
+    assert gang.loss == 0.5
 
 
 @pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf, -1e300, 1e300])

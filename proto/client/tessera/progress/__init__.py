@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import sys
@@ -38,12 +39,15 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
+    "begin_tuning",
     "catch_stop",
     "checkpoint_path",
     "checkpoint_requested",
+    "end_tuning",
+    "fail",
     "global_batch",
     "is_first_rank",
     "iterations_total",
@@ -51,9 +55,11 @@ __all__ = [
     "plan",
     "report",
     "report_checkpoint",
+    "report_plan",
     "resume_iterations",
     "resume_path",
     "stop_requested",
+    "tuning",
 ]
 
 REPORT_S = 0.2
@@ -84,7 +90,8 @@ def report(iterations: int, loss: float | None = None, memory_bytes: int | None 
         _State.latest["iterations"] = int(iterations)
         _State.latest["time_s"] = time.monotonic()
         if loss is not None:
-            _State.latest["loss"] = float(loss)
+            value = float(loss)
+            _State.latest["loss"] = value if math.isfinite(value) else str(value)  # JSON has no NaN
         if memory_bytes is not None:
             _State.latest["memory_bytes"] = int(memory_bytes)
         wait_s = _State.written_s + REPORT_S - time.monotonic()
@@ -94,6 +101,24 @@ def report(iterations: int, loss: float | None = None, memory_bytes: int | None 
             _State.timer = threading.Timer(wait_s, _write_rest)
             _State.timer.daemon = True
             _State.timer.start()
+
+
+def fail(reason: str, message: str) -> NoReturn:
+    """End this process with status 1, and report why, in one sentence.
+
+    ``reason`` is "refused" (the program cannot run this plan), "bad_checkpoint", "loss_not_finite",
+    "out_of_memory" or "error". Tessera does not try a job again that was refused, or whose loss is
+    not finite. Any rank may call it.
+    """
+    with _LOCK:
+        if _State.timer is not None:
+            _State.timer.cancel()
+            _State.timer = None
+        _write_progress()
+        _write_failure(reason, message)
+    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    raise SystemExit(1)
 
 
 def checkpoint_path(iterations: int) -> Path:
@@ -166,6 +191,56 @@ def plan() -> dict[str, Any] | None:
     return dict(value)
 
 
+def tuning() -> dict[str, Any] | None:
+    """Return the plans to try at this start, or None if the program should not tune.
+
+    ``budget_s`` has the seconds for it, and ``plans`` the plans as JSON's plain values, the one with
+    the best estimate first.
+    """
+    path = os.environ.get("TESSERA_TUNING_FILE", "")
+    if not path:
+        return None
+    with open(path, encoding="utf-8") as file:
+        value = json.load(file)
+    return dict(value)
+
+
+def begin_tuning() -> None:
+    """Report that plans are tried from now on, so that this counts neither as a hang nor as a start."""
+    with _LOCK:
+        _State.latest["tuning"] = {"began_s": time.monotonic()}
+        _write_progress()
+
+
+def end_tuning() -> None:
+    """Report that no more plans are tried. The program runs by the plan that Tessera chose."""
+    with _LOCK:
+        _end_tuning()
+        _write_progress()
+
+
+def report_plan(plan: dict[str, Any], iteration_s: float, planned_s: float | None = None) -> None:
+    """Report the plan by which the program really runs, after it has tried some.
+
+    ``iteration_s`` has the measured seconds of its iteration. ``planned_s`` has those of the plan
+    that Tessera chose: infinity if it was tried and does not run, None if it was not tried. From
+    now on, Tessera starts the job by the faster one.
+    """
+    with _LOCK:
+        _end_tuning()
+        report = _State.latest["tuning"]
+        report.update({"plan": dict(plan), "iteration_s": float(iteration_s)})
+        if planned_s is not None:
+            report["planned_s"] = float(planned_s) if planned_s < math.inf else None
+        _write_progress()
+
+
+def _end_tuning() -> None:
+    """Note when the tuning ended. The caller holds the lock."""
+    now_s = time.monotonic()
+    _State.latest.setdefault("tuning", {"began_s": now_s}).setdefault("ended_s", now_s)
+
+
 def job_dir(default: str = ".") -> Path:
     """Return the directory that all nodes and all starts of the job share."""
     return Path(os.environ.get("TESSERA_JOB_DIR", default))
@@ -202,6 +277,22 @@ def _write_progress() -> None:
         if str(error) != _State.problem:
             sys.stderr.write(f"tessera.progress: the progress cannot be reported: {error}\n")
         _State.problem = str(error)
+
+
+def _write_failure(reason: str, message: str) -> None:
+    """Write why this process ends, next to the progress file. The first rank that fails counts."""
+    path = os.environ.get("TESSERA_PROGRESS_FILE", "")
+    if not path:
+        return
+    try:
+        with open(
+            os.path.join(os.path.dirname(path), "failure.json"), "x", encoding="utf-8"
+        ) as file:
+            json.dump({"reason": reason, "message": message}, file)
+    except FileExistsError:
+        pass  # another rank failed before
+    except OSError as error:
+        sys.stderr.write(f"tessera.progress: the failure cannot be reported: {error}\n")
 
 
 def _write_rest() -> None:

@@ -437,6 +437,9 @@ class ObservedGang(_message.Message):
     RESTART_TIMES_FIELD_NUMBER: _builtins.int
     EXIT_REASON_FIELD_NUMBER: _builtins.int
     REMARK_FIELD_NUMBER: _builtins.int
+    EXECUTED_PLAN_FIELD_NUMBER: _builtins.int
+    EXECUTED_ITER_TIME_S_FIELD_NUMBER: _builtins.int
+    PLANNED_ITER_TIME_S_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job's id."""
     generation: _builtins.int
@@ -481,6 +484,16 @@ class ObservedGang(_message.Message):
     """A sentence for the job's user, e.g. which progress was ignored, or which checkpoint was passed
     over. Empty if there is nothing to say.
     """
+    executed_plan: _builtins.str
+    """The canonical JSON of the execution plan that the program runs by, if it tuned at this start.
+    Empty: it did not, or has not finished.
+    """
+    executed_iter_time_s: _builtins.float
+    """The seconds of one iteration under executed_plan, as measured by tuning."""
+    planned_iter_time_s: _builtins.float
+    """The seconds of one iteration under the plan of DesiredGang, as measured by tuning. 0 means that
+    they are not known, and infinity that the plan was tried and does not run.
+    """
     @_builtins.property
     def restart_times(self) -> _launch_pb2.RestartTimes:
         """The durations of this start, once its first iteration is done."""
@@ -506,10 +519,13 @@ class ObservedGang(_message.Message):
         restart_times: _launch_pb2.RestartTimes | None = ...,
         exit_reason: _launch_pb2.ExitReason.ValueType = ...,
         remark: _builtins.str = ...,
+        executed_plan: _builtins.str = ...,
+        executed_iter_time_s: _builtins.float = ...,
+        planned_iter_time_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "_resumed_iterations", b"_resumed_iterations", "checkpoint_iterations", b"checkpoint_iterations", "loss", b"loss", "restart_times", b"restart_times", "resumed_iterations", b"resumed_iterations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "_resumed_iterations", b"_resumed_iterations", "checkpoint_age_s", b"checkpoint_age_s", "checkpoint_iterations", b"checkpoint_iterations", "error", b"error", "exit_reason", b"exit_reason", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "loss", b"loss", "memory_bytes", b"memory_bytes", "node", b"node", "period_s", b"period_s", "phase", b"phase", "remark", b"remark", "restart_times", b"restart_times", "resumed_iterations", b"resumed_iterations", "runtime", b"runtime", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations", "_loss", b"_loss", "_resumed_iterations", b"_resumed_iterations", "checkpoint_age_s", b"checkpoint_age_s", "checkpoint_iterations", b"checkpoint_iterations", "error", b"error", "executed_iter_time_s", b"executed_iter_time_s", "executed_plan", b"executed_plan", "exit_reason", b"exit_reason", "generation", b"generation", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "job", b"job", "loss", b"loss", "memory_bytes", b"memory_bytes", "node", b"node", "period_s", b"period_s", "phase", b"phase", "planned_iter_time_s", b"planned_iter_time_s", "remark", b"remark", "restart_times", b"restart_times", "resumed_iterations", b"resumed_iterations", "runtime", b"runtime", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checkpoint_iterations: _TypeAlias = _typing.Literal["checkpoint_iterations"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_iterations: _TypeAlias = _typing.Literal["_checkpoint_iterations", b"_checkpoint_iterations"]  # noqa: Y015
@@ -830,6 +846,7 @@ class DesiredGang(_message.Message):
     LAUNCH_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     MEMBER_GPUS_FIELD_NUMBER: _builtins.int
+    TUNING_PLANS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -887,6 +904,12 @@ class DesiredGang(_message.Message):
     def member_gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The GPUs on each of `members`, in the same order."""
 
+    @_builtins.property
+    def tuning_plans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The canonical JSON of each execution plan that the program may try at this start, the one with
+        the best estimate first. Empty: it does not tune. The budget is that of `launch`.
+        """
+
     def __init__(
         self,
         *,
@@ -914,10 +937,11 @@ class DesiredGang(_message.Message):
         launch: _launch_pb2.Launch | None = ...,
         tenant: _builtins.str = ...,
         member_gpus: _abc.Iterable[_builtins.int] | None = ...,
+        tuning_plans: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch", "network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant", "tuning_plans", b"tuning_plans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

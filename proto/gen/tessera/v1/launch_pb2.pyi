@@ -44,7 +44,11 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     EXIT_GPU_FAILED: _ExitReason.ValueType  # 7
     """A GPU failed or vanished."""
     EXIT_REFUSED: _ExitReason.ValueType  # 8
-    """The runtime cannot run the command or the execution plan. Trying again is pointless."""
+    """The runtime or the program cannot run the command or the execution plan. Trying again is
+    pointless.
+    """
+    EXIT_LOSS_NOT_FINITE: _ExitReason.ValueType  # 9
+    """The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """The reason why a program ended without success."""
@@ -67,7 +71,11 @@ EXIT_BAD_CHECKPOINT: ExitReason.ValueType  # 6
 EXIT_GPU_FAILED: ExitReason.ValueType  # 7
 """A GPU failed or vanished."""
 EXIT_REFUSED: ExitReason.ValueType  # 8
-"""The runtime cannot run the command or the execution plan. Trying again is pointless."""
+"""The runtime or the program cannot run the command or the execution plan. Trying again is
+pointless.
+"""
+EXIT_LOSS_NOT_FINITE: ExitReason.ValueType  # 9
+"""The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
@@ -108,6 +116,8 @@ class Launch(_message.Message):
     PROGRESS_PATTERN_FIELD_NUMBER: _builtins.int
     STALL_LIMIT_FIELD_NUMBER: _builtins.int
     STOP_GRACE_FIELD_NUMBER: _builtins.int
+    TUNING_SPACE_FIELD_NUMBER: _builtins.int
+    TUNING_BUDGET_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """The runtime that starts the program: "replay", "command", "torchrun", "deepspeed" or "megatron".
     Empty: "command" if the job has a command, and otherwise "replay", which trains nothing.
@@ -126,6 +136,12 @@ class Launch(_message.Message):
     """A regular expression (Python) that finds progress in the lines of the first rank's output. Its
     group "iteration" is the number of iterations done, and its group "loss", if it has one, is the
     loss. At most 500 ASCII characters. Empty: the output is not searched.
+    """
+    tuning_space: _builtins.str
+    """The execution plans that the program tries at launch, around the plan of its Cell: "halves"
+    (half of each stage's shapes), "arena" (those that Arena's rules leave) or "full" (all with as
+    many pipeline stages). The fastest one that was measured is used from then on. Needs a runtime
+    whose programs tune ("jax"). Empty: the program does not tune.
     """
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -156,6 +172,10 @@ class Launch(_message.Message):
         the agent's value (`tessera-agent --grace-s`).
         """
 
+    @_builtins.property
+    def tuning_budget(self) -> _duration_pb2.Duration:
+        """The seconds for which the program may tune. At most 24 h. Default: 10 min."""
+
     def __init__(
         self,
         *,
@@ -169,10 +189,12 @@ class Launch(_message.Message):
         progress_pattern: _builtins.str = ...,
         stall_limit: _duration_pb2.Duration | None = ...,
         stop_grace: _duration_pb2.Duration | None = ...,
+        tuning_space: _builtins.str = ...,
+        tuning_budget: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stall_limit", b"stall_limit", "stop_grace", b"stop_grace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget", "tuning_space", b"tuning_space", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,181 @@
+"""The plans that programs try at launch: those of the spaces of papers, best estimate first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from tessera.estimator import tuning_plans
+from tessera.estimator.cells import Setting
+from tessera.estimator.plans import shape_on
+from tessera.estimator.pricing.price import price_plan
+from tessera.estimator.runnable_plans import find_runnable_plan
+from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
+from tessera.estimator.workloads import CellEstimate, Estimator, catalogue_of, known_models
+from tessera.formulation.execution_plan import ExecutionPlan, Schedule
+from tessera.formulation.launch import TuningSpace
+from tessera.formulation.runtimes import COMMAND, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.values import Workload
+
+WORKLOADS = (
+    Workload(model="bert", params="1.3B", global_batch=64),
+    Workload(model="moe", params="1.3B", global_batch=64),
+    Workload(model="wide_resnet", params="1B", global_batch=64),
+)
+EVERY = 10**6
+
+
+@cache
+def an_estimator() -> Estimator:
+    return Estimator(catalogue_of(), known_models(WORKLOADS, ()))
+
+
+@cache
+def cells(workload: Workload, gpus: int) -> tuple[tuple[Setting, CellEstimate], ...]:
+    """Return the feasible Cells of a workload on a40s, with their settings."""
+    estimator = an_estimator()
+    found = []
+    for cell in estimator.cells(workload, "a40", gpus, nodes=2):
+        shape = shape_on(gpus, cell.record.cell.nodes, estimator.hardware["a40"].gpus_per_node)
+        assert shape is not None
+        if cell.record.plan is not None:
+            found.append((estimator.setting(workload, cell.record.cell, shape), cell))
+    return tuple(found)
+
+
+def every_cell() -> Iterator[tuple[Setting, ExecutionPlan]]:
+    for workload, gpus in product(WORKLOADS, (4, 8)):
+        for setting, cell in cells(workload, gpus):
+            assert cell.record.plan is not None
+            yield setting, cell.record.plan
+
+
+@pytest.mark.parametrize("space", TuningSpace)
+def test_plans_keep_all_but_the_division_fit_into_memory_and_are_ordered(
+    space: TuningSpace,
+) -> None:
+    for setting, plan in every_cell():
+        found = list_tuning_plans(setting, plan, COMMAND, space)
+        assert found is not None
+        assert found.plans
+        assert all(replace(other, stages=plan.stages) == plan for other in found.plans)
+        assert {other.pipeline_degree for other in found.plans} == {plan.pipeline_degree}
+        prices = [price_plan(setting, other) for other in found.plans]
+        assert all(price.overflow is None for price in prices)
+        times = [price.iter_time_s for price in prices]
+        assert times == sorted(times)
+        assert found.space_plans <= found.whole_plans
+
+
+def test_every_space_is_within_the_full_one_and_the_own_plan_is_in_halves() -> None:
+    for setting, plan in every_cell():
+        whole = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL)
+        assert whole is not None
+        if whole.whole_plans > 400:
+            continue
+        whole = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=EVERY)
+        assert whole is not None
+        for space in (TuningSpace.HALVES, TuningSpace.ARENA):
+            part = list_tuning_plans(setting, plan, COMMAND, space, most=EVERY)
+            assert part is not None
+            assert set(part.plans) <= set(whole.plans)
+            assert part.whole_plans == whole.space_plans
+            assert (space is TuningSpace.ARENA) or (plan in part.plans)
+
+
+def test_the_list_is_the_start_of_the_whole_space_by_estimates() -> None:
+    for setting, plan in every_cell():
+        few = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=5)
+        many = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=100)
+        assert few is not None
+        assert many is not None
+        assert few.space_plans == many.space_plans
+        best = price_plan(setting, many.plans[0]).iter_time_s
+        assert price_plan(setting, few.plans[0]).iter_time_s == pytest.approx(best, rel=0.02)
+
+
+def test_the_same_input_gives_the_same_list() -> None:
+    for space, (setting, plan) in product(TuningSpace, every_cell()):
+        first, second = (list_tuning_plans(setting, plan, COMMAND, space) for _ in range(2))
+        assert first == second
+
+
+def test_plans_that_a_runtime_refuses_or_that_ran_out_of_memory_are_left_out() -> None:
+    setting, cell = cells(WORKLOADS[0], 8)[1]
+    plan = cell.record.plan
+    assert plan is not None
+    all_of_them = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=EVERY)
+    runs = list_tuning_plans(setting, plan, MEGATRON, TuningSpace.FULL, most=EVERY)
+    assert all_of_them is not None
+    assert runs is not None
+    refuse_plan = RUNTIMES[MEGATRON].refuse_plan
+    assert runs.plans == tuple(p for p in all_of_them.plans if not refuse_plan(p))
+    gone = all_of_them.plans[0].digest
+    left = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, {gone}, EVERY)
+    assert left is not None
+    assert left.plans == all_of_them.plans[1:]
+    assert left.space_plans == all_of_them.space_plans
+
+
+def test_a_plan_that_cuts_between_coarse_layers_has_a_space_with_its_own_cuts() -> None:
+    setting, _ = cells(WORKLOADS[0], 8)[0]
+    price = find_runnable_plan(setting, TORCHRUN)
+    mega = find_runnable_plan(setting, MEGATRON)
+    assert price is not None
+    assert mega is not None
+    for plan in (price.plan, mega.plan):
+        found = list_tuning_plans(setting, plan, COMMAND, TuningSpace.HALVES)
+        assert found is not None
+        assert plan in found.plans
+
+
+def test_a_plan_without_a_space_has_none() -> None:
+    setting, cell = cells(WORKLOADS[0], 8)[1]
+    plan = cell.record.plan
+    assert plan is not None
+    assert plan.pipeline_degree == 2
+    context = replace(plan.stages[1], dp=1, tp=1, cp=plan.stages[1].gpus)
+    wide = replace(plan, stages=(plan.stages[0], context))
+    halves = [
+        replace(s, start=a, end=b)
+        for s, a, b in zip(plan.stages * 2, (0, 5, 10, 15), (5, 10, 15, plan.layers), strict=True)
+    ]
+    chunks = replace(
+        plan,
+        stages=tuple(halves),
+        chunks=2,
+        schedule=Schedule.INTERLEAVED,
+        micro_batch=plan.global_batch // 4,
+        accumulation=4,
+    )
+    for other in (wide, chunks):
+        assert list_tuning_plans(setting, other, COMMAND, TuningSpace.FULL) is None
+
+
+def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_one() -> None:
+    estimator = an_estimator()
+    pairs = list(product((COMMAND, TORCHRUN), TuningSpace))
+    for workload, gpus in product(WORKLOADS, (4, 8)):
+        for _, cell in cells(workload, gpus):
+            plan = cell.record.plan
+            assert plan is not None
+            records = record_tunings(estimator, cell.record, pairs)
+            assert all(set(record.plans) - {plan} for record in records)
+            assert all(record.plan == plan for record in records)
+            assert len({(record.runtime, record.space) for record in records}) == len(records)
+            refused = RUNTIMES[TORCHRUN].refuse_plan(plan)
+            assert not refused or {record.runtime for record in records} <= {COMMAND}
+
+
+def test_a_space_far_larger_than_the_list_is_counted_as_it_is() -> None:
+    setting, cell = cells(WORKLOADS[0], 8)[2]
+    plan = cell.record.plan
+    assert plan is not None
+    found = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL)
+    assert found is not None
+    assert len(found.plans) == tuning_plans.MAX_TUNING_PLANS
+    assert found.space_plans == found.whole_plans > 10_000
