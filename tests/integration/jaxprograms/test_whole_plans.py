@@ -52,7 +52,7 @@ def find_difference(result: Any, other: Any) -> float:
         (*other["losses"], other["evaluation"]),
         strict=True,
     )
-    return max(abs(one - two) for one, two in pairs)
+    return max(abs(float(one) - float(two)) for one, two in pairs)
 
 
 @pytest.mark.parametrize("name", [*PLANS, "DP 2 x TP 2"])

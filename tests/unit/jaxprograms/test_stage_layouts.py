@@ -1,4 +1,4 @@
-"""Where parameters, states and values of a stage are."""
+"""The places of parameters, states and values of a stage."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shard_shape(layout: StageLayout, division: PartitionSpec, *sizes: int) -> tu
     ],
 )
 def test_a_mesh_has_the_devices_of_its_stage(
-    degrees: dict[str, int], expected: tuple[int, ...]
+    degrees: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     assert _mesh_shape(Stage(start=0, end=1, **degrees)) == expected
 
