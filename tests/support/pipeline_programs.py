@@ -21,6 +21,7 @@ import optax
 from jax.experimental import serialize_executable
 
 from tessera.jax.build import build_engine
+from tessera.jax.hosts import prepare_devices
 from tessera.jax.pipelines import PipelineEngine
 from tessera.jax.plans import read_plan
 from tests.support.patience import PATIENCE_S
@@ -138,6 +139,7 @@ def _count_kept_parameters(engine: PipelineEngine, parameters: Any) -> int:
 
 def main() -> None:
     """Run the cases on stdin."""
+    prepare_devices()
     events: Counter[str] = Counter()
 
     def count(event: str, **_: str | int) -> None:

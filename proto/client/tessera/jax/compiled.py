@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -38,23 +37,6 @@ _FAULTS_OF_MOVES: Final = (AttributeError, ImportError, RuntimeError, TypeError,
 """What JAX's internal parts raise if they changed, or if the back end cannot serialize programs."""
 
 _CACHE_HITS: Final = "/jax/compilation_cache/cache_hits"
-
-
-def keep_programs() -> None:
-    """Let the persistent cache keep small programs too, if JAX_COMPILATION_CACHE_DIR names one.
-
-    JAX reads the folder from that variable by itself. Limits that the user's environment states
-    stay.
-    """
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    limits = {
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in limits.items():
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
 
 
 @dataclass(slots=True)
