@@ -89,7 +89,9 @@ class Training:
         prepare_devices()
         devices = jax.devices()
         batch = progress.global_batch(default=batch)
-        chosen = choose_plan(plan, len(model.layers), len(devices), batch, precision)
+        chosen = _set_precision(
+            current_plan(len(model.layers), len(devices), batch, default=plan), precision
+        )
         model.check_plan(chosen, len(devices), batch)
         self._data, self._seed = data, seed
         self._order = SampleOrder(samples=data.samples, batch=batch, seed=seed)
@@ -191,21 +193,6 @@ def train(
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
-
-
-def choose_plan(
-    stated: Plan | None, layers: int, devices: int, batch: int, precision: str | None
-) -> Plan:
-    """Return the plan of this start, or else the stated one, with the program's precision.
-
-    Raises:
-        PlanRefused: it cannot be run.
-    """
-    if stated is not None and progress.plan() is None:
-        plan = stated
-    else:
-        plan = current_plan(layers, devices, batch)
-    return _set_precision(plan, precision)
 
 
 def _set_precision(plan: Plan, precision: str | None) -> Plan:
