@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import serialize_executable
@@ -95,9 +97,10 @@ def _run_case(
     batches = some_batches(ITERATIONS)
     losses = []
     for iteration, words in enumerate(batches):
-        state, loss = engine.run_iteration(state, words, words, iteration)
+        with _count_reads() as reads:  # of the last iteration
+            state, loss = engine.run_iteration(state, words, words, iteration)
         losses.append(loss)
-    results: dict[str, Any] = {"losses": [float(loss) for loss in losses]}
+    results: dict[str, Any] = {"losses": [float(loss) for loss in losses], "reads": len(reads)}
     results["evaluation"] = float(engine.evaluate(state, batches[0], batches[0]))
     results["is_in_place"] = jax.tree.map(_place_of, state) == jax.tree.map(
         _place_of, engine.state_shapes()
@@ -115,6 +118,21 @@ def _run_case(
             plain[key] = train_plainly(model, optax.chain(*steps), start, [*batches, batches[0]])
         results["plain"] = plain[key]
     return results
+
+
+@contextmanager
+def _count_reads() -> Iterator[list[Any]]:
+    """Note each array that the host reads, which waits for the array to be computed."""
+    kind = type(jnp.zeros(()))
+    read = kind._value.fget
+    arrays: list[Any] = []
+
+    def note(array: Any) -> Any:
+        arrays.append(array)
+        return read(array)
+
+    with patch.object(kind, "_value", property(note)):
+        yield arrays
 
 
 def _refuse_to_serialize(_: Any) -> Any:
