@@ -26,12 +26,12 @@ from tessera.jax.build import build_engine
 from tessera.jax.hosts import prepare_devices
 from tessera.jax.pipelines import PipelineEngine
 from tessera.jax.plans import read_plan
+from tests.support.jax_programs import FAST_COMPILATION, ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.pipeline_models import a_language_model, some_batches, train_plainly
 
 ITERATIONS = 8
 DEVICES = 8
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str, Any]:
@@ -45,10 +45,11 @@ def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str,
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} {FAST_COMPILATION}",
             **environment,
         },
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     results: dict[str, Any] = json.loads(done.stdout)
@@ -123,7 +124,7 @@ def _run_case(
 @contextmanager
 def _count_reads() -> Iterator[list[Any]]:
     """Note each array that the host reads, which waits for the array to be computed."""
-    kind = type(jnp.zeros(()))
+    kind: Any = type(jnp.zeros(()))
     read = kind._value.fget
     arrays: list[Any] = []
 

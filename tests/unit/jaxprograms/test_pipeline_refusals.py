@@ -1,4 +1,4 @@
-"""What pipelines refuse, and batches of other types. One device is enough: two chunks share it."""
+"""Refusals of pipelines, and batches of other types. One device is enough: two chunks share it."""
 
 from __future__ import annotations
 

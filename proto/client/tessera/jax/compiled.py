@@ -10,9 +10,9 @@ its own. What was seen with JAX 0.10.2 on virtual CPU devices:
 * A program from the persistent cache cannot be serialized again: its functions are then missing
   when it runs. Such a program is not moved; the other stages are compiled, and cached, too.
 * On GPUs the persistent cache does not distinguish devices, so equal stages find each other there.
+  This was read in JAX's source and not tried. So programs are moved on CPUs only.
 
-All of this uses internal parts of JAX. Where they fail, each stage is compiled, which only takes
-longer.
+Moving uses internal parts of JAX. Where they fail, each stage is compiled, which only takes longer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ Program: TypeAlias = jax.stages.Compiled
 
 _FAULTS_OF_MOVES: Final = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What JAX's internal parts raise if they changed, or if the back end cannot serialize programs."""
+
+_MOVING_PLATFORMS: Final = ("cpu",)
+"""Back ends on which moved programs were seen to compute the same."""
 
 _CACHE_HITS: Final = "/jax/compilation_cache/cache_hits"
 
@@ -103,8 +106,9 @@ class ProgramLibrary:
         program = jitted.lower(*arguments).compile()
         self.compilations += 1
         if shared is None:
-            is_new = _count_hits() == hits
-            shared = self._shared[whole_key] = _SharedProgram(note(), is_new)
+            is_new, platform = _count_hits() == hits, place[0].platform
+            is_movable = is_new and platform in _MOVING_PLATFORMS
+            shared = self._shared[whole_key] = _SharedProgram(note(), is_movable)
         shared.programs[place] = program
         return program, note()
 
