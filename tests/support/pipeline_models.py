@@ -19,7 +19,8 @@ BATCH = 16
 
 
 def _draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.uniform(key, shape, minval=-0.5, maxval=0.5)  # compiled sooner than normal
+    values: jax.Array = jax.random.uniform(key, shape, minval=-0.5, maxval=0.5)
+    return values  # compiled sooner than those of a normal distribution
 
 
 def _init_words(key: jax.Array) -> Any:
