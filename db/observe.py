@@ -336,15 +336,15 @@ def _change(
 ) -> JobChange | None:
     """Return the change of a job, or None.
 
-    Success has precedence over failure, and failure over running. A program that its runtime
-    refuses is not tried again.
+    Success has precedence over failure, and failure over running. A reason that is final
+    is not tried again.
     """
     state = JobState(row.state)
     if leader is not None and leader.phase == "succeeded" and is_allowed(state, JobEvent.FINISH):
         return JobChange(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
         reason, error = failed.exit_reason, failed.error[:MAX_ERROR_CHARS]
-        is_final = reason is ExitReason.REFUSED or row.retries + 1 > row.max_retries
+        is_final = (reason is not None and reason.is_final) or row.retries + 1 > row.max_retries
         event = JobEvent.FAIL if is_final else JobEvent.CRASH
         words = [reason.sentence] if reason is not None else []
         detail = f"on {failed.node}: {': '.join([*words, error] if error else words)}"

@@ -16,7 +16,8 @@ class ExitReason(StrEnum):
     order is the cause.
     """
 
-    REFUSED = "refused"  # the runtime cannot run the command or the plan; trying again is pointless
+    REFUSED = "refused"  # the runtime or the program cannot run this; trying again is pointless
+    LOSS_NOT_FINITE = "loss_not_finite"  # the same samples would lead there again
     OUT_OF_MEMORY = "out_of_memory"  # of a GPU or of the host: its execution plan does not fit
     GPU_FAILED = "gpu_failed"
     BAD_CHECKPOINT = "bad_checkpoint"
@@ -26,6 +27,11 @@ class ExitReason(StrEnum):
     ERROR = "error"  # it exited with an error
 
     @property
+    def is_final(self) -> bool:
+        """Return whether trying again is pointless."""
+        return self in (ExitReason.REFUSED, ExitReason.LOSS_NOT_FINITE)
+
+    @property
     def sentence(self) -> str:
         """Return the reason in words, without a full stop."""
         return _SENTENCES[self]
@@ -33,6 +39,7 @@ class ExitReason(StrEnum):
 
 _SENTENCES: Final = {
     ExitReason.REFUSED: "the runtime refused it, so it is not tried again",
+    ExitReason.LOSS_NOT_FINITE: "its loss is not a finite number, so it is not tried again",
     ExitReason.OUT_OF_MEMORY: "it ran out of memory",
     ExitReason.GPU_FAILED: "a GPU failed",
     ExitReason.BAD_CHECKPOINT: "it could not go on from its checkpoint",

@@ -41,6 +41,9 @@ DEEPSPEED: Final = "deepspeed"
 MEGATRON: Final = "megatron"
 """Runs a script of Megatron-LM once for each GPU, with the plan as Megatron's arguments."""
 
+JAX: Final = "jax"
+"""Runs a script in JAX once on each node, which uses ``tessera.jax`` and can run most plans."""
+
 FAIL_AT: Final = "fail-at"
 """The only command of a replayed job, for testing failures.
 
@@ -138,6 +141,27 @@ def _refuse_for_megatron(plan: ExecutionPlan) -> str:
     return ""
 
 
+def _refuse_for_jax(plan: ExecutionPlan) -> str:
+    """Return why ``tessera.jax`` cannot run ``plan``, or ""."""
+    if any(stage.cp > 1 for stage in plan.stages):
+        return "divides sequences within attention (cp), which tessera.jax cannot"
+    if plan.precision not in (Precision.F32, Precision.BF16):
+        return f"computes in {plan.precision}, and tessera.jax in f32 or bf16"
+    if plan.pipeline_degree > 1 and len(plan.shape) > 1:
+        return "has pipeline stages on several nodes, and tessera.jax runs those on one"
+    if len(plan.stages) > 1 and plan.offload is not Offload.NONE:
+        return "offloads the states of pipeline stages, which tessera.jax cannot"
+    for stage in plan.stages:
+        on_replicas = stage.dp % stage.ep == 0
+        on_all = stage.ep % stage.dp == 0 and stage.tp % (stage.ep // stage.dp) == 0
+        if not (on_replicas or on_all):
+            return (
+                f"divides experts over {stage.ep} GPUs, which do not form whole parts of"
+                f" {stage.dp} x {stage.tp}"
+            )
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """A runtime's abilities, by which servers judge jobs before they are queued.
@@ -189,6 +213,13 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         refuse_plan=_refuse_for_megatron,
         runs_any_plan=False,
         ranks_are_gpus=True,
+    ),
+    JAX: Capabilities(
+        trains=True,
+        check_command=_check_script,
+        refuse_plan=_refuse_for_jax,
+        runs_any_plan=False,
+        tunes=True,
     ),
 }
 """The runtimes of this release, by name."""

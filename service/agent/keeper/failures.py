@@ -30,8 +30,16 @@ ERROR_LINE = re.compile(
 RANK_EXIT = re.compile(r"^\s*rank\s*: (?P<rank>\d+)\b.*\n\s*exitcode\s*: (?P<status>-?\d+)", re.M)
 """A failed rank in the report of PyTorch's launcher. The last one in it is the first that failed."""
 
+STATED_REASONS = frozenset(
+    {"refused", "bad_checkpoint", "loss_not_finite", "out_of_memory", "error"}
+)
+"""The kinds of failure that a program may state itself (``tessera.progress.fail``)."""
+
 MAX_TEXT = 300
 """Characters of an error that are shown."""
+
+MAX_STATEMENT = 1000
+"""Characters of an error that a program stated."""
 
 
 def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_kernel: bool) -> str:
@@ -67,6 +75,17 @@ def describe(status: int, outputs: dict[str, str]) -> str:
         return f"{what} {how}, and wrote no message"
     name, line = lines[0]
     return f"{what} {how}; {name} says: {line[:MAX_TEXT]}"
+
+
+def read_statement(stated: dict[str, object] | None) -> tuple[str, str] | None:
+    """Return the kind of failure and the sentence that a program stated, or None without either."""
+    if stated is None:
+        return None
+    reason, message = stated.get("reason"), stated.get("message")
+    if not isinstance(message, str) or not message.strip():
+        return None
+    text = " ".join(message.split())[:MAX_STATEMENT]
+    return (reason if isinstance(reason, str) and reason in STATED_REASONS else "error"), text
 
 
 def _root_cause(text: str) -> re.Match[str] | None:

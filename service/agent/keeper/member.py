@@ -331,6 +331,8 @@ class MemberRun:
             killed_by_kernel=self._ranks.killed_by_kernel(),
         )
         error = failures.describe(status, outputs)
+        if stated := self._read_failure():
+            reason, error = stated
         if self._resumed is not None and not began and reason in ("bad_checkpoint", "killed"):
             self._note_start(error)
         return {"outcome": "failed", "reason": reason, "error": error}
@@ -343,6 +345,15 @@ class MemberRun:
             self._store.note_start(self._resumed, error)
         except (OSError, StaleGeneration, ValueError) as problem:
             self._reporter.remark = str(problem)
+
+    def _read_failure(self) -> tuple[str, str] | None:
+        """Return the kind of failure and the sentence that the program stated, or None."""
+        path = os.path.join(self._spec.outbox, "failure.json")
+        try:
+            return failures.read_statement(read_json(path, MAX_PROGRESS_BYTES))
+        except (OSError, ValueError) as error:
+            self._reporter.remark = f"the program's reason cannot be read: {error}"
+            return None
 
     def _report(self) -> None:
         """Report to the agent. Of a member that does not lead, the report says that it runs."""

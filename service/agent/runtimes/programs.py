@@ -59,6 +59,9 @@ LOGS: Final = "logs"
 TUNING_FILE: Final = "tuning.json"
 """The file with the plans that a program may try at launch, and the budget for that."""
 
+CLIENT_MODULES: Final = ("progress", "jax")
+"""The modules of tessera-client that programs may import without installing it."""
+
 SHARE_OF_MEMORY: Final = 0.95
 """The share of a node's memory that its jobs may use together."""
 
@@ -368,13 +371,17 @@ def _equal_parts(gpus: int, nodes: int) -> tuple[int, ...]:
 
 
 def copy_client(site: Path) -> None:
-    """Put the module ``tessera.progress`` where the program finds it."""
-    found = importlib.util.find_spec("tessera.progress")
-    if found is None or found.origin is None:
-        raise FileNotFoundError("tessera.progress is not installed; install tessera-client again")
-    folder = site / "tessera" / "progress"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(found.origin, folder / "__init__.py")
+    """Put the modules that programs may import where the program finds them. None is imported."""
+    for name in CLIENT_MODULES:
+        found = importlib.util.find_spec(f"tessera.{name}")
+        if found is None or found.origin is None:
+            raise FileNotFoundError(
+                f"tessera.{name} is not installed; install tessera-client again"
+            )
+        folder = site / "tessera" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in Path(found.origin).parent.glob("*.py"):
+            shutil.copy(file, folder)
 
 
 def _open_to_user(inbox: Path) -> None:

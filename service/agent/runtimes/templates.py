@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import COMMAND, DEEPSPEED, MEGATRON, TORCHRUN
+from tessera.formulation.runtimes import COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
 from tessera.service.agent.runtimes.arguments.deepspeed import deepspeed_arguments
+from tessera.service.agent.runtimes.arguments.jax import jax_arguments
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
@@ -33,5 +34,6 @@ TEMPLATES: Final[Mapping[str, Template]] = {
     TORCHRUN: torchrun_arguments,
     DEEPSPEED: deepspeed_arguments,
     MEGATRON: megatron_arguments,
+    JAX: jax_arguments,
 }
 """The templates by runtime."""

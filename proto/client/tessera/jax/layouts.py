@@ -26,6 +26,7 @@ DATA: Final = ("replica", "expert_replica")
 """The axes that divide the samples of a micro-batch."""
 
 _DIVIDED: Final = {
+    "data": DATA,
     TENSOR: ("expert_tensor", "whole_tensor"),
     EXPERT: ("expert_replica", "expert_tensor"),
 }
@@ -88,23 +89,34 @@ class StageLayout:
         self, layer: Layer, path: str, shape: Sequence[int], is_spread: bool
     ) -> PartitionSpec:
         stated = layer.divisions.get(path, PartitionSpec())
-        axes: list[tuple[str, ...]] = []
-        for axis, size in enumerate(shape):
-            name = stated[axis] if axis < len(stated) else None
-            wanted = _DIVIDED[name] if name else ()
-            over = tuple(n for n in wanted if not any(n in used for used in axes))
-            if size % self._ways(over):
+        names = [*stated, *([None] * (len(shape) - len(stated)))]
+        axes = _divide_axes(names)
+        for axis, over in enumerate(axes):
+            if shape[axis] % self._ways(over):
                 raise PlanRefused(
                     f"layer {layer.name!r}: {self._ways(over)} devices cannot divide axis {axis} of"
-                    f" {path!r}, which has {size} elements; use a plan with a smaller degree"
+                    f" {path!r}, which has {shape[axis]} elements; use a plan with a smaller degree"
                 )
-            axes.append(over)
         if is_spread:
             _spread(axes, shape, [n for n in DATA if not any(n in used for used in axes)], self)
         return PartitionSpec(*(over or None for over in axes))
 
     def _ways(self, axes: Sequence[str]) -> int:
         return int(np.prod([self.mesh.shape[name] for name in axes], dtype=np.int64))
+
+
+def _divide_axes(names: Sequence[str | None]) -> list[tuple[str, ...]]:
+    """Return the axes of the mesh for each axis of an array, which names a division or None.
+
+    Experts take theirs first. What divides layers then has the rest, whatever the order of axes.
+    """
+    axes: list[tuple[str, ...]] = [()] * len(names)
+    for kind in ("data", EXPERT, TENSOR):
+        for place, name in enumerate(names):
+            if name == kind:
+                taken = {n for over in axes for n in over}
+                axes[place] = tuple(n for n in _DIVIDED[kind] if n not in taken)
+    return axes
 
 
 def _spread(
@@ -171,16 +183,17 @@ def constrain(values: jax.Array, *axes: str | None) -> jax.Array:
 
     Layers may call this, e.g. for the tokens of each expert. It changes where values are, and never
     what they are. Outside of a training program, and where an axis cannot be divided equally, it
-    does nothing. Axes of samples are named ``"data"``.
+    does nothing. Axes of samples are named ``"data"``. A function that calls this must not be under a
+    ``jax.jit`` of its own, which would keep the places of another plan.
     """
     layout = _LAYOUT.get()
     if layout is None:
         return values
-    over: list[tuple[str, ...]] = []
-    for size, name in zip(values.shape, axes, strict=False):
-        wanted = DATA if name == "data" else _DIVIDED.get(name, ()) if name else ()
-        free = tuple(n for n in wanted if not any(n in used for used in over))
-        over.append(free if size % layout._ways(free) == 0 else ())
-    spec = PartitionSpec(*(names or None for names in over))
+    names = [*axes, *([None] * (values.ndim - len(axes)))]
+    over = [
+        wanted if size % layout._ways(wanted) == 0 else ()
+        for size, wanted in zip(values.shape, _divide_axes(names), strict=True)
+    ]
+    spec = PartitionSpec(*(wanted or None for wanted in over))
     placed: jax.Array = jax.lax.with_sharding_constraint(values, NamedSharding(layout.mesh, spec))
     return placed

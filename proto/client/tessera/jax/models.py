@@ -39,7 +39,8 @@ class Layer:
     ``init(key)`` returns the parameters, in float32. ``apply(params, values)`` returns the values
     for the next layer. Both must be pure. If ``is_random``, ``apply(params, values, keys)`` gets a
     PRNG key for each sample, which depends on the seed, the iteration, the layer and the place of
-    the sample in the global batch. Its results then do not depend on the plan.
+    the sample in the global batch. Its results then do not depend on the plan. In an evaluation,
+    ``keys`` is None: a dropout, for instance, then drops nothing.
 
     ``divisions`` says which axes of which parameters tensor and expert parallelism divide, e.g.
     ``{"up/kernel": PartitionSpec(None, TENSOR)}``. A name is the path of a parameter, with ``/``
@@ -166,6 +167,9 @@ def _check_divisions(layer: Layer, leaves: Mapping[str, Any]) -> None:
                 f"layer {layer.name!r} divides {len(spec)} axes of {path!r}, which has"
                 f" {leaves[path].ndim}"
             )
+        stated = [axis for axis in spec if axis is not None]
+        if len(stated) != len(set(stated)):
+            raise ModelRefused(f"layer {layer.name!r} divides two axes of {path!r} over the same")
         for axis in spec:
             if axis not in (None, TENSOR, EXPERT):
                 raise ModelRefused(

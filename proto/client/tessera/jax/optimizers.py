@@ -22,6 +22,8 @@ HOST_MEMORY = "pinned_host"
 
 def lay_parameters(layer: Layer, shapes: Params, layout: StageLayout, plan: Plan) -> Params:
     """Return the shapes of a layer's parameters with their shardings. Raises PlanRefused."""
+    if plan.offload == "parameters" and plan.zero < 3:
+        raise PlanRefused("an offload of parameters needs ZeRO stage 3; state zero 3 in the plan")
     places = layout.parameters(layer, shapes)
     return place_shapes(shapes, _offload(places, layout, plan.offload == "parameters"))
 
@@ -35,21 +37,24 @@ def lay_optimizer(
 ) -> OptimizerState:
     """Return the shapes of the optimizer's state for a layer, with their shardings.
 
-    What has the shape of a parameter is divided as ``StageLayout.states`` says, and the rest is
-    whole on each device.
+    What has the shape of a parameter is divided as ``StageLayout.states`` says. The rest, e.g. a
+    count, is whole on each device, also if the plan offloads.
 
     Raises:
         PlanRefused: an axis cannot be divided, or the devices cannot offload.
     """
+    whole = layout.whole()
+    divided = _offload(layout.states(layer, shapes), layout, plan.offload != "none")
     states = jax.eval_shape(optimizer.init, shapes)
     places = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda _, place: place,
+        lambda state, shape, place: place if state.shape == shape.shape else whole,
         states,
-        layout.states(layer, shapes),
-        transform_non_params=lambda _: layout.whole(),
+        shapes,
+        divided,
+        transform_non_params=lambda _: whole,
     )
-    return place_shapes(states, _offload(places, layout, plan.offload != "none"))
+    return place_shapes(states, places)
 
 
 def place_shapes(shapes: Any, places: Any) -> Any:
@@ -88,7 +93,7 @@ def take_steps(
 
 def add_squares(gradients: Any) -> jax.Array:
     """Return the sum of the squares of gradients, a float32 scalar. It is traced by JAX."""
-    squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     return sum(squares, jnp.zeros((), jnp.float32))
 
 
@@ -115,13 +120,12 @@ def _offload(places: Any, layout: StageLayout, is_offloaded: bool) -> Any:
     """Return the same shardings in the host's memory, if they are offloaded."""
     if not is_offloaded:
         return places
-    device = layout.mesh.devices.flat[0]
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if HOST_MEMORY not in kinds:
-        raise PlanRefused(
-            f"the plan offloads, but {device.device_kind} has no memory {HOST_MEMORY!r}; use a plan"
-            " without offload"
-        )
+    for device in layout.mesh.local_devices:  # each process can ask its own devices only
+        if HOST_MEMORY not in {memory.kind for memory in device.addressable_memories()}:
+            raise PlanRefused(
+                f"the plan offloads, but {device.device_kind} has no memory {HOST_MEMORY!r}; use a"
+                " plan without offload"
+            )
 
     def move(place: NamedSharding) -> NamedSharding:
         return place.with_memory_kind(HOST_MEMORY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -43,17 +43,19 @@ def trace_layers(layers: Sequence[Layer], layout: StageLayout, plan: Plan, seed:
     divided between layers as the layout says, and parameters that ZeRO divides are collected for
     the layer that uses them.
     """
-    gathered = replace(layout, zero=0)
+    gathered = replace(layout, zero=0) if layout.zero >= 3 else None
 
     def run(parameters: Sequence[Params], values: Values, draws: Draws | None) -> Values:
+        functions: dict[Hashable, Callable[..., Values]] = {}
         with tracing_on(layout):
             for place, (layer, own) in enumerate(zip(layers, parameters, strict=True)):
                 values = jax.lax.with_sharding_constraint(values, layout.values(values))
                 keys = None
                 if layer.is_random and draws is not None:
                     keys = _sample_keys(seed, draws, place, _count_samples(values))
-                apply = _prepare(layer, gathered if layout.zero >= 3 else None, plan)
-                values = apply(own, values, keys)
+                if layer.kind not in functions:
+                    functions[layer.kind] = _prepare(layer, gathered, plan)
+                values = functions[layer.kind](own, values, keys)
             return jax.lax.with_sharding_constraint(values, layout.values(values))
 
     return run
@@ -80,13 +82,17 @@ def _sample_keys(seed: int, draws: Draws, place: int, samples: int) -> jax.Array
 
 
 def _prepare(layer: Layer, gathered: StageLayout | None, plan: Plan) -> Callable[..., Values]:
-    """Return the function of a layer with the plan's precision and recomputation."""
+    """Return the function of a layer with the plan's precision and recomputation.
+
+    It is a new one for each trace. JAX keeps what it traced of old ones, perhaps for another layout.
+    Parameters are collected after the cast, so that fewer bytes are sent.
+    """
 
     def apply(own: Params, values: Values, keys: jax.Array | None) -> Values:
-        if gathered is not None:
-            own = jax.lax.with_sharding_constraint(own, gathered.parameters(layer, own))
         if plan.precision == "bf16":
             own, values = _cast(own, jnp.bfloat16), _cast(values, jnp.bfloat16)
+        if gathered is not None:
+            own = jax.lax.with_sharding_constraint(own, gathered.parameters(layer, own))
         return layer.apply(own, values, keys) if layer.is_random else layer.apply(own, values)
 
     if plan.recomputation == "full":

@@ -54,7 +54,7 @@ def permute(values: Ints, size: int, key: tuple[int, int]) -> Ints:
     The permutation follows from ``key``, a seed and an epoch.
     """
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).astype(np.uint64)
     words = _encrypt(values.astype(np.uint64), half, keys)
     while (outside := words >= size).any():
         words[outside] = _encrypt(words[outside], half, keys)

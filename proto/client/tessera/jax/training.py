@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import jax
 import optax
@@ -24,7 +24,7 @@ from tessera.jax.errors import (
     PlanRefused,
     TrainingError,
 )
-from tessera.jax.hosts import agree, join_hosts, leads
+from tessera.jax.hosts import agree, leads, prepare_devices
 from tessera.jax.models import Model, Values
 from tessera.jax.plans import Plan, current_plan, read_plan
 from tessera.jax.purity import check_model
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Loader = Callable[[Ints], tuple[Values, Values]]
 """A function from samples, of shape (n,), to their inputs and targets: arrays of n rows."""
 
-_REASONS: dict[type[TrainingError], str] = {
+_REASONS: Final[dict[type[TrainingError], str]] = {
     PlanRefused: "refused",
     ModelRefused: "refused",
     CheckpointRefused: "bad_checkpoint",
@@ -75,8 +75,6 @@ class Training:
     ) -> None:
         """Read the plan and the checkpoint of this start, and place the state accordingly.
 
-        If the job asks for it, plans are tried first, and the fastest is used.
-
         ``batch`` is the global batch where Tessera gives none, and ``plan`` likewise. ``precision``
         replaces that of the plan.
 
@@ -86,23 +84,22 @@ class Training:
             CheckpointRefused: the checkpoint is damaged, or of another model.
             HostsMissing: the hosts of the job did not meet.
         """
-        join_hosts()
-        use_compilation_cache()
+        prepare_devices()
         devices = jax.devices()
         batch = progress.global_batch(default=batch)
         chosen = choose_plan(plan, len(model.layers), len(devices), batch, precision)
         model.check_plan(chosen, len(devices), batch)
         self._data, self._seed = data, seed
         self._order = SampleOrder(samples=data.samples, batch=batch, seed=seed)
-        inputs, targets = data.load(self._order.samples_of(0)[: chosen.micro_batch])
+        inputs, targets = data.load(self._order.samples_of(0))
         check_model(model, inputs, targets)
 
-        def make_engine(plan: Plan) -> Engine:
-            used = replace(plan, precision=precision) if precision else plan
-            return build_engine(model, optimizer, used, devices, seed=seed, clip_norm=clip_norm)
+        def make_engine(tried: Plan) -> Engine:
+            tried = _set_precision(tried, precision)
+            return build_engine(model, optimizer, tried, devices, seed=seed, clip_norm=clip_norm)
 
-        tuned = tune(make_engine, lambda: data.load(self._order.samples_of(0)), seed)
-        self.engine: Engine = make_engine(chosen if tuned is None else read_plan(tuned))
+        tuned = tune(make_engine, inputs, targets, seed)
+        self.engine: Engine = make_engine(read_plan(tuned) if tuned else chosen)
         self.iterations = 0
         self._saved_iterations = -1
         self.state: TrainState = self._first_state()
@@ -202,17 +199,15 @@ def choose_plan(
     Raises:
         PlanRefused: it cannot be run.
     """
-    is_given = progress.plan() is not None or stated is None
-    plan = current_plan(layers, devices, batch) if is_given else stated
-    assert plan is not None
+    if stated is not None and progress.plan() is None:
+        plan = stated
+    else:
+        plan = current_plan(layers, devices, batch)
+    return _set_precision(plan, precision)
+
+
+def _set_precision(plan: Plan, precision: str | None) -> Plan:
     return replace(plan, precision=precision) if precision else plan
-
-
-def use_compilation_cache() -> None:
-    """Keep all compiled programs in the directory of JAX_COMPILATION_CACHE_DIR, if it is set."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _run(

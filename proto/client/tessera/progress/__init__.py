@@ -39,7 +39,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = [
     "begin_tuning",
@@ -47,6 +47,7 @@ __all__ = [
     "checkpoint_path",
     "checkpoint_requested",
     "end_tuning",
+    "fail",
     "global_batch",
     "is_first_rank",
     "iterations_total",
@@ -89,7 +90,8 @@ def report(iterations: int, loss: float | None = None, memory_bytes: int | None 
         _State.latest["iterations"] = int(iterations)
         _State.latest["time_s"] = time.monotonic()
         if loss is not None:
-            _State.latest["loss"] = float(loss)
+            value = float(loss)
+            _State.latest["loss"] = value if math.isfinite(value) else str(value)  # JSON has no NaN
         if memory_bytes is not None:
             _State.latest["memory_bytes"] = int(memory_bytes)
         wait_s = _State.written_s + REPORT_S - time.monotonic()
@@ -99,6 +101,24 @@ def report(iterations: int, loss: float | None = None, memory_bytes: int | None 
             _State.timer = threading.Timer(wait_s, _write_rest)
             _State.timer.daemon = True
             _State.timer.start()
+
+
+def fail(reason: str, message: str) -> NoReturn:
+    """End this process with status 1, and report why, in one sentence.
+
+    ``reason`` is "refused" (the program cannot run this plan), "bad_checkpoint", "loss_not_finite",
+    "out_of_memory" or "error". Tessera does not try a job again that was refused, or whose loss is
+    not finite. Any rank may call it.
+    """
+    with _LOCK:
+        if _State.timer is not None:
+            _State.timer.cancel()
+            _State.timer = None
+        _write_progress()
+        _write_failure(reason, message)
+    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    raise SystemExit(1)
 
 
 def checkpoint_path(iterations: int) -> Path:
@@ -257,6 +277,22 @@ def _write_progress() -> None:
         if str(error) != _State.problem:
             sys.stderr.write(f"tessera.progress: the progress cannot be reported: {error}\n")
         _State.problem = str(error)
+
+
+def _write_failure(reason: str, message: str) -> None:
+    """Write why this process ends, next to the progress file. The first rank that fails counts."""
+    path = os.environ.get("TESSERA_PROGRESS_FILE", "")
+    if not path:
+        return
+    try:
+        with open(
+            os.path.join(os.path.dirname(path), "failure.json"), "x", encoding="utf-8"
+        ) as file:
+            json.dump({"reason": reason, "message": message}, file)
+    except FileExistsError:
+        pass  # another rank failed before
+    except OSError as error:
+        sys.stderr.write(f"tessera.progress: the failure cannot be reported: {error}\n")
 
 
 def _write_rest() -> None:

@@ -44,7 +44,11 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     EXIT_GPU_FAILED: _ExitReason.ValueType  # 7
     """A GPU failed or vanished."""
     EXIT_REFUSED: _ExitReason.ValueType  # 8
-    """The runtime cannot run the command or the execution plan. Trying again is pointless."""
+    """The runtime or the program cannot run the command or the execution plan. Trying again is
+    pointless.
+    """
+    EXIT_LOSS_NOT_FINITE: _ExitReason.ValueType  # 9
+    """The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """The reason why a program ended without success."""
@@ -67,7 +71,11 @@ EXIT_BAD_CHECKPOINT: ExitReason.ValueType  # 6
 EXIT_GPU_FAILED: ExitReason.ValueType  # 7
 """A GPU failed or vanished."""
 EXIT_REFUSED: ExitReason.ValueType  # 8
-"""The runtime cannot run the command or the execution plan. Trying again is pointless."""
+"""The runtime or the program cannot run the command or the execution plan. Trying again is
+pointless.
+"""
+EXIT_LOSS_NOT_FINITE: ExitReason.ValueType  # 9
+"""The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
