@@ -15,13 +15,19 @@ from tessera.formulation.runtimes import JAX
 from tessera.formulation.values import Workload
 from tessera.service.cli.demo.stack import run_stack
 from tessera.service.rpc.convert import job_spec_to_proto
-from tessera.v1 import jobs_pb2
+from tessera.v1 import estimates_pb2, jobs_pb2
 from tests.support.programs import train
 from tests.support.system import User, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
 
 GPUS = 4
-BERT = Workload(model="bert", params="760M", global_batch=64)
+OWL = Workload(model="owl", params="1B", global_batch=64)
+OWL_MODEL = estimates_pb2.Model(
+    model=OWL.model,
+    params=OWL.params,
+    architecture='{"architecture": "transformer", "layers": 14, "hidden": 2048, "heads": 16,'
+    ' "sequence": 1024, "vocabulary": 32000, "dtype": "bf16"}',
+)
 PICKS_THE_LAST = """
 import json
 from tessera import progress
@@ -48,6 +54,8 @@ def lab() -> Iterator[TrainingLab]:
         User(stack) as user,
         TrainingLab(stack, user, "tuning") as lab,
     ):
+        models = estimates_pb2.UpsertModelsRequest(parent=lab.parent, models=[OWL_MODEL])
+        user.insist(lambda r: r.estimates.UpsertModels(models))
         lab.program_agent("n0", GPUS)
         yield lab
 
@@ -69,7 +77,7 @@ def test_the_plan_that_a_program_picked_is_the_jobs_and_that_of_its_next_start(
     script.write_text(PICKS_THE_LAST + train(WAIT))
     spec = JobSpec(
         name="",
-        workload=BERT,
+        workload=OWL,
         iterations=10**9,
         requested_gpus=GPUS,
         min_gpus=GPUS,
