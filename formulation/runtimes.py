@@ -149,8 +149,6 @@ def _refuse_for_jax(plan: ExecutionPlan) -> str:
         return f"computes in {plan.precision}, and tessera.jax in f32 or bf16"
     if plan.pipeline_degree > 1 and len(plan.shape) > 1:
         return "has pipeline stages on several nodes, and tessera.jax runs those on one"
-    if len(plan.stages) > 1 and plan.offload is not Offload.NONE:
-        return "offloads the states of pipeline stages, which tessera.jax cannot"
     for stage in plan.stages:
         on_replicas = stage.dp % stage.ep == 0
         on_all = stage.ep % stage.dp == 0 and stage.tp % (stage.ep // stage.dp) == 0

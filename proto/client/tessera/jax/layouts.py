@@ -42,6 +42,11 @@ class StageLayout:
     zero: int
     sequence_axis: int | None = None
 
+    def divides_as(self, other: StageLayout) -> bool:
+        """Return whether another stage divides everything in the same way, on its own devices."""
+        mine, its = self.stage, other.stage
+        return (mine.dp, mine.tp, mine.ep, mine.sp) == (its.dp, its.tp, its.ep, its.sp)
+
     def parameters(self, layer: Layer, shapes: Params) -> Params:
         """Return the sharding of each parameter of a layer.
 

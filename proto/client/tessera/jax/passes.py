@@ -88,17 +88,26 @@ def _prepare(layer: Layer, gathered: StageLayout | None, plan: Plan) -> Callable
     Parameters are collected after the cast, so that fewer bytes are sent.
     """
 
+    collected: set[Any] = set()
+
+    def may_be_kept(*_: Any, sharding: Any = None, **__: Any) -> bool:
+        return sharding not in collected
+
     def apply(own: Params, values: Values, keys: jax.Array | None) -> Values:
         if plan.precision == "bf16":
             own, values = _cast(own, jnp.bfloat16), _cast(values, jnp.bfloat16)
         if gathered is not None:
-            own = jax.lax.with_sharding_constraint(own, gathered.parameters(layer, own))
+            places = gathered.parameters(layer, own)
+            collected.update(jax.tree.leaves(places))
+            own = jax.lax.with_sharding_constraint(own, places)
         return layer.apply(own, values, keys) if layer.is_random else layer.apply(own, values)
 
     if plan.recomputation == "full":
         return jax.checkpoint(apply)
     if plan.recomputation == "selective":
         return jax.checkpoint(apply, policy=SELECTIVE)
+    if gathered is not None:  # a backward pass collects again: copies would undo the division
+        return jax.checkpoint(apply, policy=may_be_kept)
     return apply
 
 

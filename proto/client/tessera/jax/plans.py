@@ -124,8 +124,8 @@ def read_plan(plain: Mapping[str, Any]) -> Plan:
         raise PlanRefused(f"the plan cannot be read: {error}; update tessera-client") from error
 
 
-def current_plan(layers: int, devices: int, global_batch: int) -> Plan:
-    """Return the plan of this start, or data parallelism on all devices if there is none.
+def current_plan(layers: int, devices: int, global_batch: int, default: Plan | None = None) -> Plan:
+    """Return the plan of this start, or the default, or data parallelism on all devices.
 
     Raises:
         PlanRefused: the plan cannot be run.
@@ -133,6 +133,8 @@ def current_plan(layers: int, devices: int, global_batch: int) -> Plan:
     plain = progress.plan()
     if plain is not None:
         return read_plan(plain)
+    if default is not None:
+        return default
     dp = next(n for n in range(min(devices, global_batch), 0, -1) if global_batch % n == 0)
     return Plan(stages=(Stage(start=0, end=layers, dp=dp),), micro_batch=global_batch)
 

@@ -75,6 +75,8 @@ class Training:
     ) -> None:
         """Read the plan and the checkpoint of this start, and place the state accordingly.
 
+        If the job asks for it, plans are tried first, and the fastest is used.
+
         ``batch`` is the global batch where Tessera gives none, and ``plan`` likewise. ``precision``
         replaces that of the plan.
 
@@ -87,18 +89,20 @@ class Training:
         prepare_devices()
         devices = jax.devices()
         batch = progress.global_batch(default=batch)
-        chosen = choose_plan(plan, len(model.layers), len(devices), batch, precision)
+        chosen = _set_precision(
+            current_plan(len(model.layers), len(devices), batch, default=plan), precision
+        )
         model.check_plan(chosen, len(devices), batch)
         self._data, self._seed = data, seed
         self._order = SampleOrder(samples=data.samples, batch=batch, seed=seed)
-        inputs, targets = data.load(self._order.samples_of(0))
+        inputs, targets = data.load(self._order.samples_of(0)[: chosen.micro_batch])
         check_model(model, inputs, targets)
 
         def make_engine(tried: Plan) -> Engine:
             tried = _set_precision(tried, precision)
             return build_engine(model, optimizer, tried, devices, seed=seed, clip_norm=clip_norm)
 
-        tuned = tune(make_engine, inputs, targets, seed)
+        tuned = tune(make_engine, lambda: data.load(self._order.samples_of(0)), seed)
         self.engine: Engine = make_engine(read_plan(tuned) if tuned else chosen)
         self.iterations = 0
         self._saved_iterations = -1
@@ -189,21 +193,6 @@ def train(
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
-
-
-def choose_plan(
-    stated: Plan | None, layers: int, devices: int, batch: int, precision: str | None
-) -> Plan:
-    """Return the plan of this start, or else the stated one, with the program's precision.
-
-    Raises:
-        PlanRefused: it cannot be run.
-    """
-    if stated is not None and progress.plan() is None:
-        plan = stated
-    else:
-        plan = current_plan(layers, devices, batch)
-    return _set_precision(plan, precision)
 
 
 def _set_precision(plan: Plan, precision: str | None) -> Plan:
