@@ -101,8 +101,3 @@ def test_a_search_takes_the_fastest_trial_and_counts_the_failed_ones(
     answer["trials"] = trials[1:2]
     with pytest.raises(SearchFailed, match="no plan of 1 runs: no memory"):
         bench.search_space(cell, TuningSpace.FULL)
-
-
-def test_a_program_that_fails_is_quoted() -> None:
-    with pytest.raises(SearchFailed, match=r"the program failed: (.|\n)*KeyError: 'judge'"):
-        Workbench(size=SIZE, batch=16, devices=1)._run({})
