@@ -40,8 +40,9 @@ def _init_block(key: jax.Array) -> Any:
 
 
 def _mix(params: Any, values: Any) -> jax.Array:
-    mixed: jax.Array = jnp.tanh(values["hidden"] @ params["up"]) @ params["down"]["kernel"]
-    return mixed * (1 + values["words"][..., None] / WORDS)
+    mixed = jnp.tanh(values["hidden"] @ params["up"]) @ params["down"]["kernel"]
+    scaled: jax.Array = mixed * (1 + values["words"][..., None] / WORDS)
+    return scaled
 
 
 def _block(params: Any, values: Any) -> Any:
