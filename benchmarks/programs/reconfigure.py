@@ -11,13 +11,12 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from tessera.jax import (
     Engine,
@@ -53,50 +52,53 @@ class Trainer:
         self._plans, self._batch = wanted["plans"], int(wanted["batch"])
         self._learning_rate, self._folder = float(wanted["learning_rate"]), folder
         self._engines: dict[tuple[int, str], Engine] = {}
-        self._saved: dict[tuple[int, tuple[Part, ...]], list[float]] = {}
+        self._losses: dict[tuple[int, tuple[Part, ...]], list[float]] = {}
         """The losses up to each checkpoint, by seed and parts."""
 
     def run(self, seed: int, parts: tuple[Part, ...]) -> list[float]:
         """Train the parts one after another, with a checkpoint between them. Return all losses.
 
-        Later runs that begin alike go on from these checkpoints.
+        Every run begins from a checkpoint of the state at the beginning. Later runs that begin alike
+        go on from the checkpoints of this one.
         """
-        done = max((n for n in range(len(parts)) if (seed, parts[:n]) in self._saved), default=0)
-        losses = list(self._saved.get((seed, parts[:done]), ()))
+        if (seed, ()) not in self._losses:
+            first = self._engine(seed, next(iter(self._plans)))
+            self._save(seed, (), first.initial_state(seed), [])
+        done = max(n for n in range(len(parts)) if (seed, parts[:n]) in self._losses)
+        losses = list(self._losses[seed, parts[:done]])
         for number in range(done, len(parts)):
-            part, before = parts[number], parts[:number]
-            engine = self._engine(seed, part.plan)
-            state = engine.initial_state(seed)
-            if before:
-                saved = load_checkpoint(self._path(seed, before), engine, len(losses), seed)
-                state = state._replace(parameters=saved.parameters) if part.forgets else saved
+            part, engine = parts[number], self._engine(seed, parts[number].plan)
+            path = self._path(seed, parts[:number])
+            state = load_checkpoint(path, engine, len(losses), seed)
+            if part.forgets:
+                fresh = load_checkpoint(self._path(seed, ()), engine, 0, seed)
+                state = state._replace(optimizer=fresh.optimizer)
             state = self._train(engine, seed, state, losses, part.iterations)
             if number + 1 < len(parts):
-                path = self._path(seed, parts[: number + 1])
-                save_checkpoint(path, state, len(losses), seed)
-                self._saved[seed, parts[: number + 1]] = list(losses)
-            self._state, self._last = state, engine
+                self._save(seed, parts[: number + 1], state, losses)
+            self._engine_of_last, self._state_of_last = engine, state
         return losses
 
-    def judge(self, first: int) -> float:
-        """Return the loss of held-out samples after the last run, beginning with ``first``."""
+    def measure(self, first: int) -> float:
+        """Return the loss of the held-out samples from ``first`` on, after the last run."""
         count = self._example.HELD_OUT_SAMPLES // self._batch
-        total = 0.0
+        losses = []
         for number in range(count):
             samples = first + np.arange(number * self._batch, (number + 1) * self._batch)
-            total += float(self._last.evaluate(self._state, *self._load(samples)))
-        return total / count
+            batch = self._load(samples)
+            losses.append(float(self._engine_of_last.evaluate(self._state_of_last, *batch)))
+        return float(np.mean(losses))
 
-    def held_out(self) -> dict[str, float]:
+    def measure_held_out(self) -> dict[str, float]:
         """Return the losses of the validation and test samples after the last run."""
         first, count = self._example.TRAIN_SAMPLES, self._example.HELD_OUT_SAMPLES
-        return {"validation": self.judge(first), "test": self.judge(first + count)}
+        return {"validation": self.measure(first), "test": self.measure(first + count)}
 
     def _engine(self, seed: int, name: str) -> Engine:
         if (seed, name) not in self._engines:
             self._engines[seed, name] = build_engine(
                 self._model,
-                optax.adamw(self._learning_rate),
+                self._example.make_optimizer(self._learning_rate),
                 read_plan(self._plans[name]),
                 jax.devices(),
                 seed=seed,
@@ -117,8 +119,14 @@ class Trainer:
         inputs, targets = self._example.load_batch(DATA_SEED, samples, self._sizes)
         return inputs, targets
 
-    def _path(self, seed: int, parts: Sequence[Part]) -> Path:
-        return self._folder / f"{seed}-{len(parts)}-{hash(tuple(parts))}"
+    def _save(
+        self, seed: int, parts: tuple[Part, ...], state: TrainState, losses: list[float]
+    ) -> None:
+        save_checkpoint(self._path(seed, parts), state, len(losses), seed)
+        self._losses[seed, parts] = list(losses)
+
+    def _path(self, seed: int, parts: tuple[Part, ...]) -> Path:
+        return self._folder / f"{seed}-{len(parts)}-{hash(parts)}"
 
 
 def main() -> None:
@@ -128,7 +136,7 @@ def main() -> None:
         trainer = Trainer(wanted, Path(folder))
         for run in wanted["runs"]:
             losses = trainer.run(run["seed"], tuple(Part(**part) for part in run["parts"]))
-            held_out = trainer.held_out() if wanted["judges"] else {}
+            held_out = trainer.measure_held_out() if wanted["measures"] else {}
             line = json.dumps({"name": run["name"], "losses": losses, **held_out})
             sys.stdout.write(f"{line}\n")
 

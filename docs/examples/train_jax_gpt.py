@@ -181,6 +181,11 @@ def load_batch(seed: int, samples: np.ndarray, sizes: Sizes) -> tuple[np.ndarray
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
+    """Return the optimizer."""
+    return optax.adamw(learning_rate)
+
+
 def read_options() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -209,7 +214,7 @@ def main() -> None:
 
     train(
         build_model(sizes),
-        optax.adamw(options.lr),
+        make_optimizer(options.lr),
         load=lambda samples: load_batch(options.seed, samples, sizes),
         samples=TRAIN_SAMPLES,
         iterations=options.iterations,

@@ -31,8 +31,6 @@ from tessera.jax import TENSOR, Layer, Model, Training, train
 
 TRAIN_SAMPLES: Final = 4096  # in an epoch; validation and test samples follow them
 HELD_OUT_SAMPLES: Final = 512  # of validation, and as many of the test
-CLASSES: Final = 8
-PIXELS: Final = 8  # of a side of an image
 COLOURS: Final = 3
 
 
@@ -43,6 +41,8 @@ class Sizes:
     width: int = 16  # channels
     blocks: int = 4
     group: int = 4  # samples that share the statistics of their channels
+    classes: int = 8
+    pixels: int = 8  # of a side of an image
 
 
 def build_model(sizes: Sizes) -> Model:
@@ -56,8 +56,8 @@ def build_model(sizes: Sizes) -> Model:
 
     def init_head(key: jax.Array) -> dict[str, Any]:
         width = 2 * sizes.width
-        kernel = jax.random.normal(key, (width, CLASSES)) / np.sqrt(width)
-        return {"norm": init_norm(width), "kernel": kernel, "bias": jnp.zeros(CLASSES)}
+        kernel = jax.random.normal(key, (width, sizes.classes)) / np.sqrt(width)
+        return {"norm": init_norm(width), "kernel": kernel, "bias": jnp.zeros(sizes.classes)}
 
     def apply_head(params: Any, x: jax.Array) -> jax.Array:
         x = jax.nn.silu(normalize(params["norm"], x, sizes.group))
@@ -154,23 +154,28 @@ def measure_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def load_image(seed: int, sample: int) -> tuple[np.ndarray, int]:
-    """Return an image [height, width, colours] and its class: stripes of 4 slopes and 2 widths."""
+def load_image(seed: int, sample: int, sizes: Sizes) -> tuple[np.ndarray, int]:
+    """Return an image [height, width, colours] and its class: stripes of 4 slopes, in several widths."""
     generator = np.random.default_rng((seed, sample))
-    kind = int(generator.integers(CLASSES))
+    kind = int(generator.integers(sizes.classes))
     angle, waves = np.pi * (kind % 4) / 4, 1 + kind // 4
-    rows, columns = np.mgrid[:PIXELS, :PIXELS] / PIXELS
+    rows, columns = np.mgrid[: sizes.pixels, : sizes.pixels] / sizes.pixels
     along = rows * np.sin(angle) + columns * np.cos(angle)
     stripes = np.sin(2 * np.pi * waves * along + generator.uniform(0, 2 * np.pi))
     colour = generator.uniform(0.5, 1.0, COLOURS)
-    noise = generator.normal(0, 1, (PIXELS, PIXELS, COLOURS))
+    noise = generator.normal(0, 1, (sizes.pixels, sizes.pixels, COLOURS))
     return (stripes[..., None] * colour + noise).astype(np.float32), kind
 
 
-def load_batch(seed: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def load_batch(seed: int, samples: np.ndarray, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     """Return images [samples, height, width, colours] and their classes [samples]."""
-    images, kinds = zip(*(load_image(seed, int(sample)) for sample in samples), strict=True)
+    images, kinds = zip(*(load_image(seed, int(sample), sizes) for sample in samples), strict=True)
     return np.stack(images), np.array(kinds, dtype=np.int32)
+
+
+def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
+    """Return the optimizer. Adam would magnify differences of gradients that are nearly 0."""
+    return optax.sgd(learning_rate, momentum=0.9, nesterov=True)
 
 
 def read_options() -> argparse.Namespace:
@@ -201,8 +206,8 @@ def main() -> None:
 
     train(
         build_model(sizes),
-        optax.sgd(options.lr, momentum=0.9, nesterov=True),
-        load=lambda samples: load_batch(options.seed, samples),
+        make_optimizer(options.lr),
+        load=lambda samples: load_batch(options.seed, samples, sizes),
         samples=TRAIN_SAMPLES,
         iterations=options.iterations,
         batch=options.batch,

@@ -43,7 +43,7 @@ def compare_with_seeds(
         *changing,
     ]
     every_plan = {ONE_DEVICE: plan_of_one_device(), **plans}
-    outcomes = train_runs(every_plan, runs, dropout=dropout, judges=True)
+    outcomes = train_runs(every_plan, runs, sizes={"dropout": dropout}, measures=True)
     losses = {run.name: measure_losses(outcomes[run.name]) for run in runs}
     figures: dict[str, Figure] = {
         "mini_batches": iterations,

@@ -22,7 +22,7 @@ def compare_pairs(
     every_plan = {ONE_DEVICE: plan_of_one_device(), **plans}
     pairs = list(permutations(plans, 2))
     runs = _make_runs(list(every_plan), pairs, iterations, seed)
-    outcomes = train_runs(every_plan, runs, dropout=dropout)
+    outcomes = train_runs(every_plan, runs, sizes={"dropout": dropout})
     undisturbed = {name: outcomes[name].losses for name in every_plan}
     alone = undisturbed[ONE_DEVICE]
     table: list[dict[str, Figure | str]] = [

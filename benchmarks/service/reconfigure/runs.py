@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Final
 
 from tessera.benchmarks.service.reconfigure.plans import BATCH, DEVICES
 from tessera.formulation.execution_plan import ExecutionPlan
@@ -19,7 +20,12 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 EXAMPLES: Final = ROOT / "docs" / "examples"
 PROGRAMS: Final = Path(__file__).resolve().parents[2] / "programs"
 
+GPT: Final = "train_jax_gpt"
+RESNET: Final = "train_jax_resnet"
 LEARNING_RATE: Final = 3e-3
+LEARNING_RATES: Final = MappingProxyType({RESNET: 0.05})
+NO_SIZES: Final[Mapping[str, float]] = MappingProxyType({})
+
 SHOWN_CHARACTERS: Final = 2000
 """Characters of a program's complaints that an error repeats."""
 
@@ -55,23 +61,27 @@ def train_runs(
     plans: Mapping[str, ExecutionPlan],
     runs: Sequence[Run],
     *,
-    dropout: float,
-    judges: bool = False,
+    example: str = GPT,
+    sizes: Mapping[str, float] = NO_SIZES,
+    measures: bool = False,
 ) -> dict[str, Outcome]:
     """Train the runs on virtual devices of the processor. Return the outcome of each by its name.
+
+    ``example`` is a module of ``docs/examples``, and ``sizes`` are those of its model that are not as
+    usual. The first plan makes the initial state. If it ``measures``, held-out samples are, too.
 
     Raises:
         MissingData: the examples are not installed here.
         RuntimeError: the program failed.
     """
     wanted = {
-        "example": "train_jax_gpt",
-        "sizes": {"dropout": dropout},
+        "example": example,
+        "sizes": dict(sizes),
         "batch": BATCH,
-        "learning_rate": LEARNING_RATE,
+        "learning_rate": LEARNING_RATES.get(example, LEARNING_RATE),
         "plans": {name: json.loads(plan.to_json()) for name, plan in plans.items()},
         "runs": [asdict(run) for run in runs],
-        "judges": judges,
+        "measures": measures,
     }
     outcomes = {}
     for line in run_program("reconfigure", json.dumps(wanted), DEVICES):
@@ -110,9 +120,10 @@ def run_program(name: str, given: str, devices: int) -> list[str]:
 
 def program_environment(devices: int) -> dict[str, str]:
     """Return the variables of a program that trains on this many virtual devices."""
-    own: dict[str, Any] = {
+    flags = os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={devices}"
+    own = {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
         ),
