@@ -209,7 +209,7 @@ def test_a_record_has_one_start_for_each_allocation_and_the_time_when_it_trains(
 
 def test_a_job_that_trained_as_if_undisturbed_has_no_fault() -> None:
     assert a_result().faults == []
-    row = ("gpt", "succeeded", "400/400", "4→1→1", "2", "10.0 s", "7.2e-07", "all once")
+    row = ("gpt", "succeeded", "400/400", "8→1→1", "2", "10.0 s", "7.2e-07", "all once")
     assert table_row(a_result()) == row
     assert table_row(a_result(spec=LINE, difference=0.0))[-2:] == ("0", "-")
 
@@ -235,8 +235,8 @@ def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
         (6, 9, 3),
     ]
     changes = [describe_change(a, b) for a, b in pairwise(starts)]
-    assert changes == ["4 → 1 GPU", "1 GPU, moved"]
-    assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
+    assert changes == ["8 → 1 GPU", "1 GPU, moved"]
+    assert describe_change(starts[1], starts[0]) == "1 → 8 GPUs"
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ PARAMS: Final = "tiny"
 PROVENANCE: Final = "demo"
 """The provenance of the estimates, by which everyone sees that they were not measured."""
 
+TOLERANCE: Final = 1e-5
+"""Sums differ in their order."""
+
+ROUTER_TOLERANCE: Final = 0.05
+"""A router compares sums, so it may choose another expert for a token, and weights then drift."""
+
 PROGRESS_PATTERN: Final = r"iteration (?P<iteration>[0-9]+) loss (?P<loss>[0-9.]+)"
 
 
@@ -62,8 +68,10 @@ class DemoJob:
     needs_torch: bool = False
     needs_jax: bool = False
     plans: tuple[ExecutionPlan, ...] = ()
-    """Its execution plans, each for one node. If there are none, only the counts are known."""
+    """Its execution plans, each for one node. If it is empty, only the counts are known."""
     samples: int = 0
+    tolerance: float = TOLERANCE
+    """The largest difference of a loss from that of the undisturbed run."""
 
     @property
     def workload(self) -> Workload:
@@ -189,6 +197,7 @@ OTHERS: Final = (
         work_s=0.2,
         weight=2.0,
         plans=(_plan((1, 1)), _plan((2, 1), ep=2)),
+        tolerance=ROUTER_TOLERANCE,
     ),
     _jax_job(
         "resnet-jax",
