@@ -31,12 +31,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import alpa
 
 REPORT = "@tessera-report "
 """The beginning of a line that is a report."""
+
+MAX_MESSAGE = 1000
+"""Characters of a message that are reported, so that the line is read whole."""
 
 PAUSE_S = 0.2
 """Seconds between two looks for a file of another node."""
@@ -66,8 +70,8 @@ def report(facts: dict[str, Any]) -> None:
 
 def fail(reason: str, message: str) -> NoReturn:
     """End with status 1, and report why. ``reason`` is one of those of ``tessera.progress.fail``."""
-    report({"failure": {"reason": reason, "message": message}})
-    sys.stderr.write("error: " + message + "\n")
+    report({"failure": {"reason": reason, "message": message[:MAX_MESSAGE]}})
+    sys.stderr.write(f"error: {message}\n")
     raise SystemExit(1)
 
 
@@ -78,11 +82,11 @@ def read_document(text: str) -> dict[str, Any]:
         kind = document["method"]["kind"]
         nodes, gpus = document["cluster"]["num_nodes"], document["cluster"]["num_devices_per_node"]
     except (ValueError, KeyError, TypeError) as error:
-        fail("refused", "the document of the plan cannot be read: " + repr(error))
+        fail("refused", f"the document of the plan cannot be read: {error!r}")
     if kind not in METHODS or not isinstance(nodes, int) or not isinstance(gpus, int):
         fail(
             "refused",
-            "the document of the plan has the method " + repr(kind) + ", which is unknown",
+            f"the document of the plan has the method {kind!r}, which is unknown",
         )
     return dict(document)
 
@@ -134,12 +138,12 @@ def load_program(words: list[str]) -> Any:
         sys.path.insert(0, os.path.dirname(path))
         spec = importlib.util.spec_from_file_location("tessera_alpa_program", path)
         if spec is None or spec.loader is None:
-            fail("refused", "the program " + names[0] + " is not a Python file")
+            fail("refused", f"the program {names[0]} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     if not callable(getattr(module, "build", None)):
-        fail("refused", "the program " + names[0] + " defines no function build(plan); define it")
+        fail("refused", f"the program {names[0]} defines no function build(plan); define it")
     return module
 
 
@@ -158,13 +162,13 @@ def save(state: Any, iterations: int, executable: Any) -> None:
     Alpa's workers write in the background, and no error of theirs reaches this process. They do
     one thing after the other, so a call that all have answered comes after the writing.
     """
-    path = os.path.join(os.environ["TESSERA_CHECKPOINT_DIR"], "iteration-%d" % iterations)
+    path = os.path.join(os.environ["TESSERA_CHECKPOINT_DIR"], f"iteration-{iterations}")
     alpa.save_checkpoint(path, state, iterations)
     executable.sync()
     for folder in sorted(os.listdir(path)):
         parts = os.path.join(path, folder)
         if os.path.isdir(parts) and not any(n.startswith("metadata_") for n in os.listdir(parts)):
-            raise OSError("no worker wrote " + parts + "; does every node see this directory?")
+            raise OSError(f"no worker wrote {parts}; does every node see this directory?")
     report({"checkpoint": {"iterations": iterations, "path": path}})
 
 
@@ -175,7 +179,7 @@ def restore(executable: Any, iterations: int) -> Any:
     try:
         return alpa.restore_checkpoint(path, iterations, specs)
     except (OSError, ValueError, KeyError) as error:
-        fail("bad_checkpoint", "the checkpoint " + path + " cannot be restored: " + repr(error))
+        fail("bad_checkpoint", f"the checkpoint {path} cannot be restored: {error!r}")
 
 
 def train(document: dict[str, Any], program: Any) -> None:
@@ -194,7 +198,7 @@ def train(document: dict[str, Any], program: Any) -> None:
         is_finite = math.isfinite(value)
         report({"iterations": done, "loss": value if is_finite else str(value)})
         if not is_finite and getattr(program, "STOP_IF_NOT_FINITE", True):
-            fail("loss_not_finite", "the loss of iteration %d is %s" % (done, value))
+            fail("loss_not_finite", f"the loss of iteration {done} is {value}")
         stops, asked = StopFlag.is_set, asked_checkpoints()
         if stops or asked > answered:
             save(state, done, step.get_last_executable())
@@ -251,10 +255,10 @@ def lead(document: dict[str, Any], words: list[str], meeting: Meeting) -> None:
         *("--head", "--node-ip-address", address, "--port", port, "--num-gpus", gpus),
         *("--include-dashboard", "false"),
     )
-    os.environ["RAY_ADDRESS"] = address + ":" + port
+    os.environ["RAY_ADDRESS"] = f"{address}:{port}"
     meeting.show(HEAD)
     for rank in range(1, cluster["num_nodes"]):
-        if not meeting.wait("node-%d" % rank, is_stopped):
+        if not meeting.wait(f"node-{rank}", is_stopped):
             return
     alpa.init(
         cluster="ray",
@@ -269,9 +273,9 @@ def join(rank: int, meeting: Meeting) -> None:
     """Join Ray's head, and stay until the first node has ended."""
     if not meeting.wait(HEAD, is_stopped):
         return
-    address = os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
+    address = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
     run_ray("--address", address, "--num-gpus", os.environ["TESSERA_NODE_GPUS"])
-    meeting.show("node-%d" % rank)
+    meeting.show(f"node-{rank}")
     meeting.wait(ENDED, is_never)
 
 
