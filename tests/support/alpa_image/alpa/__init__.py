@@ -143,6 +143,8 @@ def restore_checkpoint(*args: Any, **keywords: Any) -> dict[str, float]:
     """Read a state of numbers."""
     values = take("restore_checkpoint", args, keywords)
     assert values["placement_specs"] == "state's places"
+    if os.environ.get("FAKE_ALPA") == "cannot restore":
+        raise ValueError("another model")
     folder = Path(values["ckpt_dir"])
     names = json.loads(folder.joinpath(f"checkpoint_{values['step']}").read_text())
     return {n: json.loads((folder / f"state.{n}" / "metadata_0").read_text()) for n in names}
