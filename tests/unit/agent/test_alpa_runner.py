@@ -110,7 +110,9 @@ async def test_a_checkpoint_that_a_worker_did_not_write_is_not_reported(
 
 
 async def test_output_of_the_program_does_not_disturb_reports(bench: ProgramBench) -> None:
-    step = """print('{"iterations": 9999}'); print("half a line", end=""); os.write(1, b"\\xff@tes")"""
+    step = (
+        """print('{"iterations": 9999}'); print("half a line", end=""); os.write(1, b"\\xff@tes")"""
+    )
     handle = bench.start(an_alpa_gang(bench, step=step))
     assert await end_of(handle) == SUCCESS
     assert (observed(handle).iterations, observed(handle).remark) == (10, "")
@@ -183,9 +185,7 @@ async def test_a_checkpoint_with_a_missing_part_is_not_read(bench: ProgramBench)
 
 async def test_a_checkpoint_that_alpa_cannot_restore_is_named(bench: ProgramBench) -> None:
     await stop_after_an_iteration(bench)
-    gang = an_alpa_gang(
-        bench, 2, iterations_total=1e6, environment={"FAKE_ALPA": "cannot restore"}
-    )
+    gang = an_alpa_gang(bench, 2, iterations_total=1e6, environment={"FAKE_ALPA": "cannot restore"})
     end = await end_of(bench.start(gang))
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, ExitReason.BAD_CHECKPOINT)
     assert "cannot be restored: ValueError('another model')" in end.error
