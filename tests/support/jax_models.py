@@ -164,4 +164,5 @@ def _normalize(values: jax.Array) -> jax.Array:
 
 def _measure(logits: jax.Array, targets: jax.Array) -> jax.Array:
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-    return jnp.negative(chosen.mean())
+    loss: jax.Array = -jnp.mean(chosen)
+    return loss

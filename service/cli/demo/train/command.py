@@ -34,7 +34,7 @@ from tessera.service.cli.demo.train.proof import (
     largest_difference,
     last_executions,
 )
-from tessera.service.cli.demo.train.recorder import Recorder, Start, describe, world_sizes
+from tessera.service.cli.demo.train.recorder import Recorder, Start, describe, describe_starts
 from tessera.service.cli.demo.train.story import (
     NODES,
     PERIOD_S,
@@ -219,7 +219,7 @@ def _result(
 def show_results(results: Sequence[Result], picture: Path) -> None:
     """Print the table of the jobs, and what is wrong."""
     table = Table(title="8 virtual GPUs on 2 nodes", box=TABLE_BOX, padding=0)
-    for column in ("job", "state", "steps", "GPUs"):
+    for column in ("job", "state", "steps", "plans"):
         table.add_column(column, overflow="fold")
     for column in ("moves", "restart", "differs", "samples"):
         table.add_column(column, justify="right", overflow="fold")
@@ -227,7 +227,7 @@ def show_results(results: Sequence[Result], picture: Path) -> None:
         table.add_row(*table_row(result))
     demo.out.print(table)
     demo.say(
-        "GPUs: of each start, as rounds decided. Moves: the number of restarts. Restart: the measured"
+        "Plans: the stages of each start's plan, or its number of GPUs, as rounds decided. Moves: the number of restarts. Restart: the measured"
         " time to stop, launch and reach the first step. Differs: the largest difference of a loss from"
         " that of the same program at the same step, outside of Tessera in one process. Samples: whether"
         " each was used exactly once in each epoch, counting the last execution of each step."
@@ -245,7 +245,7 @@ def table_row(result: Result) -> tuple[str, ...]:
         result.spec.name,
         jobs_pb2.JobState.Name(job.state).lower(),
         f"{job.iterations_done:.0f}/{job.iterations}",
-        world_sizes(result.starts),
+        describe_starts(result.starts),
         str(max(0, len(result.starts) - 1)),
         f"{price_s:.1f} s" if price_s else "-",
         f"{result.difference:.1e}" if result.difference else "0",

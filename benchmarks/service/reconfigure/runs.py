@@ -1,0 +1,121 @@
+"""Runs of a training program in JAX, in a process of its own: this one never imports JAX."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.benchmarks.service.reconfigure.plans import BATCH, DEVICES
+from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.simulator.data import MissingData
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+EXAMPLES: Final = ROOT / "docs" / "examples"
+PROGRAMS: Final = Path(__file__).resolve().parents[2] / "programs"
+
+LEARNING_RATE: Final = 3e-3
+SHOWN_CHARACTERS: Final = 2000
+"""Characters of a program's complaints that an error repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Iterations of a run under one plan. If it ``forgets``, its optimizer begins again."""
+
+    plan: str
+    iterations: int
+    forgets: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Parts that follow each other, each from the checkpoint of the one before."""
+
+    name: str
+    seed: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The loss of each iteration of a run, and those of held-out samples, NaN if not measured."""
+
+    losses: Sequence[float]
+    validation: float
+    test: float
+
+
+def train_runs(
+    plans: Mapping[str, ExecutionPlan],
+    runs: Sequence[Run],
+    *,
+    dropout: float,
+    judges: bool = False,
+) -> dict[str, Outcome]:
+    """Train the runs on virtual devices of the processor. Return the outcome of each by its name.
+
+    Raises:
+        MissingData: the examples are not installed here.
+        RuntimeError: the program failed.
+    """
+    wanted = {
+        "example": "train_jax_gpt",
+        "sizes": {"dropout": dropout},
+        "batch": BATCH,
+        "learning_rate": LEARNING_RATE,
+        "plans": {name: json.loads(plan.to_json()) for name, plan in plans.items()},
+        "runs": [asdict(run) for run in runs],
+        "judges": judges,
+    }
+    outcomes = {}
+    for line in run_program("reconfigure", json.dumps(wanted), DEVICES):
+        found = json.loads(line)
+        outcomes[found["name"]] = Outcome(
+            losses=found["losses"],
+            validation=found.get("validation", float("nan")),
+            test=found.get("test", float("nan")),
+        )
+    return outcomes
+
+
+def run_program(name: str, given: str, devices: int) -> list[str]:
+    """Run a program of the folder ``programs`` on virtual devices. Return the lines that it prints.
+
+    Raises:
+        MissingData: the examples are not installed here.
+        RuntimeError: the program failed.
+    """
+    if not EXAMPLES.is_dir():  # an installed package has no examples
+        raise MissingData(f"{EXAMPLES} does not exist; run this benchmark in the repository")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / f"{name}.py")],
+        input=given,
+        capture_output=True,
+        text=True,
+        env=program_environment(devices),
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"the program {name} ended with {done.returncode}: {done.stderr[-SHOWN_CHARACTERS:]}"
+        )
+    return done.stdout.splitlines()
+
+
+def program_environment(devices: int) -> dict[str, str]:
+    """Return the variables of a program that trains on this many virtual devices."""
+    own: dict[str, Any] = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+        ),
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    return {**kept, **own}
