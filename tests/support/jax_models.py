@@ -154,7 +154,8 @@ def _init_head(key: jax.Array) -> Any:
 
 
 def _apply_head(params: Any, values: jax.Array) -> jax.Array:
-    return _normalize(values) @ params["kernel"]
+    logits: jax.Array = _normalize(values) @ params["kernel"]
+    return logits
 
 
 def _normalize(values: jax.Array) -> jax.Array:

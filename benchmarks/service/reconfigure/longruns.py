@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.service.reconfigure.plans import ONE_DEVICE, plan_of_one_device
-from tessera.benchmarks.service.reconfigure.runs import Outcome, Stretch, Run, train_runs
+from tessera.benchmarks.service.reconfigure.runs import Outcome, Run, Stretch, train_runs
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.simulator.figures import Figure
 
@@ -58,11 +58,15 @@ def compare_with_seeds(
         figures |= {f"{measure}_reconfigured": own, f"{measure}_seeds": other}
         quotients.append(own / other)
     figures["reconfigured_to_seeds"] = max(quotients)
-    return figures, [
-        {"run": run.name, "changes": len(run.parts) - 1}
-        | dict(zip(MEASURES, losses[run.name], strict=True))
+    rows: list[dict[str, Figure | str]] = [
+        {
+            "run": run.name,
+            "changes": len(run.parts) - 1,
+            **dict(zip(MEASURES, losses[run.name], strict=True)),
+        }
         for run in runs
     ]
+    return figures, rows
 
 
 def draw_parts(

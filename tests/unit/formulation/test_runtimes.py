@@ -201,7 +201,7 @@ def test_megatron_refuses_stages_that_differ_in_parallelism() -> None:
     ],
 )
 def test_jax_divides_experts_over_whole_parts_of_a_stage(
-    degrees: dict[str, int], problem: str
+    degrees: dict[str, Any], problem: str
 ) -> None:
     stage = PlanStage(start=0, end=6, **degrees)
     refusal = RUNTIMES[JAX].refuse_plan(ExecutionPlan(stages=(stage,), micro_batch=8))
