@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db import profiling
+from tessera.db import collective_checks, profiling
 from tessera.db.cells import cell_on, estimate_rows, stored_plan
 from tessera.db.documents import dump_json, reason_plain
 from tessera.db.limits import require_few_estimates
@@ -239,6 +239,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
+        gaps=profiling.load_gaps(connection, of["cluster"]),
+        checks=collective_checks.load_checks(connection, of["cluster"]),
     )
 
 

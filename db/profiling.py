@@ -11,7 +11,7 @@ from tessera.db.rows import SERVICE_GPU_S, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.workloads import ensure_workloads, require_types
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.estimates import ProfileRow, ProfilingJob
+from tessera.formulation.records.estimates import ProfileGap, ProfileRow, ProfilingJob
 from tessera.formulation.values import PROFILING, Workload
 
 _ADD = sa.text("""
@@ -34,9 +34,34 @@ WHERE w.cluster_id = :cluster
 ORDER BY p.id
 """)  # noqa: S608 - a constant of tessera.db.tables
 
+_PUT_GAP = sa.text("""
+INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
+VALUES (:workload, :gpu_type, :task, :source, CAST(:left_out AS jsonb), :reason)
+ON CONFLICT ON CONSTRAINT uq_profile_gaps_task DO UPDATE SET
+    left_out = excluded.left_out, reason = excluded.reason, added_at = now()
+""")
+
+_DROP_GAPS = sa.text("""
+DELETE FROM profile_gaps g USING workloads w, gpu_types t
+WHERE w.id = g.workload_id AND t.id = g.gpu_type_id AND w.cluster_id = :cluster
+    AND w.model = :model AND w.params = :params AND t.name = :gpu_type
+    AND g.task = :task AND g.source = :source
+""")
+
+_GAPS = sa.text(f"""
+SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, g.task, g.source, g.left_out, g.reason
+FROM profile_gaps g JOIN workloads w ON w.id = g.workload_id JOIN gpu_types t ON t.id = g.gpu_type_id
+WHERE w.cluster_id = :cluster
+    AND EXISTS (SELECT FROM workloads o JOIN jobs j ON j.workload_id = o.id
+        WHERE o.cluster_id = w.cluster_id AND o.model = w.model AND o.params = w.params AND j.{LIVE})
+ORDER BY g.added_at, g.id
+""")  # noqa: S608 - a constant of tessera.db.tables
+
 _TASKS = sa.text(f"""
-SELECT j.name, j.requested_type, j.state, j.last_error,
-    {SERVICE_GPU_S} AS held_gpu_s
+SELECT j.name, j.requested_type, j.state, j.last_error, j.command->>0 AS task,
+    {SERVICE_GPU_S} AS held_gpu_s,
+    greatest(extract(epoch FROM now() - j.created_at)::float8, 0) AS age_s,
+    greatest(extract(epoch FROM now() - j.started_at)::float8, 0) AS started_ago_s
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
 """)  # noqa: S608 - a constant of tessera.db.rows
@@ -104,6 +129,52 @@ def load_profiles(connection: sa.Connection, cluster: int) -> tuple[ProfileRow, 
     )
 
 
+def put_gap(connection: sa.Connection, cluster: str, gap: ProfileGap) -> None:
+    """Store what a task left out, in place of what it left out before.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = enter_cluster(connection, cluster)
+    gpu_type = require_types(connection, key, {gap.gpu_type})[gap.gpu_type]
+    workload = ensure_workloads(connection, key, {gap.workload})[gap.workload]
+    values = {
+        "workload": workload,
+        "gpu_type": gpu_type.id,
+        "task": gap.task,
+        "source": gap.source,
+        "left_out": dump_json(gap.left_out),
+        "reason": gap.reason,
+    }
+    connection.execute(_PUT_GAP, values)
+
+
+def drop_gaps(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> None:
+    """Delete what the tasks of ``rows`` left out, because they have measured everything now."""
+    key = enter_cluster(connection, cluster)
+    for model, params, gpu_type, task, source in sorted(
+        {(r.workload.model, r.workload.params, r.gpu_type, r.task, r.source) for r in rows}
+    ):
+        values = {"model": model, "params": params, "gpu_type": gpu_type}
+        named = {"cluster": key, "task": task, "source": source}
+        connection.execute(_DROP_GAPS, values | named)
+
+
+def load_gaps(connection: sa.Connection, cluster: int) -> tuple[ProfileGap, ...]:
+    """Return what tasks left out of models with live jobs, oldest first."""
+    return tuple(
+        ProfileGap(
+            workload=_workload(r),
+            gpu_type=r.gpu_type,
+            task=r.task,
+            source=r.source,
+            left_out=tuple((float(samples), tp) for samples, tp in r.left_out),
+            reason=r.reason,
+        )
+        for r in connection.execute(_GAPS, {"cluster": cluster})
+    )
+
+
 def list_tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
     """Return the profiling tasks, including those that have ended, in order of submission."""
     return tuple(
@@ -113,6 +184,9 @@ def list_tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, .
             state=JobState(r.state),
             last_error=r.last_error,
             service_gpu_s=r.held_gpu_s,
+            age_s=r.age_s,
+            started_ago_s=r.started_ago_s,
+            task=r.task or "",
         )
         for r in connection.execute(_TASKS, {"cluster": cluster, "model": PROFILING})
     )

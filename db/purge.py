@@ -39,8 +39,10 @@ _STATEMENTS = (
     _delete("estimates", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("measurements", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("profiles", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
+    _delete("profile_gaps", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("workloads", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("collective_checks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
     _delete("tenants", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete(

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    collective_checks,
     deletion,
     derived_estimates,
     inventory,
@@ -43,8 +44,10 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import (
     CellFilter,
+    CollectiveRecord,
     EstimateRecord,
     ModelSpec,
+    ProfileGap,
     ProfileRow,
     TuningRecord,
 )
@@ -294,11 +297,33 @@ class PostgresWriter:
             self._connection, cluster, estimates, derived_from, tunings
         )
 
-    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
-        """Store measured layers; return how many were new."""
+    def add_profiles(
+        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+    ) -> int:
+        """Store measured layers, and what a task left out; return how many were new."""
         added = profiling.add_profiles(self._connection, cluster, rows)
+        if gap is None:
+            profiling.drop_gaps(self._connection, cluster, rows)
+        else:
+            profiling.put_gap(self._connection, cluster, gap)
         derived_estimates.notify_estimators(self._connection, cluster)
         return added
+
+    def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:
+        """Cancel a profiling task at a limit, and store what it left out with the reason."""
+        turn = Turn.take(self._connection, cluster)
+        job, state = self._job(turn, task, None)
+        _require_allowed(task, state, JobEvent.CANCEL)
+        reason = "" if gap is None else gap.reason
+        turn.apply([JobChange(job=job, state=state, event=JobEvent.CANCEL, detail=reason)])
+        turn.end()
+        if gap is not None:
+            profiling.put_gap(self._connection, cluster, gap)
+
+    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
+        """Store the comparison of a model's collectives with those of XLA."""
+        collective_checks.put_check(self._connection, cluster, check)
+        derived_estimates.notify_estimators(self._connection, cluster)
 
     def set_topology(
         self, cluster: str, described: DescribedTopology, version: int | None

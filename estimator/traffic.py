@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.estimator.cells import Setting, coarsen_graph
 from tessera.estimator.costs import message_counts
+from tessera.estimator.graph import Graph
 from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
 from tessera.estimator.plans import Candidates, PricedPlan, StageCosts, Training
 from tessera.formulation.errors import InvalidInput
@@ -40,7 +41,11 @@ def traffic_of(setting: Setting, plan: PricedPlan) -> CellTraffic:
     training = setting.training.within(plan.micro_batches)
     coarse = replace(setting, graph=merged.graph, training=training)
     parts = [merged.coarse_stage(stage) for stage in plan.stages]
-    stages = tuple(_stage(coarse, part, last=k + 1 == len(parts)) for k, part in enumerate(parts))
+    zero = setting.runtime.states.zero
+    stages = tuple(
+        stage_traffic(coarse.graph, training, zero, part, last=k + 1 == len(parts))
+        for k, part in enumerate(parts)
+    )
     passes = training.forwards + 2  # a backward pass costs two forward ones
     compute_s, last_backward_s = _compute_s(coarse, parts)
     if not np.isfinite(compute_s):
@@ -98,8 +103,13 @@ def _candidates(stages: Sequence[PlanStage]) -> Candidates:
     )
 
 
-def _stage(setting: Setting, stage: PlanStage, *, last: bool) -> StageTraffic:
-    graph, training, zero = setting.graph, setting.training, setting.runtime.states.zero
+def stage_traffic(
+    graph: Graph, training: Training, zero: int, stage: PlanStage, *, last: bool
+) -> StageTraffic:
+    """Return the traffic of each GPU of a stage of ``graph`` in one iteration.
+
+    ``zero`` is the stage of ZeRO. ``last`` says that the stage hands nothing on.
+    """
     layers = slice(stage.start, stage.end)
     width = graph.element_bytes
     samples = float(np.ceil(training.micro_batch / stage.dp))

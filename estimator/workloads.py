@@ -509,6 +509,7 @@ def estimates_fingerprint(
     runtimes: Sequence[str] = (),
     exhausted: Sequence[Cell] = (),
     tunings: Sequence[tuple[str, str]] = (),
+    checks: Sequence[str] = (),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
@@ -516,7 +517,7 @@ def estimates_fingerprint(
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
     state for its jobs, ``runtimes`` those for which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
-    for which plans to try are listed.
+    for which plans to try are listed, and ``checks`` the notes on its collectives.
     """
     plain = [
         installed_version(),
@@ -531,5 +532,6 @@ def estimates_fingerprint(
         *({"runtimes": list(runtimes)},) * bool(runtimes),
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
+        *({"checks": list(checks)},) * bool(checks),
     ]
     return _digest(plain)

@@ -22,6 +22,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
+from tessera.formulation.submeshes import refuse_nodes
 
 REPLAY: Final = "replay"
 """Replays users' jobs, as a process that takes as long as training would but trains nothing."""
@@ -43,6 +44,9 @@ MEGATRON: Final = "megatron"
 
 JAX: Final = "jax"
 """Runs a script in JAX once on each node, which uses ``tessera.jax`` and can run most plans."""
+
+ALPA: Final = "alpa"
+"""Runs a script of Alpa 0.2.3, which sees all nodes as one Ray cluster, with the plan as its options."""
 
 FAIL_AT: Final = "fail-at"
 """The only command of a replayed job, for testing failures.
@@ -160,6 +164,25 @@ def _refuse_for_jax(plan: ExecutionPlan) -> str:
     return ""
 
 
+def _refuse_for_alpa(plan: ExecutionPlan) -> str:
+    """Return why Alpa 0.2.3 cannot run ``plan``, or ""."""
+    if any(stage.ep > 1 or stage.cp > 1 or stage.sp for stage in plan.stages):
+        return "states how experts or sequences are divided, which Alpa decides itself"
+    if plan.zero is ZeroStage.OPTIMIZER:
+        return "has ZeRO stage 1, and Alpa divides the optimizer's states only with the gradients"
+    if plan.zero is ZeroStage.PARAMETERS and any(stage.tp > 1 for stage in plan.stages):
+        return "has ZeRO stage 3 and divides tensors, and Alpa's stage 3 divides only samples"
+    if plan.offload is not Offload.NONE:
+        return "offloads, which Alpa cannot"
+    if plan.schedule is Schedule.INTERLEAVED:
+        return "has an interleaved schedule, and Alpa has 1F1B and GPipe"
+    if plan.recomputation is Recomputation.SELECTIVE:
+        return "recomputes attention alone, and Alpa recomputes whole layers"
+    if plan.precision is Precision.FP8:
+        return "computes in fp8, which is newer than Alpa"
+    return refuse_nodes([stage.gpus for stage in plan.stages], plan.shape) if plan.shape else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """A runtime's abilities, by which servers judge jobs before they are queued.
@@ -218,6 +241,12 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         refuse_plan=_refuse_for_jax,
         runs_any_plan=False,
         tunes=True,
+    ),
+    ALPA: Capabilities(
+        trains=True,
+        check_command=_check_script,
+        refuse_plan=_refuse_for_alpa,
+        runs_any_plan=False,
     ),
 }
 """The runtimes of this release, by name."""

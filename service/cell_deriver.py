@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Final
 
+from tessera.estimator.compiling.comparison import StepDegrees
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.profiling.limits import overdue_tasks
 from tessera.estimator.profiling.tasks import (
     Profile,
     ProfilingOptions,
@@ -24,6 +26,7 @@ from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.tuning_plans import record_tunings
 from tessera.estimator.workloads import (
     MAX_GPUS,
+    MAX_PROVENANCE,
     Estimator,
     estimates_fingerprint,
     gpu_counts_of,
@@ -41,11 +44,13 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     MeasurementRecord,
+    ProfileGap,
     TuningRecord,
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
+from tessera.service.collectivechecker import collective_notes, plan_degrees
 from tessera.service.ports import Store, Writer
 
 log = logging.getLogger(__name__)
@@ -110,6 +115,7 @@ class CellDeriver:
         """
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
+        self._end_profiling(cluster, known)
         for wanted in known.wanted:
             if not wanted.has_reason:  # a user's estimates have cleared it, and were deleted
                 self._recorded.pop((cluster, wanted.workload), None)
@@ -190,6 +196,21 @@ class CellDeriver:
                 continue
             log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
 
+    def _end_profiling(self, cluster: str, known: EstimationInputs) -> None:
+        """Cancel the profiling tasks that are past a limit, and store the reason.
+
+        A task keeps its limits itself. These ones wait for a GPU, or their agent is silent.
+        """
+        for name, gap in overdue_tasks(known.profiling, self._profiling.limits):
+            facts = {"action": "profiling_ended", "cluster": cluster}
+            try:
+                self._store.write(None, partial(_end, cluster, name, gap))
+            except TesseraError as error:  # it has just ended, or another replica was faster
+                log.info("profiling task %s is not cancelled: %s", name, error, extra=facts)
+                continue
+            reason = gap.reason if gap else "it is past a limit"
+            log.info("cancelled profiling task %s: %s", name, reason, extra=facts)
+
     def _tasks(
         self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
     ) -> list[_EstimateTask]:
@@ -225,6 +246,7 @@ class CellDeriver:
                 runtimes=wanted.runtimes if counts else (),
                 exhausted=wanted.exhausted,
                 tunings=wanted.tunings if counts else (),
+                checks=list(collective_notes(known.checks, workload).values()),
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -349,7 +371,8 @@ class CellDeriver:
             gpu_type = kind.gpu_type.name
             if gpu_type in self._hardware and plan.gpus <= kind.gpus:
                 records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
-        return records
+        notes = collective_notes(known.checks, workload)
+        return [_with_notes(record, notes) for record in records] if notes else records
 
     def _tunings(
         self,
@@ -434,9 +457,23 @@ def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profi
     return model.profiles if model else {}
 
 
+def _with_notes(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> EstimateRecord:
+    """Return an estimate whose provenance says how its plan's collectives compare with XLA's."""
+    said = [notes[degrees] for degrees in plan_degrees(record) if degrees in notes]
+    if not said:
+        return record
+    provenance = "; ".join([record.provenance, *said])[:MAX_PROVENANCE]
+    return replace(record, provenance=provenance)
+
+
 def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
     writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
     writer.submit_jobs(cluster, [spec])
+    return b""
+
+
+def _end(cluster: str, name: str, gap: ProfileGap | None, writer: Writer) -> bytes:
+    writer.end_profiling(cluster, name, gap)
     return b""
 
 

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -19,6 +20,7 @@ from tessera.client import is_on_this_machine
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.estimator.profiling.tasks import ProfilingOptions
 from tessera.estimator.schemas import (
     check_fields,
@@ -33,6 +35,7 @@ from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.access import PEOPLE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Retention, StoreLimits
+from tessera.formulation.release import install_hint
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
@@ -294,6 +297,19 @@ class Config:
     """Numbers of samples to measure on the one GPU."""
     profile_tp: str = "1"
     """Tensor degrees to measure. Degrees above 1 need steps that take ``tp``."""
+    profile_limit_s: _Positive = 1800.0
+    """Time of all profiling tasks of a model together, from the first start of one of them. GPU types
+    that were not finished by then stay analytic. The default is that of Crius and Arena.
+    """
+    profile_task_gpu_s: _Positive = 960.0
+    """GPU-seconds of one profiling task. The default is what Arena's artifact charges for a profile."""
+    check_collectives: bool = False
+    """Whether the estimated collectives of published models are compared with those that XLA compiles
+    for their JAX steps. Each comparison takes some tens of seconds of a core and needs the extra
+    ``estimator``.
+    """
+    check_collectives_s: _Positive = 300.0
+    """Time of one compilation for that, after which it is given up."""
     hardware: str = ""
     """A YAML file of GPU types in addition to the catalogue's (``estimator.hardware.files``). If it
     is empty, there are no others.
@@ -371,6 +387,11 @@ class Config:
         self.round_options()
         self.estimate_multiples()
         self.profiling()
+        if self.check_collectives and find_spec("jax") is None:
+            raise InvalidInput(
+                "check_collectives",
+                f"needs JAX on the server; install it with {install_hint('estimator')}",
+            )
         self.tls_files()
         self.oidc()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
@@ -527,7 +548,12 @@ class Config:
                 )
             numbers[name] = tuple(sorted({int(t) for t in texts}))
         return ProfilingOptions(
-            always=self.profile, samples=numbers["profile_samples"], tp=numbers["profile_tp"]
+            always=self.profile,
+            samples=numbers["profile_samples"],
+            tp=numbers["profile_tp"],
+            limits=ProfilingLimits(
+                workload_s=self.profile_limit_s, task_gpu_s=self.profile_task_gpu_s
+            ),
         )
 
     def catalogue(self) -> dict[str, Hardware]:

@@ -25,9 +25,11 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import (
     CellFilter,
+    CollectiveRecord,
     EstimateRecord,
     EstimationInputs,
     ModelSpec,
+    ProfileGap,
     ProfileRow,
     TuningRecord,
 )
@@ -226,11 +228,29 @@ class Writer(Protocol):
         """
         ...
 
-    def add_profiles(self, cluster: str, rows: Sequence[ProfileRow]) -> int:
+    def add_profiles(
+        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+    ) -> int:
         """Store measured layers; return how many were new. Stored ones are never changed.
+
+        ``gap`` has the sizes that the task left out. It replaces an earlier one of the task.
+        Complete rows delete it.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
+        """
+        ...
+
+    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
+        """Store the comparison of a model's collectives with those of XLA. Raises NotFound."""
+        ...
+
+    def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:
+        """Cancel a profiling task at a limit, and store what it left out with the reason.
+
+        Raises:
+            NotFound: the cluster, or the task. NotAllowed: it ends already. InvalidInput: unknown
+                GPU type.
         """
         ...
 

@@ -5,7 +5,8 @@ input. Empty input means that the agent died before it had recorded this process
 leaves the files that an agent looks for (``tessera.service.agent.runtimes.replay_job``).
 
 Records are written to the job's folder as they are measured, so an interrupted task continues where
-it was. At the end all of them are sent to a server together. Nothing keeps an older generation from
+it was. At the end all of them are sent to a server together. At a limit, the process stops between
+two records, sends what can be used, and reports what it left out. Nothing keeps an older generation from
 writing to the folder: a record is true whoever measured it.
 """
 
@@ -28,15 +29,18 @@ import grpc
 from google.protobuf.message import Message
 
 from tessera.client import ChannelRefused, ChannelSettings, open_channel
+from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import write_json
 from tessera.service.agent.runtimes.replay_job import STOP_SIGNALS, announce_running, write_outcome
+from tessera.service.profileclock import CLOCK_FILE, TaskClock
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
 
 if TYPE_CHECKING:
+    from tessera.estimator.profiling.measurements import MeasuredLayers
     from tessera.estimator.profiling.records import ProfileRecord
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,9 @@ log = logging.getLogger(__name__)
 RECORDS_FILE: Final = "records.jsonl"
 CALL_S, RETRY_S = 20.0, 2.0
 """Deadline of a call, and pause after a server did not take the records."""
+
+ASK_S: Final = 5.0
+"""Deadline of a call that asks for the time left. Without an answer, the task goes on."""
 
 MAX_REFUSED: Final = 5
 """Number of failed attempts to read the files for TLS after which a task gives up."""
@@ -75,8 +82,46 @@ def require_jax(node: str) -> None:
         )
 
 
-def measure_workload(spec: TaskSpec, held: threading.Lock) -> pb.AddProfilesRequest:
-    """Measure what is left to measure, and return all of it as a request.
+def start_clock(spec: TaskSpec, begun_s: float) -> TaskClock:
+    """Return the clock of a process that began at ``begun_s``, by ``time.monotonic``.
+
+    Raises:
+        NotAllowed: its file was written by another program.
+        OSError: its file cannot be read.
+    """
+    limits = ProfilingLimits(**json.loads(spec["task"]).get("limits", {}))
+    path = os.path.join(spec["checkpoints"], CLOCK_FILE)
+    try:
+        return TaskClock.resume(path, limits, time.monotonic, begun_s)
+    except (ValueError, TypeError) as error:
+        raise NotAllowed(f"the time that the task has used cannot be read: {error}") from error
+
+
+def ask_time_left(spec: TaskSpec) -> float | None:
+    """Return the seconds that the workload's profiling has left, or None if no server says so."""
+    model, params, batch = json.loads(spec["task"])["workload"]
+    request = pb.GetProfilingRequest(
+        parent=f"clusters/{spec['cluster']}",
+        workload=pb.Workload(model=model, params=params, global_batch=batch),
+    )
+    settings = channel_settings(spec.get("channel", {}))
+    for server in spec["servers"]:
+        try:
+            with open_channel(server, settings) as channel:
+                state = rpc.EstimatesStub(channel).GetProfiling(request, timeout=ASK_S)
+        except (ChannelRefused, grpc.RpcError) as error:
+            log.warning("%s has not answered how much time is left: %s", server, error)
+            continue
+        for task in state.tasks:
+            if task.job == spec["job"] and task.HasField("left_seconds"):
+                return task.left_seconds
+    return None
+
+
+def measure_workload(
+    spec: TaskSpec, held: threading.Lock, clock: TaskClock
+) -> pb.AddProfilesRequest:
+    """Measure what is left to measure within the limits, and return all of it as a request.
 
     Each record is written under ``held``.
 
@@ -95,11 +140,14 @@ def measure_workload(spec: TaskSpec, held: threading.Lock) -> pb.AddProfilesRequ
         nonlocal done
         with held:
             records.append_records([record], path)
+            clock.save()
         done += 1
         write_progress(spec, len(task["sizes"]) * done / total)
 
     write_progress(spec, 0.0)
     announce_running()
+    if (left_s := ask_time_left(spec)) is not None:
+        clock.set_left(left_s)
     os.dup2(2, 1)  # the agent has stopped listening: what a step prints goes to the log
     measured = measurements.measure_layers(
         stages.StepMaker(target=task["step"], arguments=task["arguments"]),
@@ -107,31 +155,33 @@ def measure_workload(spec: TaskSpec, held: threading.Lock) -> pb.AddProfilesRequ
         known=known,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         report=save_record,
+        stop_reason=clock.stop_reason,
     )
     for samples, tp in measured.too_large:
         log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
-    return request_of(spec, task, measured.records, measured.layers)
+    if measured.stop_reason:
+        log.warning("%s; left out: %s", measured.stop_reason, measured.left_out)
+    return request_of(spec, task, measured)
 
 
-def request_of(
-    spec: TaskSpec, task: TaskSpec, records: Sequence[ProfileRecord], layers: Mapping[str, int]
-) -> pb.AddProfilesRequest:
-    """Return the records as a request that is safe to repeat."""
+def request_of(spec: TaskSpec, task: TaskSpec, measured: MeasuredLayers) -> pb.AddProfilesRequest:
+    """Return the records and what was left out as a request that is safe to repeat."""
     model, params, batch = task["workload"]
+    records = measured.records
     request = pb.AddProfilesRequest(
         parent=f"clusters/{spec['cluster']}",
         gpu_type=spec["gpu_type"],
         task=spec["job"],
         workload=pb.Workload(model=model, params=params, global_batch=batch),
         source=task["source"],
-        dtype=records[0].dtype,
-        device=records[0].device,
-        versions=records[0].versions,
-        date=max(r.date for r in records),
+        dtype=records[0].dtype if records else "",
+        device=records[0].device if records else "",
+        versions=records[0].versions if records else {},
+        date=max((r.date for r in records), default=""),
         layers=[
             pb.LayerProfile(
                 kind=r.kind,
-                layers=layers[r.kind],
+                layers=measured.layers[r.kind],
                 samples=r.samples,
                 tensor_parallel=r.tp,
                 forward_s=r.forward_s,
@@ -142,6 +192,8 @@ def request_of(
             )
             for r in records
         ],
+        left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in measured.left_out],
+        left_out_reason=measured.stop_reason if measured.left_out else "",
     )
     request.request_id = f"profile-{_digest(request)[:32]}"
     return request
@@ -196,15 +248,20 @@ def write_progress(spec: TaskSpec, sizes_done: float) -> None:
     write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
 
 
-def _stop_at_signal(spec: dict[str, Any], held: threading.Lock) -> None:
+def _stop_at_signal(spec: dict[str, Any], held: threading.Lock, clock: TaskClock) -> None:
     """End this process at SIGTERM, between two records, whatever its main thread is doing."""
     signal.sigwait(STOP_SIGNALS)
     with held:
+        try:
+            clock.save()
+        except OSError as error:
+            log.warning("the GPU-seconds of the task are lost: %s", error)
         os._exit(write_outcome(spec, "stopped"))
 
 
 def main() -> int:
     """Read the specification and measure; return the exit status."""
+    begun_s = time.monotonic()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     handler = logging.StreamHandler()
     handler.setFormatter(DiscreetFormatter())
@@ -213,10 +270,12 @@ def main() -> int:
     if not text:
         return 0
     spec, held = json.loads(text), threading.Lock()
-    threading.Thread(target=_stop_at_signal, args=(spec, held), daemon=True).start()
     try:
+        clock = start_clock(spec, begun_s)
+        threading.Thread(target=_stop_at_signal, args=(spec, held, clock), daemon=True).start()
         require_jax(spec["node"])
-        send_records(measure_workload(spec, held), spec["servers"], spec.get("channel", {}))
+        request = measure_workload(spec, held, clock)
+        send_records(request, spec["servers"], spec.get("channel", {}))
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:
         outcome, problem = "failed", str(error)

@@ -30,6 +30,7 @@ from tessera.db.turn import ROUNDS_CHANNEL
 from tessera.formulation.clock import SystemClock
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
+from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.database import open_database
 from tessera.service.loop import RoundLoop
@@ -65,8 +66,11 @@ async def run_server(config: Config) -> AsyncIterator[int]:
 
 def _cluster_tasks(
     config: Config, store: PostgresStore, clock: SystemClock, server: Server, holder: str
-) -> tuple[ClusterTask, ClusterTask, ClusterTask]:
-    """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started."""
+) -> tuple[ClusterTask, ClusterTask, ClusterTask, list[ClusterTask]]:
+    """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started.
+
+    The list has the task that checks collectives, if the settings ask for it.
+    """
     deriving = CellDeriver(
         store,
         config.catalogue(),
@@ -101,7 +105,14 @@ def _cluster_tasks(
         action="prune_failed",
         idle_too=True,
     )
-    return cells, networks, pruning
+    checks = watch(
+        CollectiveChecker(store, config.check_collectives_s).check,
+        work=server.check_calls,
+        period_s=config.estimate_period_s,
+        fails="no collectives were checked",
+        action="checking_failed",
+    )
+    return cells, networks, pruning, [checks] if config.check_collectives else []
 
 
 @contextlib.asynccontextmanager
@@ -147,7 +158,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        cells, networks, pruning = _cluster_tasks(config, store, clock, server, holder)
+        cells, networks, pruning, checks = _cluster_tasks(config, store, clock, server, holder)
         # Notices from the database wake streams and tasks.
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
@@ -162,6 +173,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             cells,
             networks,
             pruning,
+            *checks,
         ]
         if config.period_s:
             periodic = PeriodicRounds(

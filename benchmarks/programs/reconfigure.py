@@ -33,7 +33,7 @@ DATA_SEED = 7
 its dropout and of the order of its samples."""
 
 
-class Part(NamedTuple):
+class Stretch(NamedTuple):
     """Iterations of a run under one plan. If it ``forgets``, its optimizer begins again."""
 
     plan: str
@@ -52,10 +52,10 @@ class Trainer:
         self._plans, self._batch = wanted["plans"], int(wanted["batch"])
         self._learning_rate, self._folder = float(wanted["learning_rate"]), folder
         self._engines: dict[tuple[int, str], Engine] = {}
-        self._losses: dict[tuple[int, tuple[Part, ...]], list[float]] = {}
+        self._losses: dict[tuple[int, tuple[Stretch, ...]], list[float]] = {}
         """The losses up to each checkpoint, by seed and parts."""
 
-    def run(self, seed: int, parts: tuple[Part, ...]) -> list[float]:
+    def run(self, seed: int, parts: tuple[Stretch, ...]) -> list[float]:
         """Train the parts one after another, with a checkpoint between them. Return all losses.
 
         Every run begins from a checkpoint of the state at the beginning. Later runs that begin alike
@@ -120,12 +120,12 @@ class Trainer:
         return inputs, targets
 
     def _save(
-        self, seed: int, parts: tuple[Part, ...], state: TrainState, losses: list[float]
+        self, seed: int, parts: tuple[Stretch, ...], state: TrainState, losses: list[float]
     ) -> None:
         save_checkpoint(self._path(seed, parts), state, len(losses), seed)
         self._losses[seed, parts] = list(losses)
 
-    def _path(self, seed: int, parts: tuple[Part, ...]) -> Path:
+    def _path(self, seed: int, parts: tuple[Stretch, ...]) -> Path:
         return self._folder / f"{seed}-{len(parts)}-{hash(parts)}"
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tessera-reconfigure-") as folder:
         trainer = Trainer(wanted, Path(folder))
         for run in wanted["runs"]:
-            losses = trainer.run(run["seed"], tuple(Part(**part) for part in run["parts"]))
+            losses = trainer.run(run["seed"], tuple(Stretch(**part) for part in run["parts"]))
             held_out = trainer.measure_held_out() if wanted["measures"] else {}
             line = json.dumps({"name": run["name"], "losses": losses, **held_out})
             sys.stdout.write(f"{line}\n")

@@ -13,7 +13,7 @@ from tessera.benchmarks.service.tuning.cells import ModelSize, TunedCell, list_c
 from tessera.benchmarks.service.tuning.searches import SpaceSearch, Workbench
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import TuningSpace
-from tessera.formulation.runtimes import COMMAND
+from tessera.formulation.runtimes import JAX
 from tessera.simulator.data import MissingData
 from tessera.simulator.figures import Figure, Report
 
@@ -68,7 +68,7 @@ def measure_tuning(
     if importlib.util.find_spec("optax") is None:
         raise MissingData("needs jax and optax (pip install 'tessera-scheduler[jax]')")
     size = ModelSize(blocks=blocks)
-    cells = list_cells(size, devices, _degrees(degrees), batch, micro_batches, COMMAND)
+    cells = list_cells(size, devices, _degrees(degrees), batch, micro_batches, JAX)
     bench = Workbench(size=size, batch=batch, devices=devices)
     table: list[dict[str, Figure | str]] = []
     for index in track_steps(len(cells), "tuning"):

@@ -181,3 +181,45 @@ profiles = sa.Table(  # measured layers; rows are added and never changed
     sa.CheckConstraint("device_s >= 0 AND device_s < 'Infinity'", name="device"),
     sa.Index(None, "gpu_type_id"),
 )
+
+profile_gaps = sa.Table(  # sizes that profiling tasks left out
+    "profile_gaps",
+    metadata,
+    id_column(),
+    reference_column("workload_id", "workloads.id", ondelete="CASCADE"),
+    reference_column("gpu_type_id", "gpu_types.id", ondelete="CASCADE"),
+    text_column("task"),  # the name of the job that left them out, which may be deleted
+    text_column("source"),  # the step that it measured, with its arguments
+    sa.Column("left_out", JSONB, nullable=False),  # pairs of samples and tensor degree
+    text_column("reason"),
+    moment_column("added_at"),
+    sa.UniqueConstraint(
+        "workload_id", "gpu_type_id", "task", "source", name="uq_profile_gaps_task"
+    ),
+    sa.CheckConstraint(
+        "jsonb_typeof(left_out) = 'array' AND left_out <> '[]' AND reason <> ''", name="content"
+    ),
+    sa.Index(None, "gpu_type_id"),
+)
+
+collective_checks = sa.Table(  # estimated collectives of published models, compared with XLA's
+    "collective_checks",
+    metadata,
+    id_column(),
+    reference_column("cluster_id", "clusters.id"),
+    text_column("model"),
+    text_column("params"),
+    count_column("dp", None),
+    count_column("tp", None),
+    flag_column("zero"),
+    text_column("release"),  # of Tessera
+    text_column("note"),
+    text_column("problem"),
+    flag_column("differs"),
+    sa.Column("document", JSONB, nullable=False),
+    moment_column("checked_at"),
+    sa.UniqueConstraint(
+        "cluster_id", "model", "params", "dp", "tp", "zero", name="uq_collective_checks_degrees"
+    ),
+    sa.CheckConstraint("dp > 0 AND tp > 0 AND dp * tp > 1", name="degrees"),
+)

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 
 from tessera.estimator.compiling.compiled import CompiledStep, from_json, to_json
 
-READER_VERSION = "1"
+READER_VERSION = "2"
 """Version of the reader of compiled text. A new version ignores the files of older ones."""
 
 

@@ -1,17 +1,20 @@
 """The collectives of a compiled module, corrected for the peculiarities of XLA's CPU back end.
 
 That back end never forms a reduce-scatter. It all-reduces instead, and each device keeps its part.
-It also computes 16-bit sums in 32 bits, so that collectives appear with twice their bytes.
+It also computes 16-bit sums in 32 bits, so that collectives appear with twice their bytes. And it
+adds up the results of several all-reduces, instead of reducing a sum
+(:mod:`tessera.estimator.compiling.sums`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tessera.estimator.compiling.compiled import Collective
 from tessera.estimator.compiling.hlo import ArrayShape, Computation, Instruction, Module, groups_of
+from tessera.estimator.compiling.sums import VIEW_OPCODES, Part, absorbed_parts
 from tessera.estimator.plans import Primitive
 
 _PRIMITIVES = {
@@ -23,7 +26,6 @@ _PRIMITIVES = {
     "collective-permute": Primitive.SEND,
 }
 _NARROW_TYPES = ("bf16", "f16")
-_VIEW_OPCODES = frozenset({"get-tuple-element", "bitcast", "copy", "reshape", "transpose"})
 
 Test = Callable[[Instruction], bool]
 Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
@@ -32,16 +34,22 @@ Outside: TypeAlias = "tuple[Computation, Instruction, Outside] | None"
 def collectives_of(module: Module, devices: int) -> tuple[Collective, ...]:
     """Return the collectives of a step, each with its number of runs, in the order of the text."""
     collectives: list[Collective] = []
+    absorbed = absorbed_parts(module, devices)
     for name, computation in module.computations.items():
         for instruction in computation.instructions.values():
             opcode = instruction.opcode.removesuffix("-start")
             if opcode in _PRIMITIVES and (times := module.times.get(name, 0)):
-                collectives += _read(module, computation, instruction, devices, times)
+                collectives += _read(module, computation, instruction, devices, times, absorbed)
     return tuple(collectives)
 
 
 def _read(
-    module: Module, computation: Computation, instruction: Instruction, devices: int, times: int
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    devices: int,
+    times: int,
+    absorbed: Mapping[Part, Part],
 ) -> Iterator[Collective]:
     """Yield a collective for each distinct correction of the parts of a combined one."""
     groups = groups_of(instruction, devices)
@@ -50,7 +58,10 @@ def _read(
         return
     primitive = _PRIMITIVES[instruction.opcode.removesuffix("-start")]
     totals: dict[tuple[Primitive, tuple[str, ...]], float] = {}
+    takers = set(absorbed.values())
     for part, shape in enumerate(_payload_shapes(instruction)):
+        if (instruction.name, part) in absorbed:
+            continue
         kind, notes, payload = primitive, [], shape.bytes
         if primitive is Primitive.REDUCE_SCATTER:
             payload *= size
@@ -62,6 +73,8 @@ def _read(
         if shape.type == "f32" and shape.dims and _narrow(module, computation, instruction, part):
             payload /= 2
             notes.append("dtype")
+        if (instruction.name, part) in takers:
+            notes.append("sum")
         key = (kind, tuple(notes))
         totals[key] = totals.get(key, 0.0) + payload
     for (kind, corrected), payload in totals.items():
@@ -94,7 +107,7 @@ def _scatters(
     def cut(user: Instruction) -> bool:
         return user.opcode == "dynamic-slice" and user.shapes[0].elements * size == shape.elements
 
-    return _UseSearch(module, cut, _VIEW_OPCODES | {"convert"}).part(computation, instruction, part)
+    return _UseSearch(module, cut, VIEW_OPCODES | {"convert"}).part(computation, instruction, part)
 
 
 def _narrow(module: Module, computation: Computation, instruction: Instruction, part: int) -> bool:
@@ -113,7 +126,7 @@ def _narrow(module: Module, computation: Computation, instruction: Instruction, 
     def narrows(user: Instruction) -> bool:
         return user.opcode == "convert" and user.shapes[0].type in _NARROW_TYPES
 
-    views = _VIEW_OPCODES | {"slice", "dynamic-slice"}
+    views = VIEW_OPCODES | {"slice", "dynamic-slice"}
     return _UseSearch(module, narrows, views).part(computation, instruction, part)
 
 
@@ -121,7 +134,7 @@ def _widened(module: Module, computation: Computation, source: Instruction) -> b
     if source.opcode == "fusion":
         computation = module.computations[source.called[0]]
         source = computation.root
-    while source.opcode in _VIEW_OPCODES and source.operands:
+    while source.opcode in VIEW_OPCODES and source.operands:
         source = computation.instructions[source.operands[0]]
     if source.opcode != "convert":
         return False

@@ -23,7 +23,8 @@ class Collective:
     ``payload_bytes`` is the full tensor, as in :class:`tessera.estimator.plans.Network`. ``groups``
     are groups of devices, numbered dp-major. ``times`` is the number of runs in a step.
     ``corrected`` names differences from the compiled text: ``reduce-scatter`` (the text has an
-    all-reduce of which each device keeps a part) and ``dtype`` (the text has 32 bits).
+    all-reduce of which each device keeps a part), ``dtype`` (the text has 32 bits) and ``sum`` (the
+    text adds up several all-reduces).
     """
 
     primitive: Primitive

@@ -9,22 +9,27 @@ from pathlib import Path
 
 import jax
 
+from tessera.estimator.profiling.order import Size, SizeOrder
 from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, read_profile_records
 from tessera.estimator.profiling.stages import StepMaker, kinds_of, profile_stage
 from tessera.estimator.profiling.timing import TimingEffort, device_name, library_versions
 from tessera.formulation.errors import NotAllowed
 
-Size = tuple[int, int]
-"""Samples on one device, with a tensor degree."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLayers:
-    """All layers of a step at each size that fits on the device. ``layers`` counts them by kind."""
+    """All layers of a step at each size that estimates may use. ``layers`` counts them by kind.
+
+    ``too_large`` are sizes for which the device lacks memory. ``left_out`` are other sizes that
+    were not measured, or not enough of them to be used, because ``stop_reason`` ended it. If it is
+    "", nothing did.
+    """
 
     records: tuple[ProfileRecord, ...]
     layers: Mapping[str, int]
     too_large: tuple[Size, ...]
+    left_out: tuple[Size, ...] = ()
+    stop_reason: str = ""
 
 
 def load_records(path: Path) -> list[ProfileRecord]:
@@ -58,45 +63,62 @@ def measure_layers(
     date: str,
     report: Callable[[ProfileRecord, int], object],
     effort: TimingEffort | None = None,
+    stop_reason: Callable[[], str] = str,
 ) -> MeasuredLayers:
     """Measure a step's layers at ``sizes``, except those that are among ``known``.
 
     ``report`` is called with each new record and the total number of records. For each tensor
-    degree, the first size that exceeds the device's memory and all larger ones are left out.
+    degree, a size that exceeds the device's memory and all larger ones are left out. Sizes are in
+    the order of :class:`tessera.estimator.profiling.order.SizeOrder`. ``stop_reason`` is called
+    before each record. Once it returns a text, measuring ends.
 
     Raises:
         Untraceable: the step cannot be traced at these sizes.
         NotAllowed: not even the smallest size fits.
     """
-    known, names = list(known), kinds_of(source)
+    known, order, reason = list(known), SizeOrder(sizes), stop_reason()
+    if reason and not known:
+        return MeasuredLayers(
+            records=(), layers={}, too_large=(), left_out=tuple(sizes), stop_reason=reason
+        )
+    names = kinds_of(source)
     layers = Counter(names.kind)
-    records: list[ProfileRecord] = []
-    too_large: list[Size] = []
-    for samples, tp in sorted(sizes, key=lambda size: size[::-1]):
-        if any(degree == tp for _, degree in too_large):
-            too_large.append((samples, tp))
-            continue
+
+    def is_complete(size: Size) -> bool:
+        return layers.keys() <= {r.kind for r in known if (r.samples, r.tp) == size}
+
+    for stored in sorted({size for size in sizes if is_complete(size)}):
+        order.finish(stored)
+    while (size := order.next_size()) is not None and not (reason := stop_reason()):
         try:
-            new = profile_stage(
+            known += profile_stage(
                 source,
-                samples,
-                tp,
+                *size,
                 date=date,
                 known=known,
                 effort=effort,
                 names=names,
                 report=lambda record: report(record, len(layers) * len(sizes)),
+                stops=lambda: bool(stop_reason()),
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            too_large.append((samples, tp))
+            order.drop(size)
             continue
-        known += new
-        records += [r for r in known if (r.samples, r.tp) == (samples, tp) and r.kind in layers]
-    if not records:
+        if is_complete(size):
+            order.finish(size)
+    usable = set(order.usable_sizes())
+    records = [r for r in known if (r.samples, r.tp) in usable and r.kind in layers]
+    if not records and not reason:
         raise NotAllowed(
             f"{source.target} does not fit on {device_name()} even with {min(sizes)[0]} samples, the"
             " fewest requested; profile it with fewer samples or on a larger device"
         )
-    return MeasuredLayers(records=tuple(records), layers=layers, too_large=tuple(too_large))
+    return MeasuredLayers(
+        records=tuple(sorted(records, key=lambda r: (r.tp, r.samples))),
+        layers=layers,
+        too_large=tuple(order.too_large()),
+        left_out=tuple(order.unusable_sizes()) if reason else (),
+        stop_reason=reason,
+    )

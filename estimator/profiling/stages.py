@@ -21,6 +21,7 @@ from tessera.estimator.profiling.timing import (
 )
 from tessera.estimator.tracing.step import Step, load_step
 from tessera.estimator.tracing.trace import TracedStep, trace_program
+from tessera.formulation.cancellation import never_cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,15 @@ def profile_stage(
     known: Iterable[ProfileRecord] = (),
     effort: TimingEffort | None = None,
     report: Callable[[ProfileRecord], object] = lambda _: None,
+    stops: Callable[[], bool] = never_cancelled,
     names: Graph | None = None,
 ) -> list[ProfileRecord]:
     """Return records of the layers ``start`` to ``end`` that are not in ``known``, one per kind.
 
     Kinds are named as in ``kinds_of(source)`` for all ``samples`` and ``tp``, so that records serve
     all Cells of a job. ``names`` is that graph. Callers that measure several sizes pass it, so that
-    it is traced once. ``report`` is called with each record as it is measured, and ``date`` is
+    it is traced once. ``report`` is called with each record as it is measured. ``stops`` is called
+    before each record; once it returns true, the records so far are returned. ``date`` is
     provenance. ``device_s`` counts the time from compilation to the last run, during which the
     device is held.
 
@@ -89,6 +92,8 @@ def profile_stage(
         kind, dtype = names.kind[layer], names.dtype
         if (kind, float(samples), tp, dtype) in measured:
             continue
+        if stops():
+            break
         record = _record(here, layer, effort, kind=kind, samples=samples, tp=tp, date=date)
         measured.add(record.key)
         records.append(record)

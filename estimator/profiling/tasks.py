@@ -11,19 +11,22 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from tessera.estimator.architectures.published import jax_step
 from tessera.estimator.profiling.compute import Point
+from tessera.estimator.profiling.limits import ProfilingLimits, time_left_s
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     ModelSpec,
+    ProfileGap,
     ProfileRow,
+    ProfilingJob,
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
@@ -50,6 +53,7 @@ class ProfilingOptions:
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
     tp: tuple[int, ...] = (1,)
+    limits: ProfilingLimits = field(default_factory=ProfilingLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +89,15 @@ class TaskState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    LIMITED = "limited"  # a limit ended it before anything that it measured could be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
     """The profiling of a workload on a GPU type.
 
-    If ``job`` is "", the cluster has no job for it.
+    If ``job`` is "", the cluster has no job for it. ``problem`` says why it failed, or why sizes
+    were left out. ``left_s`` is None unless the task can still measure.
     """
 
     gpu_type: str
@@ -101,6 +107,8 @@ class TaskStatus:
     records: int = 0
     device_s: float = 0.0
     service_gpu_s: float = 0.0
+    left_out: tuple[tuple[float, int], ...] = ()  # samples and tensor degree
+    left_s: float | None = None  # until the limit of all tasks of the workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +182,7 @@ def profiles_of(
     }
 
 
-def _is_of(row: ProfileRow, workload: Workload, step: StepTarget) -> bool:
+def _is_of(row: ProfileRow | ProfileGap, workload: Workload, step: StepTarget) -> bool:
     same_model = (row.workload.model, row.workload.params) == (workload.model, workload.params)
     return same_model and row.source == step.source
 
@@ -215,6 +223,7 @@ def task_of(
         "source": step.source,
         "sizes": sizes,
         "workload": [workload.model, workload.params, workload.global_batch],
+        "limits": asdict(options.limits),
     }
     return JobSpec(
         name=task_name(workload, step, gpu_type),
@@ -283,7 +292,9 @@ def profiling_status(
             " MODULE:FUNCTION`. Until then its estimates stay analytic"
         )
         return ProfilingStatus(asked=asked, source="", problem=problem, tasks=())
-    tasks = [_task_status(known, workload, step, t) for t in _types(known, catalogue)]
+    tasks = [
+        _task_status(known, workload, step, t, options.limits) for t in _types(known, catalogue)
+    ]
     shown = tuple(t for t in tasks if asked or t.state is not TaskState.PLANNED)
     return ProfilingStatus(asked=asked, source=step.source, problem="", tasks=shown)
 
@@ -305,24 +316,42 @@ _ENDED: Final = {
 
 
 def _task_status(
-    known: EstimationInputs, workload: Workload, step: StepTarget, gpu_type: str
+    known: EstimationInputs,
+    workload: Workload,
+    step: StepTarget,
+    gpu_type: str,
+    limits: ProfilingLimits,
 ) -> TaskStatus:
     name = task_name(workload, step, gpu_type)
     rows = [r for r in known.profiles if r.gpu_type == gpu_type and _is_of(r, workload, step)]
+    gaps = [g for g in known.gaps if g.gpu_type == gpu_type and _is_of(g, workload, step)]
     task = next((t for t in known.profiling if t.name == name), None)
-    if rows:
-        state = TaskState.DONE
-    elif task is None:
-        state = TaskState.PLANNED
-    else:
-        active = TaskState.RUNS if task.state in ACTIVE else TaskState.WAITS
-        state = _ENDED.get(task.state, active)
+    gap = gaps[-1] if gaps and (not rows or gaps[-1].task == rows[-1].task) else None
+    state = _state(rows, gap, task)
+    waits = task is not None and state in (TaskState.WAITS, TaskState.RUNS)
+    problem = gap.reason if gap and not waits else ""
+    if task and state is TaskState.FAILED:
+        problem = task.last_error
     return TaskStatus(
         gpu_type=gpu_type,
         state=state,
         job=name if task else "",
-        problem=task.last_error if task and state is TaskState.FAILED else "",
+        problem=problem,
         records=len(rows),
         device_s=sum(r.device_s for r in rows),
         service_gpu_s=task.service_gpu_s if task else 0.0,
+        left_out=gap.left_out if gap and not waits else (),
+        left_s=time_left_s(task, known.profiling, limits) if task and waits else None,
     )
+
+
+def _state(
+    rows: Sequence[ProfileRow], gap: ProfileGap | None, task: ProfilingJob | None
+) -> TaskState:
+    if rows:
+        return TaskState.DONE
+    if gap is not None and (task is None or task.state in _ENDED):
+        return TaskState.LIMITED
+    if task is None:
+        return TaskState.PLANNED
+    return _ENDED.get(task.state, TaskState.RUNS if task.state in ACTIVE else TaskState.WAITS)

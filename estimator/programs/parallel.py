@@ -76,8 +76,10 @@ def _layer(flow: Flow, division: Division, ops: list[Operator]) -> None:
             _other(flow, division, op)
         for out in op.writes:
             if (axis := division.tensor.get(out)) is not None:
-                size = float(flow.program.shape(out)[axis])
-                division.limit[-1] = min(division.limit[-1], size)
+                size = flow.program.shape(out)[axis]
+                if op.name == "dot_general" and not any(_is_weight(flow, v) for v in op.reads):
+                    size &= -size  # whole heads of attention; degrees are powers of two
+                division.limit[-1] = min(division.limit[-1], float(size))
 
 
 def _is_weight(flow: Flow, value: int) -> bool:

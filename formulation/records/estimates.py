@@ -113,6 +113,38 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileGap:
+    """The sizes of a workload that a profiling task left out on a GPU type, and the reason."""
+
+    workload: Workload
+    gpu_type: str
+    task: str
+    source: str  # the step that the task measured, with its arguments
+    left_out: tuple[tuple[float, int], ...]  # samples and tensor degree
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord:
+    """The comparison of a published model's collectives with those that XLA compiled, as stored.
+
+    ``note`` is a part of provenances. If it is "", there is nothing to compare, or ``problem`` says
+    why nothing was compared.
+    """
+
+    model: str  # as in workloads
+    params: str
+    dp: int  # degrees for which the step was compiled
+    tp: int
+    zero: bool
+    release: str  # of Tessera, which has the model and its step
+    note: str
+    problem: str
+    differs: bool
+    document: str  # all numbers, as JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingJob:
     """A profiling task in its present state. ``service_gpu_s`` is the GPU-seconds it has used."""
 
@@ -121,6 +153,9 @@ class ProfilingJob:
     state: JobState
     last_error: str
     service_gpu_s: float
+    age_s: float = 0.0  # since it was submitted
+    started_ago_s: float | None = None  # since it first ran; None if it never did
+    task: str = ""  # what it measures, as JSON; "" if that is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +213,8 @@ class EstimationInputs:
     wanted: tuple[UnestimatedWorkload, ...]  # in order of submission
     profiles: tuple[ProfileRow, ...] = ()  # of models with live jobs, oldest first
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
+    gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
+    checks: tuple[CollectiveRecord, ...] = ()  # by model, params and degrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

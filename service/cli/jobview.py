@@ -306,6 +306,7 @@ _TASK_STATES: Final = {
     _TASK.DONE: "done",
     _TASK.FAILED: "failed",
     _TASK.CANCELLED: "cancelled",
+    _TASK.LIMITED: "stopped at a limit, so its estimates stay analytic",
 }
 
 
@@ -336,6 +337,12 @@ def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
         text += f", {task.records} records"
     if task.job:
         text += f" ({task.job})"
+    if task.left_out and task.state == _TASK.DONE:
+        sizes = (
+            f"{size.samples:g}" + f" (tp {size.tensor_parallel})" * (size.tensor_parallel > 1)
+            for size in task.left_out
+        )
+        text += f", without {', '.join(sizes)} samples"
     return f"{text}: {task.problem}" if task.problem else text
 
 

@@ -32,7 +32,8 @@ def program_options(
         str,
         _option(
             "Command that starts the job's program, quoted as in a shell. It runs without a shell, on each"
-            " node. --runtime torchrun, deepspeed or megatron runs the script that it names on each GPU.",
+            " node. --runtime torchrun, deepspeed or megatron runs the script that it names on each GPU,"
+            " and --runtime jax on each node.",
             "--command",
             metavar="COMMAND",
         ),
@@ -40,8 +41,8 @@ def program_options(
     runtime: Annotated[
         str,
         _option(
-            "Runtime that starts the program: command, torchrun, deepspeed, megatron, or replay, which"
-            " trains nothing. Default: command if there is a --command, otherwise replay.",
+            "Runtime that starts the program: command, torchrun, deepspeed, megatron, jax, or replay,"
+            " which trains nothing. Default: command if there is a --command, otherwise replay.",
             metavar="NAME",
         ),
     ] = "",

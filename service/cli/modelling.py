@@ -20,9 +20,10 @@ from tessera.estimator.exporting.graphs import export_graph
 from tessera.estimator.graph import DTYPE_BYTES, Graph
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Training
-from tessera.estimator.profiling.tasks import ArgumentValue, value_of
+from tessera.estimator.profiling.tasks import ArgumentValue, StepTarget, step_of, value_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.release import install_hint
+from tessera.formulation.values import Workload
 from tessera.service.cli import limits, options
 from tessera.service.cli.client import CallFailed, Exit
 
@@ -36,7 +37,8 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 class DescribedModel:
     """A model and its training.
 
-    If ``rule`` is None, ``training`` gives the number of micro-batches.
+    If ``rule`` is None, ``training`` gives the number of micro-batches. ``step`` is a training step
+    in JAX with the graph's data type, or None.
     """
 
     name: str
@@ -45,6 +47,7 @@ class DescribedModel:
     training: Training
     rule: MicroBatches | None
     states: States
+    step: StepTarget | None = None
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -166,7 +169,20 @@ def model_options(
         rule=rule,
         graph=made.graph if dtype is None else replace(made.graph, dtype=dtype),
         states=made.states if zero is None else States(zero=zero),
+        step=None if dtype else _step(made, step, argument, known=graph is None),
     )
+
+
+def _step(
+    made: DescribedModel, target: str, argument: list[str] | None, *, known: bool
+) -> StepTarget | None:
+    """Return the step that the options name, or that of the published model if it is ``known``."""
+    if target:
+        arguments = tuple(sorted(step_arguments(argument).items()))
+        return StepTarget(target=target, arguments=arguments)
+    if not known:
+        return None
+    return step_of(Workload(model=made.name, params=made.params, global_batch=1), ())
 
 
 def with_model(command: _Command) -> Callable[..., None]:

@@ -35,7 +35,7 @@ from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import of_cell, of_model, of_published, to_model
-from tessera.service.rpc.convert.profiles import of_status, to_profiles
+from tessera.service.rpc.convert.profiles import of_status, to_gap, to_profiles
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
@@ -253,11 +253,11 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
     def _add_profiles(self, request: pb.AddProfilesRequest) -> pb.AddProfilesResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        rows = to_profiles(request)
+        rows, gap = to_profiles(request), to_gap(request)
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
-            added = writer.add_profiles(cluster, rows)
+            added = writer.add_profiles(cluster, rows, gap)
             return pb.AddProfilesResponse(added=added).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)

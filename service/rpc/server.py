@@ -122,7 +122,7 @@ class Server:
     Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches`` and
     ``replanning``, and the threads that callers do not use. ``lease_calls`` is for leases and short
     reads of the server's own tasks, and ``round_calls`` for periodic rounds. ``network_calls``,
-    ``estimate_calls`` and ``cleaning_calls`` are for the work between rounds.
+    ``estimate_calls``, ``cleaning_calls`` and ``check_calls`` are for the work between rounds.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Server:
         self.lease_calls = Calls(LEASE_THREADS, "lease")
         self.round_calls = Calls(config.round_threads, "periodic round")
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
-        self.cleaning_calls = Calls(1, "cleaning")
+        self.cleaning_calls, self.check_calls = Calls(1, "cleaning"), Calls(1, "check")
         self._heartbeat_calls = Calls(1, "heartbeat")
         # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
@@ -398,6 +398,7 @@ class Server:
             self.network_calls,
             self.estimate_calls,
             self.cleaning_calls,
+            self.check_calls,
             self._commits,
             self._trials,
             self._estimates,

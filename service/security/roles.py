@@ -116,7 +116,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ListModels": _read(),
         "DeleteModels": _change(),
         "AddProfiles": _change(OPERATORS | AGENTS),
-        "GetProfiling": _read(),
+        "GetProfiling": _read(EVERYBODY),  # a task asks how much time it has left
     },
     "Jobs": {
         "SubmitJob": _submission(),

@@ -28,15 +28,13 @@ def test_the_demo_trains_jobs_that_rounds_scale_and_move(tmp_path: Path) -> None
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "There is no PyTorch here" in done.stderr
-    rows = re.findall(r"^ *(line|plain-\d) +succeeded +(\d+)/(\d+) +([0-9→]+) ", done.stdout, re.M)
-    assert [(name, steps) for name, steps, _, _ in rows] == [
-        ("line", "100"),
-        ("plain-1", "50"),
-        ("plain-2", "50"),
-        ("plain-3", "50"),
+    rows = re.findall(r"^ *([a-z-]+\d?) +succeeded +(\d+)/(\d+) ", done.stdout, re.M)
+    half = [
+        (name, "50", "50") for name in ("moe-jax", "resnet-jax", "plain-1", "plain-2", "plain-3")
     ]
-    sizes = rows[0][3].split("→")
-    assert len(sizes) > 1, "line was scaled"
-    assert len(set(sizes)) > 1
+    assert rows == [("gpt-jax", "100", "100"), *half]
+    plans = "".join(done.stdout.split())  # a cell of the table may have several lines
+    assert "dp4→2xtp2" in plans, "data parallelism became a pipeline"
+    assert "→dp1" in plans, "the pipeline gave GPUs back"
     assert "FAULT" not in done.stdout
     assert (tmp_path / "tessera-demo-train.png").read_bytes().startswith(b"\x89PNG")

@@ -241,6 +241,22 @@ async def test_a_step_that_fails_on_the_node_leaves_estimates_analytic_with_a_re
     assert {c.source for c in cells} == {estimates_pb2.ANALYTIC}
 
 
+async def test_a_task_that_reaches_its_limit_leaves_estimates_analytic_and_says_why(
+    database: Database, tmp_path: Path
+) -> None:
+    async with a_system(database, tmp_path, profile_task_gpu_s=0.001) as user:
+        await user.describe(STEP)
+        await user.submit("j", requested_gpus=1, profile=True)
+        await user.reaches(TASK.WAITS)
+        await user.schedule()
+        limited = await user.reaches(TASK.LIMITED)
+        await user.is_in(limited.job, "SUCCEEDED")
+        cells = await user.cells()
+    assert "(setting profile_task_gpu_s)" in limited.problem
+    assert [size.samples for size in limited.left_out] == [1.0, 2.0, 4.0, 8.0]
+    assert {c.source for c in cells} == {estimates_pb2.ANALYTIC}
+
+
 async def test_without_a_request_nothing_is_profiled(database: Database, tmp_path: Path) -> None:
     async with a_system(database, tmp_path) as user:
         await user.describe(STEP)

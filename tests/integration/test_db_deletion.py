@@ -52,6 +52,17 @@ SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 
 FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 """
 
+COLLECTIVE_CHECKS = """
+INSERT INTO collective_checks (cluster_id, model, params, dp, tp, release, note, problem, document)
+SELECT id, 'bert', '1.3B', 2, 1, '1', '', '', '{}' FROM clusters
+"""
+
+PROFILE_GAPS = """
+INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
+SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit'
+FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
+"""
+
 
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
@@ -95,6 +106,8 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     for statement in (
         PROFILES,
+        PROFILE_GAPS,
+        COLLECTIVE_CHECKS,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
         " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"

@@ -11,15 +11,28 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.estimator.profiling.tasks import ProfilingOptions, nominal_estimates, step_of, task_of
+from tessera.estimator.profiling.tasks import (
+    ProfilingOptions,
+    TaskState,
+    nominal_estimates,
+    profiling_status,
+    step_of,
+    task_of,
+)
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, ProfileRow
+from tessera.formulation.records.estimates import (
+    EstimateRecord,
+    ModelSpec,
+    ProfileGap,
+    ProfileRow,
+)
 from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cli.jobview import profiling_facts
 from tessera.v1 import estimates_pb2 as pb
-from tessera.v1 import estimates_pb2_grpc
+from tessera.v1 import estimates_pb2_grpc, jobs_pb2
 from tests.support.rpc import error_details, serving
 from tests.support.stored_cluster import (
     C,
@@ -63,10 +76,23 @@ def a_row(**changed: Any) -> ProfileRow:
     return ProfileRow(**(fields | changed))
 
 
-def add_profiles(store: PostgresStore, *rows: ProfileRow) -> int:
+def add_profiles(store: PostgresStore, *rows: ProfileRow, gap: ProfileGap | None = None) -> int:
     counts: list[int] = []
-    do(store, lambda w: counts.append(w.add_profiles(C, rows)))
+    do(store, lambda w: counts.append(w.add_profiles(C, rows, gap)))
     return counts[0]
+
+
+def a_gap(**changed: Any) -> ProfileGap:
+    assert STEP is not None
+    fields: dict[str, Any] = {
+        "workload": BERT,
+        "gpu_type": "a100",
+        "task": "t",
+        "source": STEP.source,
+        "left_out": ((4.0, 1), (8.0, 1)),
+        "reason": "a limit",
+    }
+    return ProfileGap(**(fields | changed))
 
 
 def a_deriving(store: PostgresStore, **options: Any) -> CellDeriver:
@@ -211,6 +237,122 @@ def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: Post
     assert a_deriving(store).derive(C) == 0
 
 
+def test_what_a_task_left_out_is_stored_until_it_has_measured_everything(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    other = a_gap(task="u", reason="another")
+    for gap in (a_gap(), other, a_gap(left_out=((8.0, 1),), reason="a later one")):
+        add_profiles(store, a_row(), gap=gap)
+    assert set(store.estimation(C).gaps) == {
+        other,
+        a_gap(left_out=((8.0, 1),), reason="a later one"),
+    }
+    add_profiles(store, a_row(samples=8.0))
+    assert store.estimation(C).gaps == (other,)
+
+
+def test_a_gap_goes_with_its_gpu_type_and_is_never_empty(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    both = [GpuType(name=t, memory_bytes=2**30) for t in ("a100", "spare")]
+    do(store, lambda w: w.upsert_cluster(C, both, None))
+    submit(store, ASKS)
+    for gap in (a_gap(), a_gap(gpu_type="spare")):
+        add_profiles(store, gap=gap)
+    with pytest.raises(InvalidInput, match="ck_profile_gaps_content"):
+        execute(database, "UPDATE profile_gaps SET left_out = '[]'")
+    do(store, lambda w: w.upsert_cluster(C, both[:1], None))
+    assert store.estimation(C).gaps == (a_gap(),)
+
+
+def the_task(store: PostgresStore) -> str:
+    (task,) = store.estimation(C).profiling
+    return task.name
+
+
+def pass_time(database: Database, task: str, started_ago_s: float | None) -> None:
+    """Let the task's submission, and its start if it had one, lie in the past."""
+    started = "NULL" if started_ago_s is None else f"now() - interval '{started_ago_s} s'"
+    execute(
+        database,
+        f"UPDATE jobs SET created_at = now() - interval '9999 s', started_at = {started}"
+        f" WHERE name = '{task}'",
+    )
+
+
+def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analytic(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    a_deriving(store).derive(C)
+    task = the_task(store)
+    pass_time(database, task, None)  # it never started, so no time is used
+    a_deriving(store).derive(C)
+    pass_time(database, task, 1700.0)
+    a_deriving(store).derive(C)
+    assert job(store, task).state is JobState.QUEUED
+    pass_time(database, task, 1801.0)
+    a_deriving(store).derive(C)
+    assert job(store, task).state is JobState.CANCELLED
+    status = profiling_status(store.estimation(C), catalogue_of(), ProfilingOptions(), BERT)
+    (shown,) = status.tasks
+    assert shown.state is TaskState.LIMITED
+    assert "limit of 1,800 s (setting profile_limit_s)" in shown.problem
+    assert "waited for a GPU" in shown.problem
+    assert [samples for samples, _ in shown.left_out] == [1.0, 2.0, 4.0, 8.0]
+    assert {c.source for c in cells_of(store)} == {EstimateSource.ANALYTIC}
+    events = store.job_history(C, task)
+    assert shown.problem in {event.detail for event in events}
+    a_deriving(store).derive(C)  # it is not made again, and the reason stays
+    assert the_task(store) == task
+    assert len(store.estimation(C).gaps) == 1
+
+
+def test_a_task_that_has_used_its_gpu_seconds_is_cancelled_even_if_its_agent_is_silent(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    a_deriving(store).derive(C)
+    task = the_task(store)
+    execute(database, f"UPDATE jobs SET service_gpu_s = 961 WHERE name = '{task}'")
+    a_deriving(store).derive(C)  # its process still has time to end
+    assert job(store, task).state is JobState.QUEUED
+    execute(database, f"UPDATE jobs SET service_gpu_s = 1021 WHERE name = '{task}'")
+    a_deriving(store).derive(C)
+    assert job(store, task).state is JobState.CANCELLED
+    (gap,) = store.estimation(C).gaps
+    assert (
+        gap.reason == "the task reached its limit of 960 GPU-seconds (setting profile_task_gpu_s)"
+    )
+
+
+def test_a_type_that_was_measured_in_part_or_before_stays_measured(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    a_deriving(store).derive(C)
+    task = the_task(store)
+    rows = [a_row(task=task, samples=s) for s in (1.0, 8.0)]
+    do(store, lambda w: w.add_profiles(C, rows, a_gap(task=task, left_out=((4.0, 1),))))
+    a_deriving(store).derive(C)
+    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
+    (shown,) = profiling_status(store.estimation(C), catalogue_of(), ProfilingOptions(), BERT).tasks
+    assert (shown.state, shown.left_out, shown.problem) == (
+        TaskState.DONE,
+        ((4.0, 1),),
+        "a limit",
+    )
+    pass_time(database, task, 9000.0)
+    a_deriving(store).derive(C)
+    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
+
+
 def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None:
     a_cluster(store)
     own = ModelSpec(
@@ -297,3 +439,68 @@ async def test_records_sent_over_a_socket_are_added_once_and_bad_ones_are_refuse
     (task,) = profiling.tasks
     assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
     assert {c.estimate.source for c in estimated.cells} == {pb.PROFILED}
+
+
+def a_gap_request(**changed: Any) -> pb.AddProfilesRequest:
+    request = a_request()
+    fields: dict[str, Any] = {
+        "left_out": [pb.ProfileSize(samples=8, tensor_parallel=1)],
+        "left_out_reason": "the task reached its limit",
+        "request_id": "",
+    }
+    for name, value in (fields | changed).items():
+        request.ClearField(name)  # type: ignore[arg-type]
+        part = pb.AddProfilesRequest(**{name: value})
+        request.MergeFrom(part)
+    return request
+
+
+async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_stay_analytic(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    workload = pb.Workload(model="bert", params="1.3B", global_batch=256)
+    async with serving(store) as (channel, _):
+        stub = estimates_pb2_grpc.EstimatesStub(channel)
+        answer = await stub.AddProfiles(a_gap_request(layers=[], dtype="", device="", date=""))
+        request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
+        (task,) = (await stub.GetProfiling(request)).tasks
+    assert answer.added == 0
+    assert (task.state, task.problem) == (pb.ProfilingTask.LIMITED, "the task reached its limit")
+    assert [(s.samples, s.tensor_parallel) for s in task.left_out] == [(8.0, 1)]
+    assert not task.HasField("left_seconds")
+    assert {c.source for c in cells_of(store)} <= {EstimateSource.ANALYTIC}
+    (_, text) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling(tasks=[task]))[1]
+    assert text == (
+        "a100: stopped at a limit, so its estimates stay analytic: the task reached its limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"left_out_reason": ""}, "left_out_reason"),
+        ({"left_out": []}, "left_out_reason"),
+        (
+            {"left_out": [pb.ProfileSize(samples=math.nan, tensor_parallel=1)]},
+            "left_out[0].samples",
+        ),
+        ({"left_out": [pb.ProfileSize(samples=8)]}, "left_out[0].tensor_parallel"),
+        ({"left_out": 2 * [pb.ProfileSize(samples=8, tensor_parallel=1)]}, "left_out[1]"),
+        ({"left_out": [pb.ProfileSize(samples=1, tensor_parallel=1)]}, "left_out[0]"),
+        ({"layers": [], "left_out": [], "left_out_reason": ""}, "layers"),
+        ({"layers": [], "task": ""}, "task"),
+    ],
+)
+async def test_what_was_left_out_is_checked(
+    store: PostgresStore, changed: dict[str, Any], field: str
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    async with serving(store) as (channel, _):
+        stub = estimates_pb2_grpc.EstimatesStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.AddProfiles(a_gap_request(**changed))
+    assert error_details(refused.value)[1] == [field]
+    assert not store.estimation(C).gaps

@@ -27,6 +27,7 @@ from tessera.service.agent.runtimes.protocol import (
     RuntimeChooser,
 )
 from tessera.service.agent.runtimes.replay import ReplayRuntime
+from tessera.service.profileclock import CLOCK_FILE
 from tessera.service.profiletask import RECORDS_FILE, require_jax
 from tessera.v1 import estimates_pb2
 from tests.support.agents import launch_leader, until
@@ -40,12 +41,22 @@ class Collector:
     def __init__(self) -> None:
         self.found: list[estimates_pb2.AddProfilesRequest] = []
         self.refusals: Refusals = []
+        self.left_s: float | None = None  # None: it does not know the task
+        self.questions: list[estimates_pb2.GetProfilingRequest] = []
 
     def AddProfiles(self, request: Any, context: Any) -> estimates_pb2.AddProfilesResponse:
         self.found.append(request)
         if self.refusals:
             context.abort(*self.refusals.pop(0))
         return estimates_pb2.AddProfilesResponse(added=len(request.layers))
+
+    def GetProfiling(self, request: Any, context: Any) -> estimates_pb2.Profiling:
+        self.questions.append(request)
+        if self.left_s is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such cluster")
+        job = a_task().job
+        task = estimates_pb2.ProfilingTask(job=job, left_seconds=self.left_s)
+        return estimates_pb2.Profiling(tasks=[estimates_pb2.ProfilingTask(job="other"), task])
 
 
 class Node:
@@ -110,12 +121,18 @@ def collector() -> Collector:
 @pytest.fixture
 def node(tmp_path: Path, collector: Collector) -> Iterator[Node]:
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.unary_unary_rpc_method_handler(
-        collector.AddProfiles,
-        request_deserializer=estimates_pb2.AddProfilesRequest.FromString,
-        response_serializer=estimates_pb2.AddProfilesResponse.SerializeToString,
-    )
-    handlers = {"AddProfiles": handler}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "AddProfiles": grpc.unary_unary_rpc_method_handler(
+            collector.AddProfiles,
+            request_deserializer=estimates_pb2.AddProfilesRequest.FromString,
+            response_serializer=estimates_pb2.AddProfilesResponse.SerializeToString,
+        ),
+        "GetProfiling": grpc.unary_unary_rpc_method_handler(
+            collector.GetProfiling,
+            request_deserializer=estimates_pb2.GetProfilingRequest.FromString,
+            response_serializer=estimates_pb2.Profiling.SerializeToString,
+        ),
+    }
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("tessera.v1.Estimates", handlers),)
     )
@@ -188,6 +205,63 @@ async def test_records_are_sent_again_as_the_same_request_until_a_server_has_the
     assert first.request_id.startswith("profile-")
     layers = {r.kind: r.layers for r in first.layers}
     assert sum(layers.values()) >= 2
+
+
+def sizes_of(request: estimates_pb2.AddProfilesRequest) -> list[tuple[float, int]]:
+    return [(size.samples, size.tensor_parallel) for size in request.left_out]
+
+
+async def test_a_task_at_its_gpu_seconds_sends_what_is_whole_and_says_what_it_left_out(
+    node: Node, collector: Collector
+) -> None:
+    assert (await end_of(node.start(1, (1, 4)))).outcome is ExitOutcome.SUCCEEDED
+    clock = node.records.with_name(CLOCK_FILE)
+    held_s = json.loads(clock.read_text())["held_s"]
+    assert held_s > sum(json.loads(line)["device_s"] for line in node.lines())
+    clock.write_text(json.dumps({"held_s": 960.0}))
+    end = await end_of(node.start(2, (1, 2, 4, 8)))
+    assert end == MemberExit(outcome=ExitOutcome.SUCCEEDED)
+    first, second = collector.found
+    assert {r.samples for r in second.layers} == {1, 4}
+    assert record_keys(second) == record_keys(first)
+    assert sizes_of(second) == [(2.0, 1), (8.0, 1)]
+    assert "960 GPU-seconds (setting profile_task_gpu_s)" in second.left_out_reason
+    assert not sizes_of(first)
+    assert not first.left_out_reason
+
+
+async def test_a_task_whose_workload_has_no_time_left_measures_nothing_and_reports_it(
+    node: Node, collector: Collector
+) -> None:
+    collector.left_s = 0.0
+    assert (await end_of(node.start(samples=(1, 2)))).outcome is ExitOutcome.SUCCEEDED
+    (request,) = collector.found
+    assert not request.layers
+    assert sizes_of(request) == [(1.0, 1), (2.0, 1)]
+    assert "1,800 s (setting profile_limit_s)" in request.left_out_reason
+    (question,) = collector.questions
+    assert question.workload.model == "tiny"
+    assert not node.lines()
+
+
+async def test_a_server_that_knows_no_limit_does_not_stop_a_task(
+    node: Node, collector: Collector
+) -> None:
+    assert (await end_of(node.start(samples=(1,)))).outcome is ExitOutcome.SUCCEEDED
+    (request,) = collector.found
+    assert len(collector.questions) == 1
+    assert request.layers
+    assert not request.left_out
+
+
+@pytest.mark.parametrize("text", ["rubbish", '{"held_s": []}'])
+async def test_a_clock_that_another_program_wrote_fails_the_task(node: Node, text: str) -> None:
+    clock = node.records.with_name(CLOCK_FILE)
+    clock.parent.mkdir(parents=True)
+    clock.write_text(text)
+    end = await end_of(node.start(samples=(1,)))
+    assert end.outcome is ExitOutcome.FAILED
+    assert "the time that the task has used cannot be read" in end.error
 
 
 async def test_refused_records_fail_the_task_with_the_servers_message(

@@ -154,7 +154,8 @@ def _init_head(key: jax.Array) -> Any:
 
 
 def _apply_head(params: Any, values: jax.Array) -> jax.Array:
-    return _normalize(values) @ params["kernel"]
+    logits: jax.Array = _normalize(values) @ params["kernel"]
+    return logits
 
 
 def _normalize(values: jax.Array) -> jax.Array:
@@ -164,4 +165,5 @@ def _normalize(values: jax.Array) -> jax.Array:
 
 def _measure(logits: jax.Array, targets: jax.Array) -> jax.Array:
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-    return jnp.negative(chosen.mean())
+    loss: jax.Array = -jnp.mean(chosen)
+    return loss

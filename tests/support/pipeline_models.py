@@ -19,7 +19,8 @@ BATCH = 16
 
 
 def _draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.uniform(key, shape, minval=-0.5, maxval=0.5)  # compiled sooner than normal
+    values: jax.Array = jax.random.uniform(key, shape, minval=-0.5, maxval=0.5)
+    return values  # compiled sooner than those of a normal distribution
 
 
 def _init_words(key: jax.Array) -> Any:
@@ -39,8 +40,9 @@ def _init_block(key: jax.Array) -> Any:
 
 
 def _mix(params: Any, values: Any) -> jax.Array:
-    mixed: jax.Array = jnp.tanh(values["hidden"] @ params["up"]) @ params["down"]["kernel"]
-    return mixed * (1 + values["words"][..., None] / WORDS)
+    mixed = jnp.tanh(values["hidden"] @ params["up"]) @ params["down"]["kernel"]
+    scaled: jax.Array = mixed * (1 + values["words"][..., None] / WORDS)
+    return scaled
 
 
 def _block(params: Any, values: Any) -> Any:

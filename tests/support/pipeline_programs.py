@@ -10,25 +10,28 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import serialize_executable
 
 from tessera.jax.build import build_engine
+from tessera.jax.hosts import prepare_devices
 from tessera.jax.pipelines import PipelineEngine
 from tessera.jax.plans import read_plan
+from tests.support.jax_programs import FAST_COMPILATION, ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.pipeline_models import a_language_model, some_batches, train_plainly
 
 ITERATIONS = 8
 DEVICES = 8
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str, Any]:
@@ -42,10 +45,11 @@ def run_cases(cases: dict[str, dict[str, Any]], **environment: str) -> dict[str,
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} {FAST_COMPILATION}",
             **environment,
         },
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     results: dict[str, Any] = json.loads(done.stdout)
@@ -94,9 +98,10 @@ def _run_case(
     batches = some_batches(ITERATIONS)
     losses = []
     for iteration, words in enumerate(batches):
-        state, loss = engine.run_iteration(state, words, words, iteration)
+        with _count_reads() as reads:  # of the last iteration
+            state, loss = engine.run_iteration(state, words, words, iteration)
         losses.append(loss)
-    results: dict[str, Any] = {"losses": [float(loss) for loss in losses]}
+    results: dict[str, Any] = {"losses": [float(loss) for loss in losses], "reads": len(reads)}
     results["evaluation"] = float(engine.evaluate(state, batches[0], batches[0]))
     results["is_in_place"] = jax.tree.map(_place_of, state) == jax.tree.map(
         _place_of, engine.state_shapes()
@@ -114,6 +119,21 @@ def _run_case(
             plain[key] = train_plainly(model, optax.chain(*steps), start, [*batches, batches[0]])
         results["plain"] = plain[key]
     return results
+
+
+@contextmanager
+def _count_reads() -> Iterator[list[Any]]:
+    """Note each array that the host reads, which waits for the array to be computed."""
+    kind: Any = type(jnp.zeros(()))
+    read = kind._value.fget
+    arrays: list[Any] = []
+
+    def note(array: Any) -> Any:
+        arrays.append(array)
+        return read(array)
+
+    with patch.object(kind, "_value", property(note)):
+        yield arrays
 
 
 def _refuse_to_serialize(_: Any) -> Any:
@@ -138,6 +158,7 @@ def _count_kept_parameters(engine: PipelineEngine, parameters: Any) -> int:
 
 def main() -> None:
     """Run the cases on stdin."""
+    prepare_devices()
     events: Counter[str] = Counter()
 
     def count(event: str, **_: str | int) -> None:

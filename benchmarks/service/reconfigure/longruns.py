@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.service.reconfigure.plans import ONE_DEVICE, plan_of_one_device
-from tessera.benchmarks.service.reconfigure.runs import Outcome, Part, Run, train_runs
+from tessera.benchmarks.service.reconfigure.runs import Outcome, Run, Stretch, train_runs
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.simulator.figures import Figure
 
@@ -36,7 +36,7 @@ def compare_with_seeds(
         )
         for number in range(CHANGING)
     ]
-    steady = (Part(plan=ONE_DEVICE, iterations=iterations),)
+    steady = (Stretch(plan=ONE_DEVICE, iterations=iterations),)
     runs = [
         Run(name=ONE_DEVICE, seed=seed, parts=steady),
         Run(name=OTHER_SEED, seed=seed + 1, parts=steady),
@@ -58,22 +58,26 @@ def compare_with_seeds(
         figures |= {f"{measure}_reconfigured": own, f"{measure}_seeds": other}
         quotients.append(own / other)
     figures["reconfigured_to_seeds"] = max(quotients)
-    return figures, [
-        {"run": run.name, "changes": len(run.parts) - 1}
-        | dict(zip(MEASURES, losses[run.name], strict=True))
+    rows: list[dict[str, Figure | str]] = [
+        {
+            "run": run.name,
+            "changes": len(run.parts) - 1,
+            **dict(zip(MEASURES, losses[run.name], strict=True)),
+        }
         for run in runs
     ]
+    return figures, rows
 
 
 def draw_parts(
     names: Sequence[str], iterations: int, every: int, generator: np.random.Generator
-) -> tuple[Part, ...]:
+) -> tuple[Stretch, ...]:
     """Return parts of random lengths, ``every`` iterations on average, each under another plan."""
-    parts, left, last = list[Part](), iterations, ""
+    parts, left, last = list[Stretch](), iterations, ""
     while left:
         length = min(left, int(generator.integers(every // 2, every + every // 2 + 1)))
         last = str(generator.choice([name for name in names if name != last]))
-        parts.append(Part(plan=last, iterations=length))
+        parts.append(Stretch(plan=last, iterations=length))
         left -= length
     return tuple(parts)
 

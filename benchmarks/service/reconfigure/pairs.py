@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Final
 
 from tessera.benchmarks.service.reconfigure.plans import ONE_DEVICE, plan_of_one_device
-from tessera.benchmarks.service.reconfigure.runs import Outcome, Part, Run, train_runs
+from tessera.benchmarks.service.reconfigure.runs import Outcome, Run, Stretch, train_runs
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.simulator.figures import Figure
 
@@ -57,14 +57,15 @@ def _make_runs(
     """Return an undisturbed run of each plan, a run of each pair, and the forgetful run."""
     half, rest = iterations // 2, iterations - iterations // 2
     runs = [
-        Run(name=name, seed=seed, parts=(Part(plan=name, iterations=iterations),)) for name in names
+        Run(name=name, seed=seed, parts=(Stretch(plan=name, iterations=iterations),))
+        for name in names
     ]
     for first, second in pairs:
-        parts = Part(plan=first, iterations=half), Part(plan=second, iterations=rest)
+        parts = Stretch(plan=first, iterations=half), Stretch(plan=second, iterations=rest)
         runs.append(Run(name=f"{first} > {second}", seed=seed, parts=parts))
     first, second = pairs[0]
     parts = (
-        Part(plan=first, iterations=half),
-        Part(plan=second, iterations=rest, forgets=True),
+        Stretch(plan=first, iterations=half),
+        Stretch(plan=second, iterations=rest, forgets=True),
     )
     return [*runs, Run(name=FORGETFUL, seed=seed, parts=parts)]

@@ -21,7 +21,7 @@ LAYERS: Final = 6
 """An embedding, four blocks and a head."""
 
 ONE_DEVICE: Final = "one device"
-"""The name of the plan that divides nothing. It is compared with, and is none of the nine."""
+"""The name of the plan that divides nothing. It is compared with, and is not one of the nine."""
 
 
 def make_plans() -> dict[str, ExecutionPlan]:

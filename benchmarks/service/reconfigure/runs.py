@@ -31,7 +31,7 @@ SHOWN_CHARACTERS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Stretch:
     """Iterations of a run under one plan. If it ``forgets``, its optimizer begins again."""
 
     plan: str
@@ -45,7 +45,7 @@ class Run:
 
     name: str
     seed: int
-    parts: tuple[Part, ...]
+    parts: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

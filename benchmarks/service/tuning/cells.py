@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.hardware.types import Link
@@ -40,21 +40,10 @@ class ModelSize:
     """The sizes of the GPT: blocks, width, attention heads, tokens of a sample, and vocabulary."""
 
     blocks: int
-    hidden: int = 128
+    width: int = 128
     heads: int = 4
     sequence: int = 64
     vocabulary: int = 256
-
-    def to_plain(self, batch: int) -> dict[str, Any]:
-        """Return the arguments of the program's trainer."""
-        return {
-            "layers": self.blocks,
-            "hidden": self.hidden,
-            "heads": self.heads,
-            "sequence": self.sequence,
-            "vocabulary": self.vocabulary,
-            "batch": batch,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +72,7 @@ def list_cells(
     architecture = {
         "architecture": "transformer",
         "layers": size.blocks,
-        "hidden": size.hidden,
+        "hidden": size.width,
         "heads": size.heads,
         "sequence": size.sequence,
         "vocabulary": size.vocabulary,

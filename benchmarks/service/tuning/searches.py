@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from tessera import progress
+from tessera.benchmarks.service.reconfigure.runs import run_program
 from tessera.benchmarks.service.tuning.cells import ModelSize, TunedCell
 from tessera.formulation.execution_plan import ExecutionPlan, execution_plan_of
 from tessera.formulation.launch import TuningSpace
 
-PROGRAM: Final = Path(__file__).with_name("program.py")
-PATHS: Final = [str(Path(progress.__file__).parents[2])]
-"""The folders from which the program imports ``tessera.jax``."""
-
-MAX_ERROR_CHARS: Final = 2000
+EXAMPLE: Final = "train_jax_gpt"
+"""The example whose model is trained."""
 
 
 class SearchFailed(RuntimeError):
-    """An error for a program that did not measure what it was asked for."""
+    """An error for a search in which no plan runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +47,8 @@ class Workbench:
         """Try the Cell's own plan and those of a space, as a job's program does at its start.
 
         Raises:
-            SearchFailed: no plan runs, or the program ended without an answer.
+            SearchFailed: no plan runs.
+            RuntimeError: the program failed.
         """
         plans = [json.loads(plan.to_json()) for plan in cell.spaces[space]]
         own = json.loads(cell.plan.to_json())
@@ -82,21 +76,7 @@ class Workbench:
 
     def _run(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Run a task in a fresh process, in which nothing was compiled before."""
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TESSERA_"))}
-        variables |= {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={self.devices}",
-            "PYTHONPATH": os.pathsep.join([*PATHS, variables.get("PYTHONPATH", "")]),
-        }
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM)],
-            input=json.dumps({"model": self.size.to_plain(self.batch), **task}),
-            capture_output=True,
-            text=True,
-            env=variables,
-            check=False,
-        )
-        if done.returncode:
-            raise SearchFailed(f"the program failed: {done.stderr[-MAX_ERROR_CHARS:]}")
-        answer: dict[str, Any] = json.loads(done.stdout)
+        model = {"example": EXAMPLE, "sizes": asdict(self.size), "batch": self.batch}
+        lines = run_program("tuning", json.dumps({"model": model, **task}), self.devices)
+        answer: dict[str, Any] = json.loads(lines[-1])
         return answer

@@ -56,10 +56,11 @@ def start_program(
     environment: Mapping[str, str],
     directory: str,
     output: int | IO[bytes],
+    stdin: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start ``argv`` as the job's user, in a session of its own, with both outputs in one pipe.
 
-    It is killed if the keeper dies.
+    It is killed if the keeper dies. Its standard input is the text ``stdin``.
 
     Raises:
         ProgramNotStarted: it does not exist or must not be run, or its directory cannot be entered.
@@ -72,10 +73,11 @@ def start_program(
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
+    source = _open_text(stdin) if stdin else None
     try:
         return subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if source is None else source,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(environment),
@@ -92,6 +94,18 @@ def start_program(
             f"cannot start {argv[0]} in {directory}: {error}; does it exist on every node, and may the"
             " job's user run it?"
         ) from error
+    finally:
+        if source is not None:
+            os.close(source)
+
+
+def _open_text(text: str) -> int:
+    """Return a descriptor from which ``text`` can be read, however long it is. Raises OSError."""
+    descriptor = os.memfd_create("stdin")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def find_descendants(root: int | None = None) -> list[int]:

@@ -23,6 +23,7 @@ from tessera.service.agent.keeper.tuning import TuningWatch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
+    from typing import Any
 
     from tessera.service.agent.keeper.spec import KeeperSpec
     from tessera.service.agent.keeper.store import Checkpoint, Rendezvous
@@ -41,7 +42,7 @@ class MemberRun:
         self._spec = spec
         self._store = JobStore(spec.store, spec.generation, spec.job_number)
         self._requests = Requests()
-        self._ranks = Ranks(spec, self._feed_text)
+        self._ranks = Ranks(spec, self._feed_text, self._take_report)
         self._ranks.wake_on(self._requests.descriptor)
         self._began_s = time.monotonic()
         self._resumed: Checkpoint | None = None  # from which the program went on
@@ -51,6 +52,7 @@ class MemberRun:
         self._silent_s = 0.0  # seconds without progress when it was killed
         self._asked = 0  # number of checkpoints that were asked for
         self._ask_s = math.inf  # when the next checkpoint is due
+        self._failure: dict[str, object] | None = None  # that the program reported in its output
         self._read_ns = -1  # change time of the progress file that was read last
         self._listed: tuple[str, int] | None = None  # path and iterations of the last checkpoint
         self._meter = ProgressMeter(spec.iterations_total, None)
@@ -229,6 +231,15 @@ class MemberRun:
         self._feed(iterations.replace(",", ""), loss, source="output")
         self._report()
 
+    def _take_report(self, report: dict[str, Any]) -> None:
+        """Take in a report in the output of a program that has a protocol for that."""
+        if "iterations" in report:
+            self._feed(report["iterations"], report.get("loss"), source="report")
+        self._list_checkpoint(report.get("checkpoint"))
+        if self._failure is None and isinstance(failure := report.get("failure"), dict):
+            self._failure = failure
+        self._report()
+
     def _feed(
         self,
         iterations: object,
@@ -348,6 +359,8 @@ class MemberRun:
 
     def _read_failure(self) -> tuple[str, str] | None:
         """Return the kind of failure and the sentence that the program stated, or None."""
+        if stated := failures.read_statement(self._failure):
+            return stated
         path = os.path.join(self._spec.outbox, "failure.json")
         try:
             return failures.read_statement(read_json(path, MAX_PROGRESS_BYTES))

@@ -8,6 +8,7 @@ output of the staging command and of the launcher has ``launcher-NODE`` in place
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 
@@ -16,6 +17,7 @@ from tessera.service.agent.files import make_private, open_private
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 SEGMENTS = 4
 """Number of files among which a rank's output is divided."""
@@ -86,7 +88,7 @@ class LogFiles:
 class RankOutput:
     """The output of one rank, or of the launcher, and the pipe that it comes through."""
 
-    def __init__(self, descriptor: int, files: LogFiles, find: ProgressFinder | None) -> None:
+    def __init__(self, descriptor: int, files: LogFiles, find: LineFinder | None) -> None:
         """Read from ``descriptor``, which does not block. ``find`` searches the lines."""
         self.descriptor = descriptor
         self._files, self._find = files, find
@@ -122,12 +124,10 @@ class RankOutput:
             self._find.finish()
 
 
-class ProgressFinder:
-    """A search for progress in lines of output, by the user's regular expression."""
+class LineFinder:
+    """A search in lines of output, the last of which need not have ended."""
 
-    def __init__(self, pattern: str, found: Callable[[str, str | None], None]) -> None:
-        """Call ``found`` with the texts of the groups "iteration" and "loss"."""
-        self._pattern, self._found = re.compile(pattern), found
+    def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -135,15 +135,50 @@ class ProgressFinder:
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = self._rest[:MAX_LINE_BYTES]
         for line in lines[-MAX_LINES_PER_READ:]:
-            self._search(line)
+            self._search(line[:MAX_LINE_BYTES].decode(errors="replace"))
 
     def finish(self) -> None:
         """Search the last line, which no newline ended."""
-        self._search(self._rest)
+        self._search(self._rest.decode(errors="replace"))
         self._rest = b""
 
-    def _search(self, line: bytes) -> None:
-        match = self._pattern.search(line[:MAX_LINE_BYTES].decode(errors="replace"))
+    def _search(self, line: str) -> None:
+        raise NotImplementedError
+
+
+class ProgressFinder(LineFinder):
+    """A search for progress in lines of output, by the user's regular expression."""
+
+    def __init__(self, pattern: str, found: Callable[[str, str | None], None]) -> None:
+        """Call ``found`` with the texts of the groups "iteration" and "loss"."""
+        super().__init__()
+        self._pattern, self._found = re.compile(pattern), found
+
+    def _search(self, line: str) -> None:
+        match = self._pattern.search(line)
         if match is not None:
             groups = match.groupdict()
             self._found(groups["iteration"] or "", groups.get("loss"))
+
+
+class ReportFinder(LineFinder):
+    """A search for the reports of a program of ours: a prefix, and a JSON object after it.
+
+    Output of the user's code without a newline may come before the prefix.
+    """
+
+    def __init__(self, prefix: str, take: Callable[[dict[str, Any]], None]) -> None:
+        """Call ``take`` with each report. Lines of any other form are left out."""
+        super().__init__()
+        self._prefix, self._take = prefix, take
+
+    def _search(self, line: str) -> None:
+        _, prefix, text = line.rpartition(self._prefix)
+        if not prefix:
+            return
+        try:
+            report = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(report, dict):
+            self._take(report)

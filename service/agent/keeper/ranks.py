@@ -8,12 +8,19 @@ import time
 
 from tessera.service.agent.files import read_start
 from tessera.service.agent.keeper import children
-from tessera.service.agent.keeper.output import LogFiles, ProgressFinder, RankOutput
+from tessera.service.agent.keeper.output import (
+    LineFinder,
+    LogFiles,
+    ProgressFinder,
+    RankOutput,
+    ReportFinder,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from tessera.service.agent.keeper.spec import KeeperSpec
 
@@ -25,9 +32,14 @@ RECORD_S = 5.0
 class Ranks:
     """The program of a member: one process, or a launcher with a process for each GPU."""
 
-    def __init__(self, spec: KeeperSpec, found: Callable[[str, str | None], None]) -> None:
-        """Call ``found`` with progress in the first rank's output."""
-        self._spec, self._found = spec, found
+    def __init__(
+        self,
+        spec: KeeperSpec,
+        found: Callable[[str, str | None], None],
+        take_report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Call ``found`` with progress in the first rank's output, ``take_report`` with reports."""
+        self._spec, self._found, self._take_report = spec, found, take_report
         self._selector = selectors.DefaultSelector()
         self._outputs: dict[str, RankOutput] = {}  # by name, in order of creation
         self._files: dict[str, LogFiles] = {}  # by name
@@ -51,7 +63,7 @@ class Ranks:
             name = self._launcher
         else:
             name = f"rank-{spec.ranks[0]}"
-        self._program = self._spawn(name, argv, environment, directory)
+        self._program = self._spawn(name, argv, environment, directory, spec.stdin)
         self._end = os.pidfd_open(self._program.pid)
         self.wake_on(self._end)
         return self._program
@@ -144,12 +156,19 @@ class Ranks:
         return int(counts.get("oom_kill", 0)) > 0
 
     def _spawn(
-        self, name: str, argv: Sequence[str], environment: Mapping[str, str], directory: str
+        self,
+        name: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        stdin: str = "",
     ) -> subprocess.Popen[bytes]:
         ours, theirs = os.pipe()
         try:
             os.set_blocking(ours, False)
-            process = children.start_program(self._spec, argv, environment, directory, theirs)
+            process = children.start_program(
+                self._spec, argv, environment, directory, theirs, stdin
+            )
         except children.ProgramNotStarted:
             os.close(ours)
             raise
@@ -160,8 +179,7 @@ class Ranks:
 
     def _add(self, name: str, descriptor: int, *, finds: bool) -> None:
         spec = self._spec
-        pattern = spec.progress_pattern if finds else ""
-        finder = ProgressFinder(pattern, self._found) if pattern else None
+        finder = self._make_finder() if finds else None
         if name not in self._files:
             self._files[name] = LogFiles(spec.logs, name, spec.log_bytes)
         elif self._outputs[name].is_open:
@@ -169,6 +187,14 @@ class Ranks:
             self._outputs[name].close()
         output = self._outputs[name] = RankOutput(descriptor, self._files[name], finder)
         self._selector.register(descriptor, selectors.EVENT_READ, output)
+
+    def _make_finder(self) -> LineFinder | None:
+        """Return what searches the first rank's output. Of a program that reports, only reports count."""
+        if self._spec.report_prefix:
+            return ReportFinder(self._spec.report_prefix, self._take_report)
+        if self._spec.progress_pattern:
+            return ProgressFinder(self._spec.progress_pattern, self._found)
+        return None
 
     def _make_pipe(self, local: int) -> int:
         """Make the named pipe of a rank; return its end, which never reports that it is closed."""

@@ -31,6 +31,8 @@ class KeeperSpec:
     address: str  # under which other nodes reach this one
     argv: tuple[str, ...]
     environment: dict[str, str]
+    stdin: str = ""  # the text of the program's standard input
+    report_prefix: str = ""  # of lines of the first rank's output that are reports; "" for none
     staging: tuple[str, ...] = ()
     working_directory: str = ""  # "" for the job's shared directory
     uid: int = -1  # -1: as the keeper's own user

@@ -248,6 +248,8 @@ class ProgramRuntime:
             address=settings.address,
             argv=arguments.argv,
             environment={**self._environment(member, user, mark), **arguments.environment},
+            stdin=arguments.stdin,
+            report_prefix=arguments.report_prefix,
             staging=launch.staging_command,
             working_directory=launch.working_directory,
             uid=user.uid if is_switched else -1,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
+from tessera.formulation.runtimes import ALPA, COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
+from tessera.service.agent.runtimes.arguments.alpa import alpa_arguments
 from tessera.service.agent.runtimes.arguments.deepspeed import deepspeed_arguments
 from tessera.service.agent.runtimes.arguments.jax import jax_arguments
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
@@ -35,5 +36,6 @@ TEMPLATES: Final[Mapping[str, Template]] = {
     DEEPSPEED: deepspeed_arguments,
     MEGATRON: megatron_arguments,
     JAX: jax_arguments,
+    ALPA: alpa_arguments,
 }
 """The templates by runtime."""

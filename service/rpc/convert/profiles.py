@@ -7,7 +7,7 @@ from typing import Any, Final
 from tessera.estimator.profiling.records import METHODS
 from tessera.estimator.profiling.tasks import ProfilingStatus, TaskState, TaskStatus
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import ProfileRow
+from tessera.formulation.records.estimates import ProfileGap, ProfileRow
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.models import DTYPES
@@ -24,10 +24,14 @@ MIN_LAYER_S: Final = 1e-12
 def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     """Return the measured layers, each kind once at each size, and the same kinds at all sizes.
 
+    The list is empty if all sizes were left out.
+
     Raises:
         InvalidInput: NaN, an invalid time, or a kind that is missing at a size; names the field.
     """
     m = message
+    if m.left_out and not m.layers:
+        return []
     fields.require_batch_size("layers", len(m.layers), MAX_RECORDS)
     if m.dtype not in DTYPES:
         raise InvalidInput("dtype", f"must be one of {', '.join(DTYPES)}, not {m.dtype[:20]!r}")
@@ -62,6 +66,40 @@ def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
     fields.require_distinct((f"layers[{i}]", (r.kind, r.samples, r.tp)) for i, r in enumerate(rows))
     _require_whole(rows)
     return rows
+
+
+def to_gap(message: pb.AddProfilesRequest) -> ProfileGap | None:
+    """Return the sizes that the task left out, or None if it measured all of them.
+
+    Raises:
+        InvalidInput: a size is impossible, given twice or among the layers, or there is no reason.
+    """
+    m = message
+    if not m.left_out:
+        if m.left_out_reason:
+            raise InvalidInput("left_out_reason", "needs left_out; name the sizes")
+        return None
+    fields.require_batch_size("left_out", len(m.left_out), MAX_RECORDS)
+    sizes = [
+        (
+            fields.require_real(f"left_out[{i}].samples", size.samples, 1e-3, 1e9),
+            fields.require_whole(f"left_out[{i}].tensor_parallel", size.tensor_parallel, 1, 4096),
+        )
+        for i, size in enumerate(m.left_out)
+    ]
+    fields.require_distinct((f"left_out[{i}]", size) for i, size in enumerate(sizes))
+    measured = {(layer.samples, layer.tensor_parallel) for layer in m.layers}
+    for i, size in enumerate(sizes):
+        if size in measured:
+            raise InvalidInput(f"left_out[{i}]", "is among the layers; leave it out of one of them")
+    return ProfileGap(
+        workload=to_workload("workload", m.workload),
+        gpu_type=names.require_gpu_type("gpu_type", m.gpu_type),
+        task=names.require_identifier("task", m.task),
+        source=fields.require_text("source", m.source, 4000, required=True),
+        left_out=tuple(sizes),
+        reason=fields.require_text("left_out_reason", m.left_out_reason, 1000, required=True),
+    )
 
 
 def _layer(field: str, layer: pb.LayerProfile) -> dict[str, Any]:
@@ -120,4 +158,6 @@ def _of_task(task: TaskStatus) -> pb.ProfilingTask:
         records=task.records,
         device_seconds=task.device_s,
         service_gpu_seconds=task.service_gpu_s,
+        left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in task.left_out],
+        left_seconds=task.left_s,
     )

@@ -105,6 +105,13 @@ def test_passes_keep_no_copies_of_parameters(results: dict[str, Any], name: str)
     assert results[f"plain: {name}"]["kept_parameters"] == 0
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_host_waits_for_no_array_within_an_iteration(
+    results: dict[str, Any], name: str
+) -> None:
+    assert results[f"plain: {name}"]["reads"] == 0
+
+
 def test_bfloat16_trains_like_one_stage_and_keeps_no_copies(results: dict[str, Any]) -> None:
     one, result = results["rough: one stage"], results["rough: pp 4, zero 3"]
     assert result["losses"] == pytest.approx(one["losses"], abs=0.05, rel=0)

@@ -7,7 +7,14 @@ import signal
 import pytest
 
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.service.agent.keeper.failures import MAX_TEXT, classify, describe
+from tessera.service.agent.keeper.failures import (
+    MAX_STATEMENT,
+    MAX_TEXT,
+    STATED_REASONS,
+    classify,
+    describe,
+    read_statement,
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 4, in <module>
@@ -170,3 +177,34 @@ def test_a_long_message_is_cut() -> None:
 )
 def test_the_end_is_named_by_status_or_signal(status: int, how: str) -> None:
     assert describe(status, {"rank 0": ""}) == f"the program {how}, and wrote no message"
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (None, None),
+        ({}, None),
+        ({"reason": "refused"}, None),
+        ({"reason": "refused", "message": " \n"}, None),
+        ({"reason": "refused", "message": 3}, None),
+        ({"reason": "refused", "message": "two\n words"}, ("refused", "two words")),
+        ({"reason": "stalled", "message": "not its own to say"}, ("error", "not its own to say")),
+        ({"reason": ["refused"], "message": "a list"}, ("error", "a list")),
+        ({"message": "no reason"}, ("error", "no reason")),
+    ],
+)
+def test_a_program_states_its_end_by_one_of_the_reasons_that_are_its_own(
+    stated: dict[str, object] | None, expected: tuple[str, str] | None
+) -> None:
+    assert read_statement(stated) == expected
+
+
+def test_a_long_statement_is_cut_and_every_reason_of_a_program_is_known_to_servers() -> None:
+    assert read_statement({"message": "x" * 5000}) == ("error", "x" * MAX_STATEMENT)
+    assert {ExitReason(reason).value for reason in STATED_REASONS} == STATED_REASONS
+
+
+def test_only_what_no_other_start_can_change_is_final() -> None:
+    final = {reason for reason in ExitReason if reason.is_final}
+    assert final == {ExitReason.REFUSED, ExitReason.LOSS_NOT_FINITE}
+    assert all("not tried again" in reason.sentence for reason in final)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from string import Template
 from typing import Any
 
@@ -35,6 +36,7 @@ from tessera.service.agent.runtimes.arguments.deepspeed import (
     deepspeed_configuration,
     find_configuration,
 )
+from tessera.service.agent.runtimes.arguments.jax import jax_arguments
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
@@ -161,6 +163,29 @@ def world_of(arguments: LaunchArguments) -> dict[str, list[str]]:
     (word,) = [word for word in arguments.argv if word.startswith("--world_info=")]
     world: dict[str, list[str]] = json.loads(base64.urlsafe_b64decode(word.partition("=")[2]))
     return world
+
+
+def test_jax_starts_the_script_once_on_each_node_with_the_place_where_nodes_meet() -> None:
+    command = (SCRIPT, "--batch={plan.global_batch}")
+    alone = jax_arguments(a_layout(), command, data_parallel(), 32)
+    assert alone == LaunchArguments(argv=("/opt/python", "-u", SCRIPT, "--batch=32"))
+    layout = a_layout(node_rank=1, member_gpus=(8, 8))
+    second = jax_arguments(layout, ("-m", "lab.train", "x"), None, 32)
+    assert second.argv == ("/opt/python", "-u", "-m", "lab.train", "x")
+    assert second.environment == {"TESSERA_COORDINATOR": "10.0.0.1:29500"}
+    of_version_6 = jax_arguments(replace(layout, address="fd00::1"), (SCRIPT,), None, 32)
+    assert of_version_6.environment == {"TESSERA_COORDINATOR": "[fd00::1]:29500"}
+
+
+def test_jax_runs_a_pipeline_on_one_node_whatever_shape_the_plan_states() -> None:
+    pipeline = a_plan((9, 18), {"dp": 2})
+    assert pipeline.shape == ()
+    assert jax_arguments(a_layout(4), (SCRIPT,), pipeline, pipeline.global_batch).files == {}
+    with refuse("has 2 pipeline stages on 2 nodes.*state a plan of one stage"):
+        two = a_layout(member_gpus=(2, 2))
+        jax_arguments(two, (SCRIPT,), pipeline, pipeline.global_batch)
+    two = a_layout(member_gpus=(2, 2))
+    assert jax_arguments(two, (SCRIPT,), replace(data_parallel(), shape=(2, 2)), 32).environment
 
 
 def test_deepspeed_starts_the_launcher_of_a_node_with_the_gpus_of_the_gang() -> None:

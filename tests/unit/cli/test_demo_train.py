@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tessera.formulation.runtimes import JAX, RUNTIMES
 from tessera.service.cli.demo.train.command import Result, table_row
 from tessera.service.cli.demo.train.jobs import (
     LEADS,
     OTHERS,
     PARAMS,
+    PIPELINE,
     PROVENANCE,
+    REPLICAS,
     choose_jobs,
+    plan_estimates,
     profiles_csv,
 )
 from tessera.service.cli.demo.train.picture import (
@@ -33,12 +37,13 @@ from tessera.service.cli.demo.train.proof import (
     parse_output,
     read_ledger,
 )
-from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, world_sizes
+from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
 from tessera.service.cli.demo.train.story import NODES
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 
-GPT, LINE = LEADS
+JAX_GPT, GPT, LINE = LEADS
+PLAIN = [job for job in OTHERS if not job.needs_jax]
 
 
 def an_execution(
@@ -79,25 +84,37 @@ def a_result(**changes: object) -> Result:
 ALL = tuple((node.name, index) for node in NODES for index in range(node.gpus))
 
 
-def test_without_pytorch_another_job_is_scaled_and_the_rest_stays() -> None:
-    assert choose_jobs(has_torch=True) == (GPT, *OTHERS)
-    assert choose_jobs(has_torch=False) == (LINE, *OTHERS)
+def test_what_is_not_installed_is_left_out_and_another_job_is_scaled() -> None:
+    lead, torch, *others = choose_jobs(has_jax=True, has_torch=True)
+    assert (lead, torch.name, torch.guaranteed) == (JAX_GPT, "gpt", False)
+    assert others == list(OTHERS)
+    assert choose_jobs(has_jax=True, has_torch=False) == (JAX_GPT, *OTHERS)
+    assert choose_jobs(has_jax=False, has_torch=True) == (GPT, *PLAIN)
+    assert choose_jobs(has_jax=False, has_torch=False) == (LINE, *PLAIN)
+
+
+def test_a_plan_that_failed_is_infeasible_and_pipelines_are_slower() -> None:
+    times = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], failed=[REPLICAS])}
+    assert times[REPLICAS] == math.inf
+    before = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT])}
+    assert before[REPLICAS] < before[PIPELINE] == times[PIPELINE] < before[JAX_GPT.plans[0]]
+    assert all(not RUNTIMES[JAX].refuse_plan(plan) for job in OTHERS for plan in job.plans)
 
 
 def test_estimates_are_of_every_shape_and_are_not_called_measured() -> None:
-    records = parse_profiles(profiles_csv((GPT, *OTHERS), 2).encode(), "profiles.csv")
+    records = parse_profiles(profiles_csv((GPT, *PLAIN), 2).encode(), "profiles.csv")
     shapes = [
         (r.cell.gpus, r.cell.nodes)
         for r in records
         if (r.workload.model, r.workload.params) == (GPT.model, PARAMS)
     ]
-    assert shapes == [(1, 1), (2, 1), (2, 2), (4, 2)]
+    assert shapes == [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)]
     assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", PROVENANCE)}
-    assert len(records) == len(shapes) + 1  # the other jobs share a model
+    assert len(records) == len(shapes) + 3  # the other jobs share a model
 
 
 def test_a_submission_names_the_script_alone_for_launchers_of_scripts() -> None:
-    gpt, plain = (job.submission(Path("/x"), 400) for job in (GPT, OTHERS[0]))
+    gpt, plain = (job.submission(Path("/x"), 400) for job in (GPT, PLAIN[0]))
     assert gpt[gpt.index("--command") + 1].startswith("/x/train_gpt.py ")
     assert "--guaranteed" in gpt
     assert " /x/train_plain.py " in plain[plain.index("--command") + 1]
@@ -187,12 +204,12 @@ def test_a_record_has_one_start_for_each_allocation_and_the_time_when_it_trains(
     assert first.gpus == (("node-0", 0), ("node-0", 1))
     assert (first.begun_s, first.running_s, first.ended_s, first.resumed) == (1.0, 2.0, 3.0, 7.0)
     assert (second.begun_s, second.resumed) == (5.0, 9.0)
-    assert world_sizes(recorder.starts["gpt"]) == "2→1"
+    assert describe_starts(recorder.starts["gpt"]) == "2→1"
 
 
 def test_a_job_that_trained_as_if_undisturbed_has_no_fault() -> None:
     assert a_result().faults == []
-    row = ("gpt", "succeeded", "400/400", "4→1→1", "2", "10.0 s", "7.2e-07", "all once")
+    row = ("gpt", "succeeded", "400/400", "8→1→1", "2", "10.0 s", "7.2e-07", "all once")
     assert table_row(a_result()) == row
     assert table_row(a_result(spec=LINE, difference=0.0))[-2:] == ("0", "-")
 
@@ -218,8 +235,8 @@ def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
         (6, 9, 3),
     ]
     changes = [describe_change(a, b) for a, b in pairwise(starts)]
-    assert changes == ["4 → 1 GPU", "1 GPU, moved"]
-    assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
+    assert changes == ["8 → 1 GPU", "1 GPU, moved"]
+    assert describe_change(starts[1], starts[0]) == "1 → 8 GPUs"
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:

@@ -231,3 +231,59 @@ def test_a_caught_stop_is_a_request_and_no_end(progress: ModuleType) -> None:
         assert progress.stop_requested()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (0.5, 0.5)]
+)
+def test_a_loss_that_is_no_number_is_written_as_a_word(
+    loss: float, shown: object, progress: ModuleType, file: Path
+) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not in JSON's grammar")
+
+    progress.report(3, loss=loss)
+    assert json.loads(file.read_text(), parse_constant=refuse)["loss"] == shown
+
+
+def test_a_program_that_states_why_it_ends_reports_its_last_iteration_first(
+    progress: ModuleType, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress.report(1, loss=2.0)
+    progress.report(2, loss=math.nan)
+    with pytest.raises(SystemExit) as ended:
+        progress.fail("loss_not_finite", "the loss of iteration 2 is nan; lower the learning rate")
+    assert ended.value.code == 1
+    assert written(file)["iterations"] == 2
+    assert written(file.parent / "failure.json") == {
+        "reason": "loss_not_finite",
+        "message": "the loss of iteration 2 is nan; lower the learning rate",
+    }
+    assert capsys.readouterr().err.startswith("error: the loss of iteration 2 is nan")
+
+
+def test_the_first_rank_that_states_an_end_counts_and_any_rank_may(
+    progress: ModuleType, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    for reason in ("refused", "error"):
+        with pytest.raises(SystemExit):
+            progress.fail(reason, f"says {reason}")
+    assert written(file.parent / "failure.json")["reason"] == "refused"
+    assert not file.exists(), "only the first rank reports progress"
+
+
+def test_a_statement_that_cannot_be_written_ends_the_program_all_the_same(
+    progress: ModuleType,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TESSERA_PROGRESS_FILE", str(file.parent / "gone" / "progress.json"))
+    with pytest.raises(SystemExit):
+        progress.fail("error", "no disk")
+    assert "the failure cannot be reported" in capsys.readouterr().err
+    monkeypatch.delenv("TESSERA_PROGRESS_FILE")
+    with pytest.raises(SystemExit):
+        progress.fail("error", "outside of Tessera")
+    assert capsys.readouterr().err == "error: outside of Tessera\n"

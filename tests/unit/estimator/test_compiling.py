@@ -112,18 +112,16 @@ def test_the_communication_of_a_transformer_on_2x2_devices_matches_its_graph(fol
     }
     activation = 2 * 32 * 64 * F32
     inside = sum(c.payload_bytes * c.times for c in step.collectives if c.groups == TP_PAIRS)
-    inputs = 1 + 2 * (1 + 3)  # head; in each block, feed-forward, query, key and value
-    backward = inputs * activation
+    # head; in each block, feed-forward, and the sum of query, key and value
+    backward = (1 + 2 * (1 + 1)) * activation
     graph = graph_of_step(steps.decoder(**arguments))
     forward = graph.reduced.sum() * 2 * F32
     assert inside == pytest.approx(forward + backward, rel=0.01)
     assert step.flops == pytest.approx(3 * graph.flops.sum() * 4 / 4, rel=0.15)
     parameter_bytes = (graph.weights.sum() / 2 + graph.shared_weights.sum()) * F32
     synchronised = [c for c in step.collectives if c.groups == DP_PAIRS]
-    table = 512 * 64 / 2 * F32  # used twice; XLA reduces its two gradients separately
-    assert sum(c.payload_bytes for c in synchronised) == pytest.approx(
-        parameter_bytes + table, rel=0.01
-    )
+    # The table is used twice. The sum of its two gradients counts once.
+    assert sum(c.payload_bytes for c in synchronised) == pytest.approx(parameter_bytes, rel=0.001)
     assert step.memory.arguments == pytest.approx(3 * parameter_bytes, rel=0.01)
 
 

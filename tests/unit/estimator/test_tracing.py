@@ -154,6 +154,12 @@ def test_tensor_parallelism_reduces_after_attention_and_after_the_feed_forward_n
     assert found == {"table": 0, "query": 1, "key": 1, "value": 1, "out": 0, "into": 1}
 
 
+@pytest.mark.parametrize(("heads", "limit"), [(4, 4), (5, 1), (6, 2), (12, 4)])
+def test_tensor_groups_of_a_traced_step_divide_whole_heads(heads: int, limit: int) -> None:
+    graph = graph_of_step(a_decoder(heads=heads, hidden=16 * heads))
+    assert graph.tensor_limit[1] == limit
+
+
 def test_attention_keeps_what_korthikanti_counts_without_dropout() -> None:
     """Without masks, a block keeps 32 s h + 2 a s^2 bytes (Korthikanti et al. 2022, eq. (1))."""
     graph = graph_of_step(a_decoder(hidden=128, sequence=64))

@@ -13,6 +13,7 @@ from tessera.formulation.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
+    Precision,
     Schedule,
     ZeroStage,
 )
@@ -20,6 +21,7 @@ from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import (
     COMMAND,
     DEEPSPEED,
+    JAX,
     MEGATRON,
     PROFILER,
     REPLAY,
@@ -32,7 +34,7 @@ from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.settings import build_config, make_parser, make_runtimes
 from tests.support.stored_cluster import a_spec
 
-PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON}
+PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON, JAX}
 """The runtimes that start the programs of users."""
 
 
@@ -152,7 +154,7 @@ def test_a_launcher_needs_the_name_of_a_module_after_m(runtime: str) -> None:
             {TORCHRUN: "offloads", DEEPSPEED: "undivided states", MEGATRON: "undivided states"},
         ),
         ({"dp": 2, "tp": 4}, {TORCHRUN: "divides tensors", DEEPSPEED: "divides tensors"}),
-        ({"dp": 2, "cp": 4}, {TORCHRUN: "sequences", DEEPSPEED: "sequences"}),
+        ({"dp": 2, "cp": 4}, {TORCHRUN: "sequences", DEEPSPEED: "sequences", JAX: "(cp)"}),
         ({"dp": 8, "ep": 8}, {TORCHRUN: "experts", DEEPSPEED: "experts"}),
         (
             {"dp": 4, "layers": (3, 3)},
@@ -184,6 +186,50 @@ def test_megatron_refuses_stages_that_differ_in_parallelism() -> None:
     first, second = plan.stages
     uneven = replace(plan, stages=(first, replace(second, dp=2, tp=2)))
     assert "stages of different parallelism" in RUNTIMES[MEGATRON].refuse_plan(uneven)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "problem"),
+    [
+        ({"dp": 4, "ep": 2}, ""),
+        ({"dp": 4, "ep": 4}, ""),
+        ({"dp": 2, "tp": 4, "ep": 4}, ""),
+        ({"dp": 2, "tp": 2, "ep": 4}, ""),
+        ({"tp": 8, "ep": 8}, ""),
+        ({"dp": 4, "tp": 3, "ep": 6}, "divides experts over 6 GPUs"),
+        ({"dp": 2, "tp": 6, "ep": 3}, "which do not form whole parts of 2 x 6"),
+    ],
+)
+def test_jax_divides_experts_over_whole_parts_of_a_stage(
+    degrees: dict[str, Any], problem: str
+) -> None:
+    stage = PlanStage(start=0, end=6, **degrees)
+    refusal = RUNTIMES[JAX].refuse_plan(ExecutionPlan(stages=(stage,), micro_batch=8))
+    assert problem in refusal
+    assert bool(refusal) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"precision": Precision.F32}, ""),
+        ({"precision": Precision.BF16}, ""),
+        ({"precision": Precision.F16}, "computes in f16"),
+        ({"precision": Precision.FP8}, "computes in fp8"),
+        ({"shape": (8,)}, ""),
+        ({"shape": (4, 4)}, "has pipeline stages on several nodes"),
+    ],
+)
+def test_jax_refuses_pipelines_of_several_nodes_and_precisions_that_need_scaled_losses(
+    changes: dict[str, Any], problem: str
+) -> None:
+    refusal = RUNTIMES[JAX].refuse_plan(replace(a_uniform_plan(dp=4, layers=(3, 3)), **changes))
+    assert problem in refusal
+    assert bool(refusal) == bool(problem)
+
+
+def test_jax_runs_plans_of_one_stage_on_several_nodes() -> None:
+    assert RUNTIMES[JAX].refuse_plan(replace(a_uniform_plan(dp=8), shape=(4, 4))) == ""
 
 
 def test_only_a_known_runtime_that_trains_measures(trainer: str) -> None:

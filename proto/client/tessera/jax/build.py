@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from tessera.jax.compiled import keep_programs
 from tessera.jax.engines import Engine
 from tessera.jax.models import Model
 from tessera.jax.pipelines import PipelineEngine
@@ -33,7 +32,6 @@ def build_engine(
         PlanRefused: the plan cannot be run by this model or on these devices.
         ModelRefused: the parameters of a layer cannot be made.
     """
-    keep_programs()
     model.check_plan(plan, len(devices), plan.global_batch)
     if len(plan.stages) == 1:
         return WholeEngine(model, optimizer, plan, devices, seed=seed, clip_norm=clip_norm)

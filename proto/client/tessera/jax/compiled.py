@@ -10,16 +10,15 @@ its own. What was seen with JAX 0.10.2 on virtual CPU devices:
 * A program from the persistent cache cannot be serialized again: its functions are then missing
   when it runs. Such a program is not moved; the other stages are compiled, and cached, too.
 * On GPUs the persistent cache does not distinguish devices, so equal stages find each other there.
+  This was read in JAX's source and not tried. So programs are moved on CPUs only.
 
-All of this uses internal parts of JAX. Where they fail, each stage is compiled, which only takes
-longer.
+Moving uses internal parts of JAX. Where they fail, each stage is compiled, which only takes longer.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -37,24 +36,10 @@ Program: TypeAlias = jax.stages.Compiled
 _FAULTS_OF_MOVES: Final = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What JAX's internal parts raise if they changed, or if the back end cannot serialize programs."""
 
+_MOVING_PLATFORMS: Final = ("cpu",)
+"""Back ends on which moved programs were seen to compute the same."""
+
 _CACHE_HITS: Final = "/jax/compilation_cache/cache_hits"
-
-
-def keep_programs() -> None:
-    """Let the persistent cache keep small programs too, if JAX_COMPILATION_CACHE_DIR names one.
-
-    JAX reads the folder from that variable by itself. Limits that the user's environment states
-    stay.
-    """
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    limits = {
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in limits.items():
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
 
 
 @dataclass(slots=True)
@@ -121,8 +106,9 @@ class ProgramLibrary:
         program = jitted.lower(*arguments).compile()
         self.compilations += 1
         if shared is None:
-            is_new = _count_hits() == hits
-            shared = self._shared[whole_key] = _SharedProgram(note(), is_new)
+            is_new, platform = _count_hits() == hits, place[0].platform
+            is_movable = is_new and platform in _MOVING_PLATFORMS
+            shared = self._shared[whole_key] = _SharedProgram(note(), is_movable)
         shared.programs[place] = program
         return program, note()
 

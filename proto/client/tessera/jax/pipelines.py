@@ -7,7 +7,8 @@ which they were started, so nothing within an iteration waits for a device.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tessera.jax.compiled import Program, ProgramLibrary
+from tessera.jax.compiled import ProgramLibrary
 from tessera.jax.engines import TrainState
 from tessera.jax.errors import PlanRefused
-from tessera.jax.flows import micro_shapes, place_values
+from tessera.jax.flows import Flow, Iteration, micro_shapes, place_values
 from tessera.jax.layouts import StageLayout, stage_layouts
 from tessera.jax.models import Model, Params, Values
 from tessera.jax.optimizers import fetch, place_shapes, shardings_of
@@ -27,27 +28,22 @@ from tessera.jax.plans import Plan
 from tessera.jax.schedules import merge_lanes, order_lanes
 from tessera.jax.stageprograms import (
     Split,
-    StagePrograms,
     StageTrace,
     compile_evaluation,
     compile_stage,
 )
 from tessera.jax.updates import (
+    PipelineUpdate,
     StageState,
-    compile_cast,
-    compile_factor,
-    compile_squares,
     compile_start,
-    compile_update,
     lay_state,
-    move_to_devices,
     send_back,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """A stage's part of the model, its state, and the programs that do not depend on the batch."""
+    """A stage's part of the model, and its place."""
 
     state: StageState
     function: Pass
@@ -55,110 +51,17 @@ class _Stage:
     numbers: jax.Array
     """The places of the layers in the model, on the stage's devices."""
     is_random: bool
-    update: Program
-    squares: Program | None
-    cast: Program | None
-    """The program that makes the parameters of an iteration, or None if they are in float32."""
 
     @property
     def layout(self) -> StageLayout:
         """Return the layout."""
         return self.state.layout
 
-    def computing(self) -> Any:
-        """Return the shapes of the parameters as the stage computes with them."""
-        shapes = move_to_devices(self.state.parameters)
-        return (
-            shapes if self.cast is None else place_shapes(self.cast.out_info, shardings_of(shapes))
-        )
-
     def parameters(self, state: TrainState) -> tuple[Params, ...]:
         """Return the parameters of the stage's layers, in the memory of its devices."""
         own = tuple(state.parameters[layer.name] for layer in self.state.layers)
         fetched: tuple[Params, ...] = fetch(own, self.state.parameters)
         return fetched
-
-    def prepare(self, parameters: tuple[Params, ...]) -> tuple[Params, ...]:
-        """Return the parameters with which an iteration computes."""
-        if self.cast is None:
-            return parameters
-        prepared: tuple[Params, ...] = self.cast(parameters)
-        return prepared
-
-    def train(
-        self, state: TrainState, parameters: tuple[Params, ...], sums: Any, *factor: jax.Array
-    ) -> tuple[Any, Any]:
-        """Return the parameters and optimizer states after the update, in their places."""
-        kept = tuple(state.optimizer[layer.name] for layer in self.state.layers)
-        kept = fetch(kept, self.state.optimizer)
-        own, states = self.update(parameters, kept, sums, *factor)
-        return send_back(own, self.state.parameters), send_back(states, self.state.optimizer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flow:
-    """All stages for one shape of micro-batches."""
-
-    traces: tuple[StageTrace, ...]
-    programs: tuple[StagePrograms, ...]
-    evaluations: list[Program]
-    """The programs of ``evaluate``, compiled when they are first needed."""
-    values: tuple[Any, ...]
-    """Where the values of each stage go."""
-    gradients: tuple[Any, ...]
-    """Where the gradients of each stage's results go. The last stage has none."""
-    targets: Any
-    """Where targets go."""
-    samples: int
-    """The samples of a micro-batch."""
-
-    def take(self, batch: Values, micro_batch: int, places: Any) -> Values:
-        """Return a micro-batch of the global batch, on its way to its places."""
-        begin, end = micro_batch * self.samples, (micro_batch + 1) * self.samples
-        return jax.device_put(jax.tree.map(lambda leaf: leaf[begin:end], batch), places)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Iteration:
-    """The passes of an iteration, and what is between them, by stages and micro-batches."""
-
-    flow: _Flow
-    parameters: list[Any]
-    sums: list[Any]
-    values: dict[tuple[int, int], Any] = field(default_factory=dict)
-    residuals: dict[tuple[int, int], Any] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], Any] = field(default_factory=dict)
-
-    def start_forward(
-        self, stage: int, micro_batch: int, draws: Draws | None, inputs: Values
-    ) -> None:
-        """Start a forward pass, and send its results on. The last stage's waits for its backward."""
-        flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
-        if not stage:
-            self.values[place] = flow.take(inputs, micro_batch, flow.values[0])
-        if programs.forward is None:
-            return
-        keep = self.values.__getitem__ if programs.keeps_values else self.values.pop
-        results, self.residuals[place] = programs.forward(
-            self.parameters[stage], keep(place), draws
-        )
-        self.values[stage + 1, micro_batch] = jax.device_put(results, flow.values[stage + 1])
-
-    def start_backward(
-        self, stage: int, micro_batch: int, draws: Draws | None, targets: Values
-    ) -> None:
-        """Start a backward pass, and send gradients back. Nothing of the micro-batch is kept."""
-        flow, programs, place = self.flow, self.flow.programs[stage], (stage, micro_batch)
-        own, values = self.parameters[stage], self.values.pop(place, ())
-        given: tuple[Any, ...]
-        if programs.forward is None:
-            given = (own, values, draws, flow.take(targets, micro_batch, flow.targets))
-        else:
-            given = (self.residuals.pop(place), own, values, self.gradients.pop(place))
-        self.sums[stage], of_values = programs.backward(self.sums[stage], *given)
-        if stage:
-            places = flow.gradients[stage - 1]
-            self.gradients[stage - 1, micro_batch] = jax.device_put(of_values, places)
 
 
 class PipelineEngine:
@@ -183,13 +86,11 @@ class PipelineEngine:
                 " with one stage, or with stages that fit one host"
             )
         self._model, self._optimizer, self._plan, self._seed = model, optimizer, plan, seed
+        self._clip_norm = clip_norm
         self.library = ProgramLibrary()
         layouts = stage_layouts(plan, devices, model.sequence_axis)
         shapes = model.parameter_shapes()
-        self._stages = tuple(
-            self._make_stage(index, layout, shapes, is_clipped=clip_norm is not None)
-            for index, layout in enumerate(layouts)
-        )
+        self._stages = tuple(self._make_stage(layout, shapes) for layout in layouts)
         firsts = np.arange(plan.accumulation, dtype=np.uint32) * np.uint32(plan.micro_batch)
         self._first_samples = {
             place: tuple(jax.device_put(first, place) for first in firsts)
@@ -197,12 +98,13 @@ class PipelineEngine:
         }
         lanes = order_lanes(plan.schedule, plan.degree, plan.chunks, plan.accumulation)
         self._order = merge_lanes(lanes)
-        self._flows: dict[Hashable, _Flow] = {}
-        self._factor = (
-            None
-            if clip_norm is None
-            else compile_factor(len(layouts), clip_norm, layouts[0], self.library)
-        )
+        self._flows: dict[Hashable, Flow] = {}
+
+    @cached_property
+    def _updates(self) -> PipelineUpdate:
+        """Return the programs that do not depend on the batch, compiled when they are needed."""
+        states = [stage.state for stage in self._stages]
+        return PipelineUpdate(states, self._optimizer, self._clip_norm, self.library)
 
     @property
     def plan(self) -> Plan:
@@ -230,8 +132,7 @@ class PipelineEngine:
 
     def state_shapes(self) -> TrainState:
         """Return the state as ``jax.ShapeDtypeStruct`` with shardings, onto which it is restored."""
-        states = [stage.state for stage in self._stages]
-        return self._name([x.parameters for x in states], [x.optimizer for x in states])
+        return self._name([(x.state.parameters, x.state.optimizer) for x in self._stages])
 
     def run_iteration(
         self, state: TrainState, inputs: Values, targets: Values, iteration: int
@@ -242,11 +143,9 @@ class PipelineEngine:
         """
         flow = self._flow(inputs, targets)
         parameters = [stage.parameters(state) for stage in self._stages]
-        run = _Iteration(
+        run = Iteration(
             flow=flow,
-            parameters=[
-                stage.prepare(own) for stage, own in zip(self._stages, parameters, strict=True)
-            ],
+            parameters=self._updates.prepare(parameters),
             sums=[programs.zeros() for programs in flow.programs],
         )
         iterations = self._send_iteration(iteration)
@@ -257,14 +156,15 @@ class PipelineEngine:
             else:
                 run.start_forward(stage, micro_batch, draws, inputs)
         *sums, (last_sums, loss) = run.sums
-        return self._update(state, parameters, [*sums, last_sums]), loss
+        parts = self._updates.run(state, parameters, [*sums, last_sums])
+        return self._name(parts), loss
 
     def evaluate(self, state: TrainState, inputs: Values, targets: Values) -> jax.Array:
         """Return the mean loss of a global batch without training, a float32 scalar."""
         flow = self._flow(inputs, targets)
         if not flow.evaluations:
             flow.evaluations.extend(compile_evaluation(x, self.library) for x in flow.traces)
-        parameters = [stage.prepare(stage.parameters(state)) for stage in self._stages]
+        parameters = self._updates.prepare([stage.parameters(state) for stage in self._stages])
         loss: jax.Array = flow.programs[-1].zeros()[1]
         for micro_batch in range(self._plan.accumulation):
             values = flow.take(inputs, micro_batch, flow.values[0])
@@ -275,9 +175,7 @@ class PipelineEngine:
             loss = flow.evaluations[-1](parameters[-1], values, None, own_targets, loss)
         return loss
 
-    def _make_stage(
-        self, index: int, layout: StageLayout, shapes: dict[str, Params], *, is_clipped: bool
-    ) -> _Stage:
+    def _make_stage(self, layout: StageLayout, shapes: dict[str, Params]) -> _Stage:
         stated = layout.stage
         layers = self._model.layers[stated.start : stated.end]
         state = lay_state(layers, layout, shapes, self._optimizer, self._plan)
@@ -289,12 +187,9 @@ class PipelineEngine:
             key=(state.key, plan.recomputation, plan.precision, plan.micro_batch),
             numbers=jax.device_put(numbers, layout.whole()),
             is_random=any(layer.is_random for layer in layers),
-            update=compile_update(state, self._optimizer, self.library, is_clipped=is_clipped),
-            squares=compile_squares(state, self.library) if is_clipped else None,
-            cast=compile_cast(state, self.library) if plan.precision == "bf16" else None,
         )
 
-    def _flow(self, inputs: Values, targets: Values) -> _Flow:
+    def _flow(self, inputs: Values, targets: Values) -> Flow:
         """Return the programs for batches of this shape, which are compiled the first time."""
         leaves, structure = jax.tree.flatten((inputs, targets))
         key = (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
@@ -303,7 +198,7 @@ class PipelineEngine:
             flow = self._flows[key] = self._make_flow(inputs, targets)
         return flow
 
-    def _make_flow(self, inputs: Values, targets: Values) -> _Flow:
+    def _make_flow(self, inputs: Values, targets: Values) -> Flow:
         samples = jax.tree.leaves(inputs)[0].shape[0]
         if samples != self._plan.global_batch:
             raise PlanRefused(
@@ -319,7 +214,7 @@ class PipelineEngine:
         for index in range(len(self._stages)):
             trace, arriving = self._trace(index, arriving, goals)
             traces.append(trace)
-        return _Flow(
+        return Flow(
             traces=tuple(traces),
             programs=tuple(compile_stage(trace, self.library) for trace in traces),
             evaluations=[],
@@ -342,7 +237,7 @@ class PipelineEngine:
         results: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=stage.layout.whole())
         arriving: Values = ()
         if after is not None:
-            shapes = jax.eval_shape(stage.function, stage.computing(), values, draws)
+            shapes = jax.eval_shape(stage.function, stage.state.computing(), values, draws)
             leaving_places, arriving_places = place_values(stage.layout, after.layout, shapes)
             results = place_shapes(shapes, leaving_places)
             arriving = place_shapes(shapes, arriving_places)
@@ -350,7 +245,7 @@ class PipelineEngine:
             key=stage.key,
             function=stage.function,
             layout=stage.layout,
-            parameters=stage.computing(),
+            parameters=stage.state.computing(),
             sums=stage.state.sums,
             draws=draws,
             values=values,
@@ -378,32 +273,11 @@ class PipelineEngine:
         place = stage.layout.whole()
         return Draws(iterations[place], self._first_samples[place][micro_batch], stage.numbers)
 
-    def _name(self, parameters: Sequence[Any], states: Sequence[Any]) -> TrainState:
-        """Return the state of all stages by names of layers."""
+    def _name(self, parts: Sequence[tuple[Any, Any]]) -> TrainState:
+        """Return the parameters and optimizer states of all stages by names of layers."""
         named = TrainState({}, {})
-        for stage, own, kept in zip(self._stages, parameters, states, strict=True):
+        for stage, (own, kept) in zip(self._stages, parts, strict=True):
             names = [layer.name for layer in stage.state.layers]
             named.parameters.update(zip(names, own, strict=True))
             named.optimizer.update(zip(names, kept, strict=True))
         return named
-
-    def _update(
-        self, state: TrainState, parameters: Sequence[Any], sums: Sequence[Any]
-    ) -> TrainState:
-        factors: list[tuple[jax.Array, ...]] = [() for _ in self._stages]
-        if self._factor is not None:
-            first = self._stages[0].layout.whole()
-            squares = [
-                jax.device_put(stage.squares(own), first)
-                for stage, own in zip(self._stages, sums, strict=True)
-                if stage.squares is not None
-            ]
-            factor = self._factor(tuple(squares))
-            factors = [(jax.device_put(factor, x.layout.whole()),) for x in self._stages]
-        parts = [
-            stage.train(state, own, total, *given)
-            for stage, own, total, given in zip(
-                self._stages, parameters, sums, factors, strict=True
-            )
-        ]
-        return self._name([own for own, _ in parts], [kept for _, kept in parts])

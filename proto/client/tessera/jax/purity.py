@@ -30,6 +30,11 @@ _FAULTS_OF_USERS: Final = (
 )
 """What a user's function raises if it does not fit its arguments. JAX's own errors are among them."""
 
+_LEFT_BEHIND: Final = (
+    "{} uses an array that another call or layer left behind; a function may keep nothing that it"
+    " computes outside of itself"
+)
+
 _PRINTS: Final = ("Debug",)
 """JAX's names of effects that only print. Those that keep an order run on one device only."""
 
@@ -103,6 +108,8 @@ def _trace_twice(what: str, function: Callable[..., Any], *arguments: Any) -> An
     """Return the shapes of a function's results, after a check that its traces agree."""
     first, results = _trace(what, function, arguments)
     second, _ = _trace(what, function, arguments)
+    if any(isinstance(const, jax.core.Tracer) for const in (*first.consts, *second.consts)):
+        raise ModelRefused(_LEFT_BEHIND.format(what))
     if not _are_equal(first, second):
         raise ModelRefused(
             f"{what} differs from call to call: it depends on a counter, a random number or another"
@@ -126,10 +133,7 @@ def _trace(what: str, function: Callable[..., Any], arguments: tuple[Any, ...]) 
     try:
         return jax.make_jaxpr(call, return_shape=True)(*arguments)
     except jax.errors.UnexpectedTracerError as error:
-        raise ModelRefused(
-            f"{what} uses an array that another call or layer left behind; a function may keep"
-            " nothing that it computes outside of itself"
-        ) from error
+        raise ModelRefused(_LEFT_BEHIND.format(what)) from error
     except _FAULTS_OF_USERS as error:
         shapes = _describe(arguments[1:])[1] if len(arguments) > 1 else ()
         given = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes)

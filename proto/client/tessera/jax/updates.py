@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,14 @@ import optax
 from jax.sharding import NamedSharding
 
 from tessera.jax.compiled import Program, ProgramLibrary
+from tessera.jax.engines import TrainState
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Layer, Params
 from tessera.jax.optimizers import (
     HOST_MEMORY,
     add_squares,
     clip_factor,
+    fetch,
     lay_optimizer,
     lay_parameters,
     place_shapes,
@@ -38,6 +40,8 @@ class StageState:
     optimizer: tuple[Any, ...]
     sums: tuple[Params, ...]
     """The summed gradients, in float32."""
+    casts: bool
+    """Whether the stage computes in bfloat16."""
 
     @property
     def key(self) -> Hashable:
@@ -52,6 +56,68 @@ class StageState:
     def devices(self) -> tuple[jax.Device, ...]:
         """Return the devices in the order of the mesh."""
         return tuple(self.layout.mesh.devices.flat)
+
+    def computing(self) -> tuple[Params, ...]:
+        """Return the shapes of the parameters as the stage computes with them."""
+        shapes: tuple[Params, ...] = move_to_devices(self.parameters)
+        if not self.casts:
+            return shapes
+        cast: tuple[Params, ...] = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=leaf.sharding),
+            shapes,
+        )
+        return cast
+
+
+class PipelineUpdate:
+    """The programs of all stages before and after the passes of an iteration."""
+
+    def __init__(
+        self,
+        states: Sequence[StageState],
+        optimizer: optax.GradientTransformation,
+        clip_norm: float | None,
+        library: ProgramLibrary,
+    ) -> None:
+        self._states = tuple(states)
+        is_clipped = clip_norm is not None
+        self._updates = [
+            _compile_update(state, optimizer, library, is_clipped=is_clipped) for state in states
+        ]
+        self._casts = [_compile_cast(state, library) for state in states if state.casts]
+        self._squares = [_compile_squares(state, library) for state in states if is_clipped]
+        if clip_norm is not None:
+            layout = states[0].layout
+            self._factor = _compile_factor(len(states), clip_norm, layout, library)
+
+    def prepare(self, parameters: list[tuple[Params, ...]]) -> list[tuple[Params, ...]]:
+        """Return the parameters of each stage with which an iteration computes."""
+        if not self._casts:
+            return parameters
+        return [cast(own) for cast, own in zip(self._casts, parameters, strict=True)]
+
+    def run(
+        self, state: TrainState, parameters: Sequence[tuple[Params, ...]], sums: Sequence[Any]
+    ) -> list[tuple[Any, Any]]:
+        """Return the new parameters and optimizer states of each stage, in their places."""
+        factors = self._find_factors(sums)
+        results = []
+        for index, shapes in enumerate(self._states):
+            kept = tuple(state.optimizer[layer.name] for layer in shapes.layers)
+            own, kept = self._updates[index](
+                parameters[index], fetch(kept, shapes.optimizer), sums[index], *factors[index]
+            )
+            results.append((send_back(own, shapes.parameters), send_back(kept, shapes.optimizer)))
+        return results
+
+    def _find_factors(self, sums: Sequence[Any]) -> list[tuple[jax.Array, ...]]:
+        """Return what clips the gradients of each stage: nothing, or the same factor for all."""
+        if not self._squares:
+            return [()] * len(self._states)
+        first = self._states[0].layout.whole()
+        squares = [square(own) for square, own in zip(self._squares, sums, strict=True)]
+        factor = self._factor(tuple(jax.device_put(squares, first)))
+        return [(jax.device_put(factor, state.layout.whole()),) for state in self._states]
 
 
 def lay_state(
@@ -73,6 +139,7 @@ def lay_state(
         parameters=tuple(lay_parameters(layer, tree, layout, plan) for layer, tree in own),
         optimizer=tuple(lay_optimizer(layer, tree, layout, optimizer, plan) for layer, tree in own),
         sums=tuple(place_shapes(tree, layout.gradients(layer, tree)) for layer, tree in own),
+        casts=plan.precision == "bf16",
     )
 
 
@@ -92,7 +159,7 @@ def send_back(arrays: Any, shapes: Any) -> Any:
     return jax.device_put(arrays, places) if is_offloaded else arrays
 
 
-def compile_update(
+def _compile_update(
     state: StageState,
     optimizer: optax.GradientTransformation,
     library: ProgramLibrary,
@@ -125,7 +192,7 @@ def compile_update(
     )[0]
 
 
-def compile_cast(state: StageState, library: ProgramLibrary) -> Program:
+def _compile_cast(state: StageState, library: ProgramLibrary) -> Program:
     """Return ``cast(parameters)``, which are in bfloat16 for the computations of an iteration.
 
     Without it, each micro-batch in flight would keep a copy of the parameters in this type.
@@ -139,13 +206,13 @@ def compile_cast(state: StageState, library: ProgramLibrary) -> Program:
     return library.compile("cast", cast, (shapes,), state.devices, outputs=outputs)[0]
 
 
-def compile_squares(state: StageState, library: ProgramLibrary) -> Program:
+def _compile_squares(state: StageState, library: ProgramLibrary) -> Program:
     """Return ``squares(sums)``, the sum of the squares of a stage's gradients."""
     arguments, outputs = (state.sums,), state.layout.whole()
     return library.compile("squares", add_squares, arguments, state.devices, outputs=outputs)[0]
 
 
-def compile_factor(
+def _compile_factor(
     stages: int, clip_norm: float, layout: StageLayout, library: ProgramLibrary
 ) -> Program:
     """Return ``factor(squares of each stage)``, by which all gradients are multiplied."""

@@ -990,6 +990,8 @@ class AddProfilesRequest(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_REASON_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """"clusters/{cluster}" """
     gpu_type: _builtins.str
@@ -1003,6 +1005,8 @@ class AddProfilesRequest(_message.Message):
     date: _builtins.str
     validate_only: _builtins.bool
     request_id: _builtins.str
+    left_out_reason: _builtins.str
+    """Why these sizes were left out. Required with left_out."""
     @_builtins.property
     def workload(self) -> Global___Workload: ...
     @_builtins.property
@@ -1012,7 +1016,13 @@ class AddProfilesRequest(_message.Message):
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerProfile]:
         """The measured layers, at most 10,000. Each size (samples, tensor degree) must have all layers of
-        the model.
+        the model. Empty only if left_out is not.
+        """
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileSize]:
+        """The sizes that the task was to measure and that are not among the layers, because a limit ended
+        it. They replace those that the same task sent before.
         """
 
     def __init__(
@@ -1030,14 +1040,40 @@ class AddProfilesRequest(_message.Message):
         layers: _abc.Iterable[Global___LayerProfile] | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
+        left_out_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "layers", b"layers", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "layers", b"layers", "left_out", b"left_out", "left_out_reason", b"left_out_reason", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddProfilesRequest: _TypeAlias = AddProfilesRequest  # noqa: Y015
+
+@_typing.final
+class ProfileSize(_message.Message):
+    """A number of samples on one GPU, with a tensor degree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    samples: _builtins.float
+    tensor_parallel: _builtins.int
+    def __init__(
+        self,
+        *,
+        samples: _builtins.float = ...,
+        tensor_parallel: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileSize: _TypeAlias = ProfileSize  # noqa: Y015
 
 @_typing.final
 class AddProfilesResponse(_message.Message):
@@ -1140,6 +1176,10 @@ class ProfilingTask(_message.Message):
         CANCELLED: ProfilingTask._State.ValueType  # 5
         PLANNED: ProfilingTask._State.ValueType  # 6
         """The task has not been created yet."""
+        LIMITED: ProfilingTask._State.ValueType  # 7
+        """A limit ended the task before anything that it measured could be used. The estimates on this
+        GPU type stay analytic.
+        """
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: ProfilingTask.State.ValueType  # 0
@@ -1151,6 +1191,10 @@ class ProfilingTask(_message.Message):
     CANCELLED: ProfilingTask.State.ValueType  # 5
     PLANNED: ProfilingTask.State.ValueType  # 6
     """The task has not been created yet."""
+    LIMITED: ProfilingTask.State.ValueType  # 7
+    """A limit ended the task before anything that it measured could be used. The estimates on this
+    GPU type stay analytic.
+    """
 
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
@@ -1159,18 +1203,26 @@ class ProfilingTask(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     DEVICE_SECONDS_FIELD_NUMBER: _builtins.int
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
     gpu_type: _builtins.str
     job: _builtins.str
     """The id of the task's job. Empty if it is not a job of this cluster."""
     state: Global___ProfilingTask.State.ValueType
     problem: _builtins.str
-    """Why the task failed."""
+    """Why the task failed, or why it left sizes out."""
     records: _builtins.int
     """The number of stored records."""
     device_seconds: _builtins.float
     """The time for which these measurements held the device."""
     service_gpu_seconds: _builtins.float
     """The GPU-seconds that its job has held so far."""
+    left_seconds: _builtins.float
+    """The time until the limit of all tasks of the workload. Absent once the task has ended."""
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileSize]:
+        """The sizes that a limit left out. Estimates are made from the others."""
+
     def __init__(
         self,
         *,
@@ -1181,11 +1233,15 @@ class ProfilingTask(_message.Message):
         records: _builtins.int = ...,
         device_seconds: _builtins.float = ...,
         service_gpu_seconds: _builtins.float = ...,
+        left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
+        left_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "job", b"job", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "job", b"job", "left_out", b"left_out", "left_seconds", b"left_seconds", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
+    _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
 
 Global___ProfilingTask: _TypeAlias = ProfilingTask  # noqa: Y015

@@ -119,7 +119,8 @@ class Launch(_message.Message):
     TUNING_SPACE_FIELD_NUMBER: _builtins.int
     TUNING_BUDGET_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
-    """The runtime that starts the program: "replay", "command", "torchrun", "deepspeed" or "megatron".
+    """The runtime that starts the program: "replay", "command", "torchrun", "deepspeed",
+    "megatron" or "jax".
     Empty: "command" if the job has a command, and otherwise "replay", which trains nothing.
     """
     working_directory: _builtins.str

@@ -69,12 +69,15 @@ class RankLayout:
 class LaunchArguments:
     """The command that starts a launcher, with variables and files of its own.
 
-    Words of ``argv`` name a file by ``{files}/NAME``.
+    Words of ``argv`` name a file by ``{files}/NAME``. ``stdin`` is the text of its standard input.
+    Lines of its output that begin with ``report_prefix`` are reports; if it is "", none are.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    report_prefix: str = ""
 
     def place_files(self, directory: str) -> LaunchArguments:
         """Return the same arguments with the files in ``directory``.

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tessera.formulation.runtimes import COMMAND, TORCHRUN
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    PlanStage,
+    Precision,
+)
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.runtimes import COMMAND, JAX, TORCHRUN
+from tessera.formulation.values import Cell, EstimateSource, Workload
 
 GPU_TYPE: Final = "cpu"
 """The GPU type of the virtual GPUs, which are processes."""
 
-NODE_GPUS: Final = 2
+NODE_GPUS: Final = 4
+BATCH: Final = 16
+"""The global batch of all jobs."""
+
 PARAMS: Final = "tiny"
 """The size of the models."""
 
 PROVENANCE: Final = "demo"
 """The provenance of the estimates, by which everyone sees that they were not measured."""
+
+TOLERANCE: Final = 1e-5
+"""Sums differ in their order."""
+
+ROUTER_TOLERANCE: Final = 0.05
+"""A router compares sums, so it may choose another expert for a token, and weights then drift."""
 
 PROGRESS_PATTERN: Final = r"iteration (?P<iteration>[0-9]+) loss (?P<loss>[0-9.]+)"
 
@@ -41,7 +58,7 @@ class DemoJob:
     runtime: str
     script: str  # in the directory of examples
     arguments: tuple[str, ...] = ()
-    batch: int = 16
+    batch: int = BATCH
     share: float = 1.0
     work_s: float
     overhead_s: float  # of an iteration, in its estimates
@@ -49,7 +66,17 @@ class DemoJob:
     weight: float = 1.0
     guaranteed: bool = False
     needs_torch: bool = False
+    needs_jax: bool = False
+    plans: tuple[ExecutionPlan, ...] = ()
+    """Its execution plans, each for one node. If it is empty, only the counts are known."""
     samples: int = 0
+    tolerance: float = TOLERANCE
+    """The largest difference of a loss from that of the undisturbed run."""
+
+    @property
+    def workload(self) -> Workload:
+        """Return what it trains."""
+        return Workload(model=self.model, params=PARAMS, global_batch=self.batch)
 
     def iterations(self, of_lead: int) -> int:
         """Return its iterations, if the job that is scaled has ``of_lead``."""
@@ -60,8 +87,8 @@ class DemoJob:
         words = (str(examples / self.script), *self.arguments)
         return words if self.runtime != COMMAND else (sys.executable, *words)
 
-    def submission(self, examples: Path, of_lead: int) -> list[str]:
-        """Return the arguments of ``tessera submit``."""
+    def submission(self, examples: Path, of_lead: int, path: str = "") -> list[str]:
+        """Return the arguments of ``tessera submit``. ``path`` is the program's PATH, or ""."""
         command = (*self.command(examples), "--work-s", f"{self.work_s:g}")
         words = [
             "submit",
@@ -76,6 +103,7 @@ class DemoJob:
         words += ["--iterations", str(self.iterations(of_lead)), "--gpus", "1"]
         words += ["--weight", f"{self.weight:g}", "--restart", f"{RESTART_S:g}s"]
         words += ["--guaranteed"] if self.guaranteed else []
+        words += ["--env", f"PATH={path}"] if path else []
         words += ["--runtime", self.runtime, "--command", shlex.join(command)]
         return [*words, *(["--progress-pattern", PROGRESS_PATTERN] * (self.runtime == COMMAND))]
 
@@ -83,7 +111,55 @@ class DemoJob:
 RESTART_S: Final = 5.0
 """The price of a restart until it is measured."""
 
+PIPELINE_SLOWDOWN: Final = 1.5
+"""The time of a plan with two stages, compared with that of a plan with one."""
+
+LAYERS: Final = 6
+"""The layers of each example in JAX: a first one, four blocks and a head."""
+
+
+def _plan(*stages: tuple[int, int], accumulation: int = 1, ep: int = 1) -> ExecutionPlan:
+    """Return the plan of stages of equal layers, each of which is (dp, tp)."""
+    each = LAYERS // len(stages)
+    return ExecutionPlan(
+        stages=tuple(
+            PlanStage(start=index * each, end=(index + 1) * each, dp=dp, tp=tp, ep=ep)
+            for index, (dp, tp) in enumerate(stages)
+        ),
+        micro_batch=BATCH // accumulation,
+        accumulation=accumulation,
+        precision=Precision.F32,
+    )
+
+
+def _jax_job(name: str, script: str, **changes: Any) -> DemoJob:
+    return DemoJob(
+        name=name,
+        model=name,
+        runtime=JAX,
+        script=script,
+        arguments=("--every", "25", "--precision", "f32"),
+        overhead_s=0.03,
+        needs_jax=True,
+        samples=4096,
+        **changes,
+    )
+
+
+REPLICAS: Final = _plan((4, 1))
+"""Data parallelism on 4 GPUs."""
+
+PIPELINE: Final = _plan((1, 2), (1, 2), accumulation=4)
+"""Two pipeline stages of 2 tensor-parallel GPUs each."""
+
 LEADS: Final = (
+    _jax_job(
+        "gpt-jax",
+        "train_jax_gpt.py",
+        work_s=0.4,
+        guaranteed=True,
+        plans=(_plan((1, 1)), REPLICAS, PIPELINE),
+    ),
     DemoJob(
         name="gpt",
         model="small-gpt",
@@ -111,30 +187,60 @@ LEADS: Final = (
 )
 """Jobs that may be the one that rounds scale and move. The first that can run here is it.
 
-It requests one GPU and is guaranteed that, so rounds may give it all others and take them back."""
+It requests one GPU and is guaranteed that, so rounds may give it more and take them back."""
 
-OTHERS: Final = tuple(
-    DemoJob(
-        name=f"plain-{number}",
-        model="plain",
-        runtime=COMMAND,
-        script="train_plain.py",
-        arguments=("--every", "25"),
+OTHERS: Final = (
+    _jax_job(
+        "moe-jax",
+        "train_jax_moe.py",
         share=0.5,
         work_s=0.2,
-        overhead_s=0.0,
         weight=2.0,
-    )
-    for number in (1, 2, 3)
+        plans=(_plan((1, 1)), _plan((2, 1), ep=2)),
+        tolerance=ROUTER_TOLERANCE,
+    ),
+    _jax_job(
+        "resnet-jax",
+        "train_jax_resnet.py",
+        share=0.5,
+        work_s=0.2,
+        weight=2.0,
+        plans=(_plan((1, 1)), _plan((2, 1))),
+    ),
+    *(
+        DemoJob(
+            name=f"plain-{number}",
+            model="plain",
+            runtime=COMMAND,
+            script="train_plain.py",
+            arguments=("--every", "25"),
+            counts=(1, 2),
+            share=0.5,
+            work_s=0.2,
+            overhead_s=0.0,
+            weight=2.0,
+        )
+        for number in (1, 2, 3)
+    ),
 )
 """Jobs that arrive later, and are worth more than further GPUs of the first."""
 
 
-def choose_jobs(*, has_torch: bool) -> tuple[DemoJob, ...]:
-    """Return the jobs that can run here. The first is the one that is scaled and moved."""
-    able = [job for job in (*LEADS, *OTHERS) if has_torch or not job.needs_torch]
-    lead = next(job for job in able if job in LEADS)
-    return (lead, *(job for job in able if job not in LEADS))
+def choose_jobs(*, has_jax: bool, has_torch: bool) -> tuple[DemoJob, ...]:
+    """Return the jobs that can run here. The first is the one that is scaled and moved.
+
+    If that is in JAX, the GPT in PyTorch is one of the others.
+    """
+
+    def can_run(job: DemoJob) -> bool:
+        return (has_torch or not job.needs_torch) and (has_jax or not job.needs_jax)
+
+    lead, *rest = [job for job in LEADS if can_run(job)]
+    torch = [
+        replace(job, share=0.5, weight=2.0, guaranteed=False) for job in rest if job.needs_torch
+    ]
+    others = [job for job in OTHERS if can_run(job)]
+    return (lead, *torch, *others)
 
 
 def shapes_of(gpus: int, nodes: int) -> list[tuple[int, int]]:
@@ -152,7 +258,7 @@ def profiles_csv(jobs: Sequence[DemoJob], nodes: int) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow((*columns, "iter_time_s", "status", "source", "provenance"))
-    by_model: Mapping[str, DemoJob] = {job.model: job for job in jobs}
+    by_model: Mapping[str, DemoJob] = {job.model: job for job in jobs if not job.plans}
     for job in by_model.values():
         for gpus in job.counts:
             time_s = job.work_s / gpus + job.overhead_s
@@ -160,3 +266,34 @@ def profiles_csv(jobs: Sequence[DemoJob], nodes: int) -> str:
                 cell = (job.model, PARAMS, job.batch, GPU_TYPE, *shape)
                 rows.writerow((*cell, f"{time_s:g}", "ok", "analytic", PROVENANCE))
     return text.getvalue()
+
+
+def plan_estimates(
+    jobs: Sequence[DemoJob], failed: Sequence[ExecutionPlan] = ()
+) -> list[EstimateRecord]:
+    """Return the estimates of the plans of jobs that have some. Plans of ``failed`` do not run.
+
+    A pipeline takes longer than replicas, so rounds choose it only if these do not run.
+    """
+    return [
+        EstimateRecord(
+            workload=job.workload,
+            cell=Cell(
+                gpu_type=GPU_TYPE,
+                gpus=plan.gpus,
+                pipeline_degree=plan.pipeline_degree,
+                nodes=1,
+                plan=plan.digest,
+            ),
+            iter_time_s=math.inf
+            if plan in failed
+            else PIPELINE_SLOWDOWN ** (plan.pipeline_degree - 1) * job.work_s / plan.gpus
+            + job.overhead_s,
+            source=EstimateSource.ANALYTIC,
+            provenance=PROVENANCE,
+            complete=True,
+            plan=plan,
+        )
+        for job in jobs
+        for plan in job.plans
+    ]

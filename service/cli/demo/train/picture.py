@@ -59,8 +59,10 @@ def find_segments(last: Mapping[int, Execution], starts: Sequence[Start]) -> lis
 
 
 def describe_change(before: Start, after: Start) -> str:
-    """Return the change from a start to the next, e.g. "4 → 1 GPUs" or "1 GPU, moved"."""
+    """Return the change from a start to the next, e.g. "4 → 1 GPUs", "1 GPU, moved", "dp4 → tp4"."""
     old, new = len(before.gpus), len(after.gpus)
+    if before.plan != after.plan and before.plan and after.plan:
+        return f"{before.plan} → {after.plan}"
     if old != new:
         return f"{old} → {new} GPU{'s' * (new > 1)}"
     change = "moved" if before.gpus != after.gpus else "resumed"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tessera.formulation.errors import Unavailable
+from tessera.formulation.execution_plan import read_execution_plan
 from tessera.service.cli.children import Child
 from tessera.service.cli.names import short_name
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
@@ -34,6 +35,7 @@ class Start:
     """A start of a job: its GPUs as (node, index), and its times in seconds of the demonstration.
 
     ``running_s`` is inf until the job has reported that it runs, with ``resumed`` iterations done.
+    ``plan`` has the stages of its execution plan in short, or "" if it has no recorded plan.
     """
 
     generation: int
@@ -42,6 +44,7 @@ class Start:
     running_s: float = math.inf
     resumed: float = 0.0
     ended_s: float = 0.0
+    plan: str = ""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,12 @@ class Recorder:
                 continue
             starts = self.starts.setdefault(name, [])
             if not starts or starts[-1].generation != job.allocation.generation:
-                new = Start(generation=job.allocation.generation, gpus=gpus, begun_s=now_s)
+                new = Start(
+                    generation=job.allocation.generation,
+                    gpus=gpus,
+                    begun_s=now_s,
+                    plan=stages_of(job),
+                )
                 starts.append(new)
             starts[-1].ended_s = now_s
             if job.state == jobs_pb2.RUNNING and math.isinf(starts[-1].running_s):
@@ -110,6 +118,12 @@ def gpus_of(job: jobs_pb2.Job) -> tuple[tuple[str, int], ...]:
     )
 
 
+def stages_of(job: jobs_pb2.Job) -> str:
+    """Return the stages of the plan that a job runs by, e.g. "2 x tp2", or "" without one."""
+    text = job.allocation.execution_plan
+    return str(read_execution_plan("execution_plan", text)).partition(",")[0] if text else ""
+
+
 def has_ended(job: jobs_pb2.Job) -> bool:
     """Return whether a job has ended, in whatever way."""
     return job.HasField("end_time")
@@ -122,6 +136,6 @@ def describe(job: jobs_pb2.Job) -> str:
     return f"{state} at iteration {job.iterations_done:.0f} of {job.iterations}{error}"
 
 
-def world_sizes(starts: Sequence[Start]) -> str:
-    """Return the GPU counts of a job's starts, e.g. "4→1→1→4"."""
-    return "→".join(str(len(start.gpus)) for start in starts) or "-"
+def describe_starts(starts: Sequence[Start]) -> str:
+    """Return the plans of a job's starts, e.g. "dp4→2 x tp2→dp1", or else their GPU counts."""
+    return "→".join(start.plan or str(len(start.gpus)) for start in starts) or "-"

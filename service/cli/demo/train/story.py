@@ -18,15 +18,19 @@ from typing import Final
 import grpc
 
 from tessera.formulation.errors import Unavailable
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cli.children import Child, run_child
 from tessera.service.cli.client import CallFailed, Exit
-from tessera.service.cli.demo.drive import CLUSTER, PARENT
+from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates
 from tessera.service.cli.demo.stack import Stack
 from tessera.service.cli.demo.train.jobs import (
     GPU_TYPE,
     NODE_GPUS,
+    PIPELINE,
+    REPLICAS,
     DemoJob,
+    plan_estimates,
     profiles_csv,
 )
 from tessera.service.cli.demo.train.recorder import Recorder, Start, gpus_of, has_ended
@@ -61,12 +65,13 @@ STEP_SHARE: Final = 0.08
 class Stage:
     """The running system of a demonstration, and what its script needs.
 
-    ``python`` is the interpreter of scripts. ``tell`` prints a step.
+    ``torch`` is the interpreter that has PyTorch, or None. Scripts in JAX run with this process's
+    own. ``tell`` prints a step.
     """
 
     system: Stack
     examples: Path
-    python: str
+    torch: Path | None
     iterations: int  # of the job that is scaled
     tell: Callable[[str], None]
 
@@ -101,13 +106,23 @@ class Stage:
 
     def submit(self, job: DemoJob) -> None:
         """Submit a job by the command line."""
-        self.call(*job.submission(self.examples, self.iterations))
+        path = os.pathsep.join([str(self.interpreter(job).parent), os.defpath])
+        self.call(*job.submission(self.examples, self.iterations, path))
+
+    def interpreter(self, job: DemoJob) -> Path:
+        """Return the interpreter of a job's script. A job finds it on its PATH."""
+        return self.torch if job.needs_torch and self.torch else Path(sys.executable)
 
     def import_estimates(self, jobs: Sequence[DemoJob]) -> None:
         """Import the estimates of the jobs' models. Their provenance says that they are the demo's."""
         file = self.system.folder / "profiles.csv"
         file.write_text(profiles_csv(jobs, len(NODES)), encoding="utf-8")
         self.call("import", "profiles", "--complete", str(file))
+        add_estimates(self.system, plan_estimates(jobs))
+
+    def report_failure(self, job: DemoJob, plan: ExecutionPlan) -> None:
+        """Report that a plan of a job does not run, as after running out of memory."""
+        add_estimates(self.system, plan_estimates([job], failed=[plan]))
 
 
 @contextlib.contextmanager
@@ -133,7 +148,7 @@ def _agent(stage: Stage, node: NodeSpec) -> contextlib.AbstractContextManager[Ch
         "--data-dir": str(folder / f"agent-{node.name}"),
         "--checkpoint-dir": str(stage.checkpoints),
         "--run-as": pwd.getpwuid(os.geteuid()).pw_name,
-        "--python": stage.python,
+        "--python": "python3",
         "--checkpoint-s": f"{CHECKPOINT_S:g}",
         "--inspect-s": f"{INSPECT_S:g}",
         "--heartbeat-s": "1",
@@ -162,6 +177,8 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
     stage.submit(lead)
     recorder.wait(lambda jobs: _is_beyond(jobs, lead, first), f"{lead.name} has trained a while")
 
+    if PIPELINE in lead.plans:
+        _change_plan(stage, lead, recorder, step)
     names = ", ".join(job.name for job in others)
     stage.tell(f"submitting {names}, of more weight, while {_where(recorder, lead)}")
     recorder.note("others arrive")
@@ -194,6 +211,18 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
     return recorder.read()
 
 
+def _change_plan(stage: Stage, lead: DemoJob, recorder: Recorder, step: float) -> None:
+    """Report that data parallelism does not run, so that rounds choose a pipeline instead."""
+    stage.tell(f"reporting that {REPLICAS} does not run, while {_where(recorder, lead)}")
+    recorder.note("dp4 does not run")
+    before = recorder.starts[lead.name][-1]
+    stage.report_failure(lead, REPLICAS)
+    recorder.wait(
+        lambda jobs: _has_trained(recorder, jobs, lead, before, step),
+        f"{lead.name} trains under another plan",
+    )
+
+
 def _is_beyond(jobs: dict[str, jobs_pb2.Job], lead: DemoJob, iterations: float) -> bool:
     job = jobs[lead.name]
     return has_ended(job) or job.iterations_done >= iterations
@@ -218,7 +247,7 @@ def _where(recorder: Recorder, lead: DemoJob) -> str:
     """Return a text on what the job runs on now."""
     gpus = gpus_of(recorder.read()[lead.name])
     nodes = sorted({node for node, _ in gpus})
-    return f"{lead.name} has {len(gpus)} of 4 GPUs ({', '.join(nodes) or 'none'})"
+    return f"{lead.name} has {len(gpus)} of 8 GPUs ({', '.join(nodes) or 'none'})"
 
 
 def read_outputs(stage: Stage, job: DemoJob, generations: int) -> dict[int, str]:

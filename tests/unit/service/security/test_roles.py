@@ -39,6 +39,7 @@ def test_agents_can_do_what_agents_need_and_nothing_else() -> None:
         "Agents.Enrol",
         "Agents.RenewCertificate",
         "Estimates.AddProfiles",
+        "Estimates.GetProfiling",
         "Health.Check",
         "Health.Watch",
         "ServerReflection.ServerReflectionInfo",

@@ -1,0 +1,65 @@
+"""Refusals of pipelines, and batches of other types. One device is enough: two chunks share it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tessera.jax.build import build_engine
+from tessera.jax.errors import PlanRefused
+from tessera.jax.pipelines import PipelineEngine
+from tessera.jax.plans import Plan, Stage
+from tests.support.pipeline_models import BATCH, a_language_model, some_batches
+
+MODEL = a_language_model(0)
+CHUNKS = (Stage(start=0, end=1), Stage(start=1, end=2))
+
+
+def a_plan(**fields: Any) -> Plan:
+    usual: dict[str, Any] = {
+        "micro_batch": BATCH // 2,
+        "accumulation": 2,
+        "schedule": "interleaved",
+        "chunks": 2,
+        "precision": "f32",
+    }
+    return Plan(stages=CHUNKS, **{**usual, **fields})
+
+
+def an_engine(plan: Plan) -> Any:
+    return build_engine(MODEL, optax.sgd(0.1), plan, jax.devices(), seed=1)
+
+
+def test_a_batch_of_another_size_is_refused_before_anything_is_compiled() -> None:
+    engine = an_engine(a_plan())
+    words = some_batches(1)[0][: BATCH // 2]
+    with pytest.raises(PlanRefused, match="give whole global batches"):
+        engine.run_iteration(engine.initial_state(1), words, words, 0)
+    assert engine.library.compilations == 2  # what made the state
+
+
+def test_stages_on_several_hosts_are_refused() -> None:
+    devices: Any = [SimpleNamespace(process_index=index) for index in range(2)]
+    plan = a_plan(schedule="1f1b", chunks=1)
+    with pytest.raises(PlanRefused, match="pipelines run on one host"):
+        PipelineEngine(MODEL, optax.sgd(0.1), plan, devices, seed=1)
+
+
+def test_an_offload_of_parameters_without_zero_3_is_refused() -> None:
+    with pytest.raises(PlanRefused, match="needs ZeRO stage 3"):
+        an_engine(a_plan(offload="parameters"))
+
+
+def test_batches_of_64_bit_numbers_train_as_those_of_32_bits() -> None:
+    engine = an_engine(a_plan())
+    words = some_batches(1)[0]
+    losses = [
+        float(engine.run_iteration(engine.initial_state(1), given, given, 0)[1])
+        for given in (words, words.astype(np.int64))
+    ]
+    assert losses[0] == losses[1]
