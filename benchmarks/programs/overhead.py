@@ -145,7 +145,7 @@ class Comparison:
         self.plain_s.append((time.process_time() - begun_s) / self._length)
 
 
-def main() -> None:
+def compare_programs() -> None:
     """Compare the two programs."""
     wanted = json.load(sys.stdin)
     example = importlib.import_module("train_jax_gpt")
@@ -168,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare_programs()

@@ -129,7 +129,7 @@ class Trainer:
         return self._folder / f"{seed}-{len(parts)}-{hash(parts)}"
 
 
-def main() -> None:
+def train_wanted_runs() -> None:
     """Run what the input asks for."""
     wanted = json.load(sys.stdin)
     with tempfile.TemporaryDirectory(prefix="tessera-reconfigure-") as folder:
@@ -142,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train_wanted_runs()

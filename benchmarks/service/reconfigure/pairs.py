@@ -29,8 +29,8 @@ def compare_pairs(
         {
             "from": first,
             "to": second,
-            "difference": difference(outcomes[f"{first} > {second}"], undisturbed[first]),
-            "from_one_device": difference(outcomes[f"{first} > {second}"], alone),
+            "difference": largest_difference(outcomes[f"{first} > {second}"], undisturbed[first]),
+            "from_one_device": largest_difference(outcomes[f"{first} > {second}"], alone),
         }
         for first, second in pairs
     ]
@@ -39,14 +39,14 @@ def compare_pairs(
         "pairs": len(pairs),
         "iterations": iterations,
         "worst_difference": max(float(value) for value in found),
-        "between_plans": max(difference(outcomes[name], alone) for name in plans),
-        "forgotten_difference": difference(outcomes[FORGETFUL], alone),
+        "between_plans": max(largest_difference(outcomes[name], alone) for name in plans),
+        "forgotten_difference": largest_difference(outcomes[FORGETFUL], alone),
         "loss_fall": alone[0] - alone[-1],
     }
     return figures, table
 
 
-def difference(outcome: Outcome, losses: Sequence[float]) -> float:
+def largest_difference(outcome: Outcome, losses: Sequence[float]) -> float:
     """Return the largest absolute difference of a run's losses from others, by iteration."""
     return max(abs(own - other) for own, other in zip(outcome.losses, losses, strict=True))
 

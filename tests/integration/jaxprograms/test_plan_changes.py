@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.benchmarks.service.reconfigure.pairs import difference
+from tessera.benchmarks.service.reconfigure.pairs import largest_difference
 from tessera.benchmarks.service.reconfigure.plans import (
     ONE_DEVICE,
     make_plans,
@@ -41,7 +41,7 @@ def train_chain(
     )
     losses = outcomes["undisturbed"].losses
     assert len(losses) == each * len(plans)
-    return difference(outcomes["chain"], losses), losses[0] - losses[-1]
+    return largest_difference(outcomes["chain"], losses), losses[0] - losses[-1]
 
 
 def whole(dp: int, tp: int = 1, ep: int = 1) -> ExecutionPlan:
