@@ -129,7 +129,7 @@ def measure_runtime(
     turn, and their medians are compared. Programs divide states or not, with 1, 2 or 4 micro-batches. With
     fewer than 6 plans, errors and choices are not judged.
 
-    JAX: a GPT of 6 layers and 875,008 parameters (width 128, sequences of 64, float32, batch 16) trains by
+    JAX: a GPT of 6 layers and 867,328 parameters (width 128, sequences of 64, float32, batch 16) trains by
     ``tessera.jax``, whose loop reports as under a keeper, and by a plain JAX program written by hand: one
     mesh, one ``jit``, the same layers and the same data. ``jax_pairs`` pairs of blocks of 3 iterations run
     in turn, in alternating order, in 4 processes one after another. A share is CPU seconds over those of
