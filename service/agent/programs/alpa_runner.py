@@ -31,7 +31,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import alpa
@@ -227,23 +226,13 @@ class Meeting:
         with open(os.path.join(self._folder, name), "w", encoding="ascii"):
             pass
 
-    def wait_for(self, name: str, until: Callable[[], bool]) -> bool:
-        """Wait for a file of another node; return False if ``until`` is true before."""
+    def wait_for(self, name: str, *, heeds_stop: bool) -> bool:
+        """Wait for a file of another node; return False if it ``heeds_stop`` and SIGTERM came."""
         while not os.path.exists(os.path.join(self._folder, name)):
-            if until():
+            if heeds_stop and StopFlag.is_set:
                 return False
             time.sleep(PAUSE_S)
         return True
-
-
-def is_stopped() -> bool:
-    """Return whether this node was asked to stop."""
-    return StopFlag.is_set
-
-
-def is_never() -> bool:
-    """Return False: a node that has joined stays until the first one has written its checkpoint."""
-    return False
 
 
 def lead_nodes(document: dict[str, Any], words: list[str], meeting: Meeting) -> None:
@@ -258,7 +247,7 @@ def lead_nodes(document: dict[str, Any], words: list[str], meeting: Meeting) -> 
     os.environ["RAY_ADDRESS"] = f"{address}:{port}"
     meeting.show_file(HEAD)
     for rank in range(1, cluster["num_nodes"]):
-        if not meeting.wait_for(f"node-{rank}", is_stopped):
+        if not meeting.wait_for(f"node-{rank}", heeds_stop=True):
             return
     alpa.init(
         cluster="ray",
@@ -271,12 +260,12 @@ def lead_nodes(document: dict[str, Any], words: list[str], meeting: Meeting) -> 
 
 def join_leader(rank: int, meeting: Meeting) -> None:
     """Join Ray's head, and stay until the first node has ended."""
-    if not meeting.wait_for(HEAD, is_stopped):
+    if not meeting.wait_for(HEAD, heeds_stop=True):
         return
     address = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
     run_ray("--address", address, "--num-gpus", os.environ["TESSERA_NODE_GPUS"])
     meeting.show_file(f"node-{rank}")
-    meeting.wait_for(ENDED, is_never)
+    meeting.wait_for(ENDED, heeds_stop=False)  # the first one needs this node for its checkpoint
 
 
 def main() -> None:
