@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from tessera.jax.engines import Engine, TrainState
 from tessera.jax.errors import CheckpointRefused
-from tessera.jax.hosts import leads, wait_for_hosts
+from tessera.jax.hosts import is_first_host, wait_for_hosts
 from tessera.jax.models import named_leaves
 
 FORMAT: Final = 1
@@ -48,13 +48,13 @@ def save_checkpoint(path: Path, state: TrainState, iterations: int, seed: int) -
         OSError: it cannot be written.
     """
     partial = path.absolute().with_name(f"{path.name}.partial")
-    if leads():
+    if is_first_host():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     wait_for_hosts(f"begin {path.name}")
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         writer.save(partial / STATE, args=ocp.args.StandardSave(_plain(state)))
-    if leads():
+    if is_first_host():
         written = {"iterations": iterations, "seed": seed, "files": _list_files(partial)}
         text = json.dumps(_describe(state) | written)
         (partial / DESCRIPTION).write_text(text, encoding="utf-8")

@@ -24,7 +24,7 @@ from tessera.jax.errors import (
     PlanRefused,
     TrainingError,
 )
-from tessera.jax.hosts import agree, leads, prepare_devices
+from tessera.jax.hosts import RequestExchange, is_any_host, is_first_host, prepare_devices
 from tessera.jax.models import Model, Values
 from tessera.jax.plans import Plan, current_plan, read_plan
 from tessera.jax.purity import check_model
@@ -137,8 +137,7 @@ class Training:
         """
         if self.iterations == self._saved_iterations:
             return
-        (is_broken,) = agree(not has_finite_parameters(self.state))
-        if is_broken:
+        if is_any_host(not has_finite_parameters(self.state)):
             raise LossNotFinite(
                 f"parameters are not finite after iteration {self.iterations}, so no checkpoint was"
                 " written; lower the learning rate, or set clip_norm"
@@ -220,13 +219,14 @@ def _run(
     stop_if_not_finite: bool,
 ) -> None:
     """Train until the end or a stop. While an iteration runs, the one before it is recorded."""
-    is_stopping = False
+    requests, is_stopping = RequestExchange(), is_any_host(progress.stop_requested())
     while training.iterations < total and not is_stopping:
         samples = training.next_samples()
         loss = training.step()
-        wants = progress.checkpoint_requested(), progress.stop_requested()
-        wants_checkpoint, is_stopping = agree(leads() and wants[0], wants[1])
         done = training.iterations
+        wants_checkpoint, is_stopping = requests.take(
+            done, progress.checkpoint_requested(), progress.stop_requested()
+        )
         is_last = is_stopping or done == total
         journal.note(done, samples, loss)
         if on_iteration or wants_checkpoint or is_last or done % every == 0:
@@ -242,9 +242,14 @@ def _save(training: Training, stop_if_not_finite: bool) -> None:
 
     Raises:
         LossNotFinite: parameters are not finite, and this ends the job.
+        TrainingError: the checkpoint cannot be written.
     """
     try:
         training.save()
+    except OSError as error:
+        raise TrainingError(
+            f"the checkpoint of iteration {training.iterations} cannot be written: {error}"
+        ) from error
     except LossNotFinite as error:
         if stop_if_not_finite:
             raise
@@ -259,7 +264,7 @@ class _Journal:
         self._stops = stops
         self._waiting: tuple[int, Ints, jax.Array] | None = None
         self._ledger: TextIO | None = None
-        if folder is not None and leads():
+        if folder is not None and is_first_host():
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{os.environ.get('TESSERA_GENERATION', '0')}-0.jsonl"
             self._ledger = (folder / name).open("a", encoding="utf-8")
@@ -286,7 +291,7 @@ class _Journal:
             return math.nan
         (done, samples, array), self._waiting = self._waiting, None
         loss = float(array)
-        if leads():
+        if is_first_host():
             progress.report(done, loss=loss, memory_bytes=_peak_memory())
             sys.stdout.write(f"iteration {done} loss {loss:.6f}\n")
             sys.stdout.flush()
