@@ -25,6 +25,7 @@ RESNET: Final = "train_jax_resnet"
 LEARNING_RATE: Final = 3e-3
 LEARNING_RATES: Final = MappingProxyType({RESNET: 0.05})
 NO_SIZES: Final[Mapping[str, float]] = MappingProxyType({})
+NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 SHOWN_CHARACTERS: Final = 2000
 """Characters of a program's complaints that an error repeats."""
@@ -94,8 +95,12 @@ def train_runs(
     return outcomes
 
 
-def run_program(name: str, given: str, devices: int) -> list[str]:
+def run_program(
+    name: str, given: str, devices: int, variables: Mapping[str, str] = NO_VARIABLES
+) -> list[str]:
     """Run a program of the folder ``programs`` on virtual devices. Return the lines that it prints.
+
+    ``variables`` are added to its environment, and ``given`` is its input.
 
     Raises:
         MissingData: the examples are not installed here.
@@ -108,7 +113,7 @@ def run_program(name: str, given: str, devices: int) -> list[str]:
         input=given,
         capture_output=True,
         text=True,
-        env=program_environment(devices),
+        env={**program_environment(devices), **variables},
         check=False,
     )
     if done.returncode:

@@ -16,7 +16,7 @@ import optax
 
 from tessera import progress
 from tessera.jax.build import build_engine
-from tessera.jax.checkpoints import load_checkpoint, save_checkpoint
+from tessera.jax.checkpoints import has_finite_parameters, load_checkpoint, save_checkpoint
 from tessera.jax.errors import (
     CheckpointRefused,
     LossNotFinite,
@@ -129,9 +129,20 @@ class Training:
         return float(self.engine.evaluate(self.state, *self._data.load(samples)))
 
     def save(self) -> None:
-        """Write a checkpoint and report it, unless this iteration has one. Raises OSError."""
+        """Write a checkpoint and report it, unless this iteration has one.
+
+        Raises:
+            LossNotFinite: a parameter is not a number, so the earlier checkpoint stays the last one.
+            OSError: it cannot be written.
+        """
         if self.iterations == self._saved_iterations:
             return
+        (is_broken,) = agree(not has_finite_parameters(self.state))
+        if is_broken:
+            raise LossNotFinite(
+                f"parameters are not finite after iteration {self.iterations}, so no checkpoint was"
+                " written; lower the learning rate, or set clip_norm"
+            )
         path = progress.checkpoint_path(self.iterations)
         save_checkpoint(path, self.state, self.iterations, self._seed)
         progress.report_checkpoint(self.iterations, path)
@@ -170,6 +181,7 @@ def train(
 
     If ``stop_if_not_finite``, a loss that is infinite or not a number ends the job, and Tessera does
     not try it again. A checkpoint is only written once the losses before it are known to be finite.
+    In any case, a checkpoint never holds parameters that are not finite.
 
     ``ledger`` is a directory to which the samples of each iteration are written, for proofs.
     ``on_iteration(training, loss)`` is called after each iteration.
@@ -189,7 +201,7 @@ def train(
         )
         total = progress.iterations_total(default=iterations)
         with _Journal(ledger, stop_if_not_finite) as journal:
-            _run(training, total, every, journal, on_iteration)
+            _run(training, total, every, journal, on_iteration, stop_if_not_finite)
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
@@ -205,6 +217,7 @@ def _run(
     every: int,
     journal: _Journal,
     on_iteration: Callable[[Training, float], None] | None,
+    stop_if_not_finite: bool,
 ) -> None:
     """Train until the end or a stop. While an iteration runs, the one before it is recorded."""
     is_stopping = False
@@ -221,7 +234,22 @@ def _run(
             if on_iteration:
                 on_iteration(training, value)
         if wants_checkpoint or is_last or done % every == 0:
-            training.save()
+            _save(training, stop_if_not_finite)
+
+
+def _save(training: Training, stop_if_not_finite: bool) -> None:
+    """Write a checkpoint, or keep the earlier one if parameters are not finite.
+
+    Raises:
+        LossNotFinite: parameters are not finite, and this ends the job.
+    """
+    try:
+        training.save()
+    except LossNotFinite as error:
+        if stop_if_not_finite:
+            raise
+        sys.stderr.write(f"warning: {error}\n")
+        sys.stderr.flush()
 
 
 class _Journal:
