@@ -132,9 +132,9 @@ def measure_runtime(
     JAX: a GPT of 6 layers and 875,008 parameters (width 128, sequences of 64, float32, batch 16) trains by
     ``tessera.jax``, whose loop reports as under a keeper, and by a plain JAX program written by hand: one
     mesh, one ``jit``, the same layers and the same data. ``jax_pairs`` pairs of blocks of 3 iterations run
-    in turn in one process, in alternating order. A share is CPU seconds over those of the plain program,
-    less 1. ``overhead_jax`` is the upper end of the 95 % interval of the median share, for data
-    parallelism on 4 virtual devices or for 2 x 2 with tensor parallelism, whichever is larger.
+    in turn, in alternating order, in 4 processes one after another. A share is CPU seconds over those of
+    the plain program, less 1. ``overhead_jax`` is the upper end of the 95 % interval of the median share,
+    for data parallelism on 4 virtual devices or for 2 x 2 with tensor parallelism, whichever is larger.
     ``overhead_jax_pipeline`` is the same for a pipeline of 4 stages with 4 micro-batches, compared with a
     single plain program on one device that adds up the same 4 micro-batches. It has no bound: it includes
     copies between stages, which a single program does not make.

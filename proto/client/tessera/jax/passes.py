@@ -36,12 +36,20 @@ Pass = Callable[[Sequence[Params], Values, Draws | None], Values]
 """A function of the parameters of some layers, values, and draws (None: nothing is random)."""
 
 
-def trace_layers(layers: Sequence[Layer], layout: StageLayout, plan: Plan, seed: int) -> Pass:
+def trace_layers(
+    layers: Sequence[Layer],
+    layout: StageLayout,
+    plan: Plan,
+    seed: int,
+    *,
+    frees_results: bool = False,
+) -> Pass:
     """Return the forward pass of these layers on a micro-batch.
 
     It casts to the plan's precision, and marks what the backward pass computes again. Values are
     divided between layers as the layout says, and parameters that ZeRO divides are collected for
-    the layer that uses them.
+    the layer that uses them. If it ``frees_results``, XLA decides how the last values are divided:
+    a loss need not collect logits that are divided by vocabulary.
     """
     gathered = replace(layout, zero=0) if layout.zero >= 3 else None
 
@@ -56,6 +64,8 @@ def trace_layers(layers: Sequence[Layer], layout: StageLayout, plan: Plan, seed:
                 if layer.kind not in functions:
                     functions[layer.kind] = _prepare(layer, gathered, plan)
                 values = functions[layer.kind](own, values, keys)
+            if frees_results:
+                return values
             return jax.lax.with_sharding_constraint(values, layout.values(values))
 
     return run

@@ -54,7 +54,7 @@ class WholeEngine:
         self._model, self._optimizer, self._plan = model, optimizer, plan
         self._clip_norm = clip_norm
         (self._layout,) = stage_layouts(plan, devices, model.sequence_axis)
-        self._run = trace_layers(model.layers, self._layout, plan, seed)
+        self._run = trace_layers(model.layers, self._layout, plan, seed, frees_results=True)
         self._shapes = self._lay_state(model.parameter_shapes())
         self._places = shardings_of(self._shapes)
         self._is_random = any(layer.is_random for layer in model.layers)
