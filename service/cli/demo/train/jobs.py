@@ -124,13 +124,20 @@ def _plan(*stages: tuple[int, int], accumulation: int = 1, ep: int = 1) -> Execu
     )
 
 
-def _jax_job(name: str, script: str, **changes: Any) -> DemoJob:
+ALL_EXPERTS: Final = ("--choices", "4")
+"""Options with which the mixture sends each token to all of its experts.
+
+If it chose 2 of them, two plans could choose differently: they add numbers up in other orders, and
+a token may like two experts equally well. Its losses would then differ by more than rounding."""
+
+
+def _jax_job(name: str, script: str, options: tuple[str, ...] = (), **changes: Any) -> DemoJob:
     return DemoJob(
         name=name,
         model=name,
         runtime=JAX,
         script=script,
-        arguments=("--every", "25", "--precision", "f32"),
+        arguments=("--every", "25", "--precision", "f32", *options),
         overhead_s=0.03,
         needs_jax=True,
         samples=4096,
@@ -185,6 +192,7 @@ OTHERS: Final = (
     _jax_job(
         "moe-jax",
         "train_jax_moe.py",
+        ALL_EXPERTS,
         share=0.5,
         work_s=0.2,
         weight=2.0,
