@@ -22,7 +22,7 @@ $(SERVER): pyproject.toml proto/pyproject.toml requirements/server.lock
 demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP next to greedy
 	$(BIN)/tessera demo
 
-demo-train: $(SERVER) ## real training, scaled and moved by rounds, with losses compared; PyTorch for CPUs is installed for it
+demo-train: $(DEV) ## real training in JAX and PyTorch, scaled and moved by rounds, with losses compared; both are installed for it
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py || true # without PyTorch, it trains other programs
 	$(BIN)/tessera demo-train
 

@@ -35,7 +35,7 @@ class Trainer:
         self._inputs = tokens[:, :-1].astype(np.int32)
         self._targets = tokens[:, 1:].astype(np.int32)
 
-    def search(self, planned: PlainPlan, plans: Sequence[PlainPlan]) -> dict[str, Any]:
+    def search_space(self, planned: PlainPlan, plans: Sequence[PlainPlan]) -> dict[str, Any]:
         """Try plans as a job's program does; return the time of each and of the whole search."""
         tuning = try_plans(
             self._make_engine,
@@ -53,7 +53,7 @@ class Trainer:
         ]
         return {"trials": trials, "spent_s": tuning.spent_s}
 
-    def judge(self, plans: Sequence[PlainPlan], rounds: int) -> dict[str, Any]:
+    def judge_plans(self, plans: Sequence[PlainPlan], rounds: int) -> dict[str, Any]:
         """Measure an iteration of each plan in each round, in an order that rotates."""
         engines = [self._make_engine(read_plan(plain)) for plain in plans]
         states = [engine.initial_state(SEED) for engine in engines]
@@ -77,7 +77,7 @@ def main() -> None:
     """Carry out the task of the input."""
     task = json.load(sys.stdin)
     trainer = Trainer(**task["model"])
-    does = trainer.search if "search" in task else trainer.judge
+    does = trainer.search_space if "search" in task else trainer.judge_plans
     sys.stdout.write(json.dumps(does(**task.get("search", task.get("judge")))) + "\n")
 
 

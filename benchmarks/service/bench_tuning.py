@@ -26,7 +26,14 @@ JUDGED_CELLS: Final = 3
 
 @register_case(
     "tuning",
-    smoke={"degrees": "1", "devices": 2, "blocks": 1, "rounds": 3},
+    smoke={
+        "degrees": "1",
+        "devices": 2,
+        "blocks": 1,
+        "rounds": 1,
+        "batch": 2,
+        "micro_batches": 1,
+    },
     pruned_speed=(">=", 0.96),
     pruned_time=("<=", 0.25),
 )

@@ -41,8 +41,8 @@ def program_options(
     runtime: Annotated[
         str,
         _option(
-            "Runtime that starts the program: command, torchrun, deepspeed, megatron, jax, or replay,"
-            " which trains nothing. Default: command if there is a --command, otherwise replay.",
+            "Runtime that starts the program: command, torchrun, deepspeed, megatron, jax, alpa, or"
+            " replay, which trains nothing. Default: command if there is a --command, otherwise replay.",
             metavar="NAME",
         ),
     ] = "",

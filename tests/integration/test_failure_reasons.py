@@ -356,18 +356,30 @@ def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
     assert "out of memory" in reason.message
 
 
-def test_a_program_that_its_runtime_refuses_fails_at_once(two_plans: PostgresStore) -> None:
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (ExitReason.REFUSED, "no program train.py"),
+        (ExitReason.LOSS_NOT_FINITE, "the loss of iteration 4 is nan"),
+    ],
+)
+def test_a_program_whose_end_no_retry_can_change_fails_at_once(
+    two_plans: PostgresStore, reason: ExitReason, error: str
+) -> None:
     decide(two_plans)
-    report_failure(two_plans, "a", launch_pb2.EXIT_REFUSED, error="no program train.py")
+    number = launch_pb2.ExitReason.Value(f"EXIT_{reason.name}")
+    report_failure(two_plans, "a", number, error=error)
     record = job(two_plans, "a")
     assert record.spec.max_retries > record.retries == 1
-    assert (record.state, record.last_error) == (JobState.FAILED, "no program train.py")
+    assert (record.state, record.last_error) == (JobState.FAILED, error)
     assert record.training is not None
-    assert record.training.exit_reason is ExitReason.REFUSED
+    assert record.training.exit_reason is reason
+    (fail,) = (e for e in two_plans.job_history(C, "a") if e.event == "fail")
+    assert "so it is not tried again" in fail.detail
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 
-OTHERS: Sequence[ExitReason] = [r for r in ExitReason if r is not ExitReason.REFUSED]
+OTHERS: Sequence[ExitReason] = [reason for reason in ExitReason if not reason.is_final]
 
 
 @pytest.mark.parametrize("reason", OTHERS)

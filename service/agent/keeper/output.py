@@ -132,15 +132,23 @@ class LineFinder:
 
     def feed(self, data: bytes) -> None:
         """Search the lines that ``data`` completes."""
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = self._rest[:MAX_LINE_BYTES]
-        for line in lines[-MAX_LINES_PER_READ:]:
-            self._search(line[:MAX_LINE_BYTES].decode(errors="replace"))
+        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._clip(rest)
+        for line in self._choose(lines):
+            self._search(self._clip(line).decode(errors="replace"))
 
     def finish(self) -> None:
         """Search the last line, which no newline ended."""
         self._search(self._rest.decode(errors="replace"))
         self._rest = b""
+
+    def _clip(self, line: bytes) -> bytes:
+        """Return the part of a line that is searched."""
+        return line[:MAX_LINE_BYTES]
+
+    def _choose(self, lines: list[bytes]) -> list[bytes]:
+        """Return the lines of one read that are searched."""
+        return lines[-MAX_LINES_PER_READ:]
 
     def _search(self, line: str) -> None:
         raise NotImplementedError
@@ -164,13 +172,21 @@ class ProgressFinder(LineFinder):
 class ReportFinder(LineFinder):
     """A search for the reports of a program of ours: a prefix, and a JSON object after it.
 
-    Output of the user's code without a newline may come before the prefix.
+    Output of the user's code without a newline may come before the prefix, however long it is. No
+    report is lost, because it may be the only one of a checkpoint.
     """
 
     def __init__(self, prefix: str, take: Callable[[dict[str, Any]], None]) -> None:
         """Call ``take`` with each report. Lines of any other form are left out."""
         super().__init__()
         self._prefix, self._take = prefix, take
+
+    def _clip(self, line: bytes) -> bytes:
+        return line[-MAX_LINE_BYTES:]
+
+    def _choose(self, lines: list[bytes]) -> list[bytes]:
+        prefix = self._prefix.encode()
+        return [line for line in lines if prefix in line]
 
     def _search(self, line: str) -> None:
         _, prefix, text = line.rpartition(self._prefix)

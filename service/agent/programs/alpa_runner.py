@@ -31,7 +31,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import alpa
@@ -56,12 +55,12 @@ class StopFlag:
     is_set = False
 
     @classmethod
-    def note(cls, _number: int, _frame: object) -> None:
+    def note_signal(cls, _number: int, _frame: object) -> None:
         """Take the signal in."""
         cls.is_set = True
 
 
-def report(facts: dict[str, Any]) -> None:
+def write_report(facts: dict[str, Any]) -> None:
     """Write a report. One write of a short line is not mixed with other output."""
     text = REPORT + json.dumps(facts, allow_nan=False, sort_keys=True) + "\n"
     sys.stdout.flush()
@@ -70,7 +69,7 @@ def report(facts: dict[str, Any]) -> None:
 
 def fail(reason: str, message: str) -> NoReturn:
     """End with status 1, and report why. ``reason`` is one of those of ``tessera.progress.fail``."""
-    report({"failure": {"reason": reason, "message": message[:MAX_MESSAGE]}})
+    write_report({"failure": {"reason": reason, "message": message[:MAX_MESSAGE]}})
     sys.stderr.write(f"error: {message}\n")
     raise SystemExit(1)
 
@@ -156,7 +155,7 @@ def asked_checkpoints() -> int:
         return 0  # it is not there yet
 
 
-def save(state: Any, iterations: int, executable: Any) -> None:
+def save_state(state: Any, iterations: int, executable: Any) -> None:
     """Write a checkpoint, and report it once all workers have written their parts.
 
     Alpa's workers write in the background, and no error of theirs reaches this process. They do
@@ -169,10 +168,10 @@ def save(state: Any, iterations: int, executable: Any) -> None:
         parts = os.path.join(path, folder)
         if os.path.isdir(parts) and not any(n.startswith("metadata_") for n in os.listdir(parts)):
             raise OSError(f"no worker wrote {parts}; does every node see this directory?")
-    report({"checkpoint": {"iterations": iterations, "path": path}})
+    write_report({"checkpoint": {"iterations": iterations, "path": path}})
 
 
-def restore(executable: Any, iterations: int) -> Any:
+def restore_state(executable: Any, iterations: int) -> Any:
     """Return the state of the checkpoint to go on from, divided as the executable needs it."""
     path = os.environ["TESSERA_RESUME_FROM"]
     specs = executable.get_input_placement_specs()[0]
@@ -182,7 +181,7 @@ def restore(executable: Any, iterations: int) -> Any:
         fail("bad_checkpoint", f"the checkpoint {path} cannot be restored: {error!r}")
 
 
-def train(document: dict[str, Any], program: Any) -> None:
+def train_model(document: dict[str, Any], program: Any) -> None:
     """Train until the last iteration, or until SIGTERM."""
     train_step, state, make_batch = program.build(document.get("plan"))
     method = METHODS[document["method"]["kind"]](document["method"])
@@ -190,18 +189,18 @@ def train(document: dict[str, Any], program: Any) -> None:
     start = int(os.environ.get("TESSERA_RESUME_ITERATIONS", "0"))
     total = int(float(os.environ["TESSERA_ITERATIONS"]))
     if os.environ.get("TESSERA_RESUME_FROM"):
-        state = restore(step.get_executable(state, make_batch(start)), start)
+        state = restore_state(step.get_executable(state, make_batch(start)), start)
     answered = 0
     for iteration in range(start, total):
         state, loss = step(state, make_batch(iteration))
         done, value = iteration + 1, float(getattr(loss, "_value", loss))
         is_finite = math.isfinite(value)
-        report({"iterations": done, "loss": value if is_finite else str(value)})
+        write_report({"iterations": done, "loss": value if is_finite else str(value)})
         if not is_finite and getattr(program, "STOP_IF_NOT_FINITE", True):
             fail("loss_not_finite", f"the loss of iteration {done} is {value}")
         stops, asked = StopFlag.is_set, asked_checkpoints()
         if stops or asked > answered:
-            save(state, done, step.get_last_executable())
+            save_state(state, done, step.get_last_executable())
             answered = asked
         if stops:
             return
@@ -221,32 +220,22 @@ class Meeting:
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def show(self, name: str) -> None:
+    def show_file(self, name: str) -> None:
         """Write the file ``name``."""
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, name), "w", encoding="ascii"):
             pass
 
-    def wait(self, name: str, until: Callable[[], bool]) -> bool:
-        """Wait for a file of another node; return False if ``until`` is true before."""
+    def wait_for(self, name: str, *, heeds_stop: bool) -> bool:
+        """Wait for a file of another node; return False if it ``heeds_stop`` and SIGTERM came."""
         while not os.path.exists(os.path.join(self._folder, name)):
-            if until():
+            if heeds_stop and StopFlag.is_set:
                 return False
             time.sleep(PAUSE_S)
         return True
 
 
-def is_stopped() -> bool:
-    """Return whether this node was asked to stop."""
-    return StopFlag.is_set
-
-
-def is_never() -> bool:
-    """Return False: a node that has joined stays until the first one has written its checkpoint."""
-    return False
-
-
-def lead(document: dict[str, Any], words: list[str], meeting: Meeting) -> None:
+def lead_nodes(document: dict[str, Any], words: list[str], meeting: Meeting) -> None:
     """Start Ray's head, wait for the other nodes, and train."""
     cluster = document["cluster"]
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -256,42 +245,42 @@ def lead(document: dict[str, Any], words: list[str], meeting: Meeting) -> None:
         *("--include-dashboard", "false"),
     )
     os.environ["RAY_ADDRESS"] = f"{address}:{port}"
-    meeting.show(HEAD)
+    meeting.show_file(HEAD)
     for rank in range(1, cluster["num_nodes"]):
-        if not meeting.wait(f"node-{rank}", is_stopped):
+        if not meeting.wait_for(f"node-{rank}", heeds_stop=True):
             return
     alpa.init(
         cluster="ray",
         num_nodes=cluster["num_nodes"],
         num_devices_per_node=cluster["num_devices_per_node"],
     )
-    train(document, load_program(words))
+    train_model(document, load_program(words))
     alpa.shutdown()
 
 
-def join(rank: int, meeting: Meeting) -> None:
+def join_leader(rank: int, meeting: Meeting) -> None:
     """Join Ray's head, and stay until the first node has ended."""
-    if not meeting.wait(HEAD, is_stopped):
+    if not meeting.wait_for(HEAD, heeds_stop=True):
         return
     address = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
     run_ray("--address", address, "--num-gpus", os.environ["TESSERA_NODE_GPUS"])
-    meeting.show(f"node-{rank}")
-    meeting.wait(ENDED, is_never)
+    meeting.show_file(f"node-{rank}")
+    meeting.wait_for(ENDED, heeds_stop=False)  # the first one needs this node for its checkpoint
 
 
 def main() -> None:
     """Run this node's part of the job."""
-    signal.signal(signal.SIGTERM, StopFlag.note)
+    signal.signal(signal.SIGTERM, StopFlag.note_signal)
     document = read_document(sys.stdin.read())
     rank = int(os.environ["TESSERA_NODE_RANK"])
     meeting = Meeting(os.path.join(os.environ["TESSERA_CHECKPOINT_DIR"], ".alpa"))
     if rank:
-        join(rank, meeting)
+        join_leader(rank, meeting)
         return
     try:
-        lead(document, sys.argv[1:], meeting)
+        lead_nodes(document, sys.argv[1:], meeting)
     finally:
-        meeting.show(ENDED)
+        meeting.show_file(ENDED)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,8 @@ async def test_a_clean_conversation_is_understood(replayed: ProgramBench) -> Non
         "\xff\xfe\x00\r\n",
         "x" * 20_000 + "\n",
         "progress without an end of the line ",
+        20_000 * "progress ",
+        5_000 * "a line\n",
     ],
 )
 async def test_rubbish_between_reports_is_left_out(replayed: ProgramBench, rubbish: str) -> None:

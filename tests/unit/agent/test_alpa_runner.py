@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, MemberHandle, Progress
 from tests.support.agents import until
-from tests.support.alpa_jobs import an_alpa_gang, calls_of, two_stages
+from tests.support.alpa_jobs import IMAGE, an_alpa_gang, calls_of, two_stages
 from tests.support.programs import ProgramBench, end_of
 
 SUCCESS = MemberExit(outcome=ExitOutcome.SUCCEEDED)
@@ -155,6 +156,14 @@ async def test_a_program_that_cannot_begin_fails_with_its_reason(
     end = await end_of(bench.start(an_alpa_gang(bench, head=head, environment=environment)))
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, reason)
     assert error in end.error
+
+
+async def test_a_program_may_be_a_module_and_gets_its_arguments(bench: ProgramBench) -> None:
+    gang = an_alpa_gang(bench, environment={"PYTHONPATH": f"{IMAGE}:{bench.root}"})
+    (bench.root / "lab.py").write_text((bench.root / "train-1.py").read_text())
+    gang = replace(gang, command=("-m", "lab", "--seed", "1"))
+    assert await end_of(bench.start(gang)) == SUCCESS
+    assert "plan of None with ['--seed', '1']" in bench.output()
 
 
 async def test_a_program_without_build_is_refused(bench: ProgramBench) -> None:

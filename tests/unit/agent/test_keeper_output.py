@@ -19,6 +19,7 @@ from tessera.service.agent.keeper.output import (
     LogFiles,
     ProgressFinder,
     RankOutput,
+    ReportFinder,
 )
 from tests.support.laws import examples
 
@@ -176,3 +177,21 @@ def test_of_very_many_lines_the_last_are_searched() -> None:
 
 def test_output_that_is_no_text_is_searched_all_the_same() -> None:
     assert found_in(b"\xff\xfe step 5 loss \xff\n") == [("5", "\N{REPLACEMENT CHARACTER}")]
+
+
+@examples(200)
+@given(
+    st.lists(st.sampled_from([b"x", b"x" * MAX_LINE_BYTES, b"\n" * MAX_LINES_PER_READ, b"\xff"])),
+    st.integers(1, 60),
+)
+def test_no_report_is_lost_whatever_the_program_writes_before_it(
+    rubbish: list[bytes], size: int
+) -> None:
+    reports: list[dict[str, int]] = []
+    finder = ReportFinder("@report ", reports.append)
+    for number, part in enumerate(rubbish):
+        data = part + f'@report {{"n": {number}}}\n'.encode()
+        for start in range(0, len(data), size * 100):
+            finder.feed(data[start : start + size * 100])
+    finder.finish()
+    assert [report["n"] for report in reports] == list(range(len(rubbish)))

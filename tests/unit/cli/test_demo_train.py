@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.runtimes import JAX, RUNTIMES
-from tessera.service.cli.demo.train.command import Result, table_row
+from tessera.service.cli.demo.train.command import Result, show_results, table_row
 from tessera.service.cli.demo.train.jobs import (
     LEADS,
     OTHERS,
@@ -72,7 +72,7 @@ def a_result(**changes: object) -> Result:
     result = Result(
         spec=GPT,
         job=job,
-        starts=[a_start(1, *ALL), a_start(2, ALL[0]), a_start(3, ALL[3])],
+        starts=[a_start(1, *ALL[:4]), a_start(2, ALL[0]), a_start(3, ALL[3])],
         executions=[],
         undisturbed=[],
         difference=7.2e-7,
@@ -209,7 +209,7 @@ def test_a_record_has_one_start_for_each_allocation_and_the_time_when_it_trains(
 
 def test_a_job_that_trained_as_if_undisturbed_has_no_fault() -> None:
     assert a_result().faults == []
-    row = ("gpt", "succeeded", "400/400", "8→1→1", "2", "10.0 s", "7.2e-07", "all once")
+    row = ("gpt", "succeeded", "400/400", "4→1", "2", "10.0 s", "7.2e-07", "all once")
     assert table_row(a_result()) == row
     assert table_row(a_result(spec=LINE, difference=0.0))[-2:] == ("0", "-")
 
@@ -226,8 +226,27 @@ def test_faults_name_the_job_and_what_is_wrong() -> None:
     assert table_row(wrong)[-1] == "wrong"
 
 
+def test_plans_in_turn_are_shown_once_and_a_change_names_both() -> None:
+    plans = ("dp4", "2 x tp2", "dp1", "dp1", "dp4")
+    starts = [replace(a_start(n, *ALL[:4]), plan=plan) for n, plan in enumerate(plans)]
+    assert describe_starts(starts) == "dp4→2 x tp2→dp1→dp4"
+    assert describe_starts([]) == "-"
+    assert describe_change(starts[0], starts[1]) == "dp4 → 2 x tp2"
+    assert describe_change(starts[2], starts[3]) == "4 GPUs, resumed"
+
+
+def test_the_table_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = ("dp2 ep2", "dp1", "dp2 ep2")
+    starts = [replace(a_start(n, *ALL[:2]), plan=plan) for n, plan in enumerate(plans)]
+    spec = next(job for job in OTHERS if job.name == "resnet-jax")
+    show_results([a_result(spec=spec, starts=starts)], Path("train.png"))
+    table = capsys.readouterr().out.partition("Plans:")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert any("dp2 ep2→dp1→dp2 ep2" in line for line in table)
+
+
 def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
-    starts = [a_start(1, *ALL), a_start(2, ALL[0]), a_start(3, ALL[3])]
+    starts = [a_start(1, *ALL[:4]), a_start(2, ALL[0]), a_start(3, ALL[3])]
     last = {n: an_execution(n, generation=1 + (n >= 3) + (n >= 5)) for n in range(8)}
     assert [(s.first, s.end, s.start.generation) for s in find_segments(last, starts)] == [
         (1, 4, 1),
@@ -235,8 +254,8 @@ def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
         (6, 9, 3),
     ]
     changes = [describe_change(a, b) for a, b in pairwise(starts)]
-    assert changes == ["8 → 1 GPU", "1 GPU, moved"]
-    assert describe_change(starts[1], starts[0]) == "1 → 8 GPUs"
+    assert changes == ["4 → 1 GPU", "1 GPU, moved"]
+    assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     def run(shop: Workshop, *plans: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
         (tmp_path / "tuning.json").write_text(json.dumps({"budget_s": 1e9, "plans": plans}))
-        chosen = tune(shop.make, DATA, DATA, clock=shop.clock)
+        chosen = tune(shop.make, lambda: (DATA, DATA), clock=shop.clock)
         written = json.loads((tmp_path / "progress.json").read_text())["tuning"]
         assert written["began_s"] <= written["ended_s"]
         assert written.get("plan", PLANNED) == chosen
@@ -195,10 +195,10 @@ def test_nothing_is_tried_unless_the_job_asks_for_it(
     shop = Workshop(SECONDS)
     monkeypatch.delenv("TESSERA_TUNING_FILE", raising=False)
     monkeypatch.delenv("TESSERA_PLAN_FILE", raising=False)
-    assert tune(shop.make, DATA, DATA) is None
+    assert tune(shop.make, lambda: (DATA, DATA)) is None
     (tmp_path / "plan.json").write_text(json.dumps(PLANNED))
     monkeypatch.setenv("TESSERA_PLAN_FILE", str(tmp_path / "plan.json"))
-    assert tune(shop.make, DATA, DATA) == PLANNED
+    assert tune(shop.make, lambda: (DATA, DATA)) == PLANNED
     assert shop.made == []
 
 

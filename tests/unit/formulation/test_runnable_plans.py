@@ -14,7 +14,7 @@ from tessera.formulation.check import find_placement_violations
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
@@ -274,10 +274,12 @@ def a_plan(*blocks: int, tp: int = 1) -> ExecutionPlan:
 
 
 def test_runtimes_without_pipelines_refuse_them_and_restricted_ones_refuse_something() -> None:
-    assert set(RESTRICTED_RUNTIMES) == {"torchrun", "deepspeed", "megatron", "jax"}
+    assert set(RESTRICTED_RUNTIMES) == {"torchrun", "deepspeed", "megatron", "jax", "alpa"}
     for name, runtime in RUNTIMES.items():
         assert bool(runtime.refuse_plan(a_plan(5, 5))) is not runtime.pipelines
-        uneven = replace(a_plan(2, 9, 3, 4, 2, tp=2), precision=Precision.F16)
+        uneven = replace(
+            a_plan(2, 9, 3, 4, 2, tp=2), precision=Precision.F16, zero=ZeroStage.OPTIMIZER
+        )
         assert bool(runtime.refuse_plan(uneven)) is (name in RESTRICTED_RUNTIMES)
         assert runtime.refuse_plan(a_plan(10)) == ""
 

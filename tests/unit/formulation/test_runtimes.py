@@ -19,6 +19,7 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import (
+    ALPA,
     COMMAND,
     DEEPSPEED,
     JAX,
@@ -34,7 +35,7 @@ from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.settings import build_config, make_parser, make_runtimes
 from tests.support.stored_cluster import a_spec
 
-PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON, JAX}
+PROGRAMS: Final = {COMMAND, TORCHRUN, DEEPSPEED, MEGATRON, JAX, ALPA}
 """The runtimes that start the programs of users."""
 
 
@@ -148,14 +149,22 @@ def test_a_launcher_needs_the_name_of_a_module_after_m(runtime: str) -> None:
     [
         ({"dp": 8}, {}),
         ({"dp": 8, "zero": ZeroStage.PARAMETERS}, {MEGATRON: "ZeRO stage 3"}),
-        ({"dp": 8, "zero": ZeroStage.OPTIMIZER}, {}),
+        ({"dp": 8, "zero": ZeroStage.OPTIMIZER}, {ALPA: "ZeRO stage 1"}),
         (
             {"dp": 8, "offload": Offload.OPTIMIZER},
-            {TORCHRUN: "offloads", DEEPSPEED: "undivided states", MEGATRON: "undivided states"},
+            {
+                TORCHRUN: "offloads",
+                DEEPSPEED: "undivided states",
+                MEGATRON: "undivided states",
+                ALPA: "offloads",
+            },
         ),
         ({"dp": 2, "tp": 4}, {TORCHRUN: "divides tensors", DEEPSPEED: "divides tensors"}),
-        ({"dp": 2, "cp": 4}, {TORCHRUN: "sequences", DEEPSPEED: "sequences", JAX: "(cp)"}),
-        ({"dp": 8, "ep": 8}, {TORCHRUN: "experts", DEEPSPEED: "experts"}),
+        (
+            {"dp": 2, "cp": 4},
+            {TORCHRUN: "sequences", DEEPSPEED: "sequences", JAX: "(cp)", ALPA: "sequences"},
+        ),
+        ({"dp": 8, "ep": 8}, {TORCHRUN: "experts", DEEPSPEED: "experts", ALPA: "experts"}),
         (
             {"dp": 4, "layers": (3, 3)},
             {TORCHRUN: "has 2 pipeline stages", DEEPSPEED: "has 2 pipeline stages"},

@@ -8,11 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from tessera.jax.engines import Engine, TrainState
 from tessera.jax.errors import CheckpointRefused
-from tessera.jax.hosts import leads, wait_for_hosts
+from tessera.jax.hosts import is_first_host, wait_for_hosts
 from tessera.jax.models import named_leaves
 
 FORMAT: Final = 1
@@ -21,6 +23,20 @@ FORMAT: Final = 1
 DESCRIPTION: Final = "model.json"
 STATE: Final = "state"
 SHOWN_DIFFERENCES: Final = 3
+
+
+def has_finite_parameters(state: TrainState) -> bool:
+    """Return whether all parameters are numbers, in the parts of this host.
+
+    A finite loss does not show it, because the loss is taken before the parameters change.
+    """
+    return all(
+        bool(np.isfinite(np.asarray(shard.data, dtype=np.float32)).all())
+        for leaf in jax.tree.leaves(state.parameters)
+        if jax.numpy.issubdtype(leaf.dtype, np.floating)
+        for shard in leaf.addressable_shards
+        if shard.replica_id == 0
+    )
 
 
 def save_checkpoint(path: Path, state: TrainState, iterations: int, seed: int) -> None:
@@ -32,14 +48,15 @@ def save_checkpoint(path: Path, state: TrainState, iterations: int, seed: int) -
         OSError: it cannot be written.
     """
     partial = path.absolute().with_name(f"{path.name}.partial")
-    if leads():
+    if is_first_host():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     wait_for_hosts(f"begin {path.name}")
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         writer.save(partial / STATE, args=ocp.args.StandardSave(_plain(state)))
-    if leads():
-        text = json.dumps(_describe(state) | {"iterations": iterations, "seed": seed})
+    if is_first_host():
+        written = {"iterations": iterations, "seed": seed, "files": _list_files(partial)}
+        text = json.dumps(_describe(state) | written)
         (partial / DESCRIPTION).write_text(text, encoding="utf-8")
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
@@ -55,7 +72,9 @@ def load_checkpoint(path: Path, engine: Engine, iterations: int, seed: int) -> T
         CheckpointRefused: it is incomplete or damaged, or of another model, optimizer or seed.
     """
     target = engine.state_shapes()
-    _check_description(path, _read_description(path), _describe(target), iterations, seed)
+    description = _read_description(path)
+    _check_description(path, description, _describe(target), iterations, seed)
+    _check_files(path, description.get("files", {}))
     try:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             plain = reader.restore(
@@ -68,6 +87,25 @@ def load_checkpoint(path: Path, engine: Engine, iterations: int, seed: int) -> T
             " from an earlier checkpoint"
         ) from error
     return TrainState(**plain)
+
+
+def _list_files(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file of a checkpoint, by its path in the folder.
+
+    Orbax notices some missing or short files only if it happens to read that part of them.
+    """
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {str(file.relative_to(folder)): file.stat().st_size for file in files}
+
+
+def _check_files(path: Path, written: dict[str, int]) -> None:
+    present = _list_files(path)
+    for name, size in written.items():
+        if present.get(name) != size:
+            state = f"has {present[name]} of {size} bytes" if name in present else "is missing"
+            raise CheckpointRefused(
+                f"{path} is damaged: its file {name} {state}; go on from an earlier checkpoint"
+            )
 
 
 def _plain(state: TrainState) -> dict[str, Any]:

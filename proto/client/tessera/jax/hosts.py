@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -15,6 +18,11 @@ _VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 
 MEETING_S = 300
 """Seconds for which a host waits for the others at the start."""
+
+EXCHANGE_S = 1.0
+"""About the seconds between two exchanges of requests, unless an iteration takes longer."""
+
+RETRY_S = 0.5
 
 
 class HostsMissing(TrainingError):
@@ -55,11 +63,14 @@ def _join_hosts() -> None:
     if hosts == 1 or not address or jax.distributed.is_initialized():
         return
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is a request to stop
+    rank = int(os.environ["TESSERA_NODE_RANK"])
+    if rank:
+        _wait_for_coordinator(address)
     try:
         jax.distributed.initialize(
             coordinator_address=address,
             num_processes=hosts,
-            process_id=int(os.environ["TESSERA_NODE_RANK"]),
+            process_id=rank,
             initialization_timeout=MEETING_S,
         )
     except (RuntimeError, ValueError) as error:
@@ -68,12 +79,67 @@ def _join_hosts() -> None:
         ) from error
 
 
-def agree(*flags: bool) -> tuple[bool, ...]:
-    """Return which flags are raised on any host. All hosts must call this at the same iteration."""
+def _wait_for_coordinator(address: str) -> None:
+    """Return once the first host listens. JAX itself would end the process if it never does.
+
+    Raises:
+        HostsMissing: it does not listen in time.
+    """
+    host, _, port = address.rpartition(":")
+    until_s = time.monotonic() + MEETING_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=MEETING_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until_s:
+                raise HostsMissing(
+                    f"the first host did not listen at {address} within {MEETING_S} s: {error}"
+                ) from error
+        time.sleep(RETRY_S)
+
+
+def is_any_host(flag: bool) -> bool:
+    """Return whether the flag is raised on any host. All hosts must call this at the same time."""
     if jax.process_count() == 1:
-        return flags
-    raised = np.asarray(multihost_utils.process_allgather(np.array(flags)))
-    return tuple(bool(raised[:, place].any()) for place in range(len(flags)))
+        return flag
+    return bool(np.asarray(multihost_utils.process_allgather(np.array(flag))).any())
+
+
+class RequestExchange:
+    """The exchange of requests between hosts, so that all act after the same iteration.
+
+    An exchange waits for the iteration that runs. So hosts exchange about once in ``EXCHANGE_S``:
+    each time, the first host says after how many iterations the next exchange is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0
+        self._last: tuple[int, float] | None = None  # iterations and seconds of the last exchange
+
+    def take(self, done: int, checkpoint: bool, stop: bool) -> tuple[bool, bool]:
+        """Return whether to write a checkpoint and whether to stop after ``done`` iterations.
+
+        A checkpoint is the first host's to ask for, and any host may ask for a stop. Requests that
+        come between two exchanges wait for the next one.
+        """
+        if jax.process_count() == 1:
+            return checkpoint, stop
+        if done < self._next:
+            return False, False
+        own = np.array([checkpoint, stop, self._next_pause(done)], dtype=np.int64)
+        rows = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, len(own))
+        self._next = done + int(rows[0, 2])
+        return bool(rows[0, 0]), bool(rows[:, 1].any())
+
+    def _next_pause(self, done: int) -> int:
+        """Return the iterations until the next exchange, by the pace since the last one."""
+        now_s, last = self._clock(), self._last
+        self._last = done, now_s
+        if last is None or now_s <= last[1]:
+            return 1
+        return max(1, round(EXCHANGE_S * (done - last[0]) / (now_s - last[1])))
 
 
 def wait_for_hosts(place: str) -> None:
@@ -82,6 +148,6 @@ def wait_for_hosts(place: str) -> None:
         multihost_utils.sync_global_devices(place)
 
 
-def leads() -> bool:
+def is_first_host() -> bool:
     """Return whether this is the first host."""
     return bool(jax.process_index() == 0)

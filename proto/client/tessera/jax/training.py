@@ -16,7 +16,7 @@ import optax
 
 from tessera import progress
 from tessera.jax.build import build_engine
-from tessera.jax.checkpoints import load_checkpoint, save_checkpoint
+from tessera.jax.checkpoints import has_finite_parameters, load_checkpoint, save_checkpoint
 from tessera.jax.errors import (
     CheckpointRefused,
     LossNotFinite,
@@ -24,7 +24,7 @@ from tessera.jax.errors import (
     PlanRefused,
     TrainingError,
 )
-from tessera.jax.hosts import agree, leads, prepare_devices
+from tessera.jax.hosts import RequestExchange, is_any_host, is_first_host, prepare_devices
 from tessera.jax.models import Model, Values
 from tessera.jax.plans import Plan, current_plan, read_plan
 from tessera.jax.purity import check_model
@@ -129,9 +129,19 @@ class Training:
         return float(self.engine.evaluate(self.state, *self._data.load(samples)))
 
     def save(self) -> None:
-        """Write a checkpoint and report it, unless this iteration has one. Raises OSError."""
+        """Write a checkpoint and report it, unless this iteration has one.
+
+        Raises:
+            LossNotFinite: a parameter is not a number, so the earlier checkpoint stays the last one.
+            OSError: it cannot be written.
+        """
         if self.iterations == self._saved_iterations:
             return
+        if is_any_host(not has_finite_parameters(self.state)):
+            raise LossNotFinite(
+                f"parameters are not finite after iteration {self.iterations}, so no checkpoint was"
+                " written; lower the learning rate, or set clip_norm"
+            )
         path = progress.checkpoint_path(self.iterations)
         save_checkpoint(path, self.state, self.iterations, self._seed)
         progress.report_checkpoint(self.iterations, path)
@@ -170,6 +180,7 @@ def train(
 
     If ``stop_if_not_finite``, a loss that is infinite or not a number ends the job, and Tessera does
     not try it again. A checkpoint is only written once the losses before it are known to be finite.
+    In any case, a checkpoint never holds parameters that are not finite.
 
     ``ledger`` is a directory to which the samples of each iteration are written, for proofs.
     ``on_iteration(training, loss)`` is called after each iteration.
@@ -189,7 +200,7 @@ def train(
         )
         total = progress.iterations_total(default=iterations)
         with _Journal(ledger, stop_if_not_finite) as journal:
-            _run(training, total, every, journal, on_iteration)
+            _run(training, total, every, journal, on_iteration, stop_if_not_finite)
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
@@ -205,15 +216,17 @@ def _run(
     every: int,
     journal: _Journal,
     on_iteration: Callable[[Training, float], None] | None,
+    stop_if_not_finite: bool,
 ) -> None:
     """Train until the end or a stop. While an iteration runs, the one before it is recorded."""
-    is_stopping = False
+    requests, is_stopping = RequestExchange(), is_any_host(progress.stop_requested())
     while training.iterations < total and not is_stopping:
         samples = training.next_samples()
         loss = training.step()
-        wants = progress.checkpoint_requested(), progress.stop_requested()
-        wants_checkpoint, is_stopping = agree(leads() and wants[0], wants[1])
         done = training.iterations
+        wants_checkpoint, is_stopping = requests.take(
+            done, progress.checkpoint_requested(), progress.stop_requested()
+        )
         is_last = is_stopping or done == total
         journal.note(done, samples, loss)
         if on_iteration or wants_checkpoint or is_last or done % every == 0:
@@ -221,7 +234,27 @@ def _run(
             if on_iteration:
                 on_iteration(training, value)
         if wants_checkpoint or is_last or done % every == 0:
-            training.save()
+            _save(training, stop_if_not_finite)
+
+
+def _save(training: Training, stop_if_not_finite: bool) -> None:
+    """Write a checkpoint, or keep the earlier one if parameters are not finite.
+
+    Raises:
+        LossNotFinite: parameters are not finite, and this ends the job.
+        TrainingError: the checkpoint cannot be written.
+    """
+    try:
+        training.save()
+    except OSError as error:
+        raise TrainingError(
+            f"the checkpoint of iteration {training.iterations} cannot be written: {error}"
+        ) from error
+    except LossNotFinite as error:
+        if stop_if_not_finite:
+            raise
+        sys.stderr.write(f"warning: {error}\n")
+        sys.stderr.flush()
 
 
 class _Journal:
@@ -231,7 +264,7 @@ class _Journal:
         self._stops = stops
         self._waiting: tuple[int, Ints, jax.Array] | None = None
         self._ledger: TextIO | None = None
-        if folder is not None and leads():
+        if folder is not None and is_first_host():
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{os.environ.get('TESSERA_GENERATION', '0')}-0.jsonl"
             self._ledger = (folder / name).open("a", encoding="utf-8")
@@ -258,7 +291,7 @@ class _Journal:
             return math.nan
         (done, samples, array), self._waiting = self._waiting, None
         loss = float(array)
-        if leads():
+        if is_first_host():
             progress.report(done, loss=loss, memory_bytes=_peak_memory())
             sys.stdout.write(f"iteration {done} loss {loss:.6f}\n")
             sys.stdout.flush()

@@ -91,17 +91,16 @@ class Tuning:
 
 def tune(
     make_engine: EngineMaker,
-    inputs: Values,
-    targets: Values,
+    load_batch: Callable[[], tuple[Values, Values]],
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlainPlan | None:
     """Return the plan to train by: the fastest that this start could try, or that of Tessera.
 
     Nothing is tried unless the job asks for it. The result is None if Tessera has chosen no plan.
-    ``inputs`` and ``targets`` are NumPy arrays of a global batch. Call it before the training's own
-    state is made, on all hosts. The leader decides for all of them. What was tried is written to
-    the standard error, and the winner is reported.
+    ``load_batch`` returns the inputs and targets of a global batch, NumPy arrays. Call it before the
+    training's own state is made, on all hosts. The leader decides for all of them. What was tried is
+    written to the standard error, and the winner is reported.
 
     A plan that ended two starts of the job while it was tried, e.g. because it hung, is left out.
     A request to stop ends the tuning after the present plan.
@@ -110,6 +109,7 @@ def tune(
     if planned is None or asked is None:
         return planned
     progress.begin_tuning()
+    inputs, targets = load_batch()
     tuning = try_plans(
         make_engine,
         planned,

@@ -120,7 +120,7 @@ class Launch(_message.Message):
     TUNING_BUDGET_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """The runtime that starts the program: "replay", "command", "torchrun", "deepspeed",
-    "megatron" or "jax".
+    "megatron", "jax" or "alpa".
     Empty: "command" if the job has a command, and otherwise "replay", which trains nothing.
     """
     working_directory: _builtins.str

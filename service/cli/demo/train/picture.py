@@ -31,6 +31,12 @@ NEAR_SHARE: Final = 0.03
 """The share of the width below which the labels of two lines need different sides."""
 
 
+PLAN_SHARE: Final = 0.07
+"""The share of the width that steps need so that the name of their plan fits above them."""
+
+PLAN_TEXT: Final = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Steps from ``first`` up to ``end``, counted from 1, whose last execution was of one start."""
@@ -159,7 +165,8 @@ def _mark_changes(axes: Any, segments: Sequence[Segment], width: int) -> None:
 
 
 def _draw_sizes(axes: Any, segments: Sequence[Segment]) -> None:
-    """Draw the number of GPUs of each step."""
+    """Draw the number of GPUs of each step, with the plan's name where there is room for it."""
+    width = segments[-1].end if segments else 1
     for segment in segments:
         count = len(segment.start.gpus)
         axes.bar(
@@ -170,9 +177,12 @@ def _draw_sizes(axes: Any, segments: Sequence[Segment]) -> None:
             color=size_colour(count),
             alpha=0.85,
         )
+        if segment.end - segment.first >= PLAN_SHARE * width:
+            middle = (segment.first + segment.end) / 2 - 0.5
+            axes.annotate(segment.start.plan, (middle, count), (0, 2), **PLAN_TEXT)
     for segment in segments[1:]:
         axes.axvline(segment.first - 0.5, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set(xlabel="step", ylabel="GPUs", yticks=(1, 2, 4), ylim=(0, 4.5))
+    axes.set(xlabel="step", ylabel="GPUs", yticks=(1, 2, 4), ylim=(0, 5.5))
 
 
 def _draw_gpus(

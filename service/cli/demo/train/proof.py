@@ -13,6 +13,9 @@ from typing import Final
 
 from tessera.service.cli.demo.train.jobs import PROGRESS_PATTERN
 
+TOLERANCE: Final = 1e-5
+"""The largest difference of a loss from that of the undisturbed run. Sums differ in their order."""
+
 _LINE: Final = re.compile(rf"^{PROGRESS_PATTERN}\r?$", re.MULTILINE)
 
 

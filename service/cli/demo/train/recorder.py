@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 from tessera.formulation.errors import Unavailable
@@ -137,5 +138,9 @@ def describe(job: jobs_pb2.Job) -> str:
 
 
 def describe_starts(starts: Sequence[Start]) -> str:
-    """Return the plans of a job's starts, e.g. "dp4→2 x tp2→dp1", or else their GPU counts."""
-    return "→".join(start.plan or str(len(start.gpus)) for start in starts) or "-"
+    """Return the plans of a job's starts, e.g. "dp4→2 x tp2→dp1", or else their GPU counts.
+
+    Starts in a row that have the same plan are one, because a move alone changes no plan.
+    """
+    plans = [start.plan or str(len(start.gpus)) for start in starts]
+    return "→".join(plan for plan, _ in groupby(plans)) or "-"

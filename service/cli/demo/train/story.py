@@ -214,7 +214,7 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
 def _change_plan(stage: Stage, lead: DemoJob, recorder: Recorder, step: float) -> None:
     """Report that data parallelism does not run, so that rounds choose a pipeline instead."""
     stage.tell(f"reporting that {REPLICAS} does not run, while {_where(recorder, lead)}")
-    recorder.note("dp4 does not run")
+    recorder.note("dp4 fails")
     before = recorder.starts[lead.name][-1]
     stage.report_failure(lead, REPLICAS)
     recorder.wait(
