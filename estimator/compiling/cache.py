@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from tessera.estimator.compiling.compiled import CompiledStep, from_json, to_json
 
 READER_VERSION = "2"
@@ -18,6 +16,8 @@ READER_VERSION = "2"
 
 def default_folder() -> Path:
     """Return the default folder for compiled steps."""
+    from platformdirs import user_cache_path  # noqa: PLC0415 - analytic estimates do without it
+
     return user_cache_path("tessera") / "compiled"
 
 

@@ -75,7 +75,8 @@ def test_the_distribution_is_named_as_in_installation_hints() -> None:
         d for extra in project["optional-dependencies"].values() for d in extra if "tessera" in d
     ]
     assert own
-    assert all(d.startswith(f"{release.DISTRIBUTION}[") for d in own)
+    names = (f"{release.DISTRIBUTION}[", "tessera-client[")
+    assert all(d.startswith(names) for d in own)
 
 
 def test_no_text_names_an_extra_of_an_unrelated_distribution() -> None:
