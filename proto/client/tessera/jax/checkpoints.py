@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, engine: Engine, iterations: int, seed: int) -> T
             plain = reader.restore(
                 path.absolute() / STATE, args=ocp.args.StandardRestore(_plain(target))
             )
-    except Exception as error:
+    except Exception as error:  # Orbax and TensorStore raise many kinds
         line = str(error).strip().partition("\n")[0]
         raise CheckpointRefused(
             f"{path} is damaged, or a part of it is missing ({type(error).__name__}: {line}); go on"
