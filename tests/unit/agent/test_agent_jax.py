@@ -34,6 +34,15 @@ print(json.dumps(shown))
 """
 """A script that shows where it was started, without JAX."""
 
+MEET = """
+import os, time
+folder, rank = os.environ["TESSERA_JOB_DIR"], int(os.environ["TESSERA_NODE_RANK"])
+open(os.path.join(folder, f"here-{rank}"), "w").close()
+while not os.path.exists(os.path.join(folder, f"here-{1 - rank}")):
+    time.sleep(0.05)
+"""
+"""A script of two nodes that ends once both run. The first must not end before the other has begun."""
+
 FAIL = """
 from tessera import progress
 progress.report(4, loss=float("nan"))
@@ -96,7 +105,7 @@ async def test_a_script_runs_once_on_its_node_and_finds_the_modules_of_the_clien
 async def test_the_scripts_of_several_nodes_get_the_address_and_port_of_the_first(
     bench: ProgramBench,
 ) -> None:
-    gang = a_jax_gang(bench, SHOW, **two_nodes(2))
+    gang = a_jax_gang(bench, SHOW + MEET, **two_nodes(2))
     handles = [bench.start(gang, node) for node in ("n0", "n1")]
     for handle in handles:
         assert await end_of(handle) == SUCCESS, bench.output()
