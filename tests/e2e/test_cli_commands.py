@@ -333,6 +333,7 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
         "progress_pattern": "it (?P<iteration>[0-9]+)",
         "stall_limit": "1800s",
         "stop_grace": "120s",
+        "tuning_space": "",
     }
     shown = tessera("job", "own").stdout
     assert "WANDB_API_KEY from wandb" in shown

@@ -245,6 +245,7 @@ def test_old_rows_are_pruned_and_young_ones_are_kept(
         "network_plans": 0,
         "measurements": 0,
         "workloads": 0,
+        "tunings": 0,
         "plans": 0,
         "audit_log": 0,
         "tokens": 0,

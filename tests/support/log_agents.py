@@ -33,6 +33,7 @@ class LogAgent:
         self.asked = Counter[str]()  # how often each request was sent
         self.reads: list[pb.LogRead] = []  # each once
         self._read_ids = set[str]()
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
 
     async def run(self) -> None:
         """Answer requests until the stream ends."""
@@ -57,7 +58,8 @@ class LogAgent:
         await self.send(pb.AgentMessage(log_answer=answer))
 
     async def send(self, message: pb.AgentMessage) -> None:
-        await self._call.write(message)
+        async with self._writing:
+            await self._call.write(message)
 
     async def is_asked(self, times: int = 1) -> pb.LogRead:
         """Wait until the agent got ``times`` requests, and return the last one."""
