@@ -87,7 +87,8 @@ async def log_agent(
         yield agent
     finally:
         call.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        ends = (asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
+        with contextlib.suppress(*ends):  # the last is for a message after the end of the stream
             await task
 
 
