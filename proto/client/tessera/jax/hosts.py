@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -104,6 +106,24 @@ def is_any_host(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(np.asarray(multihost_utils.process_allgather(np.array(flag))).any())
+
+
+def find_largest_of_hosts(value: float) -> float:
+    """Return the largest value of all hosts, in float32 if there are several."""
+    if jax.process_count() == 1:
+        return value
+    return float(np.max(multihost_utils.process_allgather(np.float32(value))))
+
+
+def take_from_first_host(value: Any) -> Any:
+    """Return the first host's value, which JSON can hold, on all hosts."""
+    if jax.process_count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    own = np.zeros(size, dtype=np.uint8)
+    own[: min(size, len(text))] = text[:size]
+    return json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(own))))
 
 
 class RequestExchange:

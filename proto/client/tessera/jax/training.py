@@ -200,7 +200,7 @@ def train(
         )
         total = progress.iterations_total(default=iterations)
         with _Journal(ledger, stop_if_not_finite) as journal:
-            _run(training, total, every, journal, on_iteration, stop_if_not_finite)
+            _run(training, total, every, journal, on_iteration)
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
@@ -216,7 +216,6 @@ def _run(
     every: int,
     journal: _Journal,
     on_iteration: Callable[[Training, float], None] | None,
-    stop_if_not_finite: bool,
 ) -> None:
     """Train until the end or a stop. While an iteration runs, the one before it is recorded."""
     requests, is_stopping = RequestExchange(), is_any_host(progress.stop_requested())
@@ -234,7 +233,7 @@ def _run(
             if on_iteration:
                 on_iteration(training, value)
         if wants_checkpoint or is_last or done % every == 0:
-            _save(training, stop_if_not_finite)
+            _save(training, journal.stops_if_not_finite)
 
 
 def _save(training: Training, stop_if_not_finite: bool) -> None:
@@ -260,8 +259,8 @@ def _save(training: Training, stop_if_not_finite: bool) -> None:
 class _Journal:
     """What is known of iterations: the newest one may still run, and those before are recorded."""
 
-    def __init__(self, folder: Path | None, stops: bool) -> None:
-        self._stops = stops
+    def __init__(self, folder: Path | None, stops_if_not_finite: bool) -> None:
+        self.stops_if_not_finite = stops_if_not_finite
         self._waiting: tuple[int, Ints, jax.Array] | None = None
         self._ledger: TextIO | None = None
         if folder is not None and is_first_host():
@@ -299,7 +298,7 @@ class _Journal:
             line = {"iteration": done - 1, "samples": samples.tolist(), "loss": loss}
             self._ledger.write(json.dumps(line) + "\n")
             self._ledger.flush()
-        if self._stops and not math.isfinite(loss):
+        if self.stops_if_not_finite and not math.isfinite(loss):
             raise LossNotFinite(
                 f"the loss of iteration {done} is {loss}; lower the learning rate, set clip_norm, or"
                 " go on by stop_if_not_finite=False"

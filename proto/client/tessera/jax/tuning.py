@@ -19,12 +19,11 @@ from statistics import median
 from typing import Any, Final, TypeAlias
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from tessera import progress
 from tessera.jax.engines import Engine
 from tessera.jax.errors import TrainingError
+from tessera.jax.hosts import find_largest_of_hosts, is_first_host, take_from_first_host
 from tessera.jax.models import Values
 from tessera.jax.plans import Plan, read_plan
 
@@ -105,7 +104,7 @@ def tune(
     A plan that ended two starts of the job while it was tried, e.g. because it hung, is left out.
     A request to stop ends the tuning after the present plan.
     """
-    planned, asked = progress.plan(), _from_leader(progress.tuning())
+    planned, asked = progress.plan(), take_from_first_host(progress.tuning())
     if planned is None or asked is None:
         return planned
     progress.begin_tuning()
@@ -153,10 +152,10 @@ def try_plans(
     """
     candidates = {_text(plain): plain for plain in (planned, *plans)}
     trials: list[Trial] = []
-    began_s, ended = clock(), _from_leader(_read_notes(notes))
+    began_s, ended = clock(), take_from_first_host(_read_notes(notes))
     for text, plain in candidates.items():
         is_over = progress.stop_requested() or clock() - began_s >= budget_s
-        if trials and _from_leader(is_over):
+        if trials and take_from_first_host(is_over):
             break
         if ended.get(text, 0) >= MAX_ENDED_STARTS:
             problem = "it ended earlier starts of the job"
@@ -203,32 +202,14 @@ def _try_plan(
         seconds = median(measure_plan(engine, inputs, targets, seed, clock))
     except _FAILURES as error:
         problem = " ".join(str(error).split())[:MAX_PROBLEM_CHARS] or type(error).__name__
-    worst = _worst(seconds)
+    worst = find_largest_of_hosts(seconds)
     if math.isinf(worst) and not problem:
         problem = "it failed on another host"
     return Trial(plan=plain, iteration_s=worst, problem=problem)
 
 
-def _worst(seconds: float) -> float:
-    """Return the largest value of all hosts, of which each has its own."""
-    if jax.process_count() == 1:
-        return seconds
-    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))
-
-
 def _text(plain: PlainPlan) -> str:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def _from_leader(value: Any) -> Any:
-    """Return the leader's value, which JSON can hold, on all hosts."""
-    if jax.process_count() == 1:
-        return value
-    text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    own = np.zeros(size, dtype=np.uint8)
-    own[: min(size, len(text))] = text[:size]
-    return json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(own))))
 
 
 def _read_notes(path: Path | None) -> dict[str, int]:
@@ -242,7 +223,7 @@ def _read_notes(path: Path | None) -> dict[str, int]:
 
 
 def _write_notes(path: Path | None, ended: Mapping[str, int]) -> None:
-    if path is None or jax.process_index() != 0:
+    if path is None or not is_first_host():
         return
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(dict(ended)), encoding="utf-8")
