@@ -73,6 +73,8 @@ def shardings_of(shapes: Any) -> Any:
 
 def take_steps(
     optimizer: optax.GradientTransformation,
+    layers: Sequence[Layer],
+    layout: StageLayout,
     parameters: Sequence[Params],
     states: Sequence[OptimizerState],
     gradients: Sequence[Params],
@@ -81,7 +83,14 @@ def take_steps(
     """Return the parameters and states of some layers after a step. It is traced by JAX.
 
     Gradients are multiplied by ``factor`` if it is given. Offloaded states must be on the device.
+    Under ZeRO, each replica does its part.
     """
+    if layout.zero:
+        own = zip(layers, parameters, strict=True)
+        places = tuple(layout.states(layer, leaves) for layer, leaves in own)
+        parameters, gradients = jax.lax.with_sharding_constraint(
+            (tuple(parameters), tuple(gradients)), (places, places)
+        )
     results = []
     for own, state, gradient in zip(parameters, states, gradients, strict=True):
         if factor is not None:

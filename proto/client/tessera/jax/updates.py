@@ -168,18 +168,12 @@ def _compile_update(
 ) -> Program:
     """Return ``update(parameters, optimizer states, sums, *factor) -> (parameters, states)``.
 
-    All are in the memory of the devices. Under ZeRO, each replica updates its part.
+    All are in the memory of the devices.
     """
     layout = state.layout
 
     def update(parameters: Any, states: Any, sums: Any, *factor: jax.Array) -> tuple[Any, Any]:
-        if layout.zero:
-            own = zip(state.layers, parameters, strict=True)
-            places = tuple(layout.states(layer, leaves) for layer, leaves in own)
-            parameters, sums = jax.lax.with_sharding_constraint(
-                (parameters, sums), (places, places)
-            )
-        return take_steps(optimizer, parameters, states, sums, *factor)
+        return take_steps(optimizer, state.layers, layout, parameters, states, sums, *factor)
 
     arguments = move_to_devices((state.parameters, state.optimizer, state.sums))
     return library.compile(

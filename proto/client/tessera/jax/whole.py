@@ -199,17 +199,12 @@ class WholeEngine:
         states: tuple[OptimizerState, ...],
         gradients: tuple[Params, ...],
     ) -> tuple[tuple[Params, ...], tuple[OptimizerState, ...]]:
-        """Return the parameters and states after a step. Under ZeRO, each replica does its part."""
+        """Return the parameters and states after a step."""
         factor = None
         if self._clip_norm is not None:
             factor = clip_factor(add_squares(gradients), self._clip_norm)
-        if self._plan.zero:
-            own = zip(self._model.layers, parameters, strict=True)
-            places = tuple(self._layout.states(layer, leaves) for layer, leaves in own)
-            parameters, gradients = jax.lax.with_sharding_constraint(
-                (parameters, gradients), (places, places)
-            )
-        return take_steps(self._optimizer, parameters, states, gradients, factor)
+        layers, layout = self._model.layers, self._layout
+        return take_steps(self._optimizer, layers, layout, parameters, states, gradients, factor)
 
     def _evaluate_batch(self, parameters: dict[str, Params], batch: Any) -> jax.Array:
         parameters = fetch(parameters, self._shapes.parameters)
