@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from tessera.formulation.certificates import Certificate
 from tessera.formulation.tables import Floats, Ints, freeze_array
 
 
@@ -19,6 +20,19 @@ class SolveStatus(StrEnum):
     UNKNOWN = "unknown"  # there is no answer within the budget
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """The answer of a stage that a clock ended, so that only a record can repeat it.
+
+    ``changes`` has (job, column) where it differs from the best answer before the stage; -1 is
+    waiting. ``bound`` is what the stage proved.
+    """
+
+    stage: str
+    changes: tuple[tuple[int, int], ...]
+    bound: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
     """A choice of at most one column for each job.
@@ -29,7 +43,11 @@ class Solution:
 
     ``prices`` is float64[rows], the shadow price of one unit of each row in problem integers (LP
     duals). It is empty if they are not known. ``work`` is solver name -> deterministic work at
-    which the solver stopped, so that the run can be repeated.
+    which the solver stopped, so that the run can be repeated. ``recorded`` has the answers of stages
+    that a clock ended; a repetition uses them instead of running these stages.
+
+    ``proved_by`` names what proves ``bound``: "prices" or "branching" with a certificate; "listing",
+    "lp" or "cp-sat", where it is the word of that stage; "" for a trivial bound.
     """
 
     status: SolveStatus
@@ -40,6 +58,9 @@ class Solution:
     prices: Floats = field(default_factory=lambda: np.zeros(0))
     seed: int = 0
     work: tuple[tuple[str, float], ...] = ()
+    recorded: tuple[RecordedAnswer, ...] = ()
+    proved_by: str = ""
+    certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
 from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution
+from tessera.formulation.solution import RecordedAnswer, Solution
 
 
 class SolverFailed(TesseraError):
@@ -65,6 +65,8 @@ class Budget:
     workers: int = 1
     """More than one worker is faster, but the run cannot be repeated."""
     work: dict[str, float] = field(default_factory=dict)
+    recorded: tuple[RecordedAnswer, ...] = ()
+    """Answers of a recorded run that its clock ended, which stand in for running these stages."""
     cancelled: Callable[[], bool] = never_cancelled
     """Return whether nobody needs the answer any more; once true, it stays true."""
     left_s: Callable[[], float] = unlimited_time

@@ -1,0 +1,78 @@
+"""Certificates: proofs of a round's bound that anyone can check with integers alone.
+
+A certificate is a tree. A branch divides all answers into those with at most a number of jobs on
+some columns, and those with more. A leaf bounds the answers that reach it by weak duality: prices
+of rows, each a rational number, turn the problem into one small choice for each job (Eq. 8 of
+``docs/mathematics.md``). The bound of the tree is the largest bound of its leaves.
+
+Identical jobs count together: a branch names columns of one job of each class, and means the same
+columns of all jobs of that class. Two jobs are identical if they have the same columns, value by
+value and use by use, use the same rows by waiting, and both must run or both may wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceLeaf:
+    """A bound by prices, which are integers over the certificate's ``denominator``.
+
+    ``prices`` maps rows to the prices of one unit, at least 0; a row that is not named is free.
+    ``branch_prices`` has a price, at least 0, for each branch on the way from the root to this leaf,
+    in this order. A branch is a row, too: ``sum x <= most`` below it, ``-sum x <= -(most + 1)``
+    above it, where the sum is over the branch's columns.
+
+    Without ``knapsacks``, the bound is the sum over jobs of the best margin (waiting has margin 0),
+    plus what all rows cost.
+
+    With ``knapsacks``, these rows are not priced, and no column uses two of them. Each is solved
+    exactly instead. ``job_prices`` maps the first job of each class to the price of running a job of
+    that class; jobs that are not named have 0, and only jobs that must run may have a negative one.
+    The bound is the sum of all jobs' prices, plus the most that the margins less job prices of
+    columns can add up to within each row (of each job at most one column in each row, or none),
+    plus the best margin less job price, if above 0, of each job among columns that use none of
+    these rows, plus what the priced rows cost.
+    """
+
+    prices: tuple[tuple[int, int], ...]  # (row, price), rows rise
+    branch_prices: tuple[int, ...] = ()
+    knapsacks: tuple[int, ...] = ()  # rows, rising
+    job_prices: tuple[tuple[int, int], ...] = ()  # (job, price), jobs rise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Two cases: ``most`` or fewer jobs run on ``columns``, or more do.
+
+    ``columns`` (rising) belong to the first job of their class; the same columns of identical jobs
+    count, too.
+    """
+
+    columns: tuple[int, ...]
+    most: int
+    below: CertificateNode
+    above: CertificateNode
+
+
+CertificateNode = PriceLeaf | Branch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A proof of an upper bound on the objective of a problem, in the problem's integers.
+
+    ``bound`` is what it is said to prove. A checker computes the bound of each leaf exactly, divides
+    it by ``denominator``, and rounds it down to a multiple of the greatest common divisor of all
+    values, because every objective is one. It may first round each capacity down to a multiple of
+    the greatest common divisor of the amounts of its row, and price what is left.
+
+    A round in which waiting uses rows is proven on the problem with waiting as a column (see
+    ``tessera.solvers.waiting_columns``): there, each such job has one more column, its last, of
+    value 0, with these uses, and must take one of its columns.
+    """
+
+    bound: int
+    denominator: int
+    root: CertificateNode = field(repr=False)
