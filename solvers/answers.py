@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from tessera.formulation.certificates import Certificate
 from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
@@ -88,6 +89,7 @@ def make_solution(
     prices: Floats | None = None,
     seed: int = 0,
     work: tuple[tuple[str, float], ...] = (),
+    certificate: Certificate | None = None,
 ) -> Solution:
     """Return the solution with this choice: OPTIMAL if no integer lies between it and the bound."""
     objective = objective_of(problem, choice)
@@ -101,6 +103,7 @@ def make_solution(
         prices=np.zeros(0) if prices is None else prices,
         seed=seed,
         work=work,
+        certificate=certificate,
     )
 
 

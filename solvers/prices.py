@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.snapshot import Prices
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.pricing import price_columns
+
+MOST_SCALE_BITS: Final = 20
+SUM_BITS: Final = 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,3 +136,13 @@ def rounding_bound(size: float, problem: Problem) -> float:
     """Return an upper bound on the rounding of a sum over jobs whose terms add up to ``size``."""
     terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column uses each row at most once
     return size * float(np.finfo(np.float64).eps) * terms
+
+
+def price_scale(problem: Problem) -> int:
+    """Return the denominator of the problem's exact prices, a power of two.
+
+    Sums of values over it fit into 64 bits.
+    """
+    top = reduce_by_job(np.maximum, np.abs(problem.value).astype(np.float64), problem.job_start)
+    size = max(float(top.sum()), 1.0)
+    return 1 << max(0, min(MOST_SCALE_BITS, SUM_BITS - math.ceil(math.log2(size))))

@@ -1,0 +1,120 @@
+"""The branching stage: exact answers and certificates by branch and bound on joined cores."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.certificates import Certificate
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import (
+    make_solution,
+    objective_of,
+    usable_hint,
+    without_answer,
+)
+from tessera.formulation.solution import SolveStatus
+from tessera.solvers.base import Budget
+from tessera.solvers.branching.search import SearchResult, search_core
+from tessera.solvers.prices import PricedProblem, price_problem
+from tessera.solvers.waiting_columns import with_waiting_as_columns
+
+FIRST_COLUMNS: Final = 120
+"""Columns of the first core that are worse than their job's best."""
+FIRST_NODES: Final = 200
+"""Nodes for the first core; a core that takes more is widened instead."""
+GROWTH_FACTOR: Final = 2
+MOST_COLUMNS: Final = 2_000
+MOST_NODES: Final = 20_000
+"""Nodes of all cores together if no work was recorded."""
+
+
+class Branching:
+    """A solver that searches cores around the hint's shadow prices, the smallest first.
+
+    A core is widened until what was left out cannot matter, the gap is met, or the nodes are spent.
+    Its work is the number of nodes, which repeats the run. The bound is that of a certificate.
+    """
+
+    name = "branching"
+
+    @with_waiting_as_columns
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Solve ``problem`` around the prices of ``hint``, or around no prices if it has none."""
+        known = usable_hint(problem, hint)
+        has_prices = hint is not None and len(hint.prices) == len(problem.rows)
+        prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
+        priced = price_problem(problem, prices)
+        best = _Best(problem, known, priced)
+        left = int(budget.work.get(self.name, MOST_NODES))
+        columns, nodes = FIRST_COLUMNS, FIRST_NODES
+        while left > 0 and not best.close(budget.gap) and not budget.expired():
+            result = search_core(
+                problem,
+                priced,
+                best.choice,
+                budget,
+                gap=budget.gap,
+                columns=columns,
+                nodes=min(nodes, left),
+            )
+            if result is None:
+                break
+            best.take(result)
+            left -= result.nodes
+            if (result.over and columns >= best.all_columns) or columns > MOST_COLUMNS:
+                break
+            columns, nodes = columns * GROWTH_FACTOR, nodes * GROWTH_FACTOR
+        return best.solution(self.name, budget)
+
+
+class _Best:
+    """The best choice, bound and certificate so far."""
+
+    def __init__(self, problem: Problem, known: Ints | None, priced: PricedProblem) -> None:
+        self._problem, self.choice = problem, known
+        self.all_columns = len(problem.cell)
+        self.value = -math.inf if known is None else float(objective_of(problem, known))
+        self.bound, self.prices = priced.bound, priced.prices
+        self.certificate: Certificate | None = None
+        self.nodes = 0
+
+    def take(self, result: SearchResult) -> None:
+        self.nodes += result.nodes
+        if result.choice is not None:
+            value = float(objective_of(self._problem, result.choice))
+            if value > self.value:
+                self.choice, self.value = result.choice, value
+        proof = result.certificate
+        if proof is not None and proof.bound <= self.bound:
+            self.bound, self.certificate = float(proof.bound), proof
+
+    def close(self, gap: float) -> bool:
+        return self.bound - self.value <= gap * max(abs(self.bound), 1.0)
+
+    def solution(self, name: str, budget: Budget) -> Solution:
+        work = ((name, float(self.nodes)),)
+        if self.choice is None:
+            return without_answer(
+                self._problem,
+                SolveStatus.UNKNOWN,
+                bound=self.bound,
+                solver=name,
+                prices=self.prices,
+                seed=budget.seed,
+                work=work,
+            )
+        return make_solution(
+            self._problem,
+            self.choice,
+            bound=self.bound,
+            solver=name,
+            prices=self.prices,
+            seed=budget.seed,
+            work=work,
+            certificate=self.certificate,
+        )
