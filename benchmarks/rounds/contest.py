@@ -22,16 +22,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
+import numpy as np
+
+from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
 from tessera.benchmarks.rounds.instances import churn_round, make_instance
 from tessera.formulation.check import find_violations
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import GoalResult, Linear
 from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, state_round
 from tessera.simulator.provenance import ROOT
 from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.baselines.stock import StockCpSat
+from tessera.solvers.cpsat import CpSat
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.registry import make_solver
@@ -39,6 +46,10 @@ from tessera.solvers.registry import make_solver
 SETUP_S: Final = 600.0
 """Seconds within which a process must have imported, warmed up and drawn its first round."""
 WARM_REPEATS: Final = 3
+NAMED_WARM_UP_JOBS: Final = 40
+"""Jobs of the round with which a process warms up for a named family."""
+OWN_OBJECTIVE: Final = "throughput"
+"""The usual objective of entries. Rounds that are stated as problems have values of their own."""
 SOLVER_ALIASES: Final = {"cp-sat": "stock-cp-sat"}
 """Solvers that have another name in the registry, whose "cp-sat" plans its work and uses prices."""
 
@@ -47,7 +58,9 @@ SOLVER_ALIASES: Final = {"cp-sat": "stock-cp-sat"}
 class ContestEntry:
     """A solver and the rounds that it solves.
 
-    If ``churn`` is above 0, the round after that share of churn is solved cold and warm.
+    If ``churn`` is above 0, the round after that share of churn is solved cold and warm. A named
+    family (``tessera.benchmarks.rounds.families``) has its own number of jobs, GPUs or types where
+    that is 0. Its rounds begin on an idle cluster.
     """
 
     solver: str
@@ -55,7 +68,7 @@ class ContestEntry:
     gpus: int
     types: int
     family: str = "real"
-    objective: str = "throughput"
+    objective: str = OWN_OBJECTIVE
     time_limit_s: float = 30.0
     gap: float = 1e-4
     workers: int = 2
@@ -71,7 +84,8 @@ class SolvedRound:
 
     ``objective`` and ``bound`` are those of the first goal, as shown; ``sign`` is -1 if less is
     better. ``answers`` has (seconds since the solve began, objective) of the answers that were
-    reported early.
+    reported early. ``cpu_s`` has the CPU seconds of all threads and child processes. ``proved_by``
+    names what proved the bound, and ``cp_sat`` is whether CP-SAT ran.
     """
 
     status: str
@@ -82,8 +96,12 @@ class SolvedRound:
     last_gap: float
     build_s: float
     solve_s: float
+    cpu_s: float
+    jobs: int
     columns: int
     verified: bool
+    proved_by: str
+    cp_sat: bool
     answers: tuple[tuple[float, float], ...] = ()
 
     @property
@@ -186,24 +204,26 @@ def take_part(entry: ContestEntry, tell: Tell) -> None:
 
 
 def _warm_up(entry: ContestEntry) -> None:
-    """Solve a tiny round, so that imports and compilation are not part of any solver's time."""
-    tiny = replace(entry, jobs=6, gpus=max(8, entry.types), time_limit_s=10.0)
-    _round(tiny, lambda _line: None)
+    """Solve a tiny round, so that imports and compilation are not part of any solver's time.
+
+    Rounds of named families use more of the solver, so that theirs is small rather than tiny.
+    """
+    small = replace(entry, jobs=6, gpus=max(8, entry.types), time_limit_s=10.0)
+    if entry.family in NAMED_FAMILIES:
+        small = replace(entry, jobs=NAMED_WARM_UP_JOBS, time_limit_s=10.0)
+    _round(small, lambda _line: None)
 
 
 def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
     """Draw, state, solve and check one round, and return the fields of a ``SolvedRound``."""
-    snapshot = make_instance(
-        entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
-    )
-    policy = Policy(objective=entry.objective)
+    drawn = draw_round(entry)
     tell({"started": True})
     started_s = time.perf_counter()
-    statement = state_round(snapshot, policy)
+    statement = _state(drawn, entry.objective)
     build_s = time.perf_counter() - started_s
     goal = statement.goals[0]
     scale = goal.scale if isinstance(goal, Linear) else 1.0
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
 
     def on_answer(objective: float) -> None:
         tell({"answer": [time.perf_counter() - began_s, objective / scale]})
@@ -212,7 +232,7 @@ def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
     result = solve_with(
         statement, _solver(entry.solver, on_answer if alone else None), _budget(entry)
     )
-    solve_s = time.perf_counter() - began_s
+    solve_s, cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
     first, solution = result.results[0], result.solution
     answered = solution.has_answer
     return {
@@ -224,9 +244,70 @@ def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
         "last_gap": result.results[-1].gap,
         "build_s": build_s,
         "solve_s": solve_s,
+        "cpu_s": cpu_s,
+        "jobs": len(statement.problem.jobs),
         "columns": len(statement.problem.cell),
         "verified": answered and not find_violations(statement.problem, solution),
+        "proved_by": solution.proved_by,
+        "cp_sat": _used_cp_sat(solution),
     }
+
+
+def draw_round(entry: ContestEntry) -> Snapshot | Problem:
+    """Return the round of ``entry``: a snapshot, or a problem where the family is stated as one.
+
+    Raises:
+        InvalidInput: there is no such family, or it does not have rounds of this size.
+        MissingData: the family needs data that this machine does not have.
+    """
+    if entry.family in NAMED_FAMILIES:
+        return draw_family(
+            entry.family, jobs=entry.jobs, gpus=entry.gpus, types=entry.types, seed=entry.seed
+        )
+    return make_instance(
+        entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
+    )
+
+
+def _state(drawn: Snapshot | Problem, objective: str) -> Statement:
+    """Return the statement of a round.
+
+    Raises:
+        InvalidInput: the round is a problem, whose values are its own, and an objective is named.
+    """
+    if isinstance(drawn, Snapshot):
+        return state_round(drawn, Policy(objective=objective))
+    if objective != OWN_OBJECTIVE:
+        raise InvalidInput("objective", "of this family is its own; leave the objective out")
+    goal = Linear(
+        name="value",
+        unit=drawn.unit,
+        value=drawn.value,
+        restart_price=drawn.restart_price,
+        scale=drawn.scale,
+    )
+    return Statement(
+        problem=drawn,
+        goals=(goal,),
+        absent={},
+        rejected=frozenset(),
+        opportunistic=np.zeros(len(drawn.jobs), np.bool_),
+    )
+
+
+def _used_cp_sat(solution: Solution) -> bool:
+    """Return whether CP-SAT ran: it did work, has a recorded answer, or proved the bound."""
+    stages = [stage for stage, amount in solution.work if amount > 0]
+    stages += [answer.stage for answer in solution.recorded]
+    return solution.proved_by == CpSat.name or any(
+        stage.rpartition(":")[2] == CpSat.name for stage in stages
+    )
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of its child processes that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _solver(name: str, on_answer: Callable[[float], None] | None) -> Solver:

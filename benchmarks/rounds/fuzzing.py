@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cells import Cells, Shapes
+from tessera.benchmarks.rounds.families.problems import one_cell
 from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
 from tessera.formulation.tables import Floats, Ints
 
@@ -80,7 +80,7 @@ def draw_problem(rng: np.random.Generator, kind: str = "") -> Problem:
     return Problem(
         jobs=tuple(f"job-{j}" for j in range(jobs)),
         job_start=start,
-        cells=_one_cell(),
+        cells=one_cell(),
         plans=("",),
         cell=np.zeros(columns, np.int64),
         value=value,
@@ -153,22 +153,6 @@ def _use(rng: np.random.Generator, shape: _ProblemDistribution, columns: int, ro
     rank = np.argsort(np.argsort(rng.random((columns, rows)), axis=1), axis=1)
     kept = rank < rng.integers(0, min(shape.uses, rows) + 1, (columns, 1))
     return np.where(kept, amount, 0)
-
-
-def _one_cell() -> Cells:
-    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
-    return Cells(
-        workload=zero,
-        gpu_type=zero,
-        gpus=one,
-        pipeline_degree=one,
-        plan=zero,
-        nodes=one,
-        rate=rate,
-        first_shape=zero,
-        shape_count=one,
-        shapes=Shapes(nodes=one, rate=rate),
-    )
 
 
 class TooLarge(Exception):

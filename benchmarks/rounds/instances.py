@@ -47,11 +47,12 @@ RESTART_S: Final = 60.0
 _SHARES: Final = np.array([0.5, 1.0, 2.0])
 """The GPU counts of a workload's Cells, as shares of the request."""
 _NONE: Final = np.zeros(0, np.int64)
+NO_ALLOCATIONS: Final = Allocations(job=_NONE, node=_NONE, gpu=_NONE, hold=_NONE, generation=_NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Workloads:
-    """The workloads: the request of each, int64[workloads], and its rows of estimates."""
+class WorkloadRates:
+    """The speeds of workloads on their Cells, and the request of each (int64[workloads])."""
 
     request: Ints
     rate: Floats  # float64[workloads, types, counts, degrees], samples/s; 0: there is no such Cell
@@ -75,13 +76,23 @@ def make_instance(
     rng = np.random.default_rng([seed, FAMILIES.index(family)])
     capacity = gpus // types + (np.arange(types) < gpus % types)
     works = _works(rng, jobs, capacity, family)
-    queued = _queued(rng, np.arange(jobs), works.request, family)
-    snapshot = Snapshot(
+    snapshot = assemble_snapshot(
+        capacity, works, draw_queued(rng, np.arange(jobs), works.request, family)
+    )
+    return _started(snapshot, rng, works, running) if running > 0 else snapshot
+
+
+def assemble_snapshot(capacity: Ints, works: WorkloadRates, queued: Jobs) -> Snapshot:
+    """Return the first round of the jobs ``queued`` on an idle cluster.
+
+    ``capacity`` is int64[types], the GPUs of each type.
+    """
+    return Snapshot(
         cluster="bench",
         epoch=1,
         round_number=1,
         now_s=0.0,
-        gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(types)),
+        gpu_types=tuple(GpuType(name=f"t{t}", memory_bytes=2**35) for t in range(len(capacity))),
         nodes=_nodes(capacity),
         workloads=tuple(
             Workload(model="m", params=str(w), global_batch=BATCH)
@@ -90,12 +101,11 @@ def make_instance(
         plans=("",),
         estimates=_estimates(works),
         jobs=queued,
-        allocations=Allocations(job=_NONE, node=_NONE, gpu=_NONE, hold=_NONE, generation=_NONE),
+        allocations=NO_ALLOCATIONS,
     )
-    return _started(snapshot, rng, works, running) if running > 0 else snapshot
 
 
-def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> _Workloads:
+def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> WorkloadRates:
     """Draw the workloads."""
     number = 1 if family == "alike" else max(8, min(MAX_WORKLOADS, jobs // 4))
     if family == "tight":
@@ -118,10 +128,10 @@ def _works(rng: np.random.Generator, jobs: int, capacity: Ints, family: str) -> 
         speed = rng.uniform(5, 50, (number, 1)) * rng.uniform(0.5, 2.0, shape[:2])
         exponent = rng.uniform(0.7, 0.95, (number, 1, 1, 1))
         rate = speed[:, :, None, None] * gpus**exponent * rng.uniform(0.8, 1.0, shape)
-    return _Workloads(request=request, rate=np.where(none, 0.0, rate), count=count)
+    return WorkloadRates(request=request, rate=np.where(none, 0.0, rate), count=count)
 
 
-def _estimates(works: _Workloads) -> Estimates:
+def _estimates(works: WorkloadRates) -> Estimates:
     workload, gpu_type, which, degree = np.nonzero(works.rate)
     gpus = works.count[workload, which]
     return Estimates(
@@ -154,7 +164,7 @@ def _nodes(capacity: Ints) -> Nodes:
     )
 
 
-def _queued(
+def draw_queued(
     rng: np.random.Generator, number: Ints, request: Ints, family: str, now_s: float = 0.0
 ) -> Jobs:
     """Draw queued jobs of the workloads with these requests.
@@ -184,7 +194,7 @@ def _queued(
 
 
 def _started(
-    snapshot: Snapshot, rng: np.random.Generator, works: _Workloads, share: float
+    snapshot: Snapshot, rng: np.random.Generator, works: WorkloadRates, share: float
 ) -> Snapshot:
     """Return the snapshot with random jobs running on about this share of each type's GPUs."""
     jobs, capacity = snapshot.jobs, snapshot.schedulable_gpus()
@@ -283,7 +293,7 @@ def churn_round(
     now_s = snapshot.now_s + ROUND_S
     known = np.flatnonzero(request > 0)  # a workload that no job trains has no request
     number = 1 + max((int(name[1:]) for name in jobs.name), default=-1)
-    fresh = _queued(rng, number + np.arange(len(ends)), request[known], family, now_s)
+    fresh = draw_queued(rng, number + np.arange(len(ends)), request[known], family, now_s)
     fresh = replace(fresh, workload=known[fresh.workload])
     served = np.where(runs, jobs.service_gpu_s + ROUND_S * jobs.current_gpus, jobs.service_gpu_s)
     old = _kept(replace(jobs, iterations_left=left, service_gpu_s=served), stays)
