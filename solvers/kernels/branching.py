@@ -409,7 +409,7 @@ def _descend(
         while at < found:
             j = candidates[order[at]]
             reach = abs(tableau.body[row, j]) * (tableau.high[j] - tableau.low[j])
-            if left <= reach:
+            if left <= reach + EPSILON:
                 break
             left -= reach
             at += 1
