@@ -7,7 +7,6 @@ decide for all jobs of a class.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,8 +30,7 @@ class JoinedCore:
     ``program`` is its statement. Its columns are ``columns`` (int64) of the first job of each class.
     ``members`` are the jobs of all classes, and those of class k are ``members[member_start[k] :
     member_start[k + 1]]``, the first of them first. ``around`` is the whole problem as its proof
-    needs it. ``offset`` is the value of what is settled. ``outside`` is an upper bound on every
-    answer that uses something that was left out; it is -inf if nothing was.
+    needs it. ``offset`` is the value of what is settled.
     """
 
     program: JoinedProgram
@@ -41,7 +39,6 @@ class JoinedCore:
     member_start: Ints
     around: ProblemColumns
     offset: int
-    outside: float
 
 
 def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) -> JoinedCore | None:
@@ -63,7 +60,6 @@ def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) 
     kept = np.flatnonzero(keep)
     settled[only] = kept[only[problem.column_job[kept]]]
     undecided = (count > 0) & ~only
-    left_out = bool(not keep.all() or np.any(~may_idle & ~problem.must_run))
     chosen = first[undecided[first]]  # the first jobs of the undecided classes
     columns = kept[np.isin(problem.column_job[kept], chosen)]
     order = np.flatnonzero(undecided)
@@ -89,7 +85,6 @@ def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) 
             outside=~keep,
         ),
         offset=objective_of(problem, settled),
-        outside=priced.total + priced.slack - reach if left_out else -math.inf,
     )
 
 

@@ -17,10 +17,9 @@ from tessera.formulation.certificates import Branch, Certificate, CertificateNod
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.branching.joining import JoinedCore, find_classes
-from tessera.solvers.kernels.branching import INNER, SearchTree, bound_leaves
+from tessera.solvers.kernels.branching import INNER, MOST_DEPTH, SearchTree, bound_leaves
 from tessera.solvers.prices import PricedProblem, price_scale
 
-MOST_DEPTH: Final = 400
 MOST_EVALUATIONS: Final = 300_000_000
 """Columns times leaves that are evaluated for a certificate: about a second."""
 _SAFE: Final = 2.0**55

@@ -16,7 +16,6 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.joining import JoinedCore, join_core
 from tessera.solvers.branching.proof import certify_tree
 from tessera.solvers.kernels.branching import (
-    BOUND,
     CURRENT,
     FOUND,
     KNOWN,
@@ -37,13 +36,12 @@ MOST_CELLS: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What a search found: a better choice (int64[jobs]) or None, a bound, and the nodes it took.
+    """What a search found: a better choice (int64[jobs]) or None, and the nodes it took.
 
-    ``over`` says that it ended by itself.
+    ``over`` says that it ended by itself. ``certificate`` is None if there is none in 64 bits.
     """
 
     choice: Ints | None
-    bound: float
     nodes: int
     over: bool
     certificate: Certificate | None
@@ -78,13 +76,10 @@ def search_core(
         over = search_tree(core.program, tableau, tree, state, allowed, now)
         looked += now
     certificate = certify_tree(problem, priced, core, tree, int(state.counts[NODES]))
-    bound = max(state.values[BOUND] + core.offset, math.floor(core.outside))
     choice = _spread(problem, core, state.best, known) if state.counts[FOUND] else None
     if choice is not None and not is_answer(problem, choice):
         choice = None
-    return SearchResult(
-        choice=choice, bound=bound, nodes=looked, over=over, certificate=certificate
-    )
+    return SearchResult(choice=choice, nodes=looked, over=over, certificate=certificate)
 
 
 def _cells(program: JoinedProgram) -> int:

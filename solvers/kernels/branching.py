@@ -33,6 +33,8 @@ FAR = 1 << 56
 """An integer beyond every margin."""
 REBUILD_PIVOTS = 400
 """Pivots after which the tableau is built again, because rounding adds up."""
+MOST_DEPTH = 400
+"""Branches above a node, at most."""
 MOST_PIVOTS = 4_000
 """Pivots at one node."""
 
@@ -120,7 +122,9 @@ def search_tree(
         if counts[SINCE] > REBUILD_PIVOTS:
             _rebuild(program, tableau)
             counts[SINCE] = 0
-        _limit(program, tableau, tree, node)
+        if _limit(program, tableau, tree, node) >= MOST_DEPTH:
+            tree.state[node], counts[CURRENT] = LEAF, -1
+            continue
         counts[CURRENT] = _look_at(program, tableau, tree, state, node, allowed)
     values[BOUND] = values[KNOWN]
     over = True
@@ -130,6 +134,12 @@ def search_tree(
             if tree.state[node] == OPEN and tree.bound[node] >= values[KNOWN] + allowed + 1.0:
                 over = False
     return over or counts[NODES] + 2 > tree.parent.size
+
+
+@compile_lazily
+def _rounding(value: float) -> float:
+    """Return more than the rounding of a bound of this size."""
+    return 1e-7 + 1e-12 * abs(value) if value > -np.inf else 0.0
 
 
 @compile_lazily
@@ -152,9 +162,10 @@ def _look_at(
 ) -> int:
     """Bound ``node``, and divide it if need be. Return the node to look at next, or -1."""
     counts, values = state.counts, state.values
-    cutoff = (values[KNOWN] + allowed + 1.0) * program.unit
+    cutoff = values[KNOWN] + allowed + 1.0
+    cutoff = (cutoff - _rounding(cutoff)) * program.unit
     end, pivots, row, left, last = _descend(
-        program, tableau, cutoff - 1e-11 * (1.0 + abs(cutoff))
+        program, tableau, cutoff
     )
     counts[PIVOTS] += pivots
     counts[SINCE] += pivots
@@ -163,6 +174,7 @@ def _look_at(
         tree.state[node] = LEAF  # it keeps the bound and the prices of its parent
         return -1
     bound = _dual_value(program, tableau) / program.unit
+    bound += _rounding(bound)
     if end == EMPTY:
         _price_out(program, tableau, tree, node, row, left, last)
     elif bound < tree.bound[node] or node == 0:
@@ -320,9 +332,9 @@ def _better_limit(tableau: Tableau, variable: int) -> float:
 
 
 @compile_lazily
-def _limit(program: JoinedProgram, tableau: Tableau, tree: SearchTree, node: int) -> None:
-    """Set the limits that hold at ``node``, and put the nonbasic variables on them."""
-    columns = program.value.size
+def _limit(program: JoinedProgram, tableau: Tableau, tree: SearchTree, node: int) -> int:
+    """Set the limits that hold at ``node``, and put the nonbasic variables on them. Return its depth."""
+    columns, depth = program.value.size, 0
     tableau.low[:columns] = 0.0
     tableau.high[:columns] = tableau.first_high[:columns]
     while tree.parent[node] >= 0:
@@ -332,9 +344,11 @@ def _limit(program: JoinedProgram, tableau: Tableau, tree: SearchTree, node: int
         else:
             tableau.high[column] = min(tableau.high[column], float(tree.most[node]))
         node = tree.parent[node]
+        depth += 1
     for j in range(tableau.place.size):
         if tableau.place[j] < 0:
             _shift(tableau, j, _better_limit(tableau, j))
+    return depth
 
 
 @compile_lazily
