@@ -90,6 +90,7 @@ def make_solution(
     seed: int = 0,
     work: tuple[tuple[str, float], ...] = (),
     certificate: Certificate | None = None,
+    proved_by: str = "",
 ) -> Solution:
     """Return the solution with this choice: OPTIMAL if no integer lies between it and the bound."""
     objective = objective_of(problem, choice)
@@ -104,6 +105,7 @@ def make_solution(
         seed=seed,
         work=work,
         certificate=certificate,
+        proved_by=proved_by,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, reduce_by_job
-from tessera.formulation.tables import Bools, Ints, concatenate_ranges
+from tessera.formulation.problem import Problem, reduce_by_job, restrict_problem
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 from tessera.solvers.answers import objective_of
 from tessera.solvers.fixing import column_losses
 from tessera.solvers.kernels.branching import JoinedProgram, ProblemColumns
@@ -44,28 +44,26 @@ class JoinedCore:
 def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) -> JoinedCore | None:
     """Return the joined core of all columns that lose at most ``reach``.
 
-    If it would have more than ``most`` columns, those that lose least are kept. Return None if not
-    even the best columns of the must-run jobs are left.
+    If it would have more than ``most`` columns besides the best ones, those that lose least are kept.
+    Return None if a must-run job has no column.
     """
-    first, label = find_classes(problem)
-    loss = column_losses(problem, priced)
-    reach = _limit_reach(problem, priced, first, loss, reach, most)
-    keep = loss <= reach
-    may_idle = (priced.best <= reach) & ~problem.must_run
-    count = np.bincount(problem.column_job[keep], minlength=len(problem.jobs))
-    if np.any((count == 0) & ~may_idle):
+    if np.any(problem.must_run & (np.diff(problem.job_start) == 0)):
         return None
+    loss = column_losses(problem, priced)
+    first, label = find_classes(problem, _undecided(problem, priced, loss, reach)[0])
+    reach = _limit_reach(problem, first, loss, reach, most)
+    keep = loss <= reach
+    undecided, may_idle, count = _undecided(problem, priced, loss, reach)
     settled = np.full(len(problem.jobs), -1, dtype=np.int64)
     only = (count == 1) & ~may_idle
     kept = np.flatnonzero(keep)
     settled[only] = kept[only[problem.column_job[kept]]]
-    undecided = (count > 0) & ~only
     chosen = first[undecided[first]]  # the first jobs of the undecided classes
     columns = kept[np.isin(problem.column_job[kept], chosen)]
     order = np.flatnonzero(undecided)
     order = order[np.argsort(label[order], kind="stable")]
     number = np.cumsum(undecided[first]) - 1  # of each class among the undecided
-    owner = np.where(undecided, number[label], -1)
+    owner = np.where(undecided, number[label], -1) if len(first) else label
     program = _program(problem, chosen, columns, owner, may_idle, settled)
     return JoinedCore(
         program=program,
@@ -88,8 +86,21 @@ def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) 
     )
 
 
+def _undecided(
+    problem: Problem, priced: PricedProblem, loss: Floats, reach: float
+) -> tuple[Bools, Bools, Ints]:
+    """Return the jobs with more than one choice that loses at most ``reach``, bool[jobs].
+
+    Also return those that may wait, and how many columns each has left. A job whose columns all lose
+    too much waits.
+    """
+    count = np.bincount(problem.column_job[loss <= reach], minlength=len(problem.jobs))
+    may_idle = ((priced.best <= reach) | (count == 0)) & ~problem.must_run
+    return (count > 0) & ((count > 1) | may_idle), may_idle, count
+
+
 def _limit_reach(
-    problem: Problem, priced: PricedProblem, first: Ints, loss: np.ndarray, reach: float, most: int
+    problem: Problem, first: Ints, loss: Floats, reach: float, most: int
 ) -> float:
     """Return the largest reach, at most ``reach``, that keeps at most ``most`` columns of classes."""
     of_first = np.zeros(len(problem.jobs), dtype=np.bool_)
@@ -126,8 +137,20 @@ def _program(
     )
 
 
-def find_classes(problem: Problem) -> tuple[Ints, Ints]:
-    """Return the first job of each class of identical jobs, rising, and each job's class."""
+def find_classes(problem: Problem, among: Bools) -> tuple[Ints, Ints]:
+    """Return the first job of each class of the jobs ``among`` (bool[jobs]), rising.
+
+    Also return each job's class, int64[jobs]; other jobs have -1.
+    """
+    jobs = np.flatnonzero(among)
+    columns = np.flatnonzero(among[problem.column_job])
+    first, label = _classes_of(restrict_problem(problem, jobs, columns))
+    of_all = np.full(len(problem.jobs), -1, dtype=np.int64)
+    of_all[jobs] = label
+    return jobs[first], of_all
+
+
+def _classes_of(problem: Problem) -> tuple[Ints, Ints]:
     names = _fingerprints(problem)
     _, first, label = np.unique(names, return_index=True, return_inverse=True)
     # Fingerprints may collide: a job that is not like the first of its class is one of its own.

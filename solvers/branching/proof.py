@@ -106,8 +106,11 @@ class _Tails:
         self, problem: Problem, priced: PricedProblem, scale: int, dropped: Bools, idles: Bools
     ) -> None:
         self._problem, self._scale = problem, scale
-        first, label = find_classes(problem)
-        self._first, self._size = first, np.bincount(label, minlength=len(first))
+        # Identical jobs have the same marks.
+        marked = idles.copy()
+        marked[problem.column_job[dropped]] = True
+        first, label = find_classes(problem, marked)
+        self._size = np.bincount(label[label >= 0], minlength=len(first))
         of_first = np.zeros(len(problem.jobs), dtype=np.bool_)
         of_first[first] = True
         self._dropped = np.flatnonzero(dropped & of_first[problem.column_job])

@@ -111,7 +111,7 @@ def _memory(program: JoinedProgram, nodes: int) -> tuple[SearchTree, Tableau, Se
         first_high=np.empty(variables),
         gain=np.empty(variables),
     )
-    counts = np.zeros(5, np.int64)
+    counts = np.zeros(6, np.int64)
     counts[CURRENT] = -1
     state = SearchState(
         counts=counts, values=np.zeros(2), best=np.zeros(len(program.value), np.int64)

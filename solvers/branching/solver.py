@@ -20,6 +20,7 @@ from tessera.solvers.answers import (
 from tessera.formulation.solution import SolveStatus
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.search import SearchResult, search_core
+from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.prices import PricedProblem, price_problem
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
@@ -49,7 +50,8 @@ class Branching:
         has_prices = hint is not None and len(hint.prices) == len(problem.rows)
         prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
         priced = price_problem(problem, prices)
-        best = _Best(problem, known, priced)
+        best = _Best(problem, priced)
+        best.offer(known)
         left = int(budget.work.get(self.name, MOST_NODES))
         columns, nodes = FIRST_COLUMNS, FIRST_NODES
         while left > 0 and not best.close(budget.gap) and not budget.expired():
@@ -75,20 +77,26 @@ class Branching:
 class _Best:
     """The best choice, bound and certificate so far."""
 
-    def __init__(self, problem: Problem, known: Ints | None, priced: PricedProblem) -> None:
-        self._problem, self.choice = problem, known
+    def __init__(self, problem: Problem, priced: PricedProblem) -> None:
+        self._problem, self._priced = problem, priced
+        self.choice: Ints | None = None
+        self.value = -math.inf
         self.all_columns = len(problem.cell)
-        self.value = -math.inf if known is None else float(objective_of(problem, known))
         self.bound, self.prices = priced.bound, priced.prices
         self.certificate: Certificate | None = None
         self.nodes = 0
 
+    def offer(self, choice: Ints | None) -> None:
+        """Record ``choice``, after exchanges, if it is better."""
+        if choice is None or objective_of(self._problem, choice) <= self.value:
+            return
+        choice = exchange_choices(self._problem, self._priced, choice)
+        self.choice, self.value = choice, float(objective_of(self._problem, choice))
+
     def take(self, result: SearchResult) -> None:
+        """Record what a search found."""
         self.nodes += result.nodes
-        if result.choice is not None:
-            value = float(objective_of(self._problem, result.choice))
-            if value > self.value:
-                self.choice, self.value = result.choice, value
+        self.offer(result.choice)
         proof = result.certificate
         if proof is not None and proof.bound <= self.bound:
             self.bound, self.certificate = float(proof.bound), proof
@@ -117,4 +125,5 @@ class _Best:
             seed=budget.seed,
             work=work,
             certificate=self.certificate,
+            proved_by="branching" if self.certificate else "",
         )

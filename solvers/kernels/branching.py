@@ -19,9 +19,10 @@ OPEN, LEAF, INNER = 0, 1, 2
 """The states of a node: not looked at yet, bounded well enough, divided."""
 SOLVED, CUT, EMPTY, STUCK = 0, 1, 2, 3
 """The ends of the simplex method: optimal, below the cutoff, no answer, no progress."""
-NODES, CURRENT, PIVOTS, SINCE, FOUND = 0, 1, 2, 3, 4
+NODES, CURRENT, PIVOTS, SINCE, FOUND, RETURNS = 0, 1, 2, 3, 4, 5
 """Places of ``SearchState.counts``: nodes made, the node to look at (-1: the best open one), pivots
-in all, pivots since the tableau was built, and whether a better answer was found."""
+in all, pivots since the tableau was built, whether a better answer was found, and
+how often the search has returned to the newest node instead of the best one."""
 KNOWN, BOUND = 0, 1
 """Places of ``SearchState.values``: the value of the best answer, and what is proven."""
 
@@ -33,6 +34,13 @@ FAR = 1 << 56
 """An integer beyond every margin."""
 REBUILD_PIVOTS = 400
 """Pivots after which the tableau is built again, because rounding adds up."""
+LEAST_SHARE = 0.02
+"""Weight of a fractional count for a branch, in addition to its shares of the rows: the decisions on
+large gangs come first."""
+MOST_RETURNS = 20
+"""Ends of dives after which the search returns to its newest node, before it goes to the best one.
+
+Near the end of a dive, answers differ little and cost a few pivots each."""
 MOST_DEPTH = 400
 """Branches above a node, at most."""
 MOST_PIVOTS = 4_000
@@ -109,7 +117,11 @@ def search_tree(
         _build(program, tableau)
     for _ in range(nodes):
         node = counts[CURRENT]
+        if node < 0 and counts[RETURNS] < MOST_RETURNS:
+            counts[RETURNS] += 1
+            node = _newest(tree, counts[NODES], values[KNOWN] + allowed + 1.0)
         if node < 0:
+            counts[RETURNS] = 0
             node = _most_promising(tree, counts[NODES])
         cutoff = values[KNOWN] + allowed + 1.0
         if node < 0 or tree.bound[node] < cutoff:
@@ -134,6 +146,15 @@ def search_tree(
             if tree.state[node] == OPEN and tree.bound[node] >= values[KNOWN] + allowed + 1.0:
                 over = False
     return over or counts[NODES] + 2 > tree.parent.size
+
+
+@compile_lazily
+def _newest(tree: SearchTree, nodes: int, cutoff: float) -> int:
+    """Return the open node that was made last among those that are not cut off, or -1."""
+    for node in range(nodes - 1, -1, -1):
+        if tree.state[node] == OPEN and tree.bound[node] >= cutoff:
+            return node
+    return -1
 
 
 @compile_lazily
@@ -498,7 +519,7 @@ def _round(program: JoinedProgram, tableau: Tableau, state: SearchState) -> int:
     columns, rows = program.value.size, program.capacity.size
     number = np.zeros(columns, np.int64)
     free, waiting = program.capacity.copy(), program.count.copy()
-    branch, most = -1, INTEGRAL
+    branch, most = -1, 0.0
     for c in range(columns):
         level = _level(tableau, c)
         number[c] = int(np.floor(level + INTEGRAL))
@@ -509,9 +530,10 @@ def _round(program: JoinedProgram, tableau: Tableau, state: SearchState) -> int:
             if program.capacity[r] > 0:
                 share += program.usage[r, c] / program.capacity[r]
         part = level - np.floor(level)
-        part = min(part, 1.0 - part) * (1.0 + share) if part > INTEGRAL else 0.0
-        if part > most and part > INTEGRAL * (1.0 + share):
-            branch, most = c, part
+        if INTEGRAL < part < 1.0 - INTEGRAL:
+            part = min(part, 1.0 - part) * (LEAST_SHARE + share)
+            if part > most:
+                branch, most = c, part
     for r in range(rows):
         if free[r] < 0:
             return branch

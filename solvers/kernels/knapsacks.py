@@ -1,0 +1,230 @@
+"""The compiled knapsacks of a bound in which each GPU type is filled exactly.
+
+Jobs have prices instead of being limited to one column. Then rows that no column shares with another
+of them are separate knapsacks with multiple choice (each job at most once in each), which a dynamic
+program over their capacity solves exactly, in integers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import compile_lazily
+
+NONE = np.iinfo(np.int64).min // 4
+
+
+class Knapsacks(NamedTuple):
+    """Rows as knapsacks. The columns of one job in one row are a group; groups are sorted by row.
+
+    The last row has no capacity: it is for columns that use none of the rows.
+    """
+
+    group_start: Ints  # int64[rows + 1], first group of each row
+    item_start: Ints  # int64[groups + 1]
+    owner: Ints  # int64[groups], class of the job
+    job: Ints  # int64[groups]
+    column: Ints  # int64[items]
+    weight: Ints  # int64[items]
+    worth: Ints  # int64[items], value less what the other rows cost, times the scale
+    capacity: Ints  # int64[rows - 1]
+    count: Ints  # int64[classes], jobs of each class
+    must: Bools  # bool[classes]
+    alone: Bools  # bool[classes], whether a class has columns in one row only, and needs no price
+    sold: int  # what the capacity of the other rows costs, times the scale
+
+
+@compile_lazily
+def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, table: Ints) -> int:
+    """Return the bound at the jobs' prices, int64[classes], times the scale.
+
+    ``taken`` becomes the number of columns that the knapsacks take of each class. ``table`` is
+    int32[groups of a row, capacity + 1], for the largest row.
+    """
+    taken[:] = 0
+    total = sacks.sold
+    for k in range(price.size):
+        total += price[k] * sacks.count[k]
+    rows = sacks.capacity.size
+    for row in range(rows):
+        total += _fill(sacks, row, price, taken, table, False)
+    for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
+        best = 0
+        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+            best = max(best, sacks.worth[i] - price[sacks.owner[g]])
+        total += best
+        taken[sacks.owner[g]] += best > 0
+    return total
+
+
+@compile_lazily
+def assign_by_knapsacks(
+    sacks: Knapsacks, price: Ints, order: Ints, table: Ints, choice: Ints
+) -> None:
+    """Fill the knapsacks one after another, in ``order``, with jobs that are still waiting.
+
+    ``choice`` (int64[jobs]) is -1 at first. Rows that are not knapsacks do not count.
+    """
+    for row in order:
+        _fill(sacks, row, price, choice, table, True)
+    rows = sacks.capacity.size
+    for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
+        best = price[sacks.owner[g]]
+        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+            if choice[sacks.job[g]] < 0 and sacks.worth[i] > best:
+                best = sacks.worth[i]
+                choice[sacks.job[g]] = sacks.column[i]
+
+
+@compile_lazily
+def _fill(
+    sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, assign: bool
+) -> int:
+    """Return the most that a knapsack can hold.
+
+    What it takes is counted in ``taken`` (int64[classes]), or given to it (int64[jobs]) if
+    ``assign``; then jobs that have a column already are left out.
+    """
+    room = sacks.capacity[row]
+    first, last = sacks.group_start[row], sacks.group_start[row + 1]
+    best = np.zeros(room + 1, np.int64)
+    for g in range(first, last):
+        paid = price[sacks.owner[g]]
+        line = table[g - first]
+        line[: room + 1] = -1
+        if assign and taken[sacks.job[g]] >= 0:
+            continue
+        # From the top, so that what a lighter load was worth is still that without this job.
+        for load in range(room, -1, -1):
+            most, item = best[load], -1
+            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+                left = load - sacks.weight[i]
+                if left >= 0:
+                    worth = best[left] + sacks.worth[i] - paid
+                    if worth > most:
+                        most, item = worth, i
+            best[load] = most
+            line[load] = item
+    load = room
+    for g in range(last - 1, first - 1, -1):
+        item = table[g - first, load]
+        if item >= 0:
+            load -= sacks.weight[item]
+            if assign:
+                taken[sacks.job[g]] = sacks.column[item]
+            else:
+                taken[sacks.owner[g]] += 1
+    return best[room]
+
+
+@compile_lazily
+def descend_knapsacks(
+    sacks: Knapsacks, price: Ints, table: Ints, target: int, enough: int, steps: int
+) -> int:
+    """Lower the bound by subgradient steps of Polyak's length. Return the best bound.
+
+    ``price`` becomes the prices of the best bound. It ends at ``enough``, or after ``steps``.
+    """
+    taken = np.zeros(price.size, np.int64)
+    at, best, length, idle = price.copy(), bound_by_knapsacks(sacks, price, taken, table), 1.0, 0
+    bound = best
+    for _ in range(steps):
+        if best <= enough:
+            break
+        norm = 0.0
+        for k in range(at.size):
+            if not sacks.alone[k]:
+                norm += float(sacks.count[k] - taken[k]) ** 2
+        if norm == 0.0:
+            break
+        step = length * float(bound - target) / norm
+        for k in range(at.size):
+            if sacks.alone[k]:
+                continue
+            at[k] -= np.int64(step * (sacks.count[k] - taken[k]))
+            if not sacks.must[k]:
+                at[k] = max(at[k], 0)
+        bound = bound_by_knapsacks(sacks, at, taken, table)
+        if bound < best:
+            best, idle = bound, 0
+            price[:] = at
+        else:
+            idle += 1
+            if idle == 4:
+                length, idle = 0.5 * length, 0
+                at[:] = price
+                bound = bound_by_knapsacks(sacks, at, taken, table)
+    return best
+
+
+@compile_lazily
+def refill_knapsacks(
+    sacks: Knapsacks,
+    price: Ints,
+    table: Ints,
+    columns: SackColumns,
+    choice: Ints,
+    free: Ints,
+    draws: Floats,
+) -> int:
+    """Empty a few knapsacks and fill them again, one after another, for each row of ``draws``.
+
+    A step is kept if every row has room and the answer is worth no less. ``draws`` is
+    float64[steps, 1 + 2 * knapsacks of a step], uniform in [0, 1): how many knapsacks, which, and the
+    share of the jobs' prices at which each is filled. ``choice`` (int64[jobs]) and ``free``
+    (int64[rows]) are updated. Return the gain.
+    """
+    rows, total = sacks.capacity.size, 0
+    most = (draws.shape[1] - 1) // 2
+    before, after = np.empty(choice.size, np.int64), np.zeros(free.size, np.int64)
+    part = np.empty(price.size, np.int64)
+    for step in range(draws.shape[0]):
+        number = 1 + int(draws[step, 0] * most)
+        before[:] = choice
+        picked = (draws[step, 1 : 1 + number] * rows).astype(np.int64)
+        for row in picked:
+            for job in range(choice.size):
+                if choice[job] >= 0 and columns.row_of[choice[job]] == row:
+                    choice[job] = -1
+        for k in range(number):
+            share = 2.0 * draws[step, 1 + most + k] - 0.5
+            for i in range(price.size):
+                part[i] = np.int64(max(share, 0.0) * price[i])
+            _fill(sacks, picked[k], part, choice, table, True)
+        gain, fits = 0, True
+        after[:] = free
+        for job in range(choice.size):
+            old, new = before[job], choice[job]
+            if old != new:
+                if old >= 0:
+                    gain -= columns.value[old]
+                    for e in range(columns.usage_start[old], columns.usage_start[old + 1]):
+                        after[columns.row[e]] += columns.amount[e]
+                if new >= 0:
+                    gain += columns.value[new]
+                    for e in range(columns.usage_start[new], columns.usage_start[new + 1]):
+                        after[columns.row[e]] -= columns.amount[e]
+                elif columns.must_run[job]:
+                    fits = False
+        for r in range(free.size):
+            fits = fits and after[r] >= 0
+        if fits and gain >= 0:
+            free[:] = after
+            total += gain
+        else:
+            choice[:] = before
+    return total
+
+
+class SackColumns(NamedTuple):
+    """The problem's columns. ``row_of`` has the knapsack of each; it is the number of them for none."""
+
+    value: Ints
+    usage_start: Ints
+    row: Ints
+    amount: Ints
+    must_run: Bools
+    row_of: Ints
