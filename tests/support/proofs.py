@@ -20,6 +20,8 @@ from tessera.formulation.certificates import (
 )
 from tessera.formulation.errors import InvalidCertificate
 from tessera.formulation.problem import Problem
+from tessera.formulation.proofs import GoalProof, RoundProof
+from tessera.formulation.solution import RecordedAnswer
 from tessera.formulation.tables import Ints
 from tests.support.problems import Option, a_problem
 
@@ -228,3 +230,22 @@ def proves(problem: Problem, certificate: Certificate) -> int | None:
         return check_certificate(problem, certificate)
     except InvalidCertificate:
         return None
+
+
+def a_round_proof() -> RoundProof:
+    """Return the proof of a round with a goal of levels, a sum with a tree, and a recorded answer."""
+    leaf = PriceLeaf(prices=((0, 2**70), (3, 1)), branch_prices=(5,))
+    knapsack = PriceLeaf(
+        prices=((1, 4),), branch_prices=(0,), knapsacks=(2,), job_prices=((0, -7), (4, 7))
+    )
+    root = Branch(columns=(0, 3), most=2, below=leaf, above=knapsack)
+    return RoundProof(
+        goals=(
+            GoalProof(floor=(3.5, math.inf)),
+            GoalProof(certificate=Certificate(bound=41, denominator=2**20, root=root)),
+        ),
+        recorded=(
+            RecordedAnswer(stage="2:cp-sat", changes=((0, 4), (7, -1)), bound=41.0),
+            RecordedAnswer(stage="3:lp", changes=(), bound=math.inf),
+        ),
+    )

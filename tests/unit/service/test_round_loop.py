@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
+from tessera.formulation.proofs import NO_PROOF
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -234,6 +235,7 @@ def test_a_replay_that_cannot_end_early_yields_with_an_error() -> None:
     record = world.schedule(options=RoundOptions())
     world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
     world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
+    world.store.round_proof = lambda cluster, number: NO_PROOF  # type: ignore[attr-defined]
     limits: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
     _, same = world.loop.replay("test", 1, None, fair_s=lambda: 1.0, **limits)
     assert same
