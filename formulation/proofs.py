@@ -12,8 +12,6 @@ from tessera.formulation.certificates import (
 )
 from tessera.formulation.solution import RecordedAnswer
 
-BY_PRICES: Final = "prices"
-BY_BRANCHING: Final = "branching"
 BY_LEVELS: Final = "levels"
 """Proof of a goal of levels: a search over levels, each by some stage's word. It has no certificate."""
 
