@@ -1,4 +1,4 @@
-"""What a round keeps of its proof: a certificate for each goal, and the answers that a clock ended."""
+"""The part of its proof that a round keeps: certificates of goals, and answers that a clock ended."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _check(
 def _decided_choice(record: RoundRecord, snapshot: Snapshot, problem: Problem) -> Ints | None:
     """Return the columns that the round decided, int64[jobs].
 
-    It is None if the round was refused, or if a job runs on a Cell that is none of its columns.
+    It is None if the round was refused, or if a job runs on a Cell that is not a column of it.
     """
     if len(record.decisions) != len(problem.jobs):
         return None

@@ -1,4 +1,4 @@
-"""Certificates of rounds on the command line: checked, exported, and refused if there is none."""
+"""Certificates of rounds on the command line: checked, exported, and refused if they are missing."""
 
 from __future__ import annotations
 
