@@ -17,24 +17,24 @@ from tessera.formulation.values import cell_from_plain, cell_to_plain
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Return ``value`` with every non-finite float as {"float": "inf"}, since JSON has none."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: to_plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     return value
 
 
-def _value(plain: Any) -> Any:
-    """Undo ``_plain``. Lists come back as tuples."""
+def from_plain_json(plain: Any) -> Any:
+    """Undo ``to_plain_json``. Lists come back as tuples."""
     if isinstance(plain, dict):
         if plain.keys() == {"float"} and isinstance(plain["float"], str):
             return float(plain["float"])
-        return {key: _value(item) for key, item in plain.items()}
-    return tuple(_value(item) for item in plain) if isinstance(plain, list) else plain
+        return {key: from_plain_json(item) for key, item in plain.items()}
+    return tuple(from_plain_json(item) for item in plain) if isinstance(plain, list) else plain
 
 
 def dump_json(value: Any) -> str:
@@ -47,15 +47,19 @@ def summary_json(summary: RoundSummary) -> str:
     """Return a round's summary as JSON."""
     plain = asdict(summary)
     for goal in plain["goals"]:
-        if not goal["bound_is_trivial"]:
-            del goal["bound_is_trivial"]
+        for name in ("bound_is_trivial", "proved_by", "certified"):
+            if not goal[name]:
+                del goal[name]
     # Facts that an earlier release would not have written are left out, so that it can read the
     # rest.
     if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
         del plain["bound_is_trivial"]
     if math.isinf(summary.promises_due_s):
         del plain["promises_due_s"]
-    return dump_json(_plain(plain))
+    for name in ("proved_by", "has_certificate"):
+        if not plain[name]:
+            del plain[name]
+    return dump_json(to_plain_json(plain))
 
 
 def summary_from(plain: dict[str, Any]) -> RoundSummary:
@@ -63,7 +67,7 @@ def summary_from(plain: dict[str, Any]) -> RoundSummary:
 
     Earlier releases did not record whether anything was proven.
     """
-    fields = _value(plain)
+    fields = from_plain_json(plain)
     silent = "bound_is_trivial" not in fields and _looks_for_no_bound(fields)
     goals = tuple(
         GoalResult(**{"bound_is_trivial": silent and goal["gap"] != 0, **goal})
@@ -118,7 +122,7 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
     """Return the allocation that ``allocation_plain`` wrote."""
     if plain is None:
         return None
-    fields = _value(plain)
+    fields = from_plain_json(plain)
     rest = {name: fields[name] for name in ("rate", "generation", "shares")}
     return AllocationRecord(cell=cell_from_plain(fields), **rest)
 

@@ -13,6 +13,7 @@ from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
 from tessera.db.guard import CommitState, CurrentJob, CurrentNode, event_of, find_skipped
 from tessera.db.promises import Promise, legs_by_job, record_promises
+from tessera.db.proofs import pack_proof
 from tessera.db.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import JobChange, NewCell, Turn
@@ -62,8 +63,8 @@ _WORLD = {
 _READ_WORLD = sa.text(f"SELECT {named_subqueries(_WORLD)}")
 
 _INSERT_ROUND = sa.text("""
-INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base)
-VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base)
+INSERT INTO rounds (cluster_id, number, epoch, summary, snapshot, base, proof)
+VALUES (:cluster, :number, :epoch, CAST(:summary AS jsonb), :snapshot, :base, :proof)
 """)
 
 _ROUND = sa.text("""
@@ -86,11 +87,12 @@ def commit_round(
 
     def work(connection: sa.Connection) -> RoundRecord:
         base = read_base(connection, commit.snapshot.cluster)
-        stored = pack_snapshot(base, commit.encoded)  # before the turn, so that nobody waits for it
+        # These take long, so they are done before the turn, when nobody waits for it.
+        stored, proof = pack_snapshot(base, commit.encoded), pack_proof(commit.proof)
         turn = _advance(connection, commit)
         if isinstance(turn, RoundRecord):
             return turn
-        record = _commit(turn, commit, stored)
+        record = _commit(turn, commit, stored, proof)
         audit_log.record_change(connection)
         if not in_time():
             raise DeadlineTooShort(
@@ -135,7 +137,9 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _RoundTurn | Rou
     return turn
 
 
-def _commit(turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot) -> RoundRecord:
+def _commit(
+    turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot, proof: bytes | None
+) -> RoundRecord:
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, snapshot, decisions)
@@ -169,6 +173,7 @@ def _commit(turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot) -> Ro
         "summary": summary_json(summary),
         "snapshot": stored.document,
         "base": stored.base,
+        "proof": proof,
     }
     connection.execute(_INSERT_ROUND, values)
     job_ids = {name: job.key for name, job in world.jobs.items()}

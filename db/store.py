@@ -18,6 +18,7 @@ from tessera.db import (
     network,
     outlook,
     plans,
+    proofs,
     prune,
     purge,
     reads,
@@ -35,6 +36,7 @@ from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.agents import (
     DesiredState,
     Heartbeat,
@@ -330,6 +332,11 @@ class PostgresStore:
         """Return the snapshot that a round was decided on."""
         with self._database.read() as connection:
             return snapshots.round_snapshot(connection, cluster, number)
+
+    def round_proof(self, cluster: str, number: int) -> RoundProof:
+        """Return what is kept of the proof of a round."""
+        with self._database.read() as connection:
+            return proofs.round_proof(connection, cluster, number)
 
     def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
         """Take or renew the lease of the periodic rounds."""

@@ -117,13 +117,12 @@ def _leaf_bound(classes: JobClasses, leaf: PriceLeaf, case: _Case | None, scale:
     margin = _margins(classes, prices, cases, scale, dtype)
     total = sum(price * classes.capacity[row] for row, price in prices.items())
     total += sum(price * case.capacity for case, price in cases)
-    if not leaf.knapsacks:
-        _require(not job_prices, "job prices need knapsacks")
-        return total + _best_margins(classes, margin, classes.must_run)
-    price_of = np.zeros(len(classes.first), dtype)
-    price_of[list(job_prices)] = list(job_prices.values())
     total += sum(price * classes.count[k] for k, price in job_prices.items())
-    gain = margin - np.repeat(price_of, np.diff(classes.start))
+    job_price = np.zeros(len(classes.first), dtype)
+    job_price[list(job_prices)] = list(job_prices.values())
+    gain = margin - np.repeat(job_price, np.diff(classes.start))
+    if not leaf.knapsacks:
+        return total + _best_margins(classes, gain, classes.must_run)
     return total + _knapsack_gains(classes, leaf.knapsacks, gain)
 
 
@@ -134,7 +133,6 @@ def _prices(classes: JobClasses, leaf: PriceLeaf) -> dict[int, int]:
     _require_rising(leaf.knapsacks, rows, "knapsacks")
     prices = {int(row): int(price) for row, price in leaf.prices}
     _require(min(prices.values(), default=0) >= 0, "a price is negative")
-    _require(not prices.keys() & set(leaf.knapsacks), "a row is both a knapsack and priced")
     return prices
 
 

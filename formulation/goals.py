@@ -69,6 +69,9 @@ class GoalResult:
     the result is proven optimal. If ``bound_is_trivial`` is true, no solver looked for a bound. The
     bound then only says what every job would reach if it had the cluster to itself. It is valid,
     but the gap says nothing about the answer.
+
+    ``proved_by`` names what proves the bound, as in ``Solution``, or is "levels" for a search over
+    levels. ``certified`` says whether there is a certificate of it.
     """
 
     name: str
@@ -77,6 +80,8 @@ class GoalResult:
     bound: float
     gap: float
     bound_is_trivial: bool = False
+    proved_by: str = ""
+    certified: bool = False
 
 
 def _freeze(goal: object, **dtypes: type[np.generic]) -> None:

@@ -18,7 +18,8 @@ from tessera.formulation.tables import Bools, Ints
 class JobClasses:
     """The classes of a problem: all that a bound depends on, with each class written once.
 
-    Class k has ``count[k]`` jobs, the first of which is job ``first[k]``. Its columns are
+    Class k has ``count[k]`` jobs, the first of which is job ``first[k]``. ``class_of`` is the class
+    of each job. The columns of class k are
     ``start[k] : start[k + 1]``; ``column`` has their numbers in the problem with waiting as a
     column, rising. Column i uses ``amount[e]`` of row ``row[e]`` for e in
     ``entry_start[i] : entry_start[i + 1]``. ``capacity`` is rounded down to a multiple of the
@@ -29,6 +30,7 @@ class JobClasses:
 
     first: tuple[int, ...]
     count: tuple[int, ...]
+    class_of: Ints  # int64[jobs]
     must_run: Bools  # bool[classes]
     start: Ints  # int64[classes + 1]
     column: Ints  # int64[columns of classes]
@@ -60,8 +62,13 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
     Two jobs are in one class if their columns are equal in the same order, value by value and use by
     use, and both must run or both may wait.
     """
+<<<<<<< HEAD
     spelled = _without_too_large(_spell_out_waiting(problem), problem)
     first, count = _group(spelled)
+=======
+    spelled = _spell_out_waiting(problem)
+    class_of, first = _group(spelled)
+>>>>>>> h-certs
     is_first = np.zeros(len(problem.jobs), np.bool_)
     is_first[list(first)] = True
     columns = np.diff(spelled.job_start)
@@ -74,7 +81,8 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
     capacity = [r.capacity for r in problem.rows]
     return JobClasses(
         first=first,
-        count=count,
+        count=tuple(np.bincount(class_of, minlength=len(first)).tolist()),
+        class_of=class_of,
         must_run=spelled.must_run[is_first],
         start=np.append(0, np.cumsum(columns[is_first])),
         column=spelled.number[kept],
@@ -105,6 +113,7 @@ def _spell_out_waiting(problem: Problem) -> _Spelled:
     )
 
 
+<<<<<<< HEAD
 def _without_too_large(spelled: _Spelled, problem: Problem) -> _Spelled:
     """Return the columns that fit into the empty cluster."""
     capacity = np.array([r.capacity for r in problem.rows], dtype=np.int64)
@@ -128,16 +137,23 @@ def _without_too_large(spelled: _Spelled, problem: Problem) -> _Spelled:
 
 def _group(spelled: _Spelled) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the first job of each class and its number of jobs. Jobs are compared byte by byte."""
+=======
+def _group(spelled: _Spelled) -> tuple[Ints, tuple[int, ...]]:
+    """Return each job's class, and the first job of each class. Jobs are compared byte by byte."""
+>>>>>>> h-certs
     starts = spelled.job_start.tolist()
     entries = np.append(0, np.cumsum(spelled.uses))[spelled.job_start].tolist()
     value, uses = spelled.value.tobytes(), spelled.uses.tobytes()
     row, amount = spelled.row.tobytes(), spelled.amount.tobytes()
-    first: dict[tuple[object, ...], int] = {}
-    count: dict[int, int] = {}
+    known: dict[tuple[object, ...], int] = {}
+    class_of: list[int] = []
+    first: list[int] = []
     for job, must in enumerate(spelled.must_run.tolist()):
         a, b = 8 * starts[job], 8 * starts[job + 1]
         p, q = 8 * entries[job], 8 * entries[job + 1]
         content = (must, value[a:b], uses[a:b], row[p:q], amount[p:q])
-        leader = first.setdefault(content, job)
-        count[leader] = count.get(leader, 0) + 1
-    return tuple(count), tuple(count.values())
+        k = known.setdefault(content, len(first))
+        class_of.append(k)
+        if k == len(first):
+            first.append(job)
+    return np.array(class_of, np.int64), tuple(first)

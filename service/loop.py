@@ -189,6 +189,7 @@ class RoundLoop:
             seed=options.seed,
             gap=options.gap,
             work=dict(options.work),
+            recorded=options.recorded,
             cancelled=over,
             left_s=remaining_s,
         )
@@ -216,6 +217,7 @@ class RoundLoop:
                 request=request,
                 legs=outcome.legs_after(snapshot),
                 network=outcome.network,
+                proof=outcome.proof,
             ),
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
@@ -252,7 +254,12 @@ class RoundLoop:
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
             recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
-            options = replace(recorded, work=record.summary.work, solve_limit_s=float("inf"))
+            options = replace(
+                recorded,
+                work=record.summary.work,
+                recorded=self._store.round_proof(cluster, number).recorded,
+                solve_limit_s=float("inf"),
+            )
         gave_way, by_work = threading.Event(), bool(options.work)
         over, measured = _over(remaining_s, cancelled), self._measured.get(cluster) or _PhaseTimes()
         after_s = measured.expect_s(*AFTER_SOLVING) * RESERVE or RESERVED * remaining_s()
@@ -396,6 +403,7 @@ def decide_again(
         seed=options.seed,
         gap=options.gap,
         work=dict(options.work),
+        recorded=options.recorded,
         cancelled=cancelled,
         left_s=left_s,
     )
@@ -417,7 +425,7 @@ def summarise_round(
     kinds = [d.kind for d in outcome.decisions]
     used = problem.used(solution.choice).tolist()
     chosen = asdict(options)
-    chosen.pop("work")
+    del chosen["work"], chosen["recorded"]
     return RoundSummary(
         cluster=snapshot.cluster,
         number=0,
@@ -449,6 +457,8 @@ def summarise_round(
         unit=problem.unit,
         versions=_VERSIONS,
         bound_is_trivial=outcome.bound_is_trivial,
+        proved_by=outcome.goals[-1].proved_by,
+        has_certificate=outcome.proof.has_certificate,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)
         ),

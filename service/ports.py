@@ -8,6 +8,7 @@ from typing import Protocol
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.proofs import RoundProof
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.agents import (
     DesiredState,
@@ -323,6 +324,10 @@ class Rounds(Protocol):
 
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
         """Return the snapshot that a round was decided on. Raises NotFound."""
+        ...
+
+    def round_proof(self, cluster: str, number: int) -> RoundProof:
+        """Return what is kept of the proof of a round. Raises NotFound."""
         ...
 
 

@@ -320,6 +320,7 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
         seed=options.seed,
         gap=options.gap,
         work=dict(options.work),
+        recorded=options.recorded,
     )
     try:
         outcome = plan_round(

@@ -25,6 +25,7 @@ rounds = sa.Table(
     sa.Column("summary", JSONB, nullable=False),
     sa.Column("snapshot", BYTEA),  # packed by tessera.db.snapshots; NULL if no longer kept
     sa.Column("base", sa.BigInteger),  # the round that the snapshot differs from; NULL if whole
+    sa.Column("proof", BYTEA),  # packed by tessera.db.proofs; NULL if nothing is certified
     sa.UniqueConstraint("cluster_id", "epoch"),
     sa.CheckConstraint("number > 0", name="number"),
     sa.CheckConstraint("base < number", name="base"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
+from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import AllocationRecord
 from tessera.formulation.records.store import Request
@@ -49,6 +50,8 @@ class RoundSummary:
     versions: tuple[str, ...]
     bound_is_trivial: bool = False  # nothing was proven, see GoalResult
     promises_due_s: float = math.inf  # when promised deadline schedules need the next round, or inf
+    proved_by: str = ""  # of the last goal's bound, see GoalResult
+    has_certificate: bool = False  # of the bound of any goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class RoundCommit:
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     request: Request | None = None
     network: NetworkOutcome | None = None  # None if the network is not described
+    proof: RoundProof = NO_PROOF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import typer
 
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli import options
+from tessera.service.cli.certificates import export_certificate, verify_certificate
 from tessera.service.cli.client import Client, connect, current_timestamp
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
@@ -87,10 +88,13 @@ def add_commands(app: typer.Typer) -> None:
     joins.command("revoke")(revoke_join_token)
     app.add_typer(joins, name="join-token", rich_help_panel=PANEL)
     certificates = typer.Typer(
-        help="List or revoke the certificates of agents.", no_args_is_help=True
+        help="Check the certificates of rounds' bounds. List or revoke those of agents.",
+        no_args_is_help=True,
     )
     certificates.command("list")(list_certificates)
     certificates.command("revoke")(revoke_agent)
+    certificates.command("verify")(verify_certificate)
+    certificates.command("export")(export_certificate)
     app.add_typer(certificates, name="certificate", rich_help_panel=PANEL)
     app.command("audit", rich_help_panel=PANEL)(show_audit)
 

@@ -36,6 +36,16 @@ GREEDY_SOLVER: Final = "greedy"
 UNPROVEN_TEXT: Final = "?"
 """The text that is shown for an unproven bound, and for its gap."""
 
+PROOF_TEXTS: Final = {
+    "prices": "prices",
+    "branching": "branching and prices",
+    "listing": "the word of the listing of the core",
+    "lp": "the word of the LP solver",
+    "cp-sat": "the word of CP-SAT",
+    "levels": "a search over levels",
+}
+"""The text that is shown for what proves a bound."""
+
 UNCOMMITTED_TEXTS: Final = {
     "dry_run": "(dry run, nothing was committed)",
     "replay": "(solved here, nothing was committed)",
@@ -61,6 +71,7 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
         Column("SOLVER", solver_text, wide=True),
         Column("GREEDY", lambda r: format_number(r.greedy_objective), wide=True, right=True),
         Column("BOUND", lambda r: proven_bound(r), wide=True, right=True),
+        Column("PROVED BY", lambda r: proof_text(r), wide=True),
         Column("SAMPLES/S", lambda r: format_number(r.samples_per_s), wide=True, right=True),
         Column("EPOCH", lambda r: str(r.epoch), wide=True, right=True),
     )
@@ -84,6 +95,11 @@ def format_gap(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
 def proven_bound(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
     """Return the bound, or "?" if none was proven."""
     return UNPROVEN_TEXT if value.bound_is_trivial else format_number(value.bound)
+
+
+def proof_text(value: scheduler_pb2.Round | scheduler_pb2.GoalResult) -> str:
+    """Return what proves the bound, in words; "" if it is trivial."""
+    return PROOF_TEXTS.get(value.proved_by, value.proved_by)
 
 
 def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> None:
@@ -112,6 +128,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("decided", format_time(value.create_time)),
         ("policy", _policy(value.options)),
         ("objective", f"{format_number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
+        ("proved by", _proof_of_bound(value)),
         (
             "greedy",
             f"{format_number(value.greedy_objective)} ({_compare_greedy(gain)})"
@@ -153,12 +170,21 @@ def _proof(value: scheduler_pb2.Round) -> str:
     return f"proven bound {format_number(value.bound)} (gap {format_gap(value)})"
 
 
+def _proof_of_bound(value: scheduler_pb2.Round) -> str:
+    """Return what proves the bound of the last goal, and whether anyone can check it."""
+    if not value.proved_by:
+        return ""
+    certified = value.goals[-1].certified if value.goals else value.has_certificate
+    return proof_text(value) + (", certified" if certified else ", not certified")
+
+
 GOAL_COLUMNS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
     Column("GOAL", lambda g: g.name),
     Column("REACHED", lambda g: format_number(g.objective), right=True),
     Column("BOUND", lambda g: proven_bound(g), right=True),
     Column("GAP", lambda g: format_gap(g), right=True),
     Column("UNIT", lambda g: g.unit),
+    Column("PROVED BY", lambda g: proof_text(g)),
 )
 """The columns of an objective's goals, in order."""
 

@@ -17,6 +17,7 @@ from tessera.service.rpc.convert import rounds as convert
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.visibility import hide_in_round
+from tessera.service.verification import encode_document, verify_round
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
@@ -86,6 +87,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             return self._replay(request, remaining_s, turn.is_over, fair_s)
 
         return await self._trials.run(CALLER.get(), f"replay in {cluster}", work)
+
+    async def VerifyRound(
+        self, request: pb.VerifyRoundRequest, context: _Context
+    ) -> pb.VerifyRoundResponse:
+        """Check the certificates of a stored round."""
+        cluster, _ = names.parse_round("name", request.name)
+
+        def work(turn: LaneTurn) -> pb.VerifyRoundResponse:
+            return self._verify(request, turn.is_over)
+
+        return await self._trials.run(CALLER.get(), f"verification in {cluster}", work)
 
     def _time_of(self, context: _Context) -> tuple[Callable[[], float], Callable[[], float]]:
         """Return functions, safe in any thread, for the seconds left to the call and to its solver.
@@ -175,6 +187,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))
         return pb.ReplayRoundResponse(round=answer, same_decisions=same, snapshot=snapshot)
+
+    def _verify(
+        self, request: pb.VerifyRoundRequest, cancelled: Callable[[], bool]
+    ) -> pb.VerifyRoundResponse:
+        cluster, number = names.parse_round("name", request.name)
+        record, checks = verify_round(self._store, cluster, number, cancelled)
+        document = encode_document(request.name, record, checks) if request.with_document else b""
+        return pb.VerifyRoundResponse(
+            round=convert.of_round(record, summary_only=True),
+            goals=map(convert.of_check, checks),
+            document=document,
+        )
 
 
 def _lesser(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:

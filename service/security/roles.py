@@ -144,6 +144,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "GetRound": _read(),
         "ListRounds": _read(),
         "ReplayRound": _read(OPERATORS),
+        "VerifyRound": _read(OPERATORS),
     },
     "Tenants": {
         "UpsertTenants": _change(),

@@ -41,7 +41,9 @@ class JoinedCore:
     offset: int
 
 
-def join_core(problem: Problem, priced: PricedProblem, reach: float, most: int) -> JoinedCore | None:
+def join_core(
+    problem: Problem, priced: PricedProblem, reach: float, most: int
+) -> JoinedCore | None:
     """Return the joined core of all columns that lose at most ``reach``.
 
     If it would have more than ``most`` columns besides the best ones, those that lose least are kept.
@@ -99,9 +101,7 @@ def _undecided(
     return (count > 0) & ((count > 1) | may_idle), may_idle, count
 
 
-def _limit_reach(
-    problem: Problem, first: Ints, loss: Floats, reach: float, most: int
-) -> float:
+def _limit_reach(problem: Problem, first: Ints, loss: Floats, reach: float, most: int) -> float:
     """Return the largest reach, at most ``reach``, that keeps at most ``most`` columns of classes."""
     of_first = np.zeros(len(problem.jobs), dtype=np.bool_)
     of_first[first] = True
@@ -170,7 +170,9 @@ def _fingerprints(problem: Problem) -> np.ndarray:
     value, use, position = (np.uint64(m) for m in _MULTIPLIERS)
     with np.errstate(over="ignore"):
         entry = (problem.row.astype(np.uint64) + np.uint64(1)) * use
-        entry = (entry ^ (entry >> np.uint64(29))) * (problem.amount.astype(np.uint64) + np.uint64(1))
+        entry = (entry ^ (entry >> np.uint64(29))) * (
+            problem.amount.astype(np.uint64) + np.uint64(1)
+        )
         column = problem.value.astype(np.uint64) * value
         column += _sums(entry * position, problem.usage_start)
         column ^= column >> np.uint64(31)

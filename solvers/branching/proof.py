@@ -49,7 +49,18 @@ def certify_tree(
     dropped = np.zeros(len(problem.cell), dtype=np.bool_)
     idles = np.zeros(len(problem.jobs), dtype=np.bool_)
     bound_leaves(
-        core.program, tree, leaves, whole, scale, core.around, dropped, idles, bound, drop, idle, path
+        core.program,
+        tree,
+        leaves,
+        whole,
+        scale,
+        core.around,
+        dropped,
+        idles,
+        bound,
+        drop,
+        idle,
+        path,
     )
     tree_of = _TreeBuilder(core, tree, leaves, whole, path)
     tails = _Tails(problem, priced, scale, dropped, idles)

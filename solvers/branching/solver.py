@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.formulation.certificates import Certificate
 from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution
+from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import (
     make_solution,
@@ -17,7 +17,6 @@ from tessera.solvers.answers import (
     usable_hint,
     without_answer,
 )
-from tessera.formulation.solution import SolveStatus
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices

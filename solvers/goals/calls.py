@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution
+from tessera.formulation.solution import RecordedAnswer, Solution
 from tessera.solvers.base import Budget, Solver
 
 CALLS_KEY: Final = "calls"
@@ -23,9 +23,10 @@ The number is that of the question."""
 class Calls:
     """The numbered solver calls of a round; the work of call k is recorded as ``k:solver``.
 
-    If the budget holds such a record, each call works under the limits that the same call had then.
-    A call that was left out for lack of time is left out again, so a round can be repeated. The
-    next call may depend on answers only, and never on a clock.
+    Answers that a clock ended are recorded in the same way, by ``k:stage``. If the budget holds
+    such a record, each call works under the limits that the same call had then. A call that was
+    left out for lack of time is left out again, so a round can be repeated. The next call may
+    depend on answers only, and never on a clock.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -33,6 +34,8 @@ class Calls:
         self._over = {key for key in budget.work if key.startswith(f"{OVER_PREFIX}:")}
         self._count = self._questions = 0
         self._work: list[tuple[str, float]] = []
+        self._given = _answers_by_call(budget.recorded)
+        self._answers: list[RecordedAnswer] = []
 
     def solve(
         self, solver: Solver, problem: Problem, budget: Budget, hint: Solution | None = None
@@ -42,11 +45,15 @@ class Calls:
         if self._recorded is not None:
             if self._count not in self._recorded:
                 return None
-            budget = replace(budget, work=self._recorded[self._count])
+            answers = self._given.get(self._count, ())
+            budget = replace(budget, work=self._recorded[self._count], recorded=answers)
         elif budget.expired():
             return None
         solution = solver.solve(problem, budget, hint)
         self._work += [(f"{self._count}:{name}", work) for name, work in solution.work]
+        self._answers += [
+            replace(answer, stage=f"{self._count}:{answer.stage}") for answer in solution.recorded
+        ]
         return solution
 
     def over(self, budget: Budget) -> bool:
@@ -66,6 +73,11 @@ class Calls:
         """Return the work of all calls so far."""
         return ((CALLS_KEY, float(self._count)), *self._work)
 
+    @property
+    def recorded(self) -> tuple[RecordedAnswer, ...]:
+        """Return the answers of all calls so far that a clock ended."""
+        return tuple(self._answers)
+
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:
     by_call: dict[int, dict[str, float]] = {}
@@ -73,4 +85,16 @@ def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:
         call, colon, name = key.partition(":")
         if colon and call.isdecimal():
             by_call.setdefault(int(call), {})[name] = amount
+    return by_call
+
+
+def _answers_by_call(
+    recorded: tuple[RecordedAnswer, ...],
+) -> dict[int, tuple[RecordedAnswer, ...]]:
+    by_call: dict[int, tuple[RecordedAnswer, ...]] = {}
+    for answer in recorded:
+        call, colon, stage = answer.stage.partition(":")
+        if colon and call.isdecimal():
+            own = by_call.get(int(call), ())
+            by_call[int(call)] = (*own, replace(answer, stage=stage))
     return by_call

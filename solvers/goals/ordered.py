@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
+from tessera.formulation.certificates import Certificate
 from tessera.formulation.check import find_violations
 from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
 from tessera.formulation.problem import Problem
+from tessera.formulation.proofs import BY_LEVELS, GoalProof, RoundProof
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, replace_goal_values
 from tessera.formulation.tables import Floats, Ints
@@ -33,6 +37,7 @@ from tessera.solvers.goals.levels import (
 from tessera.solvers.goals.rows import (
     add_limits,
     keep_goal_row,
+    keep_value_row,
     least_kept_value,
     levels_of,
     with_rows,
@@ -44,12 +49,23 @@ class SolvedGoals:
     """A solution of a statement, in the values of the last goal, with a result for each goal.
 
     ``floors`` has, for each goal but the last, the part that later goals had to leave of it. For a
-    sum it is the least value, and for levels the highest level in each place.
+    sum it is the least value, and for levels the highest level in each place. ``certificates`` has
+    the certificate of each goal's bound, or None where the bound is a stage's word.
     """
 
     solution: Solution
     results: tuple[GoalResult, ...]
     floors: tuple[tuple[float, ...], ...] = ()
+    certificates: tuple[Certificate | None, ...] = ()
+
+    @property
+    def proof(self) -> RoundProof:
+        """Return what a round keeps of this solution's proof."""
+        goals = tuple(
+            GoalProof(certificate=certificate, floor=floor or ())
+            for certificate, floor in zip_longest(self.certificates, self.floors)
+        )
+        return RoundProof(goals=goals, recorded=self.solution.recorded)
 
     def on(self, problem: Problem) -> Solution:
         """Return the solution measured by the values of ``problem``, which has the same columns."""
@@ -101,7 +117,9 @@ def solve_goals(
         solution = _solve(problem, solver, budget, greedy, prices)
         trivial = proves_nothing(problem, solution, budget.gap)
         return SolvedGoals(
-            solution=solution, results=(_linear_result(statement.goals[0], solution, trivial),)
+            solution=solution,
+            results=(_linear_result(statement.goals[0], solution, trivial),),
+            certificates=(None if trivial else solution.certificate,),
         )
     return _Ordered(statement, solver, budget, greedy).solve(prices)
 
@@ -114,6 +132,8 @@ def _linear_result(goal: Linear, solution: Solution, trivial: bool) -> GoalResul
         bound=solution.bound / goal.scale,
         gap=solution.gap,
         bound_is_trivial=trivial,
+        proved_by="" if trivial else solution.proved_by,
+        certified=not trivial and solution.certificate is not None,
     )
 
 
@@ -127,12 +147,25 @@ def _solve(
     if solution.has_answer and not find_violations(problem, solution):
         if solution.objective >= greedy.objective:
             return solution
-        return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
+        return _with_proof(greedy, solution)
     if solution.status is SolveStatus.INFEASIBLE and not greedy.has_answer:
         return solution
     if not solution.has_answer and greedy.objective <= solution.bound <= greedy.bound:
-        return replace(greedy, bound=solution.bound, prices=solution.prices, work=solution.work)
+        return _with_proof(greedy, solution)
     return greedy
+
+
+def _with_proof(answer: Solution, proven: Solution) -> Solution:
+    """Return ``answer`` with the bound of ``proven``, its proof, prices and record."""
+    return replace(
+        answer,
+        bound=proven.bound,
+        prices=proven.prices,
+        work=proven.work,
+        recorded=proven.recorded,
+        proved_by=proven.proved_by,
+        certificate=proven.certificate,
+    )
 
 
 def _with_prices(hint: Solution, problem: Problem, prices: Floats | None) -> Solution:
@@ -160,6 +193,8 @@ class _Ordered:
         self._choice: Ints | None = greedy.choice if greedy.has_answer else None
         self._bounds: list[float] = []
         self._trivial: list[bool] = []
+        self._proved_by: list[str] = []
+        self._certificates: list[Certificate | None] = []
         self._floors: list[tuple[float, ...]] = []
 
     def solve(self, prices: Floats | None) -> SolvedGoals:
@@ -214,6 +249,8 @@ class _Ordered:
         self._trivial.append(
             bool(places) and excludes_nothing(problem, goal, self._bounds[-1], places[0])
         )
+        self._proved_by.append("" if self._trivial[-1] else BY_LEVELS)
+        self._certificates.append(None)
         loose = loosen_levels(goal, places)
         self._floors.append(loose)
         self._problem = add_limits(problem, goal, limits_of(loose))
@@ -228,7 +265,10 @@ class _Ordered:
         problem = replace_goal_values(self._problem, goal)
         solution = self._best_on(problem, budget, prices)
         self._bounds.append(solution.bound)
-        self._trivial.append(proves_nothing(problem, solution, budget.gap))
+        trivial = proves_nothing(problem, solution, budget.gap)
+        self._trivial.append(trivial)
+        self._proved_by.append("" if trivial else solution.proved_by)
+        self._certificates.append(None if trivial else solution.certificate)
         return solution
 
     def _best_on(self, problem: Problem, budget: Budget, prices: Floats | None) -> Solution:
@@ -247,30 +287,61 @@ class _Ordered:
             return best
         if solution.has_answer and solution.objective >= best.objective:
             return solution
-        bound = solution.bound if solution.bound >= best.objective else best.bound
-        proven = bound <= best.objective
+        if solution.bound < best.objective:  # it cannot be true
+            return replace(best, prices=solution.prices)
+        proven = solution.bound <= best.objective
         return replace(
-            best,
-            bound=bound,
-            prices=solution.prices,
+            _with_proof(best, solution),
+            work=best.work,
+            recorded=best.recorded,
             status=SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE,
         )
 
     def _solved(self, solution: Solution) -> SolvedGoals:
         goals, bounds, trivial = self._statement.goals, self._bounds, self._trivial
+        proved_by, certificates = self._proved_by, self._certificates
         work = self._calls.work if self._ask else self._greedy.work
         if not solution.has_answer:
             bounds = [_first_bound(self._statement.problem, goal) for goal in goals]
             trivial = [True] * len(goals)
+            proved_by, certificates = [""] * len(goals), [None] * len(goals)
         results = tuple(
             replace(
-                _result(self._statement.problem, goal, solution, bound), bound_is_trivial=unproven
+                _result(self._statement.problem, goal, solution, bound),
+                bound_is_trivial=unproven,
+                proved_by=by,
+                certified=certificate is not None,
             )
-            for goal, bound, unproven in zip(goals, bounds, trivial, strict=True)
+            for goal, bound, unproven, by, certificate in zip(
+                goals, bounds, trivial, proved_by, certificates, strict=True
+            )
         )
         return SolvedGoals(
-            solution=replace(solution, work=work), results=results, floors=tuple(self._floors)
+            solution=replace(solution, work=work, recorded=self._calls.recorded),
+            results=results,
+            floors=tuple(self._floors),
+            certificates=tuple(certificates),
         )
+
+
+def state_goals(
+    statement: Statement, floors: Sequence[tuple[float, ...]]
+) -> tuple[Problem | None, ...]:
+    """Return the problem of each goal, once the goals before it keep their ``floors``.
+
+    The bound of a sum is one of this problem. It is None for levels.
+    """
+    problem, stated = statement.problem, list[Problem | None]()
+    for position, goal in enumerate(statement.goals):
+        floor = floors[position] if position < len(floors) else ()
+        if isinstance(goal, Levels):
+            stated.append(None)
+            problem = add_limits(problem, goal, limits_of(floor))
+            continue
+        stated.append(replace_goal_values(problem, goal))
+        if floor:
+            problem = with_rows(problem, [keep_value_row(problem, goal, int(floor[0]))])
+    return tuple(stated)
 
 
 def _first_bound(problem: Problem, goal: Goal) -> float:

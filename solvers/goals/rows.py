@@ -82,12 +82,17 @@ def keep_goal_row(problem: Problem, goal: Linear, reached: int) -> RowUse:
     If that exceeds 2^53, amounts and capacity are divided by a power of two and rounded down. No
     choice that keeps the goal is lost; less than that power can be given away per job unnoticed.
     """
+    return keep_value_row(problem, goal, least_kept_value(goal, reached))
+
+
+def keep_value_row(problem: Problem, goal: Linear, least: int) -> RowUse:
+    """Return the row that keeps ``goal`` at no less than ``least``; see ``keep_goal_row``."""
     may_wait = ~problem.must_run & (np.diff(problem.job_start) > 0)
     top = reduce_by_job(np.maximum, goal.value.astype(np.float64), problem.job_start)
     top_value = np.where(may_wait, np.maximum(top, 0.0), top).astype(np.int64)
     waits = np.flatnonzero(may_wait & (top_value > 0))
     amount, idle = top_value[problem.column_job] - goal.value, top_value[waits]
-    capacity = int(top_value.sum()) - least_kept_value(goal, reached)
+    capacity = int(top_value.sum()) - least
     total = float(amount.sum(dtype=np.float64) + idle.sum(dtype=np.float64))
     shift = max(0, math.frexp(max(total, float(capacity)) / MAX_TOTAL)[1])
     return RowUse(

@@ -185,9 +185,7 @@ def _look_at(
     counts, values = state.counts, state.values
     cutoff = values[KNOWN] + allowed + 1.0
     cutoff = (cutoff - _rounding(cutoff)) * program.unit
-    end, pivots, row, left, last = _descend(
-        program, tableau, cutoff
-    )
+    end, pivots, row, left, last = _descend(program, tableau, cutoff)
     counts[PIVOTS] += pivots
     counts[SINCE] += pivots
     rows = program.capacity.size
@@ -226,7 +224,13 @@ def _look_at(
 
 @compile_lazily
 def _price_out(
-    program: JoinedProgram, tableau: Tableau, tree: SearchTree, node: int, row: int, left: float, last: float
+    program: JoinedProgram,
+    tableau: Tableau,
+    tree: SearchTree,
+    node: int,
+    row: int,
+    left: float,
+    last: float,
 ) -> None:
     """Set prices of ``node``, which has no answer, at which its bound is below that of any answer.
 
@@ -307,8 +311,7 @@ def _rebuild(program: JoinedProgram, tableau: Tableau) -> None:
             best = -1
             for i in range(size):
                 if not taken[i] and (
-                    best < 0
-                    or abs(tableau.body[i, variable]) > abs(tableau.body[best, variable])
+                    best < 0 or abs(tableau.body[i, variable]) > abs(tableau.body[best, variable])
                 ):
                     best = i
             taken[best] = True

@@ -80,9 +80,7 @@ def assign_by_knapsacks(
 
 
 @compile_lazily
-def _fill(
-    sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, assign: bool
-) -> int:
+def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, assign: bool) -> int:
     """Return the most that a knapsack can hold.
 
     What it takes is counted in ``taken`` (int64[classes]), or given to it (int64[jobs]) if

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
 from tessera.formulation.policy import Policy
+from tessera.formulation.solution import RecordedAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class RoundOptions(Policy):
     """Pairs of a solver and the deterministic work at which to stop it.
 
     If it is empty, only time and gap stop it."""
+    recorded: tuple[RecordedAnswer, ...] = ()
+    """Answers of a recorded round that its clock ended, for a repetition of that round."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""

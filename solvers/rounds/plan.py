@@ -27,6 +27,7 @@ from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
+from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
@@ -65,6 +66,7 @@ class RoundOutcome:
     greedy_objective: int  # 0 if a published scheduler decided
     given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
+    proof: RoundProof = NO_PROOF
     network: NetworkOutcome | None = None
     """It is None if the network is not described, or if the round is refused."""
     stands_until: int = 0
@@ -115,6 +117,7 @@ class _PlacedRound:
     given_up: frozenset[int] = frozenset()
     greedy_objective: int = 0
     admission: Admission | None = None
+    proof: RoundProof = NO_PROOF
     broken: tuple[Violation, ...] = ()
 
 
@@ -153,7 +156,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = to_real_pace(offer_runnable_plans(assume_rates(snapshot)))
+    real = _as_solved(snapshot)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -174,6 +177,22 @@ def plan_round(
     if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
         return replace(outcome, stands_until=next_defragmentation(snapshot, policy))
     return outcome
+
+
+def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWork:
+    """Return the round as ``plan_round`` states it before it is solved, with greedy's solution.
+
+    With the recorded work as the budget's, it is stated as it was.
+
+    Raises:
+        DeadlineTooShort: the budget was cancelled.
+    """
+    return _begin(_as_solved(snapshot), policy, budget, _no_mark)
+
+
+def _as_solved(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with assumed rates and plans that can run, at the pace of the clock."""
+    return to_real_pace(offer_runnable_plans(assume_rates(snapshot)))
 
 
 def _networked(
@@ -207,16 +226,8 @@ def _solved(
     mark: Callable[[str], None],
 ) -> _PlacedRound:
     """Return the solver's solution of the round's statement, placed."""
-    looks_ahead = policy.deadline_mode in LOOK_AHEAD_MODES
-    if policy.deadline_mode == KEEP_MODE:  # without a promise, there is nothing to keep
-        looks_ahead = bool(snapshot.jobs.admitted.any())
-    admission = admit(snapshot, policy, budget) if looks_ahead else None
-    statement = state_round(snapshot, policy, admission, check=budget.check)
-    work = RoundWork.begin(snapshot, policy, budget, statement, admission)
-    mark("build")
-    work = keep_promises(work)
-    mark("greedy")
-    problem = work.statement.problem
+    work = _begin(snapshot, policy, budget, mark)
+    admission, problem = work.admission, work.statement.problem
     known = known_prices(problem, snapshot.prices) if len(snapshot.prices) else None
     solved = solve_goals(work.statement, solver, budget, work.greedy, known)
     mark("solve")
@@ -245,9 +256,26 @@ def _solved(
         goals=solved.results,
         placed=placed,
         admission=admission,
+        proof=solved.proof,
         given_up=frozenset(job for job in broken if had[job]),
         greedy_objective=objective_of(problem, work.greedy.choice),
     )
+
+
+def _begin(
+    snapshot: Snapshot, policy: Policy, budget: Budget, mark: Callable[[str], None]
+) -> RoundWork:
+    """Return the round as stated, with the promises that can be kept and greedy's solution."""
+    looks_ahead = policy.deadline_mode in LOOK_AHEAD_MODES
+    if policy.deadline_mode == KEEP_MODE:  # without a promise, there is nothing to keep
+        looks_ahead = bool(snapshot.jobs.admitted.any())
+    admission = admit(snapshot, policy, budget) if looks_ahead else None
+    statement = state_round(snapshot, policy, admission, check=budget.check)
+    work = RoundWork.begin(snapshot, policy, budget, statement, admission)
+    mark("build")
+    work = keep_promises(work)
+    mark("greedy")
+    return work
 
 
 def _scheduled(
@@ -330,4 +358,5 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         greedy_objective=answered.greedy_objective,
         given_up=given_up,
         admission=answered.admission,
+        proof=answered.proof,
     )

@@ -15,6 +15,7 @@ import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.errors import DeadlineTooShort, NotFound
+from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
@@ -77,6 +78,9 @@ class TwoClusters:
 
     def round_snapshot(self, _cluster: str, number: int) -> Snapshot:
         return self.recorded[number][1]
+
+    def round_proof(self, _cluster: str, _number: int) -> RoundProof:
+        return NO_PROOF
 
     @staticmethod
     def _record(snapshot: Snapshot, summary: RoundSummary, decisions: Any) -> RoundRecord:

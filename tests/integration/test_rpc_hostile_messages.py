@@ -224,6 +224,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "GetRound": [s.GetRoundRequest(name=f"{C}/rounds/1")],
         "ListRounds": [s.ListRoundsRequest(parent=C, page_size=1)],
         "ReplayRound": [s.ReplayRoundRequest(name=f"{C}/rounds/1", with_snapshot=True)],
+        "VerifyRound": [s.VerifyRoundRequest(name=f"{C}/rounds/1", with_document=True)],
         "UpsertTenants": [some_tenants(a_tenant("t", weight=2.0, quotas={"a100": 1}))],
         "ListTenants": [t.ListTenantsRequest(parent=C)],
         "DeleteTenants": [t.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/t"])],

@@ -13,6 +13,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.codec import encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from tessera.formulation.proofs import NO_PROOF
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord
 from tessera.formulation.records.store import Request
@@ -22,6 +23,7 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World
 from tessera.solvers.rounds.options import RoundOptions
+from tests.support.proofs import a_round_proof
 from tests.support.stored_cluster import a_leg, a_round, a_summary, legs_of, wait
 from tests.support.stores import (
     PASS_S,
@@ -253,6 +255,14 @@ def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds
     assert encode(rounds.round_snapshot(C, 1)) == encode(snapshot)
 
 
+def test_rounds_keep_their_proof(rounds: Rounds) -> None:
+    rounds.commit(an_empty_round(rounds.snapshot(C)))
+    assert rounds.round_proof(C, 1) == NO_PROOF
+    proof = a_round_proof()
+    rounds.commit(an_empty_round(rounds.snapshot(C), proof=proof))
+    assert rounds.round_proof(C, 2) == proof
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -260,6 +270,7 @@ def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds
         lambda r: r.begin_round("nowhere", None),
         lambda r: r.get_round(C, 1),
         lambda r: r.round_snapshot(C, 7),
+        lambda r: r.round_proof(C, 7),
         lambda r: r.commit(an_empty_round(replace(r.snapshot(C), cluster="nowhere"))),
     ],
 )

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificates import Branch, Certificate, CertificateNode, PriceLeaf
+from tessera.formulation.certificates import (
+    Branch,
+    Certificate,
+    CertificateNode,
+    PriceLeaf,
+    certificate_from_plain,
+)
 from tessera.formulation.errors import InvalidCertificate
 from tessera.formulation.problem import Problem
+from tessera.formulation.proofs import GoalProof, RoundProof
+from tessera.formulation.solution import RecordedAnswer
+from tessera.formulation.tables import Ints
 from tests.support.problems import Option, a_problem
 
 ANY_BOUND = 10**40
@@ -72,17 +83,8 @@ def spelled_columns(problem: Problem) -> list[list[tuple[int, int, dict[int, int
 
 def best_objective(problem: Problem) -> int | None:
     """Return the optimum by trying all choices, or None if the must-run jobs do not fit."""
-    ways = [
-        [*([] if problem.must_run[j] else [-1]), *problem.columns_of(j)]
-        for j in range(len(problem.jobs))
-    ]
-    best: int | None = None
-    for choice in itertools.product(*ways):
-        picked = np.array(choice, np.int64)
-        if (problem.used(picked) <= problem.capacity).all():
-            worth = int(problem.value[picked[picked >= 0]].sum())
-            best = worth if best is None else max(best, worth)
-    return best
+    choice = best_choice(problem)
+    return None if choice is None else int(problem.value[choice[choice >= 0]].sum())
 
 
 def a_random_certificate(
@@ -156,7 +158,7 @@ def tampered(problem: Problem, certificate: Certificate, seed: int) -> Certifica
         lambda leaf: replace(leaf, prices=((len(problem.rows), 1), *leaf.prices)),
         lambda leaf: replace(leaf, branch_prices=(*leaf.branch_prices, 2)),
         lambda leaf: replace(leaf, branch_prices=tuple(-p - 1 for p in leaf.branch_prices)),
-        lambda leaf: replace(leaf, job_prices=((len(problem.jobs) - 1, 1), *leaf.job_prices)),
+        lambda leaf: replace(leaf, job_prices=((len(problem.jobs) - 1, 1), *leaf.job_prices[:-1])),
         lambda leaf: replace(leaf, job_prices=tuple((j, -7 - p) for j, p in leaf.job_prices)),
         lambda leaf: replace(leaf, knapsacks=tuple(range(len(problem.rows)))),
         lambda leaf: replace(leaf, knapsacks=()),
@@ -183,9 +185,74 @@ def tampered(problem: Problem, certificate: Certificate, seed: int) -> Certifica
     return replace(certificate, root=change(certificate.root))
 
 
+def best_choice(problem: Problem) -> Ints | None:
+    """Return a best choice by trying all, int64[jobs], or None if the must-run jobs do not fit."""
+    ways = [
+        [*([] if problem.must_run[j] else [-1]), *problem.columns_of(j)]
+        for j in range(len(problem.jobs))
+    ]
+    best: Ints | None = None
+    most = -math.inf
+    for choice in itertools.product(*ways):
+        picked = np.array(choice, np.int64)
+        worth = int(problem.value[picked[picked >= 0]].sum())
+        if worth > most and (problem.used(picked) <= problem.capacity).all():
+            best, most = picked, worth
+    return best
+
+
+def read_document(goal: dict[str, Any]) -> tuple[Problem, Certificate]:
+    """Return the problem and the certificate of a document's goal, in its units and steps.
+
+    Only jobs of a class are written out, and waiting is a column already.
+    """
+    jobs: list[list[Option]] = []
+    must: list[int] = []
+    number: list[list[int]] = []
+    first: list[int] = []
+    for kind in goal["classes"]:
+        first.append(len(jobs))
+        start = sum(len(job) for job in jobs)
+        number.append([start + c for c in range(len(kind["columns"]))])
+        for _ in range(kind["jobs"]):
+            must += [len(jobs)] if kind["must_run"] else []
+            jobs.append([(value, dict(uses)) for value, uses, _ in kind["columns"]])
+    plain = {
+        "bound": goal["bound"],
+        "denominator": goal["denominator"],
+        "nodes": [
+            {**node, "columns": [number[k][c] for k, c in node["columns"]]}
+            if "columns" in node
+            else {**node, "job_prices": [(first[k], price) for k, price in node["job_prices"]]}
+            for node in goal["nodes"]
+        ],
+    }
+    problem = a_problem(jobs, [row["room"] for row in goal["rows"]], must_run=must)
+    return problem, certificate_from_plain(plain)
+
+
 def proves(problem: Problem, certificate: Certificate) -> int | None:
     """Return what our checker accepts as proven, or None if it refuses the certificate."""
     try:
         return check_certificate(problem, certificate)
     except InvalidCertificate:
         return None
+
+
+def a_round_proof() -> RoundProof:
+    """Return the proof of a round with a goal of levels, a sum with a tree, and a recorded answer."""
+    leaf = PriceLeaf(prices=((0, 2**70), (3, 1)), branch_prices=(5,))
+    knapsack = PriceLeaf(
+        prices=((1, 4),), branch_prices=(0,), knapsacks=(2,), job_prices=((0, -7), (4, 7))
+    )
+    root = Branch(columns=(0, 3), most=2, below=leaf, above=knapsack)
+    return RoundProof(
+        goals=(
+            GoalProof(floor=(3.5, math.inf)),
+            GoalProof(certificate=Certificate(bound=41, denominator=2**20, root=root)),
+        ),
+        recorded=(
+            RecordedAnswer(stage="2:cp-sat", changes=((0, 4), (7, -1)), bound=41.0),
+            RecordedAnswer(stage="3:lp", changes=(), bound=math.inf),
+        ),
+    )

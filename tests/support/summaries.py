@@ -12,7 +12,7 @@ from tessera.solvers.rounds.plan import RoundOptions
 def recorded_options(options: RoundOptions) -> dict[str, Any]:
     """Return options in the form that a round records."""
     fields = asdict(options)
-    del fields["work"]
+    del fields["work"], fields["recorded"]
     return fields
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
+from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -17,6 +18,7 @@ class _Kept:
     record: RoundRecord
     snapshot: Snapshot
     request: Request | None
+    proof: RoundProof
 
 
 class WorldRounds:
@@ -70,7 +72,9 @@ class WorldRounds:
         )
         decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
         record = RoundRecord(summary=summary, decisions=decisions)
-        self._kept.append(_Kept(record=record, snapshot=commit.snapshot, request=request))
+        self._kept.append(
+            _Kept(record=record, snapshot=commit.snapshot, request=request, proof=commit.proof)
+        )
         return record
 
     def _replayed(self, request: Request) -> RoundRecord | None:
@@ -102,6 +106,14 @@ class WorldRounds:
             NotFound: there is no such round.
         """
         return self._find(cluster, number).snapshot
+
+    def round_proof(self, cluster: str, number: int) -> RoundProof:
+        """Return what is kept of the proof of a round.
+
+        Raises:
+            NotFound: there is no such round.
+        """
+        return self._find(cluster, number).proof
 
     def _find(self, cluster: str, number: int) -> _Kept:
         if cluster != self._world.store.cluster or not 1 <= number <= len(self._kept):

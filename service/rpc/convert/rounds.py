@@ -22,6 +22,7 @@ from tessera.service import durations
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.jobs import of_allocation, of_reason
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.proofs import GoalCheck
 from tessera.v1 import scheduler_pb2 as pb
 
 MAX_SEED: Final = 2**31 - 1
@@ -198,6 +199,15 @@ def of_summary(s: RoundSummary) -> pb.Round:
         versions=s.versions,
         goals=map(_of_goal, s.goals),
         bound_is_trivial=s.bound_is_trivial,
+        proved_by=s.proved_by,
+        has_certificate=s.has_certificate,
+    )
+
+
+def of_check(check: GoalCheck) -> pb.GoalCheck:
+    """Return the message of the check of a goal's certificate."""
+    return pb.GoalCheck(
+        goal=_of_goal(check.result), proven=check.proven, problem=check.problem, note=check.note
     )
 
 
@@ -209,6 +219,8 @@ def _of_goal(goal: GoalResult) -> pb.GoalResult:
         bound=goal.bound,
         gap=goal.gap,
         bound_is_trivial=goal.bound_is_trivial,
+        proved_by=goal.proved_by,
+        certified=goal.certified,
     )
 
 

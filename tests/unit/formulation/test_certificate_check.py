@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificates import Branch, Certificate, CertificateNode, PriceLeaf
+from tessera.formulation.certificates import (
+    Branch,
+    Certificate,
+    CertificateNode,
+    PriceLeaf,
+    certificate_from_plain,
+    certificate_to_plain,
+)
 from tessera.formulation.errors import InvalidCertificate
 from tests.support.problems import a_problem
 from tests.support.proofs import (
@@ -146,12 +155,10 @@ def test_a_knapsack_counts_at_most_one_column_of_each_of_many_identical_jobs() -
         (PriceLeaf(prices=((0, -1),)), "a price is negative"),
         (PriceLeaf(prices=((2, 1),)), "priced rows must rise"),
         (PriceLeaf(prices=((1, 1), (0, 1))), "priced rows must rise"),
-        (PriceLeaf(prices=((0, 1),), knapsacks=(0,)), "both a knapsack and priced"),
         (PriceLeaf(prices=(), knapsacks=(0, 1)), "a column uses two knapsacks"),
         (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((0, -1),)), "may wait"),
         (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((1, 1),)), "not the first of its class"),
         (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((0, 1), (0, 1))), "two prices"),
-        (PriceLeaf(prices=(), job_prices=((0, 1),)), "job prices need knapsacks"),
         (PriceLeaf(prices=(), branch_prices=(1,)), "0 branches has 1 prices"),
     ],
 )
@@ -159,6 +166,31 @@ def test_what_is_no_certificate_is_refused_by_name(root: CertificateNode, messag
     problem = a_problem([[(5, {0: 1, 1: 1})]] * 2, [1, 1])
     with pytest.raises(InvalidCertificate, match=message):
         check_certificate(problem, a_proof(root))
+
+
+def test_a_certificate_of_a_deep_tree_can_be_pickled_and_written() -> None:
+    root: CertificateNode = PriceLeaf(prices=((0, 2),), branch_prices=(0,) * 5000)
+    for depth in reversed(range(5000)):
+        above = PriceLeaf(
+            prices=(), knapsacks=(0,), branch_prices=(*(0,) * depth, 9), job_prices=((0, 1),)
+        )
+        root = Branch(columns=(0,), most=1, below=root, above=above)
+    certificate = a_proof(root, bound=5)
+    plain = certificate_to_plain(certificate)
+    again = json.loads(json.dumps(plain))
+    assert certificate_to_plain(certificate_from_plain(again)) == plain
+    assert certificate_to_plain(pickle.loads(pickle.dumps(certificate))) == plain
+    shallow = a_proof(PriceLeaf(prices=((0, 2),), knapsacks=(1,), job_prices=((3, -1),)))
+    assert certificate_from_plain(certificate_to_plain(shallow)) == shallow
+
+
+@pytest.mark.parametrize("above", [0, 3])
+def test_nodes_that_are_no_tree_are_refused(above: int) -> None:
+    leaf = {"branch_prices": [0]}
+    branch = {"columns": [0], "most": 0, "below": 1, "above": above}
+    plain = {"bound": 1, "denominator": 1, "nodes": [branch, leaf, leaf]}
+    with pytest.raises(InvalidCertificate, match="not later nodes"):
+        certificate_from_plain(plain)
 
 
 def test_a_denominator_must_be_positive() -> None:

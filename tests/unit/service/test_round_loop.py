@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotFound, TooBusy
+from tessera.formulation.proofs import NO_PROOF
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -18,6 +19,7 @@ from tessera.service.loop import RoundLoop
 from tessera.solvers import registry
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import a_random_snapshot
+from tests.support.proving import RecordingSolver
 
 OPTIONS = RoundOptions(solver="greedy")
 
@@ -234,11 +236,33 @@ def test_a_replay_that_cannot_end_early_yields_with_an_error() -> None:
     record = world.schedule(options=RoundOptions())
     world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
     world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
+    world.store.round_proof = lambda cluster, number: NO_PROOF  # type: ignore[attr-defined]
     limits: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
     _, same = world.loop.replay("test", 1, None, fair_s=lambda: 1.0, **limits)
     assert same
     with pytest.raises(TooBusy, match="repeat it when the server is less busy"):
         world.loop.replay("test", 1, None, fair_s=lambda: 0.0, **limits)
+
+
+def test_a_replay_gets_the_recorded_answers_next_to_the_recorded_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, first, again = LoopUnderTest(), RecordingSolver(), RecordingSolver()
+    monkeypatch.setattr(loop, "make_solver", lambda _name: first)
+    record = world.schedule(options=RoundOptions())
+    proof = world.store.committed[0].proof
+    assert "recorded" not in record.summary.options
+    world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
+    world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
+    world.store.round_proof = lambda cluster, number: proof  # type: ignore[attr-defined]
+    monkeypatch.setattr(loop, "make_solver", lambda _name: again)
+    limits: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
+    _, same = world.loop.replay("test", 1, None, **limits)
+    assert same
+    assert (first.given, again.given) == ([()], [proof.recorded])
+    assert proof.recorded
+    world.loop.replay("test", 1, RoundOptions(), **limits)
+    assert again.given[1] == ()  # other options are not a repetition
 
 
 def test_baselines_decide_dry_runs_and_commit_nothing() -> None:

@@ -264,8 +264,18 @@ def test_an_invalid_round_option_is_named_with_the_allowed_values(
 
 def test_a_round_lists_its_goals_in_order_and_the_jobs_with_promised_deadlines() -> None:
     goals = (
-        GoalResult(name="max-min", unit="GPU-s", objective=3.0, bound=2.5, gap=0.2),
-        GoalResult(name="throughput", unit="jobs", objective=5.0, bound=5.0, gap=0.0),
+        GoalResult(
+            name="max-min", unit="GPU-s", objective=3.0, bound=2.5, gap=0.2, proved_by="levels"
+        ),
+        GoalResult(
+            name="throughput",
+            unit="jobs",
+            objective=5.0,
+            bound=5.0,
+            gap=0.0,
+            proved_by="prices",
+            certified=True,
+        ),
     )
     decision = DecisionRecord(
         job="j",
@@ -283,6 +293,10 @@ def test_a_round_lists_its_goals_in_order_and_the_jobs_with_promised_deadlines()
     assert [(g.name, g.unit, g.objective, g.bound, g.gap) for g in message.goals] == [
         ("max-min", "GPU-s", 3.0, 2.5, 0.2),
         ("throughput", "jobs", 5.0, 5.0, 0.0),
+    ]
+    assert [(g.proved_by, g.certified) for g in message.goals] == [
+        ("levels", False),
+        ("prices", True),
     ]
     assert (message.decisions[0].admitted, message.decisions[0].opportunistic) == (True, True)
 

@@ -424,6 +424,8 @@ class GoalResult(_message.Message):
     BOUND_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
     BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
+    PROVED_BY_FIELD_NUMBER: _builtins.int
+    CERTIFIED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The goal as it was written, e.g. "0.7*throughput + 0.3*jct"."""
     unit: _builtins.str
@@ -434,6 +436,13 @@ class GoalResult(_message.Message):
     """The relative gap. At 0 the result is proven optimal."""
     bound_is_trivial: _builtins.bool
     """The same as `bound_is_trivial` of Round."""
+    proved_by: _builtins.str
+    """What proves the bound: "prices" or "branching", which make certificates; "listing", "lp" or
+    "cp-sat", where it is the word of that stage; "levels" for a search over levels. Empty if the
+    bound is trivial.
+    """
+    certified: _builtins.bool
+    """Whether the bound has a certificate, which anyone can check."""
     def __init__(
         self,
         *,
@@ -443,10 +452,12 @@ class GoalResult(_message.Message):
         bound: _builtins.float = ...,
         gap: _builtins.float = ...,
         bound_is_trivial: _builtins.bool = ...,
+        proved_by: _builtins.str = ...,
+        certified: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "gap", b"gap", "name", b"name", "objective", b"objective", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "certified", b"certified", "gap", b"gap", "name", b"name", "objective", b"objective", "proved_by", b"proved_by", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -594,6 +605,8 @@ class Round(_message.Message):
     GOALS_FIELD_NUMBER: _builtins.int
     BOUND_IS_TRIVIAL_FIELD_NUMBER: _builtins.int
     EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
+    PROVED_BY_FIELD_NUMBER: _builtins.int
+    HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -637,6 +650,10 @@ class Round(_message.Message):
     what all jobs would reach if each had the cluster to itself. It is valid, but the gap says
     nothing about the answer.
     """
+    proved_by: _builtins.str
+    """The same as `proved_by` of GoalResult, for `bound`."""
+    has_certificate: _builtins.bool
+    """Whether the bound of a goal has a certificate. VerifyRound checks and returns it."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -709,10 +726,12 @@ class Round(_message.Message):
         goals: _abc.Iterable[Global___GoalResult] | None = ...,
         bound_is_trivial: _builtins.bool = ...,
         execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        proved_by: _builtins.str = ...,
+        has_certificate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,3 +868,99 @@ class ReplayRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplayRoundResponse: _TypeAlias = ReplayRoundResponse  # noqa: Y015
+
+@_typing.final
+class VerifyRoundRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WITH_DOCUMENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/rounds/{number}" """
+    with_document: _builtins.bool
+    """Whether the answer shall contain the certificates' document."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        with_document: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "with_document", b"with_document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRoundRequest: _TypeAlias = VerifyRoundRequest  # noqa: Y015
+
+@_typing.final
+class GoalCheck(_message.Message):
+    """The check of the certificate of a goal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOAL_FIELD_NUMBER: _builtins.int
+    PROVEN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    proven: _builtins.float
+    """The bound that the certificate proves, in the goal's unit. Unset without a valid certificate."""
+    problem: _builtins.str
+    """Why the certificate does not prove the stored bound. Empty if it does, and without a
+    certificate.
+    """
+    note: _builtins.str
+    """Why the placed answer is not one of the answers that the bound is about. Empty if it is."""
+    @_builtins.property
+    def goal(self) -> Global___GoalResult: ...
+    def __init__(
+        self,
+        *,
+        goal: Global___GoalResult | None = ...,
+        proven: _builtins.float | None = ...,
+        problem: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_proven", b"_proven", "goal", b"goal", "proven", b"proven"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_proven", b"_proven", "goal", b"goal", "note", b"note", "problem", b"problem", "proven", b"proven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__proven: _TypeAlias = _typing.Literal["proven"]  # noqa: Y015
+    _WhichOneofArgType__proven: _TypeAlias = _typing.Literal["_proven", b"_proven"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proven) -> _WhichOneofReturnType__proven | None: ...
+
+Global___GoalCheck: _TypeAlias = GoalCheck  # noqa: Y015
+
+@_typing.final
+class VerifyRoundResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    GOALS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """The document (JSON) of the goals that were proven: their problems by classes of identical jobs,
+    the answer and the certificates. Empty if no goal was, or if it was not asked for.
+    """
+    @_builtins.property
+    def round(self) -> Global___Round:
+        """The round, without decisions."""
+
+    @_builtins.property
+    def goals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoalCheck]:
+        """The checks of the round's goals, in order."""
+
+    def __init__(
+        self,
+        *,
+        round: Global___Round | None = ...,
+        goals: _abc.Iterable[Global___GoalCheck] | None = ...,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "goals", b"goals", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRoundResponse: _TypeAlias = VerifyRoundResponse  # noqa: Y015

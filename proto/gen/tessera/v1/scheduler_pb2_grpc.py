@@ -55,6 +55,11 @@ class SchedulerStub:
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.ReplayRoundRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.ReplayRoundResponse.FromString,
                 _registered_method=True)
+        self.VerifyRound = channel.unary_unary(
+                '/tessera.v1.Scheduler/VerifyRound',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -92,6 +97,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyRound(self, request, context):
+        """Checks the certificates of a stored round against its objectives and bounds. The problem is
+        stated again from the round's snapshot. Nothing is solved and nothing is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +127,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.ReplayRound,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.ReplayRoundRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.ReplayRoundResponse.SerializeToString,
+            ),
+            'VerifyRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyRound,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +243,33 @@ class Scheduler:
             '/tessera.v1.Scheduler/ReplayRound',
             tessera_dot_v1_dot_scheduler__pb2.ReplayRoundRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.ReplayRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/VerifyRound',
+            tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,

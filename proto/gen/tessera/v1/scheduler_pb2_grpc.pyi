@@ -46,6 +46,10 @@ class SchedulerStub:
     """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
     committed.
     """
+    VerifyRound: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyRoundRequest, _scheduler_pb2.VerifyRoundResponse]
+    """Checks the certificates of a stored round against its objectives and bounds. The problem is
+    stated again from the round's snapshot. Nothing is solved and nothing is committed.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -64,6 +68,10 @@ class SchedulerAsyncStub(SchedulerStub):
     ReplayRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReplayRoundRequest, _scheduler_pb2.ReplayRoundResponse]  # type: ignore[assignment]
     """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
     committed.
+    """
+    VerifyRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyRoundRequest, _scheduler_pb2.VerifyRoundResponse]  # type: ignore[assignment]
+    """Checks the certificates of a stored round against its objectives and bounds. The problem is
+    stated again from the round's snapshot. Nothing is solved and nothing is committed.
     """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
@@ -104,6 +112,16 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.ReplayRoundResponse, _abc.Awaitable[_scheduler_pb2.ReplayRoundResponse]]:
         """Solves the snapshot of a stored round again, with the same or with other options. Nothing is
         committed.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyRound(
+        self,
+        request: _scheduler_pb2.VerifyRoundRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.VerifyRoundResponse, _abc.Awaitable[_scheduler_pb2.VerifyRoundResponse]]:
+        """Checks the certificates of a stored round against its objectives and bounds. The problem is
+        stated again from the round's snapshot. Nothing is solved and nothing is committed.
         """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
