@@ -62,13 +62,8 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
     Two jobs are in one class if their columns are equal in the same order, value by value and use by
     use, and both must run or both may wait.
     """
-<<<<<<< HEAD
     spelled = _without_too_large(_spell_out_waiting(problem), problem)
-    first, count = _group(spelled)
-=======
-    spelled = _spell_out_waiting(problem)
     class_of, first = _group(spelled)
->>>>>>> h-certs
     is_first = np.zeros(len(problem.jobs), np.bool_)
     is_first[list(first)] = True
     columns = np.diff(spelled.job_start)
@@ -113,7 +108,6 @@ def _spell_out_waiting(problem: Problem) -> _Spelled:
     )
 
 
-<<<<<<< HEAD
 def _without_too_large(spelled: _Spelled, problem: Problem) -> _Spelled:
     """Return the columns that fit into the empty cluster."""
     capacity = np.array([r.capacity for r in problem.rows], dtype=np.int64)
@@ -135,12 +129,8 @@ def _without_too_large(spelled: _Spelled, problem: Problem) -> _Spelled:
     )
 
 
-def _group(spelled: _Spelled) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the first job of each class and its number of jobs. Jobs are compared byte by byte."""
-=======
 def _group(spelled: _Spelled) -> tuple[Ints, tuple[int, ...]]:
     """Return each job's class, and the first job of each class. Jobs are compared byte by byte."""
->>>>>>> h-certs
     starts = spelled.job_start.tolist()
     entries = np.append(0, np.cumsum(spelled.uses))[spelled.job_start].tolist()
     value, uses = spelled.value.tobytes(), spelled.uses.tobytes()

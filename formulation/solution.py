@@ -46,8 +46,8 @@ class Solution:
     which the solver stopped, so that the run can be repeated. ``recorded`` has the answers of stages
     that a clock ended; a repetition uses them instead of running these stages.
 
-    ``proved_by`` names what proves ``bound``: "prices" or "branching" with a certificate; "listing",
-    "lp" or "cp-sat", where it is the word of that stage; "" for a trivial bound.
+    ``proved_by`` names what proves ``bound``: "prices", "branching" or "knapsacks" with a
+    certificate; "cp-sat", where it is the word of that stage; "" for a trivial bound.
     """
 
     status: SolveStatus

@@ -1,4 +1,4 @@
-"""A portfolio from cheap to exact: greedy, then shadow prices, then CP-SAT on the core.
+"""A portfolio from cheap to exact: greedy, shadow prices, branching and knapsacks, then CP-SAT.
 
 The best verified answer wins.
 """
@@ -13,24 +13,36 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.certificates import Certificate
 from tessera.formulation.check import find_violations
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.solution import RecordedAnswer, Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import make_solution, objective_of, trivial_bound, without_answer
+from tessera.solvers.answers import (
+    is_answer,
+    make_solution,
+    objective_of,
+    trivial_bound,
+    without_answer,
+)
 from tessera.solvers.base import Budget, Solver, SolverFailed
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.branching import Branching, KnapsackFilling
+from tessera.solvers.branching.solver import FIRST_NODES
+from tessera.solvers.cpsat import POLISHING_WORK, CpSat
 from tessera.solvers.greedy import Greedy, find_better_choice
+from tessera.solvers.prices import PROVED_BY_PRICES, certificate_of_prices
 from tessera.solvers.pricing import Pricing
 from tessera.solvers.pricing.solver import usable_prices
 from tessera.solvers.relaxation import Relaxation
+from tessera.solvers.simplify import simplify
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LOG = logging.getLogger(__name__)
 
 _RESERVE = {Pricing.name: 0.5, Relaxation.name: 0.5, CpSat.name: 0.1}
 """Share of the remaining time that a stage must leave to later stages and to verification."""
-
+_OTHER_RESERVE: Final = 0.3
 
 MAX_PRICING_ROWS: Final = 32
 """Number of rows above which the LP is faster than cutting planes.
@@ -38,6 +50,12 @@ MAX_PRICING_ROWS: Final = 32
 Cutting planes grow in number and in length with the rows."""
 LARGE_PROBLEM_COLUMNS: Final = 100_000
 """With more columns than this, pricing is still faster up to twice as many rows."""
+POLISHED_GAP: Final = 1e-6
+"""The gap that a little more work is spent on, even if the wanted gap is met."""
+MAX_POLISHED_COLUMNS: Final = 400_000
+"""Columns above which this would cost more than a tenth of a second."""
+MAX_CP_SAT_JOBS: Final = 1_000
+"""Jobs up to which CP-SAT is given every round that is not yet proven to the last unit."""
 
 
 @dataclass(slots=True)
@@ -49,6 +67,9 @@ class _Best:
     objective: int = 0
     prices: Floats = field(default_factory=lambda: np.zeros(0))
     infeasible: bool = False
+    proved_by: str = ""
+    certificate: Certificate | None = None
+    recorded: list[RecordedAnswer] = field(default_factory=list)
 
     def gap_met(self, gap: float) -> bool:
         """Return whether nothing is left to gain within the gap."""
@@ -60,16 +81,19 @@ class _Best:
 class Portfolio:
     """A solver that runs stages in order until the gap is met or the time is over.
 
-    Each stage's answer is a hint for the next. The first stage always runs and always terminates,
-    so there is an answer however short the budget is. If the hint has shadow prices, pricing comes
-    first (``_from_prices``). Every answer is checked by ``tessera.formulation.check`` before it
-    counts. An answer that breaks a rule is dropped with its bound, and logged.
+    The round is solved in its simplest numbers (``simplify``). Each stage's answer is a hint for the
+    next. The first stage always runs and always terminates, so there is an answer however short the
+    budget is. If the hint has shadow prices, pricing comes first (``_from_prices``). Every answer is
+    checked by ``tessera.formulation.check`` before it counts. An answer that breaks a rule is
+    dropped with its bound, and logged.
 
-    ``work`` holds the work of every stage. A stage has work 0 if it did not run, failed, or was cut
-    short by the wall clock, and then its answer does not count. So the run can be repeated bit for
-    bit with ``Budget(remaining_s=lambda: math.inf, work=dict(solution.work))`` and the same seed
-    and gap. This holds for one worker. With more workers, the answer of a stage that was cut short
-    counts, too.
+    A little work is spent to bring the gap below ``POLISHED_GAP``, and CP-SAT is given every round of
+    up to ``MAX_CP_SAT_JOBS`` jobs that is not proven to the last unit.
+
+    ``work`` holds the work of every stage. A stage has work 0 if it did not run or failed. If the
+    wall clock cut CP-SAT short, its work is 0, too, and its answer is ``recorded``. So the run can be
+    repeated bit for bit with ``Budget(remaining_s=lambda: math.inf, work=dict(solution.work),
+    recorded=solution.recorded)`` and the same seed and gap, whatever the number of workers.
     """
 
     name = "portfolio"
@@ -80,26 +104,84 @@ class Portfolio:
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, never worse than greedy; INFEASIBLE means that a stage proved it."""
+        simple = simplify(problem)
+        recorded = simple.read_record(budget.recorded)
+        budget = replace(budget, recorded=recorded)
+        return simple.lift(self._solve(simple.problem, budget, simple.read_hint(hint)))
+
+    def _solve(self, problem: Problem, budget: Budget, hint: Solution | None) -> Solution:
         stages = self._stages or stages_for(problem)
         best, work = _Best(bound=math.inf), dict.fromkeys((stage.name for stage in stages), 0.0)
         done = _from_prices(problem, stages, budget, hint, best, work)
         if best.bound == math.inf:
             best.bound = trivial_bound(problem)
         for position, stage in enumerate(stages):
-            if stage.name in done or (
-                position
-                and (best.gap_met(budget.gap) or budget.skips(stage.name) or budget.expired())
-            ):
+            if stage.name in done or _repeat_record(problem, stage, budget, best):
+                continue
+            part = _part_of(problem, stage, budget, best)
+            if position and (part is None or budget.skips(stage.name) or budget.expired()):
                 continue
             next_hint = _next_hint(problem, best, budget, work, hint)
-            share = budget.share(1.0 - _RESERVE.get(stage.name, 0.0))
-            solution = _run(stage, problem, share, next_hint)
+            solution = _run(stage, problem, part or budget, next_hint)
             if solution is None:
                 continue
             work[stage.name] = dict(solution.work).get(stage.name, 0.0)
-            if work[stage.name] > 0 or budget.workers > 1:
-                _merge(best, problem, solution)
+            if isinstance(stage, CpSat) and (work[stage.name] == 0 or budget.workers > 1):
+                _record(best, stage.name, solution)
+            _merge(best, problem, solution)
         return _solution(problem, best, budget, work)
+
+
+def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Budget | None:
+    """Return the part of the budget that a stage has, with the gap to aim at, or None for no part."""
+    part = budget.share(1.0 - _RESERVE.get(stage.name, _OTHER_RESERVE))
+    if not best.gap_met(budget.gap):
+        return part
+    if best.choice is None or best.gap_met(0.0):
+        return None
+    if isinstance(stage, CpSat):
+        few = len(problem.jobs) <= MAX_CP_SAT_JOBS
+        return _with_limit(part, stage.name, POLISHING_WORK, 0.0) if few else None
+    if isinstance(stage, Branching) and not stage.deep:
+        small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(POLISHED_GAP)
+        return _with_limit(part, stage.name, FIRST_NODES, POLISHED_GAP) if small else None
+    return None
+
+
+def _with_limit(budget: Budget, stage: str, work: float, gap: float) -> Budget:
+    limit = min(work, budget.work.get(stage, math.inf))
+    return replace(budget, gap=min(gap, budget.gap), work=budget.work | {stage: limit})
+
+
+def _record(best: _Best, stage: str, solution: Solution) -> None:
+    """Record the answer of a stage that a clock ended, as changes of the best one before."""
+    before = np.full_like(solution.choice, -1) if best.choice is None else best.choice
+    after = solution.choice if solution.has_answer else before
+    changed = np.flatnonzero(after != before)
+    changes = tuple(zip(changed.tolist(), after[changed].tolist(), strict=True))
+    if changes or solution.bound < best.bound:
+        best.recorded.append(RecordedAnswer(stage=stage, changes=changes, bound=solution.bound))
+
+
+def _repeat_record(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> bool:
+    """Use the recorded answer of ``stage`` instead of running it, if there is one."""
+    own = [answer for answer in budget.recorded if answer.stage == stage.name]
+    for answer in own:
+        before = np.full(len(problem.jobs), -1) if best.choice is None else best.choice
+        choice = before.copy()
+        for job, column in answer.changes:
+            if not 0 <= job < len(choice):
+                raise InvalidInput("recorded", f"there is no job {job} in this round")
+            choice[job] = column
+        if not is_answer(problem, choice):
+            raise InvalidInput("recorded", f"the answer of {stage.name} is not one of this round")
+        bound = max(answer.bound, float(objective_of(problem, choice)))
+        solution = make_solution(
+            problem, choice, bound=bound, solver=stage.name, proved_by=stage.name
+        )
+        best.recorded.append(answer)
+        _merge(best, problem, solution)
+    return bool(own)
 
 
 def _from_prices(
@@ -157,13 +239,14 @@ def _next_hint(
 
 
 def stages_for(problem: Problem) -> tuple[Solver, ...]:
-    """Return greedy, a stage that finds shadow prices, and CP-SAT on the core.
+    """Return greedy, a stage that finds shadow prices, and those that close the gap.
 
     The rule depends on the problem alone. It was measured (``docs/internals/solvers.md``): shadow prices
     come from the dual, but from the LP if there are many rows.
     """
     most = MAX_PRICING_ROWS if len(problem.cell) < LARGE_PROBLEM_COLUMNS else 2 * MAX_PRICING_ROWS
-    return Greedy(), Pricing() if len(problem.rows) <= most else Relaxation(), CpSat()
+    prices = Pricing() if len(problem.rows) <= most else Relaxation()
+    return Greedy(), prices, Branching(), KnapsackFilling(), Branching(deep=True), CpSat()
 
 
 def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:
@@ -201,7 +284,9 @@ def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
     if solution.status is SolveStatus.INFEASIBLE:
         best.infeasible = best.choice is None
         return
-    best.bound = min(best.bound, solution.bound)
+    if solution.bound < best.bound:
+        best.bound, best.certificate = solution.bound, solution.certificate
+        best.proved_by = solution.proved_by
     if len(solution.prices):
         best.prices = solution.prices
     if solution.has_answer and (best.choice is None or solution.objective > best.objective):
@@ -209,24 +294,24 @@ def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
 
 
 def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
-    recorded = tuple(work.items())
+    """Return the best result, with the exact bound of its certificate."""
+    if best.proved_by == PROVED_BY_PRICES and best.certificate is None and len(best.prices):
+        proof = certificate_of_prices(problem, best.prices)
+        best.certificate, best.bound = proof, float(proof.bound)
     if best.choice is None:
         status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
-        return without_answer(
-            problem,
-            status,
-            solver=Portfolio.name,
-            bound=best.bound,
-            prices=best.prices,
-            seed=budget.seed,
-            work=recorded,
+        solution = without_answer(
+            problem, status, solver=Portfolio.name, bound=best.bound, prices=best.prices
         )
-    return make_solution(
-        problem,
-        best.choice,
-        bound=best.bound,
-        solver=Portfolio.name,
-        prices=best.prices,
+    else:
+        solution = make_solution(
+            problem, best.choice, bound=best.bound, solver=Portfolio.name, prices=best.prices
+        )
+    return replace(
+        solution,
         seed=budget.seed,
-        work=recorded,
+        work=tuple(work.items()),
+        recorded=tuple(best.recorded),
+        proved_by=best.proved_by,
+        certificate=best.certificate,
     )

@@ -14,6 +14,8 @@ from tessera.formulation.snapshot import Prices
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.pricing import price_columns
 
+PROVED_BY_PRICES: Final = "prices"
+"""The label of a bound that a certificate of one leaf proves."""
 SUM_BITS: Final = 53
 """Bits of the largest sum of values over the denominator of exact prices."""
 

@@ -23,7 +23,7 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.greedy import Greedy, improve_choice, repair_choice, unit_shares
-from tessera.solvers.prices import PricedProblem, price_problem
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
 from tessera.solvers.sums import dot
 from tessera.solvers.usage import usage_matrix
 from tessera.solvers.waiting_columns import with_waiting_as_columns
@@ -106,6 +106,7 @@ class Relaxation:
             prices=relaxed.prices,
             seed=budget.seed,
             work=work,
+            proved_by="" if relaxed.best is None else PROVED_BY_PRICES,
         )
 
 

@@ -71,7 +71,7 @@ def join_core(
         program=program,
         columns=columns,
         members=order,
-        member_start=np.append(0, np.cumsum(program.count)),
+        member_start=np.append(0, np.cumsum(program.members)),
         around=ProblemColumns(
             job_start=problem.job_start,
             value=problem.value,
@@ -127,7 +127,7 @@ def _program(
     return JoinedProgram(
         class_start=np.searchsorted(of_class, np.arange(len(jobs) + 1)),
         owner=of_class,
-        count=count,
+        members=count,
         must=~may_idle[jobs],
         value=value,
         usage=usage,

@@ -116,7 +116,7 @@ class KnapsackFilling:
             seed=budget.seed,
             work=recorded,
             certificate=proof,
-            proved_by="prices" if proof else "",
+            proved_by=self.name if proof else "",
         )
 
 
@@ -309,7 +309,7 @@ def _knapsacks(
         weight=weight[order],
         worth=(problem.value * scale - cost)[order],
         capacity=problem.capacity[chosen],
-        count=np.bincount(label, minlength=len(first)),
+        members=np.bincount(label, minlength=len(first)),
         must=problem.must_run[first],
         alone=(low == high) & ~problem.must_run[first],
         sold=int((prices * problem.capacity).sum()),

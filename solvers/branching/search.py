@@ -83,13 +83,13 @@ def search_core(
 
 
 def _cells(program: JoinedProgram) -> int:
-    rows = len(program.capacity) + len(program.count)
+    rows = len(program.capacity) + len(program.members)
     return rows * (rows + len(program.value))
 
 
 def _memory(program: JoinedProgram, nodes: int) -> tuple[SearchTree, Tableau, SearchState]:
     """Return the arrays that a search works on."""
-    rows = len(program.capacity) + len(program.count)
+    rows = len(program.capacity) + len(program.members)
     variables, most = rows + len(program.value), 2 * nodes + 3
     tree = SearchTree(
         parent=np.empty(most, np.int64),
@@ -126,7 +126,7 @@ def _spread(problem: Problem, core: JoinedCore, number: Ints, known: Ints | None
     """
     choice = core.around.settled.copy()
     program, first = core.program, problem.job_start
-    for k in range(len(program.count)):
+    for k in range(len(program.members)):
         jobs = core.members[core.member_start[k] : core.member_start[k + 1]]
         span = slice(int(program.class_start[k]), int(program.class_start[k + 1]))
         place = core.columns[span] - first[jobs[0]]  # among the columns of each job

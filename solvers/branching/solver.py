@@ -29,18 +29,22 @@ FIRST_NODES: Final = 200
 """Nodes for the first core; a core that takes more is widened instead."""
 GROWTH_FACTOR: Final = 2
 MOST_COLUMNS: Final = 2_000
-MOST_NODES: Final = 20_000
+MOST_NODES: Final = 600
 """Nodes of all cores together if no work was recorded."""
+MOST_DEEP_NODES: Final = 10_000
 
 
 class Branching:
     """A solver that searches cores around the hint's shadow prices, the smallest first.
 
     A core is widened until what was left out cannot matter, the gap is met, or the nodes are spent.
-    Its work is the number of nodes, which repeats the run. The bound is that of a certificate.
+    ``deep`` begins with larger cores and has more nodes, for what is left after cheaper stages. Its
+    work is the number of nodes, which repeats the run. The bound is that of a certificate.
     """
 
-    name = "branching"
+    def __init__(self, *, deep: bool = False) -> None:
+        self.deep = deep
+        self.name = "deep-branching" if deep else "branching"
 
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
@@ -51,8 +55,11 @@ class Branching:
         priced = price_problem(problem, prices)
         best = _Best(problem, priced)
         best.offer(known)
-        left = int(budget.work.get(self.name, MOST_NODES))
-        columns, nodes = FIRST_COLUMNS, FIRST_NODES
+        if hint is not None:
+            best.limit = hint.bound
+        left = int(budget.work.get(self.name, MOST_DEEP_NODES if self.deep else MOST_NODES))
+        growth = GROWTH_FACTOR**2 if self.deep else 1
+        columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
         while left > 0 and not best.close(budget.gap) and not budget.expired():
             result = search_core(
                 problem,
@@ -83,6 +90,7 @@ class _Best:
         self.all_columns = len(problem.cell)
         self.bound, self.prices = priced.bound, priced.prices
         self.certificate: Certificate | None = None
+        self.limit = math.inf
         self.nodes = 0
 
     def offer(self, choice: Ints | None) -> None:
@@ -101,7 +109,8 @@ class _Best:
             self.bound, self.certificate = float(proof.bound), proof
 
     def close(self, gap: float) -> bool:
-        return self.bound - self.value <= gap * max(abs(self.bound), 1.0)
+        bound = min(self.bound, self.limit)
+        return bound - self.value <= gap * max(abs(bound), 1.0)
 
     def solution(self, name: str, budget: Budget) -> Solution:
         work = ((name, float(self.nodes)),)

@@ -1,5 +1,5 @@
 """CP-SAT with one Boolean for each column, on the core that shadow prices leave undecided."""
 
-from tessera.solvers.cpsat.model import CpSat
+from tessera.solvers.cpsat.model import POLISHING_WORK, CpSat
 
-__all__ = ["CpSat"]
+__all__ = ["POLISHING_WORK", "CpSat"]

@@ -42,6 +42,8 @@ FIRST_CORE_COLUMNS: Final = 60
 Such a core is solved in tens of milliseconds."""
 FIRST_WORK: Final = 0.1
 """Deterministic seconds for the first core; a core that takes longer is widened instead."""
+POLISHING_WORK: Final = 0.02
+"""Deterministic seconds for a round whose wanted gap is met, to prove it to the last unit."""
 CORE_GROWTH_FACTOR: Final = 2
 """Factor by which each next core, and its allowed work, is larger."""
 
@@ -108,7 +110,13 @@ class CpSat:
                 problem, status, solver=self.name, bound=bound, seed=budget.seed, work=recorded
             )
         return make_solution(
-            problem, choice, bound=bound, solver=self.name, seed=budget.seed, work=recorded
+            problem,
+            choice,
+            bound=bound,
+            solver=self.name,
+            seed=budget.seed,
+            work=recorded,
+            proved_by=self.name,
         )
 
 

@@ -52,7 +52,7 @@ class JoinedProgram(NamedTuple):
 
     class_start: Ints  # int64[classes + 1]
     owner: Ints  # int64[columns], the class
-    count: Ints  # int64[classes], the jobs of each
+    members: Ints  # int64[classes], the number of jobs of each
     must: Bools  # bool[classes]
     value: Ints  # int64[columns]
     usage: Ints  # int64[rows, columns]
@@ -238,11 +238,11 @@ def _price_out(
     """
     sign = 1.0 if tableau.level[row] > tableau.high[tableau.basis[row]] else -1.0
     lowest = -1.0
-    for k in range(program.count.size):
+    for k in range(program.members.size):
         largest = 0.0
         for c in range(program.class_start[k], program.class_start[k + 1]):
             largest = max(largest, abs(float(program.value[c])))
-        lowest -= largest * program.count[k] * program.unit
+        lowest -= largest * program.members[k] * program.unit
     step = last + (max(0.0, _dual_value(program, tableau) - lowest) + 1.0) / left
     for r in range(program.capacity.size):
         slack = program.value.size + r
@@ -254,15 +254,15 @@ def _price_out(
 @compile_lazily
 def _build(program: JoinedProgram, tableau: Tableau) -> None:
     """Fill the tableau of the root: rows keep what they have left, and classes take their dearest."""
-    columns, rows, classes = program.value.size, program.capacity.size, program.count.size
+    columns, rows, classes = program.value.size, program.capacity.size, program.members.size
     tableau.low[:] = 0.0
     for c in range(columns):
         k = program.owner[c]
-        tableau.high[c] = float(program.count[k])
+        tableau.high[c] = float(program.members[k])
     for r in range(rows):
         tableau.high[columns + r] = program.capacity[r] / program.size[r]
     for k in range(classes):
-        tableau.high[columns + rows + k] = 0.0 if program.must[k] else float(program.count[k])
+        tableau.high[columns + rows + k] = 0.0 if program.must[k] else float(program.members[k])
     tableau.first_high[:] = tableau.high
     _reset(program, tableau)
     tableau.rest[:] = 0.0
@@ -283,7 +283,7 @@ def _build(program: JoinedProgram, tableau: Tableau) -> None:
 @compile_lazily
 def _reset(program: JoinedProgram, tableau: Tableau) -> None:
     """Write the constraints and the values into the tableau, as if all that is left were basic."""
-    columns, rows, classes = program.value.size, program.capacity.size, program.count.size
+    columns, rows, classes = program.value.size, program.capacity.size, program.members.size
     tableau.body[:] = 0.0
     tableau.gain[:] = 0.0
     for c in range(columns):
@@ -335,8 +335,8 @@ def _settle(program: JoinedProgram, tableau: Tableau) -> None:
         level = 0.0
         for r in range(rows):
             level += tableau.body[i, columns + r] * (program.capacity[r] / program.size[r])
-        for k in range(program.count.size):
-            level += tableau.body[i, columns + rows + k] * program.count[k]
+        for k in range(program.members.size):
+            level += tableau.body[i, columns + rows + k] * program.members[k]
         tableau.level[i] = level
     for j in range(tableau.place.size):
         if tableau.place[j] < 0 and tableau.rest[j] != 0.0:
@@ -412,8 +412,8 @@ def _dual_value(program: JoinedProgram, tableau: Tableau) -> float:
     total = 0.0
     for r in range(rows):
         total -= tableau.gain[columns + r] * program.capacity[r] / program.size[r]
-    for k in range(program.count.size):
-        total -= tableau.gain[columns + rows + k] * program.count[k]
+    for k in range(program.members.size):
+        total -= tableau.gain[columns + rows + k] * program.members[k]
     for j in range(tableau.gain.size):
         gain = tableau.gain[j]
         total += gain * (tableau.high[j] if gain > 0.0 else tableau.low[j])
@@ -521,7 +521,7 @@ def _round(program: JoinedProgram, tableau: Tableau, state: SearchState) -> int:
     """
     columns, rows = program.value.size, program.capacity.size
     number = np.zeros(columns, np.int64)
-    free, waiting = program.capacity.copy(), program.count.copy()
+    free, waiting = program.capacity.copy(), program.members.copy()
     branch, most = -1, 0.0
     for c in range(columns):
         level = _level(tableau, c)
@@ -551,7 +551,7 @@ def _round(program: JoinedProgram, tableau: Tableau, state: SearchState) -> int:
                         fit = min(fit, free[r] // program.usage[r, c])
                 _take(program, number, free, c, fit)
                 waiting[k] -= fit
-    for k in range(program.count.size):
+    for k in range(program.members.size):
         if waiting[k] < 0 or (program.must[k] and waiting[k] > 0):
             return branch
     _improve(program, number, free)
@@ -615,7 +615,7 @@ def bound_leaves(
     ``path_prices`` is int64[leaves, depth], the price of each branch from the leaf upwards.
     ``bound`` is int64[leaves], over ``scale``.
     """
-    columns, rows, classes = program.value.size, program.capacity.size, program.count.size
+    columns, rows, classes = program.value.size, program.capacity.size, program.members.size
     low, high = np.empty(columns, np.int64), np.empty(columns, np.int64)
     margin, edge = np.empty(columns, np.int64), np.empty(classes, np.int64)
     for at in range(leaves.size):
@@ -677,7 +677,7 @@ def _margin_of(problem: ProblemColumns, column: int, price: Ints, scale: int) ->
 def _counts_at(program: JoinedProgram, tree: SearchTree, node: int, low: Ints, high: Ints) -> None:
     """Fill the limits of each column's count at ``node``."""
     for c in range(low.size):
-        low[c], high[c] = 0, program.count[program.owner[c]]
+        low[c], high[c] = 0, program.members[program.owner[c]]
     while tree.parent[node] >= 0:
         c = tree.column[node]
         if tree.above[node]:
@@ -696,7 +696,7 @@ def _fill_class(
     ``edge[k]`` becomes the best margin of which there could be more.
     """
     first, last = program.class_start[k], program.class_start[k + 1]
-    total, left = 0, program.count[k]
+    total, left = 0, program.members[k]
     for c in range(first, last):
         total += margin[c] * low[c]
         left -= low[c]

@@ -31,7 +31,7 @@ class Knapsacks(NamedTuple):
     weight: Ints  # int64[items]
     worth: Ints  # int64[items], value less what the other rows cost, times the scale
     capacity: Ints  # int64[rows - 1]
-    count: Ints  # int64[classes], jobs of each class
+    members: Ints  # int64[classes], the number of jobs of each
     must: Bools  # bool[classes]
     alone: Bools  # bool[classes], whether a class has columns in one row only, and needs no price
     sold: int  # what the capacity of the other rows costs, times the scale
@@ -47,7 +47,7 @@ def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, table: Ints) 
     taken[:] = 0
     total = sacks.sold
     for k in range(price.size):
-        total += price[k] * sacks.count[k]
+        total += price[k] * sacks.members[k]
     rows = sacks.capacity.size
     for row in range(rows):
         total += _fill(sacks, row, price, taken, table, False)
@@ -135,14 +135,14 @@ def descend_knapsacks(
         norm = 0.0
         for k in range(at.size):
             if not sacks.alone[k]:
-                norm += float(sacks.count[k] - taken[k]) ** 2
+                norm += float(sacks.members[k] - taken[k]) ** 2
         if norm == 0.0:
             break
         step = length * float(bound - target) / norm
         for k in range(at.size):
             if sacks.alone[k]:
                 continue
-            at[k] -= np.int64(step * (sacks.count[k] - taken[k]))
+            at[k] -= np.int64(step * (sacks.members[k] - taken[k]))
             if not sacks.must[k]:
                 at[k] = max(at[k], 0)
         bound = bound_by_knapsacks(sacks, at, taken, table)

@@ -19,6 +19,7 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
+from tessera.solvers.branching import Branching, KnapsackFilling
 from tessera.solvers.greedy import Greedy, repair_choice
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array
@@ -35,7 +36,6 @@ from tessera.solvers.network.replan import PlanningOptions, replan
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price_problem
 from tessera.solvers.pricing import Pricing
-from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.solver import insert_by_lead
 
 _LOCK = threading.Lock()
@@ -68,7 +68,11 @@ def _run_all(report: Callable[[str], None]) -> None:
     Portfolio().solve(problem, budget, replace(solution, prices=np.ones(1)))
     priced = price_problem(problem, np.ones(1))
     insert_by_lead(problem, priced)
-    close_gap(problem, priced, 0.0, 0.0)
+    report("branching")
+    gapless = replace(budget, gap=0.0)
+    loose = replace(solution, choice=np.array([0, -1]), objective=1, prices=np.zeros(1))
+    for stage in (Branching(), KnapsackFilling()):
+        stage.solve(problem, gapless, loose)
     for name, step in (
         ("deadline schedules", _run_rollout),
         ("network", _run_fluid),

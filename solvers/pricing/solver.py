@@ -26,8 +26,7 @@ from tessera.solvers.answers import (
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import improve_choice, repair_choice
 from tessera.solvers.kernels.pricing import insert_jobs
-from tessera.solvers.prices import PricedProblem, PriceResult, price_problem
-from tessera.solvers.pricing.core import close_gap
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, PriceResult, price_problem
 from tessera.solvers.pricing.dual import descend, descend_near
 from tessera.solvers.sums import dot
 from tessera.solvers.waiting_columns import with_waiting_as_columns
@@ -122,12 +121,6 @@ class Pricing:
                 known, enough = self._near(problem, budget, known, best)
             if not enough:
                 self._search(problem, budget, known, best)
-            if best.shown is not None and not best.infeasible and not best.close(budget.gap):
-                choice, bound = close_gap(
-                    problem, price_problem(problem, best.shown.prices), best.value, budget.gap
-                )
-                best.offer(problem, choice)
-                best.bound = min(best.bound, bound)
         return self._solution(problem, budget, best), best.shown
 
     def _near(
@@ -193,6 +186,7 @@ class Pricing:
             prices=best.prices(),
             seed=budget.seed,
             work=work,
+            proved_by="" if best.shown is None else PROVED_BY_PRICES,
         )
 
 

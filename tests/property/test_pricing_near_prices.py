@@ -15,18 +15,13 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats
 from tessera.solvers.answers import is_answer, make_solution, objective_of, trivial_bound
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat import CpSat
 from tessera.solvers.greedy import Greedy, find_better_choice
 from tessera.solvers.kernels.greedy import least_loss
 from tessera.solvers.kernels.pricing import price_best_columns
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price_near, price_problem
-from tessera.solvers.pricing import core
-from tessera.solvers.pricing.core import close_gap
 from tessera.solvers.pricing.dual import descend_near
 from tessera.solvers.pricing.surface import surface_near
-from tessera.solvers.relaxation import Relaxation
-from tests.support.builders import a_random_problem
 from tests.support.laws import examples
 from tests.support.problems import brute_force, problems
 
@@ -182,45 +177,3 @@ def test_the_checker_agrees_with_the_solvers_own_checks(problem: Problem, seed: 
     value = objective_of(problem, choice) if is_answer(problem, choice) else None
     keeps_rules = value is not None and value == solution.objective <= solution.bound + 0.5
     assert keeps_rules == (find_violations(problem, solution) == [])
-
-
-@SOME
-@given(problems(), PRICES, st.sampled_from([0.0, 1e-4, 0.1]))
-def test_a_closed_core_contains_the_optimum_and_any_bound_is_valid(
-    problem: Problem, prices: list[float], gap: float
-) -> None:
-    best = brute_force(problem)
-    known = Greedy().solve(problem, EXACT)
-    if best is None or not known.has_answer:
-        return
-    priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
-    choice, bound = close_gap(problem, priced, float(known.objective), gap)
-    assert best <= bound <= priced.bound
-    if choice is not None:
-        assert is_answer(problem, choice)
-        assert objective_of(problem, choice) == best == bound
-
-
-def test_a_core_can_be_closed_if_rows_must_be_filled_exactly() -> None:
-    for seed in range(20):
-        problem = a_random_problem(seed, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
-        exact = CpSat().solve(problem, EXACT)
-        priced = price_problem(problem, Relaxation().solve(problem, EXACT).prices)
-        known = Greedy().solve(problem, EXACT)
-        choice, bound = close_gap(problem, priced, float(known.objective), 0.0)
-        assert bound >= exact.objective
-        assert choice is None or objective_of(problem, choice) == exact.objective == bound
-
-
-def test_exceeding_the_limits_of_the_core_still_gives_a_valid_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    problem = a_random_problem(3, jobs=40, groups=((0, 4, 4), (1, 3, 4)))
-    priced = price_problem(problem, Relaxation().solve(problem, EXACT).prices)
-    best = CpSat().solve(problem, EXACT).objective
-    for name in ("MOST_WAYS", "MOST_PAIRS", "MOST_CHANGES"):
-        with monkeypatch.context() as patch:
-            patch.setattr(core, name, 1)
-            choice, bound = close_gap(problem, priced, 0.0, 0.0)
-            assert choice is None
-            assert bound >= best
