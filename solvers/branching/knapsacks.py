@@ -44,7 +44,9 @@ MOST_STEP_LOADS: Final = 40_000_000
 """Columns times loads of one evaluation: about 0.06 s."""
 LOADS_A_PASS: Final = 100_000_000
 """Columns times loads of a pass's steps: some 0.2 s."""
-MOST_DESCENT_STEPS: Final = 40
+FIRST_STEPS: Final = 300
+LATER_STEPS: Final = 60
+"""Subgradient steps of the first pass, and of each later one, if they are not too long."""
 MOST_REFILLS: Final = 1_000
 """Steps of one pass."""
 REFILLED: Final = 4
@@ -152,7 +154,9 @@ class _Filling:
     ) -> None:
         self._problem, self._priced, self._stated = problem, priced, stated
         self.choice, self.bound = known.copy(), bound
-        self._price, self._passes, self._idle = stated.price.copy(), 0, 0
+        self._price, self._at = stated.price.copy(), stated.price.copy()
+        self._state = np.array([1.0, 0.0])
+        self._passes = self._idle = 0
         self._hopeless, self._first = False, bound - self.value
 
     @property
@@ -168,11 +172,14 @@ class _Filling:
         """Lower the bound, fill all knapsacks anew, and refill some of those of the best answer."""
         before = (self.bound, self.value)
         stated, loads = self._stated, max(self._stated.loads, 1)
-        steps = 0 if not self._passes else min(MOST_DESCENT_STEPS, LOADS_A_PASS // loads + 1)
+        most, times = (LATER_STEPS, 1) if self._passes else (FIRST_STEPS, 4)
+        steps = min(most, times * LOADS_A_PASS // loads + 1)
         enough = int(self.value + gap * max(abs(self.value), 1.0)) * stated.scale
         best = descend_knapsacks(
             stated.sacks,
             self._price,
+            self._at,
+            self._state,
             stated.table,
             int(self.value) * stated.scale,
             enough,

@@ -14,7 +14,11 @@ import numpy as np
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
-NONE = np.iinfo(np.int64).min // 4
+IDLE_STEPS = 20
+"""Subgradient steps without success after which the steps become shorter."""
+SHORTER = 0.6
+LENGTH, IDLE = 0, 1
+"""Places of the state of a descent."""
 
 
 class Knapsacks(NamedTuple):
@@ -120,15 +124,24 @@ def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, ass
 
 @compile_lazily
 def descend_knapsacks(
-    sacks: Knapsacks, price: Ints, table: Ints, target: int, enough: int, steps: int
+    sacks: Knapsacks,
+    price: Ints,
+    at: Ints,
+    state: Floats,
+    table: Ints,
+    target: int,
+    enough: int,
+    steps: int,
 ) -> int:
     """Lower the bound by subgradient steps of Polyak's length. Return the best bound.
 
-    ``price`` becomes the prices of the best bound. It ends at ``enough``, or after ``steps``.
+    ``price`` becomes the prices of the best bound, and ``at`` those where the steps went on. ``state``
+    remembers the length of steps, and how many were without success. It ends at ``enough``, or after
+    ``steps``.
     """
     taken = np.zeros(price.size, np.int64)
-    at, best, length, idle = price.copy(), bound_by_knapsacks(sacks, price, taken, table), 1.0, 0
-    bound = best
+    best = bound_by_knapsacks(sacks, price, taken, table)
+    bound = bound_by_knapsacks(sacks, at, taken, table)
     for _ in range(steps):
         if best <= enough:
             break
@@ -138,7 +151,7 @@ def descend_knapsacks(
                 norm += float(sacks.members[k] - taken[k]) ** 2
         if norm == 0.0:
             break
-        step = length * float(bound - target) / norm
+        step = state[LENGTH] * float(bound - target) / norm
         for k in range(at.size):
             if sacks.alone[k]:
                 continue
@@ -146,15 +159,14 @@ def descend_knapsacks(
             if not sacks.must[k]:
                 at[k] = max(at[k], 0)
         bound = bound_by_knapsacks(sacks, at, taken, table)
+        state[IDLE] += 1.0
         if bound < best:
-            best, idle = bound, 0
+            best, state[IDLE] = bound, 0.0
             price[:] = at
-        else:
-            idle += 1
-            if idle == 4:
-                length, idle = 0.5 * length, 0
-                at[:] = price
-                bound = bound_by_knapsacks(sacks, at, taken, table)
+        elif state[IDLE] >= IDLE_STEPS:
+            state[LENGTH], state[IDLE] = SHORTER * state[LENGTH], 0.0
+            at[:] = price
+            bound = bound_by_knapsacks(sacks, at, taken, table)
     return best
 
 
