@@ -12,7 +12,11 @@ value and use by use, use the same rows by waiting, and both must run or both ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.formulation.errors import InvalidCertificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +80,73 @@ class Certificate:
     bound: int
     denominator: int
     root: CertificateNode = field(repr=False)
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Certificate], tuple[dict[str, Any]]]:
+        """Pickle the flat form: a tree may be deeper than pickling can recurse."""
+        return certificate_from_plain, (certificate_to_plain(self),)
+
+
+def certificate_to_plain(certificate: Certificate) -> dict[str, Any]:
+    """Return the certificate as plain values for JSON, with its tree as a flat list of nodes.
+
+    The first node is the root. ``below`` and ``above`` of a branch are places of later nodes. What
+    is empty is left out.
+    """
+    nodes: list[dict[str, Any]] = []
+    open_nodes: list[tuple[CertificateNode, dict[str, Any], str]] = []
+
+    def add(node: CertificateNode) -> int:
+        if isinstance(node, PriceLeaf):
+            plain = {
+                "prices": [list(pair) for pair in node.prices],
+                "branch_prices": list(node.branch_prices),
+                "knapsacks": list(node.knapsacks),
+                "job_prices": [list(pair) for pair in node.job_prices],
+            }
+            nodes.append({name: values for name, values in plain.items() if values})
+        else:
+            branch: dict[str, Any] = {"columns": list(node.columns), "most": node.most}
+            nodes.append(branch)
+            open_nodes.extend([(node.above, branch, "above"), (node.below, branch, "below")])
+        return len(nodes) - 1
+
+    add(certificate.root)
+    while open_nodes:
+        node, parent, side = open_nodes.pop()
+        parent[side] = add(node)
+    return {"bound": certificate.bound, "denominator": certificate.denominator, "nodes": nodes}
+
+
+def certificate_from_plain(plain: dict[str, Any]) -> Certificate:
+    """Return the certificate that ``certificate_to_plain`` wrote.
+
+    Raises:
+        InvalidCertificate: the nodes are not those of a tree.
+    """
+    nodes: list[CertificateNode] = []
+    last = len(plain["nodes"]) - 1
+    for place, node in zip(range(last, -1, -1), reversed(plain["nodes"]), strict=True):
+        if "columns" not in node:
+            nodes.append(
+                PriceLeaf(
+                    prices=tuple((row, price) for row, price in node.get("prices", ())),
+                    branch_prices=tuple(node.get("branch_prices", ())),
+                    knapsacks=tuple(node.get("knapsacks", ())),
+                    job_prices=tuple((job, price) for job, price in node.get("job_prices", ())),
+                )
+            )
+            continue
+        below, above = node["below"], node["above"]
+        if not (place < below <= last and place < above <= last):
+            raise InvalidCertificate(f"the cases of node {place} are not later nodes")
+        nodes.append(
+            Branch(
+                columns=tuple(node["columns"]),
+                most=node["most"],
+                below=nodes[last - below],
+                above=nodes[last - above],
+            )
+        )
+    if not nodes:
+        raise InvalidCertificate("it has no node")
+    return Certificate(bound=plain["bound"], denominator=plain["denominator"], root=nodes[-1])

@@ -3,7 +3,8 @@
     TesseraError
     ├── InvalidInput            a field of a request or file is wrong
     │   ├── RequestIdReused     the request id was used with another body
-    │   └── ProblemTooLarge     a number would overflow the solver's integers
+    │   ├── ProblemTooLarge     a number would overflow the solver's integers
+    │   └── InvalidCertificate  a proof does not show what it claims
     ├── NotFound                the named resource does not exist
     ├── AlreadyExists           the named resource exists already
     ├── Conflict                the caller's view is older than the stored one
@@ -60,6 +61,15 @@ class ProblemTooLarge(InvalidInput):
     """A coefficient of the round would overflow the solver's integers."""
 
     reason = "PROBLEM_TOO_LARGE"
+
+
+class InvalidCertificate(InvalidInput):
+    """The certificate of a round's bound does not prove it."""
+
+    reason = "INVALID_CERTIFICATE"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("certificate", problem)
 
 
 class NotFound(TesseraError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem
+from tessera.formulation.certificates import Certificate, PriceLeaf
+from tessera.formulation.problem import MAX_TOTAL, Problem
 from tessera.formulation.snapshot import Prices
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.pricing import price_columns
@@ -132,3 +134,61 @@ def rounding_bound(size: float, problem: Problem) -> float:
     """Return an upper bound on the rounding of a sum over jobs whose terms add up to ``size``."""
     terms = len(problem.jobs) + 64 + 2 * len(problem.rows)  # a column uses each row at most once
     return size * float(np.finfo(np.float64).eps) * terms
+
+
+PRICE_BITS: Final = 20
+"""Bits behind the binary point of a price in a certificate, unless sums would be too large."""
+
+MAX_EXACT: Final = 2**62
+"""Limit below which sums of 64-bit integers are exact."""
+
+
+def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
+    """Return the certificate of one leaf that shadow prices of the rows, float64[rows], prove.
+
+    Prices are rounded to a multiple of a power of two. Negative and non-finite ones count as 0, and
+    those above 2^53 as 2^53. The bound is exact for the rounded prices, so it holds in any case.
+    """
+    p = np.minimum(np.where(np.isfinite(prices) & (prices > 0), prices, 0.0), MAX_TOTAL)
+    bits, dtype = _price_bits(problem, p)
+    scale = 1 << bits
+    whole = [round(price * scale) for price in p.tolist()]
+    price = np.array(whole, dtype)
+    margin = problem.value.astype(dtype) * scale
+    margin -= _sums(problem.usage_start, price[problem.row] * problem.amount)
+    waiting = -_sums(problem.idle_start, price[problem.idle_row] * problem.idle_amount)
+    some = np.diff(problem.job_start) > 0
+    best = np.zeros(len(problem.jobs), dtype)
+    if some.any():
+        best[some] = np.maximum.reduceat(margin, problem.job_start[:-1][some])
+    best = np.where(problem.must_run & some, best, np.maximum(best, waiting))
+    total = sum(best.tolist()) + sum(
+        price * row.capacity for price, row in zip(whole, problem.rows, strict=True)
+    )
+    step = int(np.gcd.reduce(problem.value, initial=0)) or 1
+    bound = total // scale
+    return Certificate(
+        bound=bound - bound % step,
+        denominator=scale,
+        root=PriceLeaf(prices=tuple((r, price) for r, price in enumerate(whole) if price)),
+    )
+
+
+def _price_bits(problem: Problem, prices: Floats) -> tuple[int, type[np.generic]]:
+    """Return the bits of prices with which 64-bit sums are exact; 0 and Python's integers if none."""
+    use = np.zeros(len(problem.rows))
+    np.maximum.at(use, problem.row, problem.amount)
+    np.maximum.at(use, problem.idle_row, problem.idle_amount)
+    size = float(np.abs(problem.value).max(initial=0)) + float(((prices + 1) * use).sum())
+    room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
+    bits = math.floor(math.log2(room)) - 1
+    return (min(bits, PRICE_BITS), np.int64) if bits >= 0 else (0, np.object_)
+
+
+def _sums(start: Ints, entries: Ints) -> Ints:
+    """Return the sum of each span of ``start`` over ``entries``."""
+    sums = np.zeros(len(start) - 1, entries.dtype)
+    some = np.diff(start) > 0
+    if some.any():
+        sums[some] = np.add.reduceat(entries, start[:-1][some])
+    return sums

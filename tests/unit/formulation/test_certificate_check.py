@@ -1,0 +1,206 @@
+"""The checker accepts what a certificate proves, and never a bound below the optimum."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tessera.formulation.certificate_check import check_certificate
+from tessera.formulation.certificates import (
+    Branch,
+    Certificate,
+    CertificateNode,
+    PriceLeaf,
+    certificate_from_plain,
+    certificate_to_plain,
+)
+from tessera.formulation.errors import InvalidCertificate
+from tests.support.problems import a_problem
+from tests.support.proofs import (
+    ANY_BOUND,
+    a_random_certificate,
+    a_random_problem,
+    best_objective,
+    proves,
+    spelled_columns,
+    tampered,
+)
+
+SEEDS = range(400)
+
+
+def a_proof(root: CertificateNode, *, bound: int = ANY_BOUND, denominator: int = 1) -> Certificate:
+    return Certificate(bound=bound, denominator=denominator, root=root)
+
+
+def test_no_certificate_proves_less_than_the_optimum() -> None:
+    informative = 0
+    for seed in SEEDS:
+        problem = a_random_problem(seed)
+        best = best_objective(problem)
+        if best is None:
+            continue  # every bound holds for a problem without an answer
+        for again in range(3):
+            certificate = a_random_certificate(problem, seed + 1000 * again)
+            assert certificate.bound >= best, seed
+            informative += certificate.bound < sum(
+                max([0, *(value for _, value, _ in options)])
+                for options in spelled_columns(problem)
+            )
+    assert informative > 100  # many of them say more than that every job has the cluster alone
+
+
+def test_a_tampered_certificate_is_refused_or_proves_only_what_is_true() -> None:
+    refused = 0
+    for seed in SEEDS:
+        problem = a_random_problem(seed)
+        best = best_objective(problem)
+        if best is None:
+            continue
+        proven = proves(problem, tampered(problem, a_random_certificate(problem, seed), seed))
+        refused += proven is None
+        assert proven is None or proven >= best, seed
+    assert refused > 100
+
+
+def test_prices_prove_the_optimum_of_three_jobs_on_eight_gpus() -> None:
+    problem = a_problem([[(40, {0: 4})], [(40, {0: 4})], [(8, {0: 2})]], [8])
+    leaf = PriceLeaf(prices=((0, 10),))
+    assert check_certificate(problem, a_proof(leaf, bound=80)) == 80
+    with pytest.raises(InvalidCertificate, match="proves 80, not the bound 79"):
+        check_certificate(problem, a_proof(leaf, bound=79))
+
+
+def test_prices_are_over_the_denominator_and_the_bound_is_rounded_to_what_values_divide() -> None:
+    problem = a_problem([[(6, {0: 2})], [(6, {0: 2})], [(6, {0: 2})]], [5])
+    # 6 / 2 = 3 for each GPU: 4 usable GPUs give 12. At 3.5 the bound is 14, and 12 is below it.
+    assert check_certificate(problem, a_proof(PriceLeaf(prices=((0, 7),)), denominator=2)) == 12
+
+
+def test_a_knapsack_proves_what_no_price_can() -> None:
+    problem = a_problem([[(30, {0: 3})]] * 4 + [[(11, {0: 1})]], [8])
+    priced = min(
+        check_certificate(problem, a_proof(PriceLeaf(prices=((0, p),)), denominator=10))
+        for p in range(200)
+    )
+    assert priced == 81
+    assert check_certificate(problem, a_proof(PriceLeaf(prices=(), knapsacks=(0,)))) == 71
+    assert best_objective(problem) == 71
+
+
+def test_a_branch_on_the_count_of_a_class_proves_what_no_price_can() -> None:
+    problem = a_problem([[(30, {0: 3})]] * 4, [8])
+    leaves = (
+        PriceLeaf(prices=(), branch_prices=(30,)),
+        PriceLeaf(prices=((0, 30),), branch_prices=(60,)),
+    )
+    tree = Branch(columns=(0,), most=2, below=leaves[0], above=leaves[1])
+    assert check_certificate(problem, a_proof(tree, bound=60)) == 60
+    with pytest.raises(InvalidCertificate, match="no first job of a class has"):
+        check_certificate(problem, a_proof(replace(tree, columns=(1,))))
+    with pytest.raises(InvalidCertificate, match="prices of branches"):
+        check_certificate(problem, a_proof(tree.below))
+
+
+def test_waiting_that_uses_rows_is_a_column() -> None:
+    job = [(5, {0: 1})]
+    problem = replace(
+        a_problem([job, job], [1]),
+        idle_start=np.array([0, 1, 2]),
+        idle_row=np.array([0, 0]),
+        idle_amount=np.array([1, 1]),
+    )
+    # Both jobs use the row in every answer, so a high price shows that there is no answer.
+    assert check_certificate(problem, a_proof(PriceLeaf(prices=((0, 100),)))) == 10 - 100
+    assert best_objective(problem) is None
+
+
+def test_numbers_beyond_64_bits_are_exact() -> None:
+    problem = a_problem([[(2**50, {0: 1})], [(2**50 - 1, {0: 1})]], [1])
+    denominator = 3**50
+    leaf = PriceLeaf(prices=((0, (2**50 - 1) * denominator),))
+    assert check_certificate(problem, a_proof(leaf, denominator=denominator)) == 2**50
+    knapsack = PriceLeaf(prices=(), knapsacks=(0,), job_prices=((0, 1), (1, 1)))
+    assert check_certificate(problem, a_proof(knapsack, denominator=denominator)) == 2**50
+
+
+def test_a_tree_of_ten_thousand_branches_does_not_recurse() -> None:
+    problem = a_problem([[(5, {0: 1})]], [1])
+    root: CertificateNode = PriceLeaf(prices=(), branch_prices=(0,) * 10_000)
+    for depth in reversed(range(10_000)):
+        above = PriceLeaf(prices=(), branch_prices=(*(0,) * depth, 9))
+        root = Branch(columns=(0,), most=1, below=root, above=above)
+    assert check_certificate(problem, a_proof(root, bound=5)) == 5
+
+
+def test_a_knapsack_counts_at_most_one_column_of_each_of_many_identical_jobs() -> None:
+    job = [(3, {0: 2}), (5, {0: 3})]
+    problem = a_problem([job] * 7, [12])
+    assert check_certificate(problem, a_proof(PriceLeaf(prices=(), knapsacks=(0,)))) == 20
+    assert (
+        check_certificate(
+            a_problem([[(3, {0: 2})]] * 7, [9]), a_proof(PriceLeaf(prices=(), knapsacks=(0,)))
+        )
+        == 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        (PriceLeaf(prices=((0, -1),)), "a price is negative"),
+        (PriceLeaf(prices=((2, 1),)), "priced rows must rise"),
+        (PriceLeaf(prices=((1, 1), (0, 1))), "priced rows must rise"),
+        (PriceLeaf(prices=(), knapsacks=(0, 1)), "a column uses two knapsacks"),
+        (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((0, -1),)), "may wait"),
+        (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((1, 1),)), "not the first of its class"),
+        (PriceLeaf(prices=(), knapsacks=(0,), job_prices=((0, 1), (0, 1))), "two prices"),
+        (PriceLeaf(prices=(), branch_prices=(1,)), "0 branches has 1 prices"),
+    ],
+)
+def test_what_is_no_certificate_is_refused_by_name(root: CertificateNode, message: str) -> None:
+    problem = a_problem([[(5, {0: 1, 1: 1})]] * 2, [1, 1])
+    with pytest.raises(InvalidCertificate, match=message):
+        check_certificate(problem, a_proof(root))
+
+
+def test_a_certificate_of_a_deep_tree_can_be_pickled_and_written() -> None:
+    root: CertificateNode = PriceLeaf(prices=((0, 2),), branch_prices=(0,) * 5000)
+    for depth in reversed(range(5000)):
+        above = PriceLeaf(
+            prices=(), knapsacks=(0,), branch_prices=(*(0,) * depth, 9), job_prices=((0, 1),)
+        )
+        root = Branch(columns=(0,), most=1, below=root, above=above)
+    certificate = a_proof(root, bound=5)
+    plain = certificate_to_plain(certificate)
+    again = json.loads(json.dumps(plain))
+    assert certificate_to_plain(certificate_from_plain(again)) == plain
+    assert certificate_to_plain(pickle.loads(pickle.dumps(certificate))) == plain
+    shallow = a_proof(PriceLeaf(prices=((0, 2),), knapsacks=(1,), job_prices=((3, -1),)))
+    assert certificate_from_plain(certificate_to_plain(shallow)) == shallow
+
+
+@pytest.mark.parametrize("above", [0, 3])
+def test_nodes_that_are_no_tree_are_refused(above: int) -> None:
+    leaf = {"branch_prices": [0]}
+    branch = {"columns": [0], "most": 0, "below": 1, "above": above}
+    plain = {"bound": 1, "denominator": 1, "nodes": [branch, leaf, leaf]}
+    with pytest.raises(InvalidCertificate, match="not later nodes"):
+        certificate_from_plain(plain)
+
+
+def test_a_denominator_must_be_positive() -> None:
+    with pytest.raises(InvalidCertificate, match="denominator"):
+        check_certificate(a_problem([[(5, {0: 1})]]), a_proof(PriceLeaf(prices=()), denominator=0))
+
+
+def test_the_depth_of_prices_is_that_of_the_path() -> None:
+    problem = a_problem([[(5, {0: 1})]], [1])
+    below = PriceLeaf(prices=(), branch_prices=(1,))
+    bad = Branch(columns=(0,), most=0, below=below, above=replace(below, branch_prices=(-1,)))
+    with pytest.raises(InvalidCertificate, match="price of a branch is negative"):
+        check_certificate(problem, a_proof(bad))
