@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -57,7 +58,7 @@ def _is_accepted(problem: Problem, solution: Solution, certificate: Certificate)
     try:
         proven = check_certificate(problem, certificate)
         document = certificate_document(
-            problem, certificate, solution.choice, name="answer", bound=int(solution.bound)
+            problem, certificate, solution.choice, name="answer", bound=math.floor(solution.bound)
         )
     except InvalidCertificate:
         return False
