@@ -22,6 +22,7 @@ from tessera.benchmarks.rounds.rivals import (
     compares_levels,
     hold_contest,
 )
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.registry import DEFAULT
@@ -198,6 +199,8 @@ def _sized(entry: ContestEntry, gap: float | None) -> ContestEntry:
         aim = NAMED_FAMILIES[entry.family].aim
         draw_round(replace(entry, jobs=min(entry.jobs, 1)))  # raises here, not in another process
         return replace(entry, gap=min(GAP, aim) if gap is None else gap)
+    if entry.family not in FAMILIES:
+        raise InvalidInput("family", f"must be one of {', '.join((*FAMILIES, *NAMED_FAMILIES))}")
     jobs, types = entry.jobs or USUAL_JOBS, entry.types or USUAL_TYPES
     return replace(
         entry,

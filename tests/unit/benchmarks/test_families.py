@@ -309,3 +309,5 @@ def test_a_round_is_sized_by_its_family_or_by_its_number_of_jobs() -> None:
     assert bench_solve._sized(replace(unsized, jobs=3, types=7), 0.5).gpus == 7
     with pytest.raises(InvalidInput):
         bench_solve._sized(replace(unsized, family="few-large", gpus=3), None)
+    with pytest.raises(InvalidInput, match="tight, alike, identical"):
+        bench_solve._sized(replace(unsized, family="nonsense"), None)
