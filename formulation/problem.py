@@ -30,6 +30,9 @@ MAX_TOTAL: Final = 2**53
 MAX_TOTAL_VALUE: Final = MAX_TOTAL / 8
 """Limit of the sum of all jobs' values."""
 
+ENTRIES_AT_A_TIME: Final = 1 << 20
+"""Number of entries of the usage matrix that are converted together."""
+
 _FINITE: Final = 1e280
 """Limit of a value whose sum over all jobs is still finite."""
 
@@ -180,14 +183,14 @@ class Problem:
         self._check_sums()
 
     def _check_sums(self) -> None:
-        top = np.abs(self.value.astype(np.float64))
-        if reduce_by_job(np.maximum, top, self.job_start).sum() >= MAX_TOTAL:
+        most = reduce_by_job(np.maximum, self.value, self.job_start)
+        least = reduce_by_job(np.minimum, self.value, self.job_start)
+        if np.maximum(most, -least).sum() >= MAX_TOTAL:
             raise ProblemTooLarge(
                 "value", f"the objective may exceed 2^53; lower scale {self.scale}"
             )
-        use = np.bincount(self.row, weights=self.amount, minlength=len(self.rows) + 1)
-        if len(self.idle_row):
-            use = use + np.bincount(self.idle_row, weights=self.idle_amount, minlength=len(use))
+        use = _row_totals(self.row, self.amount, len(self.rows) + 1)
+        use += _row_totals(self.idle_row, self.idle_amount, len(use))
         largest = max([use.max(), *(r.capacity for r in self.rows)])
         if largest >= MAX_TOTAL:
             raise ProblemTooLarge("amount", "a row's total may exceed 2^53; use larger units")
@@ -241,6 +244,18 @@ class Problem:
         row = np.append(self.row[picked], self.idle_row[waits])
         amount = np.append(self.amount[picked], self.idle_amount[waits])
         return np.bincount(row, weights=amount, minlength=len(self.rows)).astype(np.int64)
+
+
+def _row_totals(row: Ints, amount: Ints, rows: int) -> Floats:
+    """Return the total amount of each row, float64[rows], a part of the entries at a time.
+
+    Converting tens of millions of amounts at once would take as much memory as they do.
+    """
+    totals = np.zeros(rows)
+    for begin in range(0, len(row), ENTRIES_AT_A_TIME):
+        part = slice(begin, begin + ENTRIES_AT_A_TIME)
+        totals += np.bincount(row[part], weights=amount[part], minlength=rows)
+    return totals
 
 
 def _rise_within(start: Ints, values: Ints) -> bool:
@@ -301,7 +316,7 @@ def restrict_problem(
     )
 
 
-def reduce_by_job(op: np.ufunc, values: Floats, job_start: Ints) -> Floats:
+def reduce_by_job(op: np.ufunc, values: Floats | Ints, job_start: Ints) -> Floats:
     """Reduce a per-column array by job. Jobs without columns give 0."""
     out = np.zeros(len(job_start) - 1)
     some = np.flatnonzero(np.diff(job_start) > 0)
@@ -319,8 +334,9 @@ def bound_values(
     of others away. If the greatest values together exceed ``MAX_TOTAL_VALUE``, those above a common limit
     count as that limit. All others stay unchanged. ``job_start`` has shape (jobs + 1,).
     """
-    gross, price = (np.clip(v, -_FINITE, _FINITE) for v in (gross, price))
-    size = np.abs(gross) + np.abs(price)
+    gross, price = _clip_to_finite(gross), _clip_to_finite(price)
+    size = np.abs(gross)
+    size += np.abs(price)
     greatest = np.sort(reduce_by_job(np.maximum, size, job_start)) * scale
     if greatest.sum() <= MAX_TOTAL_VALUE:
         return gross, price
@@ -332,6 +348,13 @@ def bound_values(
     return gross * factor, price * factor
 
 
+def _clip_to_finite(values: Floats) -> Floats:
+    """Return ``values`` within the limit of finite sums. A NaN stays."""
+    most, least = values.max(initial=0.0), values.min(initial=0.0)
+    is_finite = least >= -_FINITE and most <= _FINITE  # false with a NaN
+    return values if is_finite else np.clip(values, -_FINITE, _FINITE)
+
+
 def scale_values(values: Floats, scale: float) -> Ints:
     """Return ``values * scale`` rounded to integers. Only this function turns values into integers.
 
@@ -339,6 +362,7 @@ def scale_values(values: Floats, scale: float) -> Ints:
         ProblemTooLarge: a value is not finite, or too large once scaled.
     """
     product = values * scale
-    if not np.abs(product).max(initial=0.0) < MAX_TOTAL:  # the maximum of numbers with a NaN is NaN
+    most, least = product.max(initial=0.0), product.min(initial=0.0)
+    if not (most < MAX_TOTAL and least > -MAX_TOTAL):  # the maximum of numbers with a NaN is NaN
         raise ProblemTooLarge("value", "a value is not finite or exceeds 2^53 once scaled")
-    return np.rint(product).astype(np.int64)
+    return np.rint(product, out=product).astype(np.int64)

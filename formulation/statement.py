@@ -116,11 +116,13 @@ def _problem(draft: Draft, goal: Goal) -> Problem:
         raise AssertionError("the last goal of a policy must be a sum")
     rows = gpu_rows(draft.snapshot)
     columns, types = len(draft.cell), len(rows)
-    usage_start, row, amount = _by_owner(
-        [(np.arange(columns), draft.gpu_type, draft.gpus)]
-        + [_entries(r, types + i, r.column, r.amount) for i, r in enumerate(draft.rows)],
-        columns,
-    )
+    usage_start, row, amount = np.arange(columns + 1), draft.gpu_type, draft.gpus
+    if draft.rows:
+        usage_start, row, amount = _by_owner(
+            [(usage_start[:-1], row, amount)]
+            + [_entries(r, types + i, r.column, r.amount) for i, r in enumerate(draft.rows)],
+            columns,
+        )
     idle_start, idle_row, idle_amount = _by_owner(
         [_entries(r, types + i, r.idle_job, r.idle_amount) for i, r in enumerate(draft.rows)],
         len(draft.current),
@@ -164,8 +166,6 @@ def _by_owner(parts: list[Entries], owners: int) -> Entries:
 
     Zero amounts are left out.
     """
-    if len(parts) == 1 and len(parts[0][0]) == owners:  # one entry for each owner, in order
-        return np.arange(owners + 1, dtype=np.int64), parts[0][1], parts[0][2]
     owner, row, amount = (
         np.concatenate([np.zeros(0, np.int64), *column])
         for column in (zip(*parts, strict=True) if parts else ((), (), ()))

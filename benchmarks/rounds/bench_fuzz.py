@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
 from tessera.benchmarks.rounds.fuzzed_budgets import budget_of, draw_gap, draw_work
 from tessera.benchmarks.rounds.fuzzed_goals import (
     draw_statement,
@@ -19,7 +20,15 @@ from tessera.benchmarks.rounds.fuzzed_goals import (
     goal_faults,
     same_answer,
 )
+from tessera.benchmarks.rounds.fuzzed_lies import LIES, LyingCpSat, believes_lie
 from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
+from tessera.benchmarks.rounds.fuzzed_tally import (
+    COUNTS,
+    FAULTS,
+    FuzzTally,
+    checkable_share,
+    unchecked_rows,
+)
 from tessera.benchmarks.rounds.fuzzing import TooLarge, draw_prices, draw_problem, dynamic_optimum
 from tessera.benchmarks.rounds.instances import FAMILIES, make_instance
 from tessera.formulation.check import find_violations
@@ -33,7 +42,10 @@ from tessera.simulator.sweeps.tasks import Task
 from tessera.solvers.answers import is_answer, objective_of, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import build_surrogate, solve_goals
+from tessera.solvers.greedy import Greedy
 from tessera.solvers.lookahead import admit
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.pricing import Pricing
 from tessera.solvers.registry import DEFAULT
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.plan import plan_round
@@ -51,6 +63,10 @@ INTERRUPTED_SHARE: Final = 0.2
 SMALL_ROUND_JOBS: Final = 300
 LARGE_SHARE: Final = 0.2
 """The share of the short rounds that have more jobs, and as much time as greedy takes."""
+NAMED_SHARE: Final = 0.3
+"""The share of the short rounds that are of a named family."""
+DATALESS_FAMILIES: Final = tuple(name for name in NAMED_FAMILIES if name != "arena")
+"""The named families that need no published data."""
 CASES_PER_TASK: Final = 250
 """The number of cases that one process runs before it reports."""
 GOALS_SHARE: Final = 0.3
@@ -60,23 +76,16 @@ ROUNDS_SHARE: Final = 0.15
 REPEATED_SHARE: Final = 0.25
 """The share of the lexicographic goals that are solved again with the work that was recorded."""
 
+LIES_SHARE: Final = 0.05
+"""The share of the cases in which CP-SAT is replaced by one that lies."""
 TIMED_COLUMNS: Final = 30
 """The number of columns from which a statement gets a limit of wall seconds."""
-
-FAULTS: Final = (
-    "violations",
-    "wrong_bounds",
-    "wrong_proofs",
-    "crashes",
-    "below_greedy",
-    "not_repeated",
-)
-COUNTS: Final = ("unjudged", "optimal", "feasible", "infeasible", "unknown")
 
 
 @register_case(
     "fuzz",
     smoke={"cases": 200, "short": 6, "workers": 0},
+    checkable_share=(">=", 0.95),
     **{name: ("==", 0) for name in FAULTS},
 )
 def fuzz_solvers(
@@ -94,14 +103,23 @@ def fuzz_solvers(
 ) -> Report:
     """Solve random problems, goals in order and rounds, and compare the answers with the optimum.
 
-    The problems include degenerate, empty, infeasible, huge and tiny ones. Their optimum comes from
+    The problems include degenerate, empty, infeasible, huge and tiny ones, and small rounds of the
+    named families. Their optimum comes from
     a dynamic program over the usage, or from CP-SAT if that would be too large; ``unjudged`` counts
     those that neither solves. Each is solved with a gap of 0 or of 1e-9 to 1e-2. The hint is
     absent, a greedy answer or nonsense, with any prices. Half have some record of work, which names
     solvers with amounts of 0, tiny and large ones; a fifth has next to no time. Three in ten cases
     are up to four goals in order (sums and levels, with and without tolerances), judged by listing
     every answer. A quarter of these is solved again with the recorded work. Three in twenty are
-    whole rounds, with objectives of up to three stages, promises and limits.
+    whole rounds, with objectives of up to three stages, promises and limits. In one case in twenty, a
+    portfolio asks a CP-SAT that lies: wrong bounds, answers that break rules, false proofs.
+
+    ``checkable_share`` is the share of the problems' answers, optimal or with a bound below the
+    trivial one, whose certificate both the independent script and our checker accept, and which
+    proves exactly that bound. The table counts the others by what proved them. Of 20 bounds, one may
+    be the word of a solver. ``refused_certificates`` counts certificates that are not accepted.
+    ``believed_lies`` counts lies that the portfolio passes on: an answer that breaks a rule or is
+    not worth what it claims, or a false bound or proof that is not labelled as CP-SAT's word.
 
     ``find_violations`` counts those that the checker finds, and answers that take more from a goal than
     its tolerance. ``wrong_bounds`` are bounds below the optimum, or objectives above it.
@@ -109,7 +127,8 @@ def fuzz_solvers(
     and "infeasible" where there is an answer. ``crashes`` counts everything that was raised.
     ``not_repeated`` counts answers that the same record of work does not give again.
     ``below_greedy`` counts answers that are worse than greedy's, including rounds of up to 300 jobs
-    that are given 5 to 50 ms, or of up to 3,000 that are given the time of greedy.
+    that are given 5 to 50 ms, or of up to 3,000 that are given the time of greedy. Three in ten of
+    these are of named families.
     ``worst_overrun_s`` is the longest time by which one of these exceeded its limit. The table
     lists each faulty case; ``--first NUMBER --cases 1 --short 0`` runs it again.
     """
@@ -134,9 +153,11 @@ def fuzz_solvers(
             "cases": cases,
             "short": short,
             **{name: tally[name] for name in (*FAULTS, *COUNTS)},
+            **checkable_share(tally),
             "worst_overrun_s": max((part["overrun_s"] for part in result), default=0.0),
         },
-        table=[fault for part in result for fault in part["faulty"]],
+        table=[fault for part in result for fault in part["faulty"]] + unchecked_rows(tally),
+        waived=frozenset() if solver == DEFAULT else frozenset({"checkable_share"}),
     )
 
 
@@ -144,28 +165,9 @@ def _spans(begin: int, end: int) -> list[tuple[int, int]]:
     return [(k, min(end, k + CASES_PER_TASK)) for k in range(begin, end, CASES_PER_TASK)]
 
 
-class _FuzzTally:
-    """The counts of some cases, and the list of the faulty ones."""
-
-    def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-        self.faulty: list[dict[str, int | str]] = []
-
-    def report(self, what: str, number: int, faults: list[str]) -> None:
-        """Count the faults of a case."""
-        self.count.update(faults)
-        for fault in faults:
-            logger.error("%s %d: %s", what, number, fault, extra={"action": "fuzz-fault"})
-            self.faulty.append({"case": number, "what": what, "fault": fault})
-
-    def result(self, overrun_s: float = 0.0) -> dict[str, Any]:
-        """Return the tally as JSON has it."""
-        return {"tally": dict(self.count), "faulty": self.faulty, "overrun_s": overrun_s}
-
-
 def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
     """Judge ``count`` cases from ``first`` on: problems, lexicographic goals and rounds."""
-    by, tally = make_solver(solver), _FuzzTally()
+    by, tally = make_solver(solver), FuzzTally()
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k])
         kind = rng.random()
@@ -174,6 +176,8 @@ def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, 
                 _judge_goals(draw_statement(rng), by, rng, tally, k)
             elif kind < GOALS_SHARE + ROUNDS_SHARE:
                 _judge_round(by, rng, tally, k)
+            elif kind < GOALS_SHARE + ROUNDS_SHARE + LIES_SHARE:
+                _judge_lie(draw_problem(rng), rng, tally, k)
             else:
                 _judge(draw_problem(rng), by, rng, tally, k)
         except Exception:
@@ -184,7 +188,7 @@ def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, 
 
 def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str, Any]:
     """Judge the short rounds ``first`` to ``first + count - 1``."""
-    by, tally, overrun_s = make_solver(solver), _FuzzTally(), 0.0
+    by, tally, overrun_s = make_solver(solver), FuzzTally(), 0.0
     for k in range(first, first + count):
         rng = np.random.default_rng([seed, k, 1])
         overrun_s = max(overrun_s, _hurry(by, rng, tally, k))
@@ -192,7 +196,7 @@ def hurry_rounds(*, first: int, count: int, solver: str, seed: int) -> dict[str,
 
 
 def _judge_goals(
-    statement: Statement, by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int
+    statement: Statement, by: Solver, rng: np.random.Generator, tally: FuzzTally, k: int
 ) -> None:
     """Solve lexicographic goals, and count the faults of the answer."""
     columns = len(statement.problem.cell)
@@ -212,7 +216,7 @@ def _judge_goals(
             tally.report("goals", k, ["not_repeated"])
 
 
-def _all(statement: Statement, tally: _FuzzTally) -> Any:
+def _all(statement: Statement, tally: FuzzTally) -> Any:
     """Return every answer of the statement. If there are too many, count that and return None."""
     try:
         return every_answer(statement.problem)
@@ -221,7 +225,7 @@ def _all(statement: Statement, tally: _FuzzTally) -> Any:
         return None
 
 
-def _judge_round(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int) -> None:
+def _judge_round(by: Solver, rng: np.random.Generator, tally: FuzzTally, k: int) -> None:
     """Decide a whole round, and judge the answer to its goals before it is placed."""
     snapshot, policy = draw_round(rng)
     ends = rng.random() < INTERRUPTED_SHARE
@@ -247,7 +251,7 @@ def _judge_round(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int
 
 
 def _judge(
-    problem: Problem, by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int
+    problem: Problem, by: Solver, rng: np.random.Generator, tally: FuzzTally, k: int
 ) -> None:
     """Solve one problem, and count the faults of the answer."""
     limit_s = max(0.0, rng.uniform(-0.001, 0.002)) if rng.random() < INTERRUPTED_SHARE else LONG_S
@@ -256,6 +260,23 @@ def _judge(
     result = by.solve(problem, budget, hint)
     tally.count[str(result.status)] += 1
     tally.report("problem", k, answer_faults(problem, result, _best(problem, tally)))
+    tally.judge_proof(problem, k, result)
+
+
+def _judge_lie(problem: Problem, rng: np.random.Generator, tally: FuzzTally, k: int) -> None:
+    """Solve one problem by a portfolio whose CP-SAT lies, and count what it believes.
+
+    Prices prove most answers before CP-SAT is asked, so half of the portfolios have none.
+    """
+    lie, priced = str(rng.choice(LIES)), rng.random() < 0.5
+    stages = (Greedy(), Pricing()) if priced else (Greedy(),)
+    asked = Portfolio((*stages, LyingCpSat(lie, rng)))
+    result = asked.solve(problem, budget_of(LONG_S, gap=0.0, seed=k, work={}))
+    tally.report(
+        f"lie: {lie}",
+        k,
+        ["believed_lies"] * believes_lie(problem, result, _best(problem, tally)),
+    )
 
 
 def answer_faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
@@ -301,7 +322,7 @@ def _hint(problem: Problem, rng: np.random.Generator) -> Solution | None:
     )
 
 
-def _best(problem: Problem, tally: _FuzzTally) -> int | float | None:
+def _best(problem: Problem, tally: FuzzTally) -> int | float | None:
     """Return the optimum.
 
     If there is no answer, return None. If it is not known, count that and return NaN.
@@ -320,27 +341,13 @@ def _best(problem: Problem, tally: _FuzzTally) -> int | float | None:
         return exact.objective
 
 
-def _hurry(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int) -> float:
+def _hurry(by: Solver, rng: np.random.Generator, tally: FuzzTally, k: int) -> float:
     """Solve a round within milliseconds; count a missing or broken answer, or one below greedy's.
 
     Returns the seconds by which it was late.
     """
     large = rng.random() < LARGE_SHARE
-    jobs = int(
-        rng.integers(SMALL_ROUND_JOBS + 1, 3_000)
-        if large
-        else rng.integers(1, SMALL_ROUND_JOBS + 1)
-    )
-    types = int(rng.integers(1, 11))
-    snapshot = make_instance(
-        jobs,
-        max(types, int(jobs * rng.uniform(0.2, 3.0))),
-        types,
-        k,
-        family=str(rng.choice(FAMILIES)),
-        running=float(rng.choice([0.0, 0.5, 1.0])),
-    )
-    problem = build_problem(snapshot, Policy())
+    problem = _short_round(rng, k, large=large)
     began_s = time.perf_counter()
     greedy = make_solver("greedy").solve(problem, Budget(remaining_s=lambda: math.inf))
     now_s = time.perf_counter()
@@ -354,9 +361,28 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: _FuzzTally, k: int) -> f
         return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)
     wrong = ["violations"] if find_violations(problem, result) else []
-    if result.bound < greedy.objective:
+    if greedy.has_answer and result.bound < greedy.objective:
         wrong.append("wrong_bounds")
-    if not result.has_answer or result.objective < greedy.objective:
+    if greedy.has_answer and not (result.has_answer and result.objective >= greedy.objective):
         wrong.append("below_greedy")
     tally.report("short round", k, wrong)
     return late_s
+
+
+def _short_round(rng: np.random.Generator, k: int, *, large: bool) -> Problem:
+    """Draw a round of up to 300 jobs, or of up to 3,000 if it is ``large``, by the number ``k``."""
+    most = 3_000 if large else SMALL_ROUND_JOBS + 1
+    jobs = int(rng.integers(SMALL_ROUND_JOBS + 1 if large else 1, most))
+    if rng.random() < NAMED_SHARE:
+        drawn = draw_family(str(rng.choice(DATALESS_FAMILIES)), jobs=jobs, seed=k)
+        return drawn if isinstance(drawn, Problem) else build_problem(drawn, Policy())
+    types = int(rng.integers(1, 11))
+    snapshot = make_instance(
+        jobs,
+        max(types, int(jobs * rng.uniform(0.2, 3.0))),
+        types,
+        k,
+        family=str(rng.choice(FAMILIES)),
+        running=float(rng.choice([0.0, 0.5, 1.0])),
+    )
+    return build_problem(snapshot, Policy())

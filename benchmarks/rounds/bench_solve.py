@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
 
-from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.rounds.contest import (
-    OWN_OBJECTIVE,
-    ContestEntry,
-    ProcessOutcome,
-    SolvedRound,
-    draw_round,
-    run_entry,
-)
-from tessera.benchmarks.rounds.curve import CurvePoint, draw_curve
+from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound, run_entry
+from tessera.benchmarks.rounds.entries import OWN_OBJECTIVE, ContestEntry, draw_round
 from tessera.benchmarks.rounds.families import NAMED_FAMILIES
 from tessera.benchmarks.rounds.instances import FAMILIES
+from tessera.benchmarks.rounds.rivals import (
+    STOCK_SOLVERS,
+    all_rounds,
+    baselines_of,
+    compares_levels,
+    hold_contest,
+)
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.registry import DEFAULT
 from tessera.solvers.registry import make_solver as make_solver
 
-STOCK_SOLVERS: Final = ("cp-sat", "cbc", "highs")
-"""The solvers that are used unchanged; the others are methods of peers."""
 USUAL_JOBS: Final = 2_048
 USUAL_TYPES: Final = 4
 """Jobs and GPU types of a round whose family does not set its own."""
@@ -39,8 +35,6 @@ GAP: Final = 1e-4
 """Gap at which solvers may stop if nobody names one."""
 MILLION: Final = 1_000_000
 """The number of jobs at which memory and the whole time are judged."""
-EQUALITY_TOLERANCE: Final = 1e-9
-"""The relative difference within which two objectives count as equally good."""
 AIMS_S: Final = {2_048: 0.2, 10_000: 0.5, 100_000: 3.0, MILLION: 25.0}
 """Jobs -> seconds that solving them should take at most."""
 LEVELS_AIMS_S: Final = {2_048: 2.0}
@@ -50,38 +44,6 @@ FEW_JOBS_P95_S: Final = 0.15
 """Seconds for 64 jobs on 64 GPUs: the median and the 95th percentile (Sia: 0.096 and 0.426 s)."""
 MIN_WARM_JOBS: Final = 10_000
 """The number of jobs from which a warm start is judged. Below it, both starts take milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SolverRow:
-    """A row of the table.
-
-    ``reached_s`` is the time until the solver was at least as good as ours; if it never was, it is
-    NaN.
-    """
-
-    solver: str
-    ended: str
-    round: SolvedRound | None
-    reached_s: float
-    peak_mib: float
-
-    def shown(self, ours: SolvedRound) -> dict[str, Figure | str]:
-        """Return the row as figures."""
-        result = self.round
-        row: dict[str, Figure | str] = {"solver": self.solver, "ended": self.ended}
-        if result is not None:
-            row["ended"] = result.status if self.ended == "done" else self.ended
-        names = ("objective", "bound", "gap", "build_s", "solve_s", "total_s")
-        row |= {name: getattr(result, name) if result else math.nan for name in names}
-        row["of_ours"] = (
-            result.objective / ours.objective if result and ours.objective else math.nan
-        )
-        row |= {"reached_s": self.reached_s, "peak_mib": self.peak_mib}
-        row["cpu_s"] = result.cpu_s if result else math.nan
-        row["proved_by"] = result.proved_by if result else ""
-        row["verified"] = bool(result and result.verified)
-        return row
 
 
 @register_case(
@@ -201,9 +163,9 @@ def time_solvers(
         ),
         gap,
     )
-    baselines = _named(versus)
-    mine, lines = _contest(entry, baselines)
-    ours = _all_rounds(mine, entry)
+    baselines = baselines_of(versus)
+    mine, lines = hold_contest(entry, baselines)
+    ours = all_rounds(mine, entry)
     waived = _waived(entry)
     figures = _figures(entry, mine, ours)
     stock = [line for line in lines if line.solver in STOCK_SOLVERS]
@@ -214,7 +176,7 @@ def time_solvers(
         family in FAMILIES
         and churn > 0
         and len(Policy(objective=objective).stages) == 1
-        and not _levels(objective)
+        and not compares_levels(objective)
     ):
         warm = run_entry(replace(entry, churn=churn, repeats=1))
         figures |= {"first_s": warm.first_s, "cold_s": warm.cold_s, "warm_s": warm.warm_s}
@@ -237,6 +199,8 @@ def _sized(entry: ContestEntry, gap: float | None) -> ContestEntry:
         aim = NAMED_FAMILIES[entry.family].aim
         draw_round(replace(entry, jobs=min(entry.jobs, 1)))  # raises here, not in another process
         return replace(entry, gap=min(GAP, aim) if gap is None else gap)
+    if entry.family not in FAMILIES:
+        raise InvalidInput("family", f"must be one of {', '.join((*FAMILIES, *NAMED_FAMILIES))}")
     jobs, types = entry.jobs or USUAL_JOBS, entry.types or USUAL_TYPES
     return replace(
         entry,
@@ -245,79 +209,6 @@ def _sized(entry: ContestEntry, gap: float | None) -> ContestEntry:
         gpus=entry.gpus or max(jobs, types),
         gap=GAP if gap is None else gap,
     )
-
-
-def _named(versus: str) -> tuple[str, ...]:
-    """Return the baselines' names. Raises InvalidInput if there is no such solver."""
-    names = tuple(filter(None, (name.strip() for name in versus.split(","))))
-    for name in names:
-        make_solver(name)
-    return names
-
-
-def _levels(objective: str) -> bool:
-    return any(stage.lexicographic for stage in Policy(objective=objective).stages)
-
-
-def _contest(
-    entry: ContestEntry, baselines: Sequence[str]
-) -> tuple[ProcessOutcome, list[_SolverRow]]:
-    """Return the outcome of our solver, and a line for it and for each baseline."""
-    make_solver(entry.solver)
-    mine = run_entry(entry)
-    ours = _all_rounds(mine, entry)
-    lines = [
-        _SolverRow(
-            solver=entry.solver,
-            ended=mine.ended,
-            round=ours[0],
-            reached_s=ours[0].total_s,
-            peak_mib=mine.peak_mib,
-        )
-    ]
-    for k in track_steps(len(baselines), "baselines"):
-        baseline = replace(entry, solver=baselines[k], repeats=1)
-        result = run_entry(baseline)
-        first = result.rounds[0] if result.rounds else None
-        reached_s = seconds_to_reach(ours[0], result)
-        short = first is not None and math.isnan(reached_s) and first.gap <= entry.gap
-        if short and baselines[k] in STOCK_SOLVERS:
-            reached_s = seconds_to_reach(ours[0], run_entry(replace(baseline, gap=0.0)))
-        lines.append(
-            _SolverRow(
-                solver=baselines[k],
-                ended=result.ended,
-                round=first,
-                reached_s=reached_s,
-                peak_mib=result.peak_mib,
-            )
-        )
-    return mine, lines
-
-
-def _all_rounds(mine: ProcessOutcome, entry: ContestEntry) -> tuple[SolvedRound, ...]:
-    if mine.ended != "done":
-        raise InvalidInput(
-            "solver", f"{entry.solver} {mine.ended} in {len(mine.rounds)} of {entry.repeats} rounds"
-        )
-    return mine.rounds
-
-
-def seconds_to_reach(ours: SolvedRound, baseline: ProcessOutcome) -> float:
-    """Return the seconds until the baseline was at least as good as ours by the first goal.
-
-    If it never was, return NaN.
-    """
-    least = ours.sign * ours.objective - EQUALITY_TOLERANCE * abs(ours.objective)
-    result = baseline.rounds[0] if baseline.rounds else None
-    build_s = result.build_s if result else ours.build_s
-    told = result.answers if result else baseline.early
-    for at_s, objective in told:
-        if ours.sign * objective >= least:
-            return build_s + at_s
-    if result is not None and result.verified and ours.sign * result.objective >= least:
-        return result.total_s
-    return math.nan
 
 
 def _figures(
@@ -343,7 +234,7 @@ def _figures(
         "jobs": ours[0].jobs,
         "columns": ours[0].columns,
     }
-    if _levels(entry.objective):
+    if compares_levels(entry.objective):
         figures |= {"levels_gap": gap, "last_gap": max(r.last_gap for r in ours)}
     elif entry.family in NAMED_FAMILIES:
         family = NAMED_FAMILIES[entry.family]
@@ -351,7 +242,7 @@ def _figures(
         figures["cpu_of_aim"] = cpu_s / family.cpu_s
     elif entry.family != "real":
         figures["hard_gap"] = gap
-    aims_s = LEVELS_AIMS_S if _levels(entry.objective) else AIMS_S
+    aims_s = LEVELS_AIMS_S if compares_levels(entry.objective) else AIMS_S
     if entry.family == "real" and entry.jobs in aims_s:
         figures["solve_of_aim"] = solve_s / aims_s[entry.jobs]
     elif entry.family == "real" and entry.jobs == 64:
@@ -362,7 +253,7 @@ def _figures(
 def _waived(entry: ContestEntry) -> frozenset[str]:
     """Return the figures whose bound is for other rounds than this."""
     result = set()
-    if entry.family != "real" or _levels(entry.objective) or entry.gap > 1e-4:
+    if entry.family != "real" or compares_levels(entry.objective) or entry.gap > 1e-4:
         result |= {"gap", "warm_gap"}
     named = NAMED_FAMILIES.get(entry.family)
     if named is not None and entry.gap > max(named.aim, GAP):
@@ -374,92 +265,3 @@ def _waived(entry: ContestEntry) -> frozenset[str]:
     if entry.jobs < MIN_WARM_JOBS:
         result |= {"speedup_warm"}
     return frozenset(result)
-
-
-@register_case(
-    "solve-curve",
-    smoke={"sizes": "16,40", "versus": "highs", "time_limit": 5.0},
-    worst_gap=("<=", 1e-4),
-    verified=("==", True),
-)
-def solve_curve(
-    sizes: Annotated[
-        str, typer.Option(help="Comma-separated numbers of jobs.")
-    ] = "64,256,1024,4096,16384",
-    gpus_a_job: Annotated[
-        float, typer.Option(help="Number of GPUs of the cluster for each job.")
-    ] = 1.0,
-    types: Annotated[int, typer.Option(help="Number of GPU types.")] = 4,
-    family: Annotated[str, typer.Option(help=f"Family of rounds: {', '.join(FAMILIES)}.")] = "real",
-    objective: Annotated[str, typer.Option(help="Objective of the policy.")] = "throughput",
-    versus: Annotated[
-        str, typer.Option(help="Comma-separated baselines.")
-    ] = "cp-sat,cbc,highs,pop-8,sia",
-    time_limit: Annotated[float, typer.Option(help="Time limit of each solver in seconds.")] = 30.0,
-    solver: Annotated[str, typer.Option(help="The solver that counts as ours.")] = DEFAULT,
-    running: Annotated[
-        float, typer.Option(help="Share of the GPUs that are in use before the round.")
-    ] = 0.5,
-    plot: Annotated[Path | None, typer.Option(help="PNG file to write.")] = None,
-    gap: Annotated[float, typer.Option(help="Gap at which solvers may stop.")] = 1e-4,
-    workers: Annotated[int, typer.Option(help="Number of threads of each solver.")] = 2,
-    seed: int = 0,
-) -> Report:
-    """Plot the solving time against the number of jobs, on logarithmic axes, for our solver and baselines.
-
-    There is a row for each size and solver, as in ``time_solvers``. The plot shows ``total_s``, with a
-    filled mark if the answer is within the gap of the solver's own bound, and a hollow one
-    otherwise. A baseline that was killed is plotted at twice the limit. ``worst_gap`` is ours.
-    """
-    baselines = _named(versus)
-    table: list[dict[str, Figure | str]] = []
-    points: list[CurvePoint] = []
-    worst, verified, slowest_s = 0.0, True, 0.0
-    for jobs in _sizes(sizes):
-        entry = ContestEntry(
-            solver=solver,
-            jobs=jobs,
-            gpus=max(types, int(gpus_a_job * jobs)),
-            types=types,
-            family=family,
-            objective=objective,
-            time_limit_s=time_limit,
-            gap=gap,
-            workers=workers,
-            seed=seed,
-            running=running,
-        )
-        mine, lines = _contest(entry, baselines)
-        ours = _all_rounds(mine, entry)[0]
-        worst, slowest_s = max(worst, ours.gap), max(slowest_s, ours.total_s)
-        verified = verified and ours.verified
-        for line in lines:
-            table.append({"jobs": jobs, **line.shown(ours)})
-            result = line.round
-            points.append(
-                CurvePoint(
-                    solver=line.solver,
-                    jobs=jobs,
-                    seconds=result.total_s if result else 2 * time_limit,
-                    met=bool(result and result.gap <= gap),
-                )
-            )
-    if plot is not None:
-        draw_curve(plot, points, time_limit)
-    waived = {"worst_gap"} if family != "real" or _levels(objective) or gap > 1e-4 else set()
-    return Report(
-        seed=seed,
-        waived=frozenset(waived),
-        table=table,
-        figures={"worst_gap": worst, "verified": verified, "slowest_total_s": slowest_s},
-    )
-
-
-def _sizes(words: str) -> list[int]:
-    try:
-        result = sorted({int(word) for word in words.split(",")})
-    except ValueError:
-        result = []
-    if not result or result[0] < 1:
-        raise InvalidInput("sizes", "must be whole numbers of jobs, e.g. 64,256,1024")
-    return result

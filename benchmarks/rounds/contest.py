@@ -22,16 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-import numpy as np
-
-from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
+from tessera.benchmarks.rounds.entries import ContestEntry, draw_round, state_drawn
+from tessera.benchmarks.rounds.families import NAMED_FAMILIES
 from tessera.benchmarks.rounds.instances import churn_round, make_instance
 from tessera.formulation.check import find_violations
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import GoalResult, Linear
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, state_round
 from tessera.simulator.provenance import ROOT
@@ -48,34 +44,8 @@ SETUP_S: Final = 600.0
 WARM_REPEATS: Final = 3
 NAMED_WARM_UP_JOBS: Final = 40
 """Jobs of the round with which a process warms up for a named family."""
-OWN_OBJECTIVE: Final = "throughput"
-"""The usual objective of entries. Rounds that are stated as problems have values of their own."""
 SOLVER_ALIASES: Final = {"cp-sat": "stock-cp-sat"}
 """Solvers that have another name in the registry, whose "cp-sat" plans its work and uses prices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContestEntry:
-    """A solver and the rounds that it solves.
-
-    If ``churn`` is above 0, the round after that share of churn is solved cold and warm. A named
-    family (``tessera.benchmarks.rounds.families``) has its own number of jobs, GPUs or types where
-    that is 0. Its rounds begin on an idle cluster.
-    """
-
-    solver: str
-    jobs: int
-    gpus: int
-    types: int
-    family: str = "real"
-    objective: str = OWN_OBJECTIVE
-    time_limit_s: float = 30.0
-    gap: float = 1e-4
-    workers: int = 2
-    seed: int = 0
-    repeats: int = 1
-    running: float = 0.0
-    churn: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +189,7 @@ def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
     drawn = draw_round(entry)
     tell({"started": True})
     started_s = time.perf_counter()
-    statement = _state(drawn, entry.objective)
+    statement = state_drawn(drawn, entry.objective)
     build_s = time.perf_counter() - started_s
     goal = statement.goals[0]
     scale = goal.scale if isinstance(goal, Linear) else 1.0
@@ -251,48 +221,6 @@ def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
         "proved_by": solution.proved_by,
         "cp_sat": _used_cp_sat(solution),
     }
-
-
-def draw_round(entry: ContestEntry) -> Snapshot | Problem:
-    """Return the round of ``entry``: a snapshot, or a problem where the family is stated as one.
-
-    Raises:
-        InvalidInput: there is no such family, or it does not have rounds of this size.
-        MissingData: the family needs data that this machine does not have.
-    """
-    if entry.family in NAMED_FAMILIES:
-        return draw_family(
-            entry.family, jobs=entry.jobs, gpus=entry.gpus, types=entry.types, seed=entry.seed
-        )
-    return make_instance(
-        entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
-    )
-
-
-def _state(drawn: Snapshot | Problem, objective: str) -> Statement:
-    """Return the statement of a round.
-
-    Raises:
-        InvalidInput: the round is a problem, whose values are its own, and an objective is named.
-    """
-    if isinstance(drawn, Snapshot):
-        return state_round(drawn, Policy(objective=objective))
-    if objective != OWN_OBJECTIVE:
-        raise InvalidInput("objective", "of this family is its own; leave the objective out")
-    goal = Linear(
-        name="value",
-        unit=drawn.unit,
-        value=drawn.value,
-        restart_price=drawn.restart_price,
-        scale=drawn.scale,
-    )
-    return Statement(
-        problem=drawn,
-        goals=(goal,),
-        absent={},
-        rejected=frozenset(),
-        opportunistic=np.zeros(len(drawn.jobs), np.bool_),
-    )
 
 
 def _used_cp_sat(solution: Solution) -> bool:

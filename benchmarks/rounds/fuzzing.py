@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.rounds.families.problems import one_cell
+from tessera.benchmarks.rounds.fuzzed_families import SMALL_FAMILIES, draw_small_family
 from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
 from tessera.formulation.tables import Floats, Ints
 
@@ -24,6 +25,7 @@ KINDS: Final = (
     "must run",
     "counts who waits",
     "equal ratios",
+    *SMALL_FAMILIES,
 )
 """The kinds of unusual problems, which ``draw_problem`` describes."""
 MAX_STATES: Final = 2_000
@@ -52,9 +54,12 @@ def draw_problem(rng: np.random.Generator, kind: str = "") -> Problem:
     ``huge``: values and amounts up to what the sums allow; ``tiny``: values of 0 and 1, capacities
     up to 2; ``alike``: every job has the same columns; ``must run``: most jobs must run, often more
     than fit; ``counts who waits``: jobs use rows by waiting; ``equal ratios``: the value of every
-    column is three times its size.
+    column is three times its size. The kinds of ``SMALL_FAMILIES`` are small rounds of the named
+    families.
     """
     kind = kind or str(rng.choice(KINDS))
+    if kind in SMALL_FAMILIES:
+        return draw_small_family(rng, kind)
     shape = _shape(kind, rng)
     jobs, rows = _between(rng, shape.jobs), _between(rng, shape.rows)
     count = rng.integers(shape.options[0], shape.options[1] + 1, jobs)

@@ -28,6 +28,7 @@ from tessera.formulation.objectives.obligations import jobs_without_weight_wait
 from tessera.formulation.objectives.throughput import throughput_values
 from tessera.formulation.objectives.values import ColumnValues
 from tessera.formulation.problem import VALUE_SCALE, bound_values, scale_values
+from tessera.formulation.tables import Floats
 
 LINEAR_VALUES: Final[dict[str, Callable[[Draft], ColumnValues]]] = {
     "throughput": throughput_values,
@@ -95,18 +96,28 @@ def _sum(draft: Draft, stage: Stage) -> Linear:
     parts = [(t.weight, column_values(draft, t.objective)) for t in stage.terms]
     alone = len(parts) == 1
     scale = parts[0][1].scale if alone else float(VALUE_SCALE)
-    gross = reduce(np.add, [weight * v.gross for weight, v in parts])
-    price = reduce(np.add, [weight * v.price for weight, v in parts])
+    unit = parts[0][1].unit if alone else WEIGHTED_SUM
+    gross = reduce(np.add, [_weighted(weight, v.gross) for weight, v in parts])
+    price = reduce(np.add, [_weighted(weight, v.price) for weight, v in parts])
+    del parts
     gross, price = bound_values(gross, price, scale, draft.job_start)
+    gains = gross > price
     charged = scale_values(price, scale)
-    value = scale_values(gross, scale) - charged
+    del price
+    value = scale_values(gross, scale)
+    value -= charged
     # A column of the least worth is one unit, so that its job runs where GPUs would be idle.
-    value = np.where(gross > price, np.maximum(value, 1), value)
+    np.maximum(value, 1, out=value, where=gains)
     return Linear(
         name=stage.name,
-        unit=parts[0][1].unit if alone else WEIGHTED_SUM,
+        unit=unit,
         value=value,
         restart_price=charged,
         scale=scale,
         tolerance=stage.tolerance,
     )
+
+
+def _weighted(weight: float, values: Floats) -> Floats:
+    """Return ``weight * values``, without a copy if the weight is 1."""
+    return values if weight == 1.0 else weight * values

@@ -16,11 +16,17 @@ def throughput_values(draft: Draft) -> ColumnValues:
     """
     raw = draft.policy.raw_throughput
     unit_of = np.ones(len(draft.unit_rate)) if raw else draft.unit_rate
+    # A million jobs have tens of millions of columns, so arrays are written in place.
+    gross = draft.weight[draft.job]
     with np.errstate(invalid="ignore"):
-        gross = draft.weight[draft.job] * draft.rate / unit_of[draft.job]
+        gross *= draft.rate
+        gross /= unit_of[draft.job]
+    price = draft.restart_share[draft.job]
+    price *= gross
+    price[~draft.starts] = 0.0
     return ColumnValues(
         gross=gross,
-        price=np.where(draft.starts, gross * draft.restart_share[draft.job], 0.0),
+        price=price,
         unit="samples/s" if raw else "effective GPUs",
         # Raw samples/s are a thousand times larger than normalized rates.
         scale=float(VALUE_SCALE / 1000 if raw else VALUE_SCALE),

@@ -37,6 +37,8 @@ def bounded_gpus(draft: Draft) -> Draft:
     goes.
     """
     jobs = draft.snapshot.jobs
+    if not ((jobs.min_gpus > 1).any() or (jobs.max_gpus > 0).any()):
+        return draft
     least, most = jobs.min_gpus[draft.job], jobs.max_gpus[draft.job]
     keep = (draft.gpus >= least) & ((most == 0) | (draft.gpus <= most))
     if keep.all():

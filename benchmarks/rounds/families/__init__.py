@@ -40,10 +40,10 @@ class RoundFamily:
 
 NAMED_FAMILIES: Final[Mapping[str, RoundFamily]] = {
     "identical": RoundFamily(draw=snapshots.draw_identical, jobs=4_096, types=4),
-    "subset-sum": RoundFamily(draw=knapsacks.draw_subset_sum, jobs=100, types=1),
+    "subset-sum": RoundFamily(draw=knapsacks.draw_subset_sum, jobs=20, types=1),
     "inverse": RoundFamily(draw=knapsacks.draw_inverse, jobs=100, types=1),
     "odd-counts": RoundFamily(draw=snapshots.draw_odd_counts, jobs=1_000, types=4),
-    "small-values": RoundFamily(draw=knapsacks.draw_small_values, jobs=10_000, types=4),
+    "small-values": RoundFamily(draw=knapsacks.draw_small_values, jobs=10_000, types=10),
     "nested-quotas": RoundFamily(draw=resources.draw_nested_quotas, jobs=2_048, types=4),
     "three-resources": RoundFamily(
         draw=resources.draw_three_resources, jobs=2_048, types=4, aim=3e-4

@@ -13,10 +13,11 @@ import pytest
 
 from tessera.benchmarks.rounds import contest
 from tessera.benchmarks.rounds.bench_fuzz import answer_faults
-from tessera.benchmarks.rounds.bench_solve import seconds_to_reach
-from tessera.benchmarks.rounds.contest import ContestEntry, ProcessOutcome, SolvedRound
+from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
+from tessera.benchmarks.rounds.entries import ContestEntry
 from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, draw_problem, dynamic_optimum
 from tessera.benchmarks.rounds.instances import make_instance
+from tessera.benchmarks.rounds.rivals import seconds_to_reach
 from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -199,8 +200,12 @@ def a_round(objective: float, solve_s: float = 2.0, sign: int = 1) -> SolvedRoun
         last_gap=0.1,
         build_s=0.5,
         solve_s=solve_s,
+        cpu_s=solve_s,
+        jobs=1,
         columns=1,
         verified=True,
+        proved_by="prices",
+        cp_sat=False,
     )
 
 

@@ -1,0 +1,313 @@
+"""The named families of rounds: their shapes, seeds and errors, and how the bench judges them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.benchmarks.rounds import bench_solve, contest
+from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
+from tessera.benchmarks.rounds.entries import ContestEntry, draw_round, state_drawn
+from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
+from tessera.benchmarks.rounds.fuzzing import dynamic_optimum
+from tessera.formulation.check import find_violations
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem, RowKind
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import build_problem
+from tessera.simulator.data import DATA_VARIABLE, MissingData
+from tessera.solvers.base import Budget
+from tessera.solvers.greedy import Greedy
+
+OF_SNAPSHOTS = ("identical", "odd-counts", "forty-types", "few-large")
+OF_PROBLEMS = ("subset-sum", "inverse", "small-values", "nested-quotas", "three-resources", "mmkp")
+DRAWN = (*OF_SNAPSHOTS, *OF_PROBLEMS)
+"""The families that need no data."""
+
+ARENA_PROFILES = """\
+model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s,status
+bert,1.3B,128,a40,1,1,9.0,ok
+bert,1.3B,128,a40,1,2,5.0,ok
+bert,1.3B,128,a100,1,4,1.5,ok
+moe,690M,256,v100,2,16,0.5,ok
+moe,690M,256,a10,1,1,,failed
+"""
+
+
+def a_problem_of(family: str, **sizes: int) -> Problem:
+    """Return a round of the family as a problem."""
+    drawn = draw_family(family, **sizes)
+    return drawn if isinstance(drawn, Problem) else build_problem(drawn, Policy())
+
+
+def a_snapshot_of(family: str, **sizes: int) -> Snapshot:
+    """Return a round of a family that is stated from snapshots."""
+    drawn = draw_family(family, **sizes)
+    assert isinstance(drawn, Snapshot)
+    return drawn
+
+
+def content(problem: Problem) -> tuple[Any, ...]:
+    """Return the parts of a problem that make it differ from another."""
+    arrays = (problem.value, problem.row, problem.amount, problem.usage_start, problem.capacity)
+    return (*(array.tolist() for array in arrays), problem.rows)
+
+
+@pytest.mark.parametrize("family", DRAWN)
+def test_a_seed_names_one_round_of_a_family(family: str) -> None:
+    first, again = (content(a_problem_of(family, jobs=30, seed=5)) for _ in range(2))
+
+    assert first == again
+    assert first != content(a_problem_of(family, jobs=30, seed=6))
+
+
+@pytest.mark.parametrize("family", DRAWN)
+def test_a_family_has_its_own_size_unless_another_is_given(family: str) -> None:
+    own, given = a_problem_of(family), a_problem_of(family, jobs=17)
+
+    assert len(own.jobs) == NAMED_FAMILIES[family].jobs
+    assert len(given.jobs) == 17
+    kinds = {row.kind for row in own.rows}
+    types = sum(row.kind is RowKind.GPUS for row in own.rows)
+    assert types == NAMED_FAMILIES[family].types
+    assert RowKind.GPUS in kinds
+
+
+@pytest.mark.parametrize("family", DRAWN)
+def test_gpus_and_types_that_are_given_replace_the_familys_own(family: str) -> None:
+    problem = a_problem_of(family, jobs=12, gpus=1_201, types=3)
+    room = [row.capacity for row in problem.rows if row.kind is RowKind.GPUS]
+
+    assert len(room) == 3
+    # the capacities of subset sums are odd, whatever is given
+    assert 1_201 <= sum(room) <= 1_201 + 3 * (family == "subset-sum")
+
+
+@pytest.mark.parametrize("family", [f for f in DRAWN if f != "mmkp"])
+def test_greedys_answer_to_every_family_breaks_no_rule(family: str) -> None:
+    problem = a_problem_of(family, jobs=40, seed=3)
+    answer = Greedy().solve(problem, Budget(remaining_s=lambda: math.inf))
+
+    assert answer.objective > 0
+    assert not find_violations(problem, answer)
+
+
+def test_identical_jobs_have_one_list_of_columns_and_one_weight_or_three() -> None:
+    weights = set()
+    for seed in range(8):
+        snapshot = a_snapshot_of("identical", jobs=60, seed=seed)
+        problem = build_problem(snapshot, Policy())
+        weights.add(len(set(snapshot.jobs.weight.tolist())))
+        counts = set(np.diff(problem.job_start).tolist())
+        assert len(counts) == 1
+        assert len(set(snapshot.jobs.requested_gpus.tolist())) == 1
+
+    assert weights == {1, 3}
+
+
+def test_subset_sums_are_even_and_their_capacities_odd() -> None:
+    problem = a_problem_of("subset-sum", types=2, gpus=1_000)
+
+    assert np.array_equal(problem.value, problem.amount)
+    assert not (problem.amount % 2).any()
+    assert (problem.capacity % 2).all()
+
+
+def test_no_answer_fills_an_odd_knapsack_with_even_weights() -> None:
+    problem = a_problem_of("subset-sum", jobs=4, gpus=1_001)
+
+    assert dynamic_optimum(problem) == 1_000
+
+
+def test_inverse_weights_exceed_values_by_a_constant_an_item() -> None:
+    shapes = set()
+    for seed in range(6):
+        problem = a_problem_of("inverse", jobs=20, seed=seed)
+        items = int(problem.job_start[1])
+        excess = (problem.amount - problem.value).reshape(20, items)
+        assert (excess == 100 * np.arange(1, items + 1)).all()
+        shapes.add(items)
+
+    assert shapes == {1, 10}
+
+
+def test_odd_counts_are_odd_and_reach_thousands_of_gpus() -> None:
+    problem = a_problem_of("odd-counts")
+
+    assert (problem.amount % 2).all()
+    assert 8_192 < problem.amount.max() <= 16_383
+    assert np.median(problem.amount) < 1_000
+    assert (problem.capacity % 2).all()
+
+
+def test_small_values_are_whole_numbers_up_to_six() -> None:
+    values = a_problem_of("small-values", jobs=500).value
+
+    assert set(values.tolist()) == set(range(7))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_teams_are_inside_organisations_inside_types(seed: int) -> None:
+    problem = a_problem_of("nested-quotas", jobs=300, seed=seed)
+    kinds = [row.kind for row in problem.rows]
+    used = problem.row.reshape(len(problem.cell), 3)
+    amount = problem.amount.reshape(len(problem.cell), 3)
+
+    assert kinds == [RowKind.GPUS] * 4 + [RowKind.HELD] * (len(kinds) - 4)
+    assert (amount == amount[:, :1]).all()
+    for team in set(used[:, 2].tolist()):
+        assert len(set(used[used[:, 2] == team, 1].tolist())) == 1  # a team is in one organisation
+    held = [row.capacity for row in problem.rows if row.subject.startswith("organisation")]
+    assert 0.85 * 300 < sum(held) <= 0.9 * 300
+
+
+def test_nested_limits_are_for_all_types_or_for_each() -> None:
+    rows = {len(a_problem_of("nested-quotas", jobs=20, seed=seed).rows) for seed in range(8)}
+
+    assert rows == {4 + 4 + 16, 4 + 4 * (2 + 4)}
+
+
+def test_columns_use_three_resources_of_their_type() -> None:
+    problem = a_problem_of("three-resources", jobs=50)
+
+    assert (np.diff(problem.usage_start) == 3).all()
+    kinds = [row.kind for row in problem.rows]
+    assert kinds == [*[RowKind.GPUS] * 4, *[RowKind.CPUS] * 4, *[RowKind.HOST_MEMORY] * 4]
+    types = problem.row.reshape(-1, 3) % 4
+    assert (types == types[:, :1]).all()
+
+
+def test_forty_types_have_whole_nodes_of_different_numbers() -> None:
+    capacity = a_problem_of("forty-types").capacity
+
+    assert len(capacity) == 40
+    assert not (capacity % 8).any()
+    assert len(set(capacity.tolist())) > 5
+
+
+def test_few_large_gangs_are_odd_and_half_of_a_type_at_most() -> None:
+    snapshot = a_snapshot_of("few-large", jobs=64)
+
+    assert snapshot.schedulable_gpus().tolist() == [48] * 40
+    assert (snapshot.estimates.gpus % 2).all()
+    assert snapshot.jobs.requested_gpus.min() >= 5
+    assert snapshot.jobs.requested_gpus.max() <= 25
+
+
+def test_groups_of_the_mmkp_must_take_an_item_and_resources_are_halved() -> None:
+    problem = a_problem_of("mmkp", jobs=150)
+
+    assert problem.must_run.all()
+    assert np.array_equal(np.diff(problem.job_start), np.full(150, 10))
+    assert problem.capacity.tolist() == [750] * 10
+    assert problem.amount.max() == 10
+
+
+def test_values_of_the_mmkp_are_correlated_with_their_amounts() -> None:
+    problem = a_problem_of("mmkp", jobs=200)
+    total = np.bincount(problem.usage_column, weights=problem.amount)
+
+    assert 0.2 < np.corrcoef(total, problem.value)[0, 1] < 0.95
+
+
+def test_arenas_family_has_the_profiled_cells_of_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "arena").mkdir()
+    (tmp_path / "arena" / "alpa_optimal.csv").write_text(ARENA_PROFILES)
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+
+    snapshot = a_snapshot_of("arena", jobs=25)
+
+    assert snapshot.schedulable_gpus().sum() == 1_280
+    assert len(snapshot.estimates) == 4
+    assert {w.key for w in snapshot.workloads} == {"bert/1.3B/128", "moe/690M/256"}
+    assert set(snapshot.jobs.requested_gpus.tolist()) <= {1, 2, 4, 32}
+    assert a_snapshot_of("arena", jobs=3, gpus=640).schedulable_gpus().sum() == 640
+
+
+def test_arenas_family_names_the_data_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+
+    with pytest.raises(MissingData, match=r"alpa_optimal\.csv"):
+        draw_family("arena")
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "field"),
+    [
+        ("nonsense", {}, "family"),
+        ("identical", {"jobs": -1}, "jobs"),
+        ("mmkp", {"types": -2}, "jobs"),
+        ("few-large", {"gpus": 39}, "gpus"),
+        ("arena", {"types": 3}, "types"),
+    ],
+)
+def test_a_size_without_a_meaning_is_refused(
+    family: str, sizes: dict[str, int], field: str
+) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        draw_family(family, **sizes)
+    assert refusal.value.field == field
+
+
+def test_a_family_with_values_of_its_own_takes_no_objective() -> None:
+    entry = ContestEntry(solver="greedy", jobs=5, gpus=0, types=0, family="mmkp")
+    drawn = draw_round(entry)
+
+    assert state_drawn(drawn, entry.objective).problem is drawn
+    with pytest.raises(InvalidInput, match="leave the objective out"):
+        state_drawn(drawn, "jct")
+
+
+@pytest.mark.parametrize("family", ["identical", "mmkp"])
+def test_a_round_of_a_family_is_solved_and_judged_by_its_aim(family: str) -> None:
+    entry = ContestEntry(solver="portfolio", jobs=20, gpus=0, types=0, family=family)
+    reports: list[dict[str, Any]] = []
+
+    contest.take_part(entry, reports.append)
+    (solved,) = [SolvedRound(**line["round"]) for line in reports if "round" in line]
+    figures = bench_solve._figures(entry, ProcessOutcome(rounds=(solved,), ended="done"), [solved])
+
+    assert solved.verified
+    assert solved.jobs == figures["jobs"] == 20
+    assert solved.cpu_s > 0
+    assert figures["gap_of_aim"] == pytest.approx(solved.gap / NAMED_FAMILIES[family].aim)
+    assert figures["cpu_of_aim"] == pytest.approx(solved.cpu_s / 5.0)
+    assert figures["cp_sat_share"] == float(solved.cp_sat)
+    assert "hard_gap" not in figures
+    assert "gap" in bench_solve._waived(entry)
+
+
+def test_a_family_that_is_to_be_solved_to_the_optimum_has_an_infinite_share_of_its_aim() -> None:
+    reports: list[dict[str, Any]] = []
+    drawn = ContestEntry(solver="greedy", jobs=20, gpus=0, types=0, family="identical")
+    contest.take_part(drawn, reports.append)
+    (solved,) = [SolvedRound(**line["round"]) for line in reports if "round" in line]
+    entry, done = replace(drawn, family="arena"), ProcessOutcome(rounds=(), ended="done")
+
+    for gap, share in ((0.0, 0.0), (1e-9, math.inf)):
+        figures = bench_solve._figures(entry, done, [replace(solved, gap=gap)])
+        assert figures["gap_of_aim"] == share
+
+
+def test_a_round_is_sized_by_its_family_or_by_its_number_of_jobs() -> None:
+    unsized = ContestEntry(solver="greedy", jobs=0, gpus=0, types=0)
+
+    usual = bench_solve._sized(unsized, None)
+    assert (usual.jobs, usual.gpus, usual.types) == (2_048, 2_048, 4)
+    named = bench_solve._sized(replace(unsized, family="few-large"), None)
+    assert (named.jobs, named.gpus, named.types) == (0, 0, 0)
+    assert bench_solve._sized(replace(unsized, jobs=3, types=7), 0.5).gpus == 7
+    with pytest.raises(InvalidInput):
+        bench_solve._sized(replace(unsized, family="few-large", gpus=3), None)
+    with pytest.raises(InvalidInput, match="tight, alike, identical"):
+        bench_solve._sized(replace(unsized, family="nonsense"), None)
