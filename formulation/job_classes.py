@@ -19,11 +19,11 @@ class JobClasses:
     """The classes of a problem: all that a bound depends on, with each class written once.
 
     Class k has ``count[k]`` jobs, the first of which is job ``first[k]``. ``class_of`` is the class
-    of each job. The columns of class k are
-    ``start[k] : start[k + 1]``; ``column`` has their numbers in the problem with waiting as a
-    column, rising. Column i uses ``amount[e]`` of row ``row[e]`` for e in
-    ``entry_start[i] : entry_start[i + 1]``. ``capacity`` is rounded down to a multiple of the
-    greatest common divisor of its row's amounts, ``divisor`` (0 if no column uses the row).
+    of each job. The columns of class k are ``start[k] : start[k + 1]``; ``column`` has their
+    numbers in the problem with waiting as a column, rising. Columns that use more of a row than
+    there is are left out, since no answer has them. Column i uses ``amount[e]`` of row ``row[e]``
+    for e in ``entry_start[i] : entry_start[i + 1]``. ``capacity`` is rounded down to a multiple of
+    the greatest common divisor of its row's amounts, ``divisor`` (0 if no column uses the row).
     ``value_divisor`` is that of all values, at least 1.
     """
 
@@ -40,6 +40,8 @@ class JobClasses:
     capacity: tuple[int, ...]
     divisor: tuple[int, ...]
     value_divisor: int
+    job_start: Ints  # int64[jobs + 1], of the columns of each job in ``number``
+    number: Ints  # int64[columns that fit], their numbers as in ``column``, of all jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +49,7 @@ class _Spelled:
     """The arrays of a problem in which a job that uses rows by waiting waits on its last column."""
 
     job_start: Ints
+    number: Ints  # int64[columns], of the column in the problem with waiting as a column
     value: Ints
     uses: Ints  # int64[columns], number of entries
     row: Ints
@@ -60,7 +63,7 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
     Two jobs are in one class if their columns are equal in the same order, value by value and use by
     use, and both must run or both may wait.
     """
-    spelled = _spell_out_waiting(problem)
+    spelled = _without_too_large(_spell_out_waiting(problem), problem)
     class_of, first = _group(spelled)
     is_first = np.zeros(len(problem.jobs), np.bool_)
     is_first[list(first)] = True
@@ -78,7 +81,7 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
         class_of=class_of,
         must_run=spelled.must_run[is_first],
         start=np.append(0, np.cumsum(columns[is_first])),
-        column=np.flatnonzero(kept),
+        column=spelled.number[kept],
         value=spelled.value[kept],
         entry_start=np.append(0, np.cumsum(spelled.uses[kept])),
         row=row,
@@ -86,6 +89,8 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
         capacity=tuple(c - c % d if d else 0 for c, d in zip(capacity, divisor, strict=True)),
         divisor=tuple(divisor),
         value_divisor=math.gcd(*np.unique(spelled.value[kept]).tolist()) or 1,
+        job_start=spelled.job_start,
+        number=spelled.number,
     )
 
 
@@ -97,11 +102,33 @@ def _spell_out_waiting(problem: Problem) -> _Spelled:
     place = np.repeat(problem.usage_start[ends], idles)
     return _Spelled(
         job_start=np.append(0, np.cumsum(np.diff(problem.job_start) + waits)),
+        number=np.arange(len(problem.value) + len(ends)),
         value=np.insert(problem.value, ends, 0),
         uses=np.insert(np.diff(problem.usage_start), ends, idles),
         row=np.insert(problem.row, place, problem.idle_row[idle]),
         amount=np.insert(problem.amount, place, problem.idle_amount[idle]),
         must_run=problem.must_run | waits,
+    )
+
+
+def _without_too_large(spelled: _Spelled, problem: Problem) -> _Spelled:
+    """Return the columns that fit into the empty cluster."""
+    capacity = np.array([r.capacity for r in problem.rows], dtype=np.int64)
+    column = np.repeat(np.arange(len(spelled.value)), spelled.uses)
+    fits = np.ones(len(spelled.value), np.bool_)
+    fits[column[spelled.amount > capacity[spelled.row]]] = False
+    if fits.all():
+        return spelled
+    before = np.append(0, np.cumsum(fits))
+    entries = fits[column]
+    return _Spelled(
+        job_start=before[spelled.job_start],
+        number=spelled.number[fits],
+        value=spelled.value[fits],
+        uses=spelled.uses[fits],
+        row=spelled.row[entries],
+        amount=spelled.amount[entries],
+        must_run=spelled.must_run,
     )
 
 

@@ -69,7 +69,14 @@ def spelled_columns(problem: Problem) -> list[list[tuple[int, int, dict[int, int
         options = [(int(problem.value[c]), problem.usage_of(c)) for c in problem.columns_of(job)]
         if problem.idle_usage_of(job) and not problem.must_run[job]:
             options.append((0, problem.idle_usage_of(job)))
-        jobs.append([(number + k, value, use) for k, (value, use) in enumerate(options)])
+        room = [row.capacity for row in problem.rows]
+        jobs.append(
+            [
+                (number + k, value, use)
+                for k, (value, use) in enumerate(options)
+                if all(amount <= room[r] for r, amount in use.items())
+            ]
+        )
         number += len(options)
     return jobs
 
