@@ -55,6 +55,8 @@ def check_certificate(problem: Problem, certificate: Certificate) -> int:
     """
     _require(certificate.denominator >= 1, f"its denominator is {certificate.denominator}")
     classes = join_identical_jobs(problem)
+    if (classes.must_run & (np.diff(classes.start) == 0)).any():
+        return int(certificate.bound)  # a job that must run never fits, so there is no answer
     scale = int(certificate.denominator)
     proven = max(
         _leaf_bound(classes, leaf, case, scale) for leaf, case in _leaves(classes, certificate.root)
@@ -209,10 +211,7 @@ def _margins(
 
 
 def _best_margins(classes: JobClasses, margin: Exact, must_take: Bools) -> int:
-    """Return the sum over jobs of the best margin; waiting has margin 0 unless it must take one.
-
-    A job that must run without a column can do no harm as one that waits.
-    """
+    """Return the sum over jobs of the best margin; waiting has margin 0 unless it must take one."""
     some = np.diff(classes.start) > 0
     best = np.zeros(len(classes.first), margin.dtype)
     if some.any():

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.certificates import Certificate, certificate_to_plain
-from tessera.formulation.errors import InvalidCertificate
+from tessera.formulation.errors import InvalidCertificate, InvalidInput
 from tessera.formulation.job_classes import JobClasses, join_identical_jobs
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Ints
@@ -32,6 +32,7 @@ def certificate_document(
 
     Raises:
         InvalidCertificate: the certificate names columns or jobs that are not the first of a class.
+        InvalidInput: the choice is not an answer.
     """
     classes = join_identical_jobs(problem)
     units = [max(1, divisor) for divisor in classes.divisor]
@@ -79,11 +80,15 @@ def _column(classes: JobClasses, c: int, units: list[int], taken: int) -> list[A
 
 def _taken(problem: Problem, classes: JobClasses, choice: Ints) -> Counter[int]:
     """Return how many jobs of its class take each column of the classes."""
-    places = choice - problem.job_start[:-1]
-    waits = (choice < 0) & (np.diff(problem.idle_start) > 0) & ~problem.must_run
-    places = np.where(waits, np.diff(problem.job_start), places)  # waiting is its last column
-    runs = (choice >= 0) | waits
-    return Counter((classes.start[:-1][classes.class_of] + places)[runs].tolist())
+    waits = (np.diff(problem.idle_start) > 0) & ~problem.must_run
+    ends = problem.job_start[1:] + np.cumsum(waits)  # with waiting as a column, the last of its job
+    number = np.where(choice >= 0, choice + np.cumsum(waits) - waits, ends - 1)
+    taken = np.flatnonzero((choice >= 0) | waits)
+    place = np.searchsorted(classes.number, number[taken])
+    if not np.array_equal(np.append(classes.number, -1)[place], number[taken]):
+        raise InvalidInput("choice", "has a column that uses more of a row than there is")
+    own = place - classes.job_start[taken]
+    return Counter((classes.start[classes.class_of[taken]] + own).tolist())
 
 
 def _nodes(classes: JobClasses, certificate: Certificate, units: list[int]) -> list[dict[str, Any]]:

@@ -19,12 +19,11 @@ class JobClasses:
     """The classes of a problem: all that a bound depends on, with each class written once.
 
     Class k has ``count[k]`` jobs, the first of which is job ``first[k]``. ``class_of`` is the class
-    of each job. The columns of class k are
-    ``start[k] : start[k + 1]``; ``column`` has their numbers in the problem with waiting as a
-    column, rising. Column i uses ``amount[e]`` of row ``row[e]`` for e in
-    ``entry_start[i] : entry_start[i + 1]``. ``capacity`` is rounded down to a multiple of the
-    greatest common divisor of its row's amounts, ``divisor`` (0 if no column uses the row).
-    Columns that use more of a row than there is are left out, since no answer has them.
+    of each job. The columns of class k are ``start[k] : start[k + 1]``; ``column`` has their
+    numbers in the problem with waiting as a column, rising. Columns that use more of a row than
+    there is are left out, since no answer has them. Column i uses ``amount[e]`` of row ``row[e]``
+    for e in ``entry_start[i] : entry_start[i + 1]``. ``capacity`` is rounded down to a multiple of
+    the greatest common divisor of its row's amounts, ``divisor`` (0 if no column uses the row).
     ``value_divisor`` is that of all values, at least 1.
     """
 
@@ -41,6 +40,8 @@ class JobClasses:
     capacity: tuple[int, ...]
     divisor: tuple[int, ...]
     value_divisor: int
+    job_start: Ints  # int64[jobs + 1], of the columns of each job in ``number``
+    number: Ints  # int64[columns that fit], their numbers as in ``column``, of all jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,6 +89,8 @@ def join_identical_jobs(problem: Problem) -> JobClasses:
         capacity=tuple(c - c % d if d else 0 for c, d in zip(capacity, divisor, strict=True)),
         divisor=tuple(divisor),
         value_divisor=math.gcd(*np.unique(spelled.value[kept]).tolist()) or 1,
+        job_start=spelled.job_start,
+        number=spelled.number,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.ports import Rounds
 from tessera.solvers.base import Budget, unlimited_time
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.proofs import GoalCheck, check_round
 
 
@@ -23,16 +24,16 @@ def verify_round(
     """
     record, proof = store.get_round(cluster, number), store.round_proof(cluster, number)
     snapshot = store.round_snapshot(cluster, number)
-    summary = record.summary
+    options = RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
     budget = Budget(
         remaining_s=unlimited_time,
-        seed=int(summary.options["seed"]),
-        gap=float(summary.options["gap"]),
-        work=dict(summary.work),
+        seed=options.seed,
+        gap=options.gap,
+        work=dict(record.summary.work),
         recorded=proof.recorded,
         cancelled=cancelled,
     )
-    return record, check_round(record, snapshot, proof, budget)
+    return record, check_round(record, options, snapshot, proof, budget)
 
 
 def encode_document(round_name: str, record: RoundRecord, checks: Sequence[GoalCheck]) -> bytes:

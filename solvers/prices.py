@@ -161,10 +161,12 @@ MAX_EXACT: Final = 2**62
 def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
     """Return the certificate of one leaf that shadow prices of the rows, float64[rows], prove.
 
+    If ``prices`` are empty, because they are not known, all rows are free.
     Prices are rounded to a multiple of a power of two. Negative and non-finite ones count as 0, and
     those above 2^53 as 2^53. The bound is exact for the rounded prices, so it holds in any case.
     """
-    p = np.minimum(np.where(np.isfinite(prices) & (prices > 0), prices, 0.0), MAX_TOTAL)
+    known = prices if len(prices) else np.zeros(len(problem.rows))
+    p = np.minimum(np.where(np.isfinite(known) & (known > 0), known, 0.0), MAX_TOTAL)
     bits, dtype = _price_bits(problem, p)
     scale = 1 << bits
     whole = [round(price * scale) for price in p.tolist()]

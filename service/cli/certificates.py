@@ -84,8 +84,7 @@ def export_certificate(
     _require_proof(answer)
     if not answer.document:
         raise CallFailed(
-            f"there is no document of {name}: {answer.goals[-1].note}; `tessera certificate verify` checks its"
-            " bound",
+            f"there is no document of {name}: {answer.goals[-1].note}; `certificate verify` checks its bound",
             Exit.REFUSED,
         )
     print_line(answer.document.decode())

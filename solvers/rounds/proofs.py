@@ -44,11 +44,15 @@ class GoalCheck:
 
 
 def check_round(
-    record: RoundRecord, snapshot: Snapshot, proof: RoundProof, budget: Budget
+    record: RoundRecord,
+    options: RoundOptions,
+    snapshot: Snapshot,
+    proof: RoundProof,
+    budget: Budget,
 ) -> tuple[GoalCheck, ...]:
     """Return the check of each goal of a stored round that was decided on ``snapshot``.
 
-    ``budget`` has the recorded work, and no limit of time.
+    ``options`` are the recorded ones. ``budget`` has the recorded work, and no limit of time.
 
     Raises:
         DeadlineTooShort: the budget was cancelled.
@@ -56,7 +60,6 @@ def check_round(
     results = record.summary.goals
     if not proof.has_certificate:
         return tuple(GoalCheck(result=result) for result in results)
-    options = RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
     work = restate_round(snapshot, options, budget)
     problems = state_goals(work.statement, [goal.floor for goal in proof.goals])
     choice = _decided_choice(record, work.snapshot, work.statement.problem)

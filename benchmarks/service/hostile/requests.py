@@ -233,6 +233,9 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (scheduler, "GetRound"): scheduler_pb2.GetRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "ListRounds"): scheduler_pb2.ListRoundsRequest(parent=place, page_size=100),
         (scheduler, "ReplayRound"): scheduler_pb2.ReplayRoundRequest(name=f"{place}/rounds/1"),
+        (scheduler, "VerifyRound"): scheduler_pb2.VerifyRoundRequest(
+            name=f"{place}/rounds/1", with_document=True
+        ),
         ("Tenants", "UpsertTenants"): tenants_pb2.UpsertTenantsRequest(
             parent=place, tenants=[tenant]
         ),
