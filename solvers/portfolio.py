@@ -284,7 +284,10 @@ def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
     if solution.status is SolveStatus.INFEASIBLE:
         best.infeasible = best.choice is None
         return
-    if solution.bound < best.bound:
+    known = -math.inf if best.choice is None else best.objective
+    if solution.has_answer:
+        known = max(known, objective_of(problem, solution.choice))
+    if known <= solution.bound < best.bound:  # a bound below an answer is a fault
         best.bound, best.certificate = solution.bound, solution.certificate
         best.proved_by = solution.proved_by
     if len(solution.prices):
@@ -295,8 +298,10 @@ def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
 
 def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
     """Return the best result, with the exact bound of its certificate."""
-    if best.proved_by == PROVED_BY_PRICES and best.certificate is None and len(best.prices):
-        proof = certificate_of_prices(problem, best.prices)
+    if best.proved_by in ("", PROVED_BY_PRICES) and best.certificate is None:
+        # Without a proof, the bound is that of prices of 0: every job on its best column.
+        prices = best.prices if best.proved_by else np.zeros(len(problem.rows))
+        proof = certificate_of_prices(problem, prices)
         best.certificate, best.bound = proof, float(proof.bound)
     if best.choice is None:
         status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN

@@ -75,6 +75,8 @@ def search_core(
         now = min(SLICE_NODES, nodes - looked)
         over = search_tree(core.program, tableau, tree, state, allowed, now)
         looked += now
+    if not looked:
+        return None
     certificate = certify_tree(problem, priced, core, tree, int(state.counts[NODES]))
     choice = _spread(problem, core, state.best, known) if state.counts[FOUND] else None
     if choice is not None and not is_answer(problem, choice):

@@ -219,7 +219,7 @@ def _look_at(
         tree.above[child], tree.state[child] = k == 1, OPEN
         tree.bound[child] = tree.bound[node]
         tree.prices[child] = tree.prices[node]
-    return first + (1 if level - most > 0.4 else 0)
+    return int(first + (1 if level - most > 0.4 else 0))
 
 
 @compile_lazily
@@ -348,11 +348,11 @@ def _settle(program: JoinedProgram, tableau: Tableau) -> None:
 def _better_limit(tableau: Tableau, variable: int) -> float:
     """Return the limit at which a nonbasic variable is dual feasible."""
     if tableau.gain[variable] > EPSILON:
-        return tableau.high[variable]
+        return float(tableau.high[variable])
     if tableau.gain[variable] < -EPSILON:
-        return tableau.low[variable]
+        return float(tableau.low[variable])
     rest = tableau.rest[variable]
-    return min(max(rest, tableau.low[variable]), tableau.high[variable])
+    return float(min(max(rest, tableau.low[variable]), tableau.high[variable]))
 
 
 @compile_lazily
@@ -510,7 +510,7 @@ def _find_candidates(
 @compile_lazily
 def _level(tableau: Tableau, variable: int) -> float:
     place = tableau.place[variable]
-    return tableau.level[place] if place >= 0 else tableau.rest[variable]
+    return float(tableau.level[place] if place >= 0 else tableau.rest[variable])
 
 
 @compile_lazily
@@ -670,7 +670,7 @@ def _margin_of(problem: ProblemColumns, column: int, price: Ints, scale: int) ->
     margin = problem.value[column] * scale
     for k in range(problem.usage_start[column], problem.usage_start[column + 1]):
         margin -= price[problem.row[k]] * problem.amount[k]
-    return margin
+    return int(margin)
 
 
 @compile_lazily
@@ -722,7 +722,7 @@ def _fill_class(
         for c in range(first, last):
             if high[c] > 0:
                 edge[k] = min(edge[k], margin[c])
-    return total + edge[k] * left
+    return int(total + edge[k] * left)
 
 
 @compile_lazily

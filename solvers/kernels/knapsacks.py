@@ -119,7 +119,7 @@ def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, ass
                 taken[sacks.job[g]] = sacks.column[item]
             else:
                 taken[sacks.owner[g]] += 1
-    return best[room]
+    return int(best[room])
 
 
 @compile_lazily
