@@ -12,7 +12,7 @@ value and use by use, use the same rows by waiting, and both must run or both ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,32 +121,49 @@ def certificate_from_plain(plain: dict[str, Any]) -> Certificate:
     """Return the certificate that ``certificate_to_plain`` wrote.
 
     Raises:
-        InvalidCertificate: the nodes are not those of a tree.
+        InvalidCertificate: the nodes are not those of a tree, or a number is not an integer.
     """
-    nodes: list[CertificateNode] = []
-    last = len(plain["nodes"]) - 1
-    for place, node in zip(range(last, -1, -1), reversed(plain["nodes"]), strict=True):
-        if "columns" not in node:
-            nodes.append(
-                PriceLeaf(
-                    prices=tuple((row, price) for row, price in node.get("prices", ())),
-                    branch_prices=tuple(node.get("branch_prices", ())),
-                    knapsacks=tuple(node.get("knapsacks", ())),
-                    job_prices=tuple((job, price) for job, price in node.get("job_prices", ())),
-                )
-            )
-            continue
-        below, above = node["below"], node["above"]
-        if not (place < below <= last and place < above <= last):
-            raise InvalidCertificate(f"the cases of node {place} are not later nodes")
-        nodes.append(
-            Branch(
-                columns=tuple(node["columns"]),
-                most=node["most"],
-                below=nodes[last - below],
-                above=nodes[last - above],
-            )
-        )
-    if not nodes:
-        raise InvalidCertificate("it has no node")
-    return Certificate(bound=plain["bound"], denominator=plain["denominator"], root=nodes[-1])
+    try:
+        nodes: list[CertificateNode] = []
+        last = len(plain["nodes"]) - 1
+        for place, node in zip(range(last, -1, -1), reversed(plain["nodes"]), strict=True):
+            nodes.append(_branch(node, place, nodes) if "columns" in node else _leaf(node))
+        bound, denominator = _whole([plain["bound"], plain["denominator"]])
+        return Certificate(bound=bound, denominator=denominator, root=nodes[-1])
+    except (KeyError, IndexError, TypeError, ValueError) as wrong:
+        raise InvalidCertificate(f"it is not well formed: {wrong!r}") from wrong
+
+
+def _branch(plain: dict[str, Any], place: int, later: list[CertificateNode]) -> Branch:
+    """Return the branch at ``place``. ``later`` has the later nodes, the last of them first."""
+    last = place + len(later)
+    most, below, above = _whole([plain["most"], plain["below"], plain["above"]])
+    if not (place < below <= last and place < above <= last):
+        raise InvalidCertificate(f"the cases of node {place} are not later nodes")
+    return Branch(
+        columns=_whole(plain["columns"]),
+        most=most,
+        below=later[last - below],
+        above=later[last - above],
+    )
+
+
+def _leaf(plain: dict[str, Any]) -> PriceLeaf:
+    return PriceLeaf(
+        prices=_pairs(plain.get("prices", ())),
+        branch_prices=_whole(plain.get("branch_prices", ())),
+        knapsacks=_whole(plain.get("knapsacks", ())),
+        job_prices=_pairs(plain.get("job_prices", ())),
+    )
+
+
+def _pairs(values: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((row, price) for row, price in map(_whole, values))
+
+
+def _whole(values: Sequence[int]) -> tuple[int, ...]:
+    """Return ``values``, which must be integers."""
+    for value in values:
+        if type(value) is not int:
+            raise TypeError(f"{value!r} is not an integer")
+    return tuple(values)

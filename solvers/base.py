@@ -66,7 +66,7 @@ class Budget:
     """More than one worker is faster, but the run cannot be repeated."""
     work: dict[str, float] = field(default_factory=dict)
     recorded: tuple[RecordedAnswer, ...] = ()
-    """Answers of a recorded run that its clock ended, which stand in for running these stages."""
+    """Answers of a recorded run that its clock ended, which replace runs of these stages."""
     cancelled: Callable[[], bool] = never_cancelled
     """Return whether nobody needs the answer any more; once true, it stays true."""
     left_s: Callable[[], float] = unlimited_time

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +213,26 @@ def test_nodes_that_are_no_tree_are_refused(above: int) -> None:
     plain = {"bound": 1, "denominator": 1, "nodes": [branch, leaf, leaf]}
     with pytest.raises(InvalidCertificate, match="not later nodes"):
         certificate_from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": []},
+        {"nodes": [{"prices": [[0, 0.5]]}]},
+        {"nodes": [{"prices": [[0, True]]}]},
+        {"nodes": [{"prices": [[0]]}]},
+        {"nodes": [{"branch_prices": ["1"]}]},
+        {"nodes": [{"columns": [0], "most": 1}]},
+        {"nodes": None},
+        {"bound": math.inf},
+        {"denominator": None},
+    ],
+)
+def test_what_is_not_made_of_integers_is_no_certificate(change: dict[str, Any]) -> None:
+    plain = certificate_to_plain(a_proof(PriceLeaf(prices=((0, 1),))))
+    with pytest.raises(InvalidCertificate, match="it is not well formed"):
+        certificate_from_plain({**plain, **change})
 
 
 def test_a_denominator_must_be_positive() -> None:
