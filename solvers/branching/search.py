@@ -56,10 +56,11 @@ def search_core(
     gap: float,
     columns: int,
     nodes: int,
+    certify: bool = True,
 ) -> SearchResult | None:
     """Search the core of at most ``columns`` columns around ``priced``, by at most ``nodes`` nodes.
 
-    ``gap`` is the relative gap at which it ends. Return None if there is nothing to search.
+    ``gap`` is the relative gap at which it ends. Without ``certify``, only the answer matters. Return None if there is nothing to search.
     """
     value = -math.inf if known is None else float(objective_of(problem, known))
     reach = priced.total + priced.slack - value if known is not None else math.inf
@@ -77,7 +78,8 @@ def search_core(
         looked += now
     if not looked:
         return None
-    certificate = certify_tree(problem, priced, core, tree, int(state.counts[NODES]))
+    made = int(state.counts[NODES])
+    certificate = certify_tree(problem, priced, core, tree, made) if certify else None
     choice = _spread(problem, core, state.best, known) if state.counts[FOUND] else None
     if choice is not None and not is_answer(problem, choice):
         choice = None

@@ -18,6 +18,7 @@ from tessera.solvers.answers import (
     without_answer,
 )
 from tessera.solvers.base import Budget
+from tessera.solvers.branching.neighbourhoods import NODES_OF_STEP, improve_part
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.prices import PricedProblem, price_problem
@@ -31,7 +32,9 @@ GROWTH_FACTOR: Final = 2
 MOST_COLUMNS: Final = 2_000
 MOST_NODES: Final = 600
 """Nodes of all cores together if no work was recorded."""
-MOST_DEEP_NODES: Final = 10_000
+MOST_DEEP_NODES: Final = 20_000
+IDLE_STEPS: Final = 12
+"""Parts that are decided again without any gain before the search goes on."""
 
 
 class Branching:
@@ -74,10 +77,33 @@ class Branching:
                 break
             best.take(result)
             left -= result.nodes
+            if self.deep:
+                left -= _improve_parts(problem, priced, best, budget, left)
             if (result.over and columns >= best.all_columns) or columns > MOST_COLUMNS:
                 break
             columns, nodes = columns * GROWTH_FACTOR, nodes * GROWTH_FACTOR
         return best.solution(self.name, budget)
+
+
+def _improve_parts(
+    problem: Problem, priced: PricedProblem, best: _Best, budget: Budget, left: int
+) -> int:
+    """Decide parts of the best answer again, until none of the last ones gained. Return the nodes."""
+    nodes = idle = 0
+    while (
+        best.choice is not None
+        and idle < IDLE_STEPS
+        and nodes + NODES_OF_STEP <= left
+        and not best.close(budget.gap)
+        and not budget.expired()
+    ):
+        draw = np.random.default_rng([budget.seed, best.nodes])
+        before = best.value
+        best.offer(improve_part(problem, priced, best.choice, budget, draw))
+        idle = 0 if best.value > before else idle + 1
+        nodes += NODES_OF_STEP
+        best.nodes += NODES_OF_STEP
+    return nodes
 
 
 class _Best:
