@@ -16,11 +16,11 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.search import search_core
 from tessera.solvers.prices import PricedProblem, price_problem
 
-JOBS_OF_STEP: Final = 40
+JOBS_OF_STEP: Final = 60
 """Jobs that are decided again together."""
 POOL_FACTOR: Final = 4
 """From this many times as many jobs, those of a step are drawn."""
-NODES_OF_STEP: Final = 60
+NODES_OF_STEP: Final = 100
 COLUMNS_OF_STEP: Final = 600
 
 
