@@ -21,10 +21,13 @@ def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     snapshot = draft.snapshot
     jobs, nodes = snapshot.jobs, snapshot.nodes_owned()
     rate = np.zeros(len(jobs))
-    for job in among[draft.current[among] >= 0].tolist():
-        cell = int(draft.cell[draft.current[job]])
-        spread = int(nodes[job]) or int(draft.cells.nodes[cell])
-        rate[job] = draft.cells.rate_on(cell, spread)
+    running = among[draft.current[among] >= 0]
+    cell = draft.cell[draft.current[running]]
+    spread = np.where(nodes[running] > 0, nodes[running], draft.cells.nodes[cell])
+    rate[running] = draft.cells.rate[cell]
+    # A job on another shape than its column's has the rate of that shape.
+    for i in np.flatnonzero(spread != draft.cells.nodes[cell]).tolist():
+        rate[running[i]] = draft.cells.rate_on(int(cell[i]), int(spread[i]))
     left_s = np.where(jobs.since_s > 0, jobs.since_s + jobs.restart_s - snapshot.now_s, 0.0)
     return rate, np.clip(left_s, 0.0, jobs.restart_s)
 
