@@ -20,7 +20,7 @@ from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges, 
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.slotprices import SlotMarket, price_schedules, trade_by_group
 
-MOST_VISITS: Final = 1_500_000
+MOST_VISITS: Final = 1_000_000
 """Maximum number of visits of a job in a slot for each of the two kinds of passes.
 
 A visit takes about 0.1 us."""

@@ -82,7 +82,7 @@ def _rooms(
     for share in SURE_SHARES:
         candidate = start.copy()
         fit_in(candidate, _sure_first(ahead, dear, share))
-        fit_in(candidate, by_deadline(ahead, ~candidate.placed))
+        fit_in(candidate, np.flatnonzero(~ahead.promised & (ahead.weight <= 0)))
         yield candidate
 
 
@@ -100,6 +100,14 @@ def by_deadline(ahead: Lookahead, jobs: Bools) -> Ints:
     chosen = np.flatnonzero(jobs)
     order: Ints = chosen[np.argsort(ahead.deadline_s[chosen], kind="stable")]
     return order
+
+
+def latest_start(ahead: Lookahead) -> Floats:
+    """Return when each job must start on its fastest Cell at the latest, float64[jobs]."""
+    fastest = np.full(len(ahead.job), 1e-300)
+    np.maximum.at(fastest, ahead.owner, ahead.rate)
+    latest_s: Floats = ahead.deadline_s - ahead.restart_s - ahead.work / fastest
+    return latest_s
 
 
 def weight_of_new(room: SlotSchedules) -> float:

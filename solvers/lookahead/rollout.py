@@ -28,7 +28,7 @@ from tessera.solvers.kernels.rollout import (
     improve_list,
 )
 from tessera.solvers.lookahead.market import SlotPrices, open_market, price_slots, work_to_train
-from tessera.solvers.lookahead.pricefit import SURE_SHARES, round_down
+from tessera.solvers.lookahead.pricefit import latest_start, round_down
 
 TRIES: Final = 200
 """Changes of the list that are tried."""
@@ -36,8 +36,14 @@ MOST_VISITS: Final = 8_000_000
 """Maximum number of visits of an open job at a moment, for first lists and again for their changes.
 
 It takes about 0.3 s."""
-LISTS_AT_LEAST: Final = 5
+LISTS_AT_LEAST: Final = 8
 """Number of lists that are followed to their end, whatever the number of jobs."""
+LEAST_TRIES: Final = 10
+"""Number of changes below which none is tried, because so few find nothing in a long list."""
+SURE_SHARES: Final = (0.5, 0.7, 0.3)
+"""Prices of a schedule, as shares of the job's weight, below which jobs are served by latest start.
+
+The others are served after them, by price. Each share is tried."""
 AS_REQUESTED, LEANEST, FASTEST, AT_PRICES = range(4)
 """The tastes, as rows of ``RolloutProblem.lists``."""
 SEED: Final = 1
@@ -134,6 +140,8 @@ def _best_list(
 def _improved(world: RolloutProblem, best: _JobList) -> _JobList:
     """Return the best list after changes of ``best``."""
     tries = min(TRIES, MOST_VISITS // max(1, best.visits))
+    if tries < LEAST_TRIES:
+        return best
     draws = np.random.default_rng(SEED).random((tries, 1 + 2 * DRAWS_PER_CHANGE))
     met, order, tastes = improve_list(world, best.order, best.tastes, draws, _no_log())
     return _JobList(order=order, tastes=tastes, met=met, visits=best.visits)
@@ -153,9 +161,10 @@ def _lists_to_try(
     ahead: Lookahead, among: Bools, prices: SlotPrices, first: _JobList
 ) -> Iterator[tuple[Ints, int]]:
     """Yield orders and tastes. If there is time for few, those that prices suggest come first."""
+    latest_s = latest_start(ahead)
     dear = np.where(among, prices.cost, np.inf) / np.maximum(ahead.weight, 1e-300)
     priced = [
-        (np.lexsort((np.where(dear > share, dear, ahead.deadline_s), dear > share)), taste)
+        (np.lexsort((np.where(dear > share, dear, latest_s), dear > share)), taste)
         for share in SURE_SHARES
         for taste in (AT_PRICES, AS_REQUESTED)
     ]
@@ -233,14 +242,12 @@ def _orders(ahead: Lookahead, among: Bools) -> list[Ints]:
 
     They are by deadline, by latest start on the fastest Cell, and by GPU time per weight.
     """
-    fastest, lean = np.full(len(ahead.job), 1e-300), np.full(len(ahead.job), np.inf)
-    np.maximum.at(fastest, ahead.owner, ahead.rate)
+    lean = np.full(len(ahead.job), np.inf)
     gpus = ahead.cells.gpus[ahead.cell]
     np.minimum.at(lean, ahead.owner, gpus / np.maximum(ahead.rate, 1e-300))
-    latest_s = ahead.deadline_s - ahead.restart_s - ahead.work / fastest
     dear = lean * ahead.work / np.maximum(ahead.weight, 1e-12)
     last = ~among | (ahead.weight <= 0)
-    return [np.lexsort((key, last)) for key in (ahead.deadline_s, latest_s, dear)]
+    return [np.lexsort((key, last)) for key in (ahead.deadline_s, latest_start(ahead), dear)]
 
 
 def _followed(world: RolloutProblem, order: Ints, tastes: Ints) -> Rollout:

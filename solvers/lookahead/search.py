@@ -93,9 +93,11 @@ def _searchable(
     each job keeps the options that it has or was given, and on each GPU type its leanest and its
     fastest option. The result is None if that is still too many.
     """
-    picks, owner = priced.room.picks, ahead.owner
-    keep = _undecided(ahead, priced, all_kept=all_kept)[owner]
-    last = priced.room.problem.last[owner]
+    picks, owner, last = priced.room.picks, ahead.owner, priced.room.problem.last
+    undecided = _undecided(ahead, priced, all_kept=all_kept)
+    if int(last[undecided].sum()) > MAX_PAIRS:
+        return None, False
+    keep, last = undecided[owner], last[owner]
     complete = int(last[keep].sum()) <= MAX_UNFILTERED_PAIRS
     if not complete:
         best = ahead.stays | _leanest_and_fastest(ahead)
