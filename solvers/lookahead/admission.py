@@ -247,4 +247,5 @@ def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
         earliest_s=np.full(len(jobs), np.nan),
         given_up=frozenset(np.flatnonzero(lost).tolist()),
         proven=True,
+        bound=0.0,
     )

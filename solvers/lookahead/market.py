@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera.formulation.lookahead import WORK_TOLERANCE, Lookahead
 from tessera.formulation.lookahead.grid import SAME_S
@@ -41,6 +42,8 @@ MEMORY: Final = 0.6
 """Share of the last direction in the next one."""
 PATIENCE: Final = 4
 """Number of subgradient steps without a lower bound after which steps are halved."""
+Digits = npt.NDArray[np.uint64]
+"""Numbers whose sums and products wrap around."""
 ROUNDING: Final = 1e-9
 """An upper bound on the rounding of the dual value, as a share of what is added up."""
 ENOUGH: Final = 0.999
@@ -304,17 +307,11 @@ def _groups(ahead: Lookahead, use: Ints, option: Ints, start: Ints, count: Ints)
 
     The options of job j are ``option[start[j] : start[j] + count[j]]``.
     """
-    mix = np.random.default_rng(0).integers(1, 2**63, use.shape[1] + 2, dtype=np.uint64)
     kind = ahead.cells.gpu_type[ahead.cell[option]]
     text = np.column_stack(
         [kind.astype(np.uint64), ahead.rate[option].view(np.uint64), use[option].astype(np.uint64)]
     )
-    digest = (text * mix).sum(axis=1, dtype=np.uint64)
-    digest ^= digest >> np.uint64(29)
-    place = np.arange(len(option)) - np.repeat(start, count) if len(start) else np.zeros(0)
-    digest *= (2 * place + 1).astype(np.uint64)
-    total = np.add.reduceat(digest, start) if len(start) else np.zeros(0, np.uint64)
-    total += count.astype(np.uint64) * mix[0]
+    total = _digests(text, start, count)
     _, first, group = np.unique(total, return_index=True, return_inverse=True)
     # Equal digests are not trusted: a job that differs from the first of its group is alone.
     alike = count == count[first[group]]
@@ -328,3 +325,15 @@ def _groups(ahead: Lookahead, use: Ints, option: Ints, start: Ints, count: Ints)
     result = group.astype(np.int64)
     result[alone] = len(first) + np.arange(len(alone))
     return np.unique(result, return_inverse=True)[1].astype(np.int64)
+
+
+def _digests(text: Digits, start: Ints, count: Ints) -> Digits:
+    """Return a digest of each job's rows of ``text`` (uint64[options, any]), uint64[jobs]."""
+    if not len(start):
+        return np.zeros(0, np.uint64)
+    mix = np.random.default_rng(SEED).integers(1, 2**63, text.shape[1], dtype=np.uint64)
+    digest = (text * mix).sum(axis=1, dtype=np.uint64)
+    digest ^= digest >> np.uint64(29)
+    place = np.arange(len(text)) - np.repeat(start, count)
+    total: Digits = np.add.reduceat(digest * (2 * place + 1).astype(np.uint64), start)
+    return total + count.astype(np.uint64)
