@@ -43,6 +43,8 @@ from tessera.solvers.lookahead.validity import require_valid
 
 __all__ = ["ADMISSION", "admit", "drafts_before_deadlines"]
 
+MAX_JOBS_OF_THREE_ORDERS: Final = 1000
+"""Number of new jobs above which only one order is tried before prices, not three."""
 MOST_EARLIEST: Final = 64
 """Number of refused jobs, by deadline, for which the earliest possible deadline is computed."""
 
@@ -135,7 +137,7 @@ def _by_order(ahead: Lookahead, inherited: Picks, problem: SlotProblem) -> SlotS
         room = kept.copy()
         fit_in(room, new[order])
         rooms.append(room)
-        if room.placed[new].all():
+        if room.placed[new].all() or len(new) > MAX_JOBS_OF_THREE_ORDERS:
             break
     if not any(room.placed[new].all() for room in rooms):
         moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12), problem)

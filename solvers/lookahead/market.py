@@ -30,7 +30,7 @@ TRADES: Final = 20
 are sampled."""
 TRADES_OF_ALL: Final = 2
 """Number of such passes over all jobs after those over a sample."""
-MOST_STEPS: Final = 40
+MOST_STEPS: Final = 20
 """Maximum number of subgradient steps."""
 FIRST_STEP: Final = 0.3
 """Change of a price after one pass that sold twice the capacity, as a share of a typical price."""

@@ -9,7 +9,7 @@ deadlines that it would meet. The best of several lists is kept, and changed whi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -99,12 +99,19 @@ def roll_out(ahead: Lookahead, jobs: Jobs, free: Ints, among: Bools, round_s: fl
         none = np.zeros(0, np.int64)
         return Rollout(met=among, job=none, option=none, span_s=np.zeros((0, 2)), bound=0.0)
     world = _rollout_problem(ahead, jobs, free, among, round_s)
-    best = _follow_list(world, _orders(ahead, among)[0], AS_REQUESTED)
+    orders = _orders(ahead, among)
+    lists = [(order, taste) for order in orders for taste in (AS_REQUESTED, LEANEST, FASTEST)]
+    best = _follow_list(world, *lists[0])
     bound = float(ahead.weight[among].sum())
+    # If there is time for few lists, those that prices suggest come first.
+    few = len(lists) * best.visits > MOST_VISITS
+    if not few:
+        best = _best_list(world, lists[1:], best)
     if best.met < bound * (1 - 1e-12):
         prices = _slot_prices(ahead, free, among, best.met)
         world = world._replace(lists=as_fixed_array(_with_prices(ahead, world.lists, prices)))
-        best = _best_list(world, _lists_to_try(ahead, among, prices, best), best)
+        more = _priced_lists(ahead, among, prices)
+        best = _best_list(world, [*more, *lists[1:]] if few else more, best)
         bound = max(min(bound, round_down(prices.bound, ahead.weight[among])), best.met)
     if best.met < bound * (1 - 1e-12):
         best = _improved(world, best)
@@ -157,20 +164,15 @@ def _slot_prices(ahead: Lookahead, free: Ints, among: Bools, aim: float) -> Slot
     return price_slots(ahead, market, np.zeros_like(free), aim)
 
 
-def _lists_to_try(
-    ahead: Lookahead, among: Bools, prices: SlotPrices, first: _JobList
-) -> Iterator[tuple[Ints, int]]:
-    """Yield orders and tastes. If there is time for few, those that prices suggest come first."""
+def _priced_lists(ahead: Lookahead, among: Bools, prices: SlotPrices) -> list[tuple[Ints, int]]:
+    """Return orders and tastes in which jobs that pay little for their weight come first."""
     latest_s = latest_start(ahead)
     dear = np.where(among, prices.cost, np.inf) / np.maximum(ahead.weight, 1e-300)
-    priced = [
+    return [
         (np.lexsort((np.where(dear > share, dear, latest_s), dear > share)), taste)
         for share in SURE_SHARES
         for taste in (AT_PRICES, AS_REQUESTED)
     ]
-    fixed = [(order, taste) for order in _orders(ahead, among) for taste in range(AT_PRICES)]
-    few = len(fixed) * first.visits > MOST_VISITS
-    yield from [*priced, *fixed[1:]] if few else [*fixed[1:], *priced]
 
 
 def _with_prices(ahead: Lookahead, lists: Ints, prices: SlotPrices) -> Ints:
