@@ -86,8 +86,8 @@ def spare_gpus(draft: Draft, legs: Legs) -> Ints:
     for job in np.flatnonzero(planned & steady & draft.must_run).tolist():
         kind = int(jobs.current_type[job])
         held.setdefault((job, kind), least.get((job, kind), 0))
-    for (_, kind), kept in held.items():
-        used[kind] += kept
+    for (_, kind), gpus in held.items():
+        used[kind] += gpus
     for column, until_s in reserve_columns(draft, ~planned):
         used[int(draft.gpu_type[column]), moments < until_s] += int(draft.gpus[column])
     spare: Ints = np.maximum(snapshot.schedulable_gpus() - used.max(axis=1), 0)
