@@ -25,6 +25,10 @@ SURE_SHARES: Final = (0.5, 0.7, 0.9)
 """Prices of a schedule, as shares of the job's weight, up to which a job is sure to be admitted.
 
 Sure jobs are fitted in by deadline, and the others by price. Each share is tried."""
+MANY_JOBS: Final = 1000
+"""Number of new jobs from which schedules are the cheapest at prices, and may start later.
+
+With fewer, they are the leanest and start at once: such schedules leave more for later rounds."""
 GPU_TIME_PRICE: Final = 1e-6
 """Price of GPU time where it would be free, as a share of the highest price.
 
@@ -71,11 +75,12 @@ def fit_at_prices(ahead: Lookahead, room: SlotSchedules) -> PricedRoom:
 def _rooms(
     ahead: Lookahead, room: SlotSchedules, kept: Bools, prices: SlotPrices
 ) -> Iterator[SlotSchedules]:
-    """Yield rooms in which the jobs bought the cheapest schedules that the others left."""
+    """Yield rooms in which jobs took schedules that the others left, in orders by price."""
     problem = room.problem
-    least = GPU_TIME_PRICE * float(prices.price.max(initial=0.0)) or 1.0
-    each = prices.price + problem.price * (least / float(problem.price.max(initial=1.0)))
-    problem = problem._replace(price=as_fixed_array(each), delays=True)
+    if int((~ahead.promised).sum()) >= MANY_JOBS:
+        least = GPU_TIME_PRICE * float(prices.price.max(initial=0.0)) or 1.0
+        each = prices.price + problem.price * (least / float(problem.price.max(initial=1.0)))
+        problem = problem._replace(price=as_fixed_array(each), delays=True)
     dear = prices.cost / np.maximum(ahead.weight, 1e-300)
     start = SlotSchedules(ahead, problem)
     start.give(np.flatnonzero(kept), room.picks)
