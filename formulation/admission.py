@@ -5,6 +5,7 @@ See ``tessera.formulation.lookahead``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -29,7 +30,9 @@ class Admission:
     ``given_up`` are jobs that were promised their deadline and can no longer be served, because
     nodes were lost.
 
-    ``proven`` is true if no schedule on these slots admits more weight. ``work`` is the limit in
+    ``bound`` is an upper bound on the weight of the new jobs that schedules can admit while they keep
+    the promises that are kept here; it is inf if nothing is known. ``proven`` is true if no schedule
+    on these slots admits more weight, of promises and then of new jobs. ``work`` is the limit in
     deterministic seconds that the search ran under. If it is 0, the search did not run, or a clock
     cut it short and its answer was dropped.
 
@@ -49,6 +52,7 @@ class Admission:
     earliest_s: Floats
     given_up: frozenset[int] = frozenset()
     proven: bool = False
+    bound: float = math.inf
     work: float = 0.0
     reserve_s: Floats | None = None
     bare_work: Floats | None = None

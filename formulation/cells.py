@@ -272,6 +272,19 @@ def find_most_compact(cells: Cells, among: Ints | None = None) -> Bools:
     return compact
 
 
+def most_compact_by_job(cells: Cells, row: Ints, owner: Ints) -> Bools:
+    """Return which of each job's rows are on the fewest nodes of their type and GPU count.
+
+    ``row`` (int64[any], indices of rows) and ``owner`` list job after job, each by rising row.
+    """
+    if not len(row):
+        return np.zeros(0, dtype=np.bool_)
+    new = begins_group(owner, cells.gpu_type[row], cells.gpus[row])
+    least = np.minimum.reduceat(cells.nodes[row], np.flatnonzero(new))
+    compact: Bools = cells.nodes[row] == least[np.cumsum(new) - 1]
+    return compact
+
+
 def find_narrowest(cells: Cells) -> dict[tuple[int, CellKey], int]:
     """Return the row of each (workload, Cell) on its fewest nodes."""
     rows = np.argsort(-cells.nodes, kind="stable")  # the narrowest is written last

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 import numpy as np
 import typer
 
+from tessera.benchmarks.deadlines.large_rounds import measure_large_round
 from tessera.benchmarks.harness.options import (
     DpMemoryOption,
     GpusShareOption,
@@ -105,8 +106,11 @@ class DeadlineSweep:
         "tightness": "1.5,3",
         "workers": 0,
         "policies": f"{LOOK_AHEAD},{MYOPIC},{ELASTICFLOW},edf",
+        "round_jobs": 60,
     },
     admitted_missed=("==", 0),
+    lookahead_cpu_s=("<=", 1.5),
+    planned_cpu_s=("<=", 1.5),
 )
 @with_sweep
 def sweep_deadlines(
@@ -136,6 +140,10 @@ def sweep_deadlines(
             help="Let CP-SAT search for more promises than the first fits of look-ahead find."
         ),
     ] = False,
+    round_jobs: Annotated[
+        int,
+        typer.Option(help="Number of jobs of the large round that is timed. 0: no such round."),
+    ] = 10_000,
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
@@ -169,6 +177,10 @@ def sweep_deadlines(
     bound. ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
     ``planned_worst_margin_vs_any`` is its margin. CP-SAT's search for more promises is off
     (``--search``), because it found hardly any in five times the time.
+
+    ``lookahead_cpu_s`` and ``planned_cpu_s`` are the least CPU seconds of three runs in which the
+    deadlines of one round of ``--round-jobs`` new jobs are decided (``large_rounds``).
+    ``lookahead_gap`` and ``planned_gap`` are its gaps to the bound by prices.
     """
     base = WorkloadSpec(
         trace=default_trace(trace),
@@ -183,7 +195,10 @@ def sweep_deadlines(
     costs = RunRequest(work=base, policy="", overheads=overheads, search=search)
     asked = _sweep_tasks(costs, split_list(policies), dp_memory, seeds)
     swept = _run_sweep(asked, values, drawn, sweep)
-    made = Report(seed=seed, figures=figures_of(swept), table=table_of(swept))
+    figures = figures_of(swept)
+    if round_jobs:
+        figures |= measure_large_round(round_jobs, seed)
+    made = Report(seed=seed, figures=figures, table=table_of(swept))
     if report is not None:
         options = {
             **asdict(base),

@@ -13,7 +13,7 @@ from tessera.formulation.cells import Cells
 from tessera.formulation.draft import do_not_check
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.snapshot import Legs
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 WORK_UNITS: Final = 10**8
 """A job's remaining work in integers. Rounding loses less than a millionth of it."""
@@ -54,6 +54,7 @@ class Lookahead:
     lag_s: Floats  # float64[options]
     floor: Ints  # int64[options], GPUs of its type that a steady job keeps
     use: Ints  # int64[options, resources]
+    types: int  # number of GPU types, which are the first resources
     capacity: Ints  # int64[resources, slots], less promises to jobs without deadlines
     binding: bool = True  # schedules are promises, not only for this round
     check: Callable[[], None] = (
@@ -106,6 +107,12 @@ class Lookahead:
         """Return the samples that a start of each option costs, float64[options]; 0 if it stays."""
         return np.where(self.stays, 0.0, self.rate * self.restart_s[self.owner])
 
+    def seconds_in(self, slot: int, job: Ints) -> Floats:
+        """Return the seconds of ``slot`` before the deadline of each of ``job`` (int64[any])."""
+        start_s, end_s = self.boundary_s[slot], self.boundary_s[slot + 1]
+        seconds: Floats = np.maximum(np.minimum(end_s, self.deadline_s[job]) - start_s, 0.0)
+        return seconds
+
     def allowed(self) -> Bools:
         """Return whether each option may be used in each slot, bool[options, slots].
 
@@ -146,10 +153,31 @@ def resource_usage(ahead: Lookahead, picks: Picks) -> Ints:
 
     This includes what steady jobs keep (Eq. 27).
     """
-    used = np.zeros_like(ahead.capacity)
-    for job in range(len(ahead.job)):
-        used += resource_usage_of(ahead, job, picks[job])
+    used, kind = np.zeros_like(ahead.capacity), ahead.cells.gpu_type[ahead.cell]
+    kept = _kept_gpus(ahead, picks)
+    used[: ahead.types] += kept.sum(axis=0)[:, None]
+    for slot in range(ahead.slots):
+        job = np.flatnonzero(picks[:, slot] >= 0)
+        option = picks[job, slot]
+        more = ahead.use[option]
+        more[np.arange(len(job)), kind[option]] -= np.minimum(
+            kept[job, kind[option]], ahead.use[option, kind[option]]
+        )
+        used[:, slot] += more.sum(axis=0)
     return used
+
+
+def _kept_gpus(ahead: Lookahead, picks: Picks) -> Ints:
+    """Return the GPUs of each type that each steady job keeps in all slots, int64[jobs, types]."""
+    kept = np.zeros((len(ahead.job), ahead.types), dtype=np.int64)
+    if ahead.steady.any():
+        kind = ahead.cells.gpu_type[ahead.cell]
+        option = np.unique(picks[ahead.steady])
+        option = option[option >= 0]
+        held = np.flatnonzero(kind == ahead.held[ahead.owner])
+        for own in (option, held):
+            kept[ahead.owner[own], kind[own]] = ahead.floor[own]
+    return kept
 
 
 def resource_usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
@@ -171,24 +199,56 @@ def resource_usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
     return used
 
 
+def all_trained_samples(ahead: Lookahead, picks: Picks, first: int = 0) -> Floats:
+    """Return ``trained_samples`` of every job, float64[jobs]."""
+    total = np.zeros(len(ahead.job))
+    for slot in range(first, ahead.slots):
+        job = np.flatnonzero(picks[:, slot] >= 0)
+        option = picks[job, slot]
+        begins = (picks[job, slot - 1] != option) if slot else np.ones(len(job), np.bool_)
+        seconds = ahead.seconds_in(slot, job)
+        if slot == 0:
+            seconds -= ahead.lag_s[option]
+        total[job] += ahead.rate[option] * seconds - np.where(begins, ahead.cost[option], 0.0)
+    return total
+
+
+def are_allowed(ahead: Lookahead, picks: Picks) -> Bools:
+    """Return whether each job has only allowed options in its slots, bool[jobs] (``allowed``)."""
+    fine = np.ones(len(ahead.job), dtype=np.bool_)
+    broken = np.zeros(len(ahead.cell), dtype=np.bool_)  # options that stay, after a break
+    staying = np.flatnonzero(ahead.stays)
+    broken[staying] = ~ahead.now[staying]
+    for slot in range(ahead.slots):
+        full = (ahead.use[staying] > ahead.capacity[:, slot]).any(axis=1)
+        broken[staying[full]] = True
+        job = np.flatnonzero(picks[:, slot] >= 0)
+        option = picks[job, slot]
+        good = ahead.boundary_s[slot] < ahead.deadline_s[job] - SAME_S
+        good &= (ahead.use[option] <= ahead.capacity[:, slot]).all(axis=1) & ~broken[option]
+        good &= ahead.owner[option] == job
+        if slot == 0:
+            good &= ahead.now[option] & ~ahead.restarts_own[option]
+        else:
+            good &= ~ahead.stays[option] | (picks[job, slot - 1] == option)
+        fine[job[~good]] = False
+    return fine
+
+
 def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
     """Return the schedules as legs, one for each run of slots with the same option."""
-    rows = []
-    for job in range(len(ahead.job)):
-        edges = np.flatnonzero(np.diff(picks[job], prepend=-2, append=-2))
-        for first, after in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            option = int(picks[job, first])
-            if option >= 0:
-                cell = int(ahead.cell[option])
-                rows.append(
-                    {
-                        "job": int(ahead.job[job]),
-                        "start_s": float(ahead.boundary_s[first]),
-                        "end_s": float(ahead.boundary_s[after]),
-                        **ahead.cells.key_at(cell)._asdict(),
-                    }
-                )
-    return Legs.from_rows(rows)
+    same = picks[:, 1:] == picks[:, :-1]
+    edge = np.ones((len(ahead.job), 1), dtype=np.bool_)
+    runs = picks >= 0
+    job, first = np.nonzero(runs & np.hstack([edge, ~same]))
+    _, last = np.nonzero(runs & np.hstack([~same, edge]))
+    cell = ahead.cell[picks[job, first]]
+    return Legs(
+        job=ahead.job[job],
+        start_s=ahead.boundary_s[first],
+        end_s=ahead.boundary_s[last + 1],
+        **{name: getattr(ahead.cells, name)[cell] for name in Legs.CELL},
+    )
 
 
 def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
@@ -198,20 +258,36 @@ def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
     earlier grid may be two now) and those without an option.
     """
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
-    index_of = {int(job): index for index, job in enumerate(ahead.job.tolist())}
+    index_of = np.full(max(int(ahead.job.max(initial=-1)), int(legs.job.max(initial=-1))) + 1, -1)
+    index_of[ahead.job] = np.arange(len(ahead.job))
+    which = np.flatnonzero(index_of[legs.job] >= 0)
+    if not len(which):
+        return picks
+    job = index_of[legs.job[which]]
     start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
-    for leg in range(len(legs)):
-        job = index_of.get(int(legs.job[leg]))
-        if job is None:
-            continue
-        inside = (start >= legs.start_s[leg] - SAME_S) | (start == ahead.boundary_s[0])
-        inside &= start < ahead.deadline_s[job] - SAME_S
-        covers = inside & (end > legs.start_s[leg]) & (end <= legs.end_s[leg] + SAME_S)
-        wanted = legs.key_at(leg)
-        for option in ahead.options_of(job):
-            has = ahead.cells.key_at(int(ahead.cell[option]))
-            if has == wanted and bool(ahead.stays[option]) <= bool(covers[0]):
-                picks[job, covers] = option
-                if ahead.stays[option]:
-                    break
+    begin_s, end_s = legs.start_s[which][:, None], legs.end_s[which][:, None]
+    covers = (start >= begin_s - SAME_S) | (start == ahead.boundary_s[0])
+    covers &= start < ahead.deadline_s[job][:, None] - SAME_S
+    covers &= (end > begin_s) & (end <= end_s + SAME_S)
+    option = _options_of_legs(ahead, legs, which, job, covers[:, 0])
+    leg, slot = np.nonzero(covers & (option >= 0)[:, None])
+    picks[job[leg], slot] = option[leg]
     return picks
+
+
+def _options_of_legs(ahead: Lookahead, legs: Legs, which: Ints, job: Ints, from_now: Bools) -> Ints:
+    """Return the option of its ``job`` that each of the legs ``which`` is of, or -1.
+
+    All are arrays over the chosen legs. It is the option that stays if the leg is ``from_now`` on
+    the Cell of that option.
+    """
+    first = ahead.option_start[job]
+    count = ahead.option_start[job + 1] - first
+    option, leg = concatenate_ranges(first, count), np.repeat(np.arange(len(which)), count)
+    same = np.ones(len(option), dtype=np.bool_)
+    for name in Legs.CELL:
+        same &= getattr(ahead.cells, name)[ahead.cell[option]] == getattr(legs, name)[which[leg]]
+    result = np.full(len(which), -1, dtype=np.int64)
+    for chosen in (same & ~ahead.stays[option], same & ahead.stays[option] & from_now[leg]):
+        result[leg[chosen]] = option[chosen]
+    return result

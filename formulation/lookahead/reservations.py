@@ -21,10 +21,13 @@ def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     snapshot = draft.snapshot
     jobs, nodes = snapshot.jobs, snapshot.nodes_owned()
     rate = np.zeros(len(jobs))
-    for job in among[draft.current[among] >= 0].tolist():
-        cell = int(draft.cell[draft.current[job]])
-        spread = int(nodes[job]) or int(draft.cells.nodes[cell])
-        rate[job] = draft.cells.rate_on(cell, spread)
+    running = among[draft.current[among] >= 0]
+    cell = draft.cell[draft.current[running]]
+    spread = np.where(nodes[running] > 0, nodes[running], draft.cells.nodes[cell])
+    rate[running] = draft.cells.rate[cell]
+    # A job on another shape than its column's has the rate of that shape.
+    for i in np.flatnonzero(spread != draft.cells.nodes[cell]).tolist():
+        rate[running[i]] = draft.cells.rate_on(int(cell[i]), int(spread[i]))
     left_s = np.where(jobs.since_s > 0, jobs.since_s + jobs.restart_s - snapshot.now_s, 0.0)
     return rate, np.clip(left_s, 0.0, jobs.restart_s)
 
@@ -65,22 +68,27 @@ def spare_gpus(draft: Draft, legs: Legs) -> Ints:
             key = job, int(draft.gpu_type[c])
             least[key] = min(least.get(key, 2**62), int(draft.gpus[c]))
     # Use rises only where a leg starts, so these moments suffice.
-    moments = sorted({snapshot.now_s, *legs.start_s.tolist()})
+    moments = np.unique(np.append(legs.start_s, snapshot.now_s))
     used = np.zeros((len(snapshot.gpu_types), len(moments)), dtype=np.int64)
+    kept = np.zeros(len(legs), dtype=np.int64)
     held: dict[tuple[int, int], int] = {}
-    for leg in range(len(legs)):
+    for leg in np.flatnonzero(steady[legs.job]).tolist():
         job, kind, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
-        kept = min(least.get((job, kind), gpus), gpus) if steady[job] else 0
-        held[job, kind] = kept
-        on = [legs.start_s[leg] <= at < legs.end_s[leg] for at in moments]
-        used[kind, on] += gpus - kept
+        kept[leg] = min(least.get((job, kind), gpus), gpus)
+        held[job, kind] = int(kept[leg])
+    # Beyond that, a leg uses its GPUs from its start to its end.
+    changes = np.zeros((len(snapshot.gpu_types), len(moments) + 1), dtype=np.int64)
+    for at_s, sign in ((legs.start_s, 1), (legs.end_s, -1)):
+        at = np.searchsorted(moments, at_s)
+        np.add.at(changes, (legs.gpu_type, at), sign * (legs.gpus - kept))
+    used += np.cumsum(changes, axis=1)[:, :-1]
     # Steady jobs that run also keep GPUs of their present type.
     for job in np.flatnonzero(planned & steady & draft.must_run).tolist():
         kind = int(jobs.current_type[job])
         held.setdefault((job, kind), least.get((job, kind), 0))
-    for (_, kind), kept in held.items():
-        used[kind] += kept
+    for (_, kind), gpus in held.items():
+        used[kind] += gpus
     for column, until_s in reserve_columns(draft, ~planned):
-        used[int(draft.gpu_type[column]), np.array(moments) < until_s] += int(draft.gpus[column])
+        used[int(draft.gpu_type[column]), moments < until_s] += int(draft.gpus[column])
     spare: Ints = np.maximum(snapshot.schedulable_gpus() - used.max(axis=1), 0)
     return spare

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.cells import find_most_compact
+from tessera.formulation.cells import most_compact_by_job
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.lookahead.check import WORK_TOLERANCE
 from tessera.formulation.lookahead.grid import SAME_S, slot_boundaries
-from tessera.formulation.lookahead.plan import Lookahead, picks_of, trained_samples
+from tessera.formulation.lookahead.plan import Lookahead, all_trained_samples, picks_of
 from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
 from tessera.formulation.policy import KEEP_MODE, PLANNED_MODE
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import Legs, Nodes
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 
 def look_ahead(base: Draft, draft: Draft) -> Lookahead:
@@ -46,28 +46,9 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     boundary_s = slot_boundaries(snapshot.now_s, until_s, policy.round_s)
     # One slot lies beyond all deadlines: what is free there is free forever.
     boundary_s = slot_boundaries(snapshot.now_s, boundary_s[-1] + SAME_S, policy.round_s)
-    columns = [(base if whole[j] else draft) for j in taking.tolist()]
     stay_rate, lag_s = rates_if_kept(base, taking)
-    cell, rate, stays, now, lag, floor, owner = [], [], [], [], [], [], []
-    # List the options of each job. The one that stays comes first.
-    for index, (job, source) in enumerate(zip(taking.tolist(), columns, strict=True)):
-        span = slice(int(source.job_start[job]), int(source.job_start[job + 1]))
-        kinds, gpus = source.gpu_type[span], source.gpus[span]
-        least = np.array([gpus[kinds == kind].min() for kind in kinds], dtype=np.int64)
-        current = int(source.current[job]) - span.start if source.current[job] >= 0 else -1
-        left = set(draft.cell[draft.columns_of(job)].tolist())
-        compact = find_most_compact(base.cells, source.cell[span])
-        order = [*([current] if current >= 0 else []), *np.flatnonzero(compact).tolist()]
-        for position, column in enumerate(order):
-            stay = position == 0 and current >= 0
-            cell.append(int(source.cell[span.start + column]))
-            rate.append(float(stay_rate[job]) if stay else float(source.rate[span.start + column]))
-            stays.append(stay)
-            now.append(cell[-1] in left)
-            lag.append(float(lag_s[job]) if stay else 0.0)
-            floor.append(int(least[column]))
-            owner.append(index)
-    option_cell, option_owner = np.array(cell, np.int64), np.array(owner, np.int64)
+    options = _options(base, draft, taking, whole[taking])
+    owner, cell, stays = options.owner, options.cell, options.stays
     keeps = steady[taking]
     ahead = Lookahead(
         boundary_s=boundary_s,
@@ -82,20 +63,65 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         promised=jobs.admitted[taking],
         steady=keeps,
         held=np.where(keeps & draft.must_run[taking], jobs.current_type[taking], -1),
-        option_start=np.searchsorted(option_owner, np.arange(len(taking) + 1)).astype(np.int64),
+        option_start=np.searchsorted(owner, np.arange(len(taking) + 1)).astype(np.int64),
         cells=base.cells,
-        cell=option_cell,
-        rate=np.array(rate),
-        stays=np.array(stays, np.bool_),
-        now=np.array(now, np.bool_),
-        lag_s=np.array(lag),
-        floor=np.array(floor, np.int64),
-        use=_use(draft, taking, option_owner, option_cell),
+        cell=cell,
+        rate=np.where(stays, stay_rate[taking[owner]], base.cells.rate[cell]),
+        stays=stays,
+        now=options.now,
+        lag_s=np.where(stays, lag_s[taking[owner]], 0.0),
+        floor=options.floor,
+        use=_use(draft, taking, owner, cell),
+        types=len(snapshot.gpu_types),
         capacity=_free(draft, taking, boundary_s),
         binding=policy.deadline_mode != PLANNED_MODE,
         check=draft.check,
     )
     return _with_reserve(ahead, snapshot.legs) if may_be_scattered(snapshot.nodes) else ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Options:
+    """The options of all jobs, job after job. The one that stays comes first."""
+
+    owner: Ints  # int64[options], index into the jobs that take part
+    cell: Ints  # int64[options]
+    stays: Bools
+    now: Bools  # whether the rules of this round leave it for the first slot
+    floor: Ints  # GPUs of the job's smallest column on the type
+
+
+def _options(base: Draft, draft: Draft, taking: Ints, whole: Bools) -> _Options:
+    """Return the options of the jobs ``taking``, from ``base`` where ``whole`` (bool[taking])."""
+    start = np.where(whole, base.job_start[taking], draft.job_start[taking])
+    count = np.where(whole, base.job_start[taking + 1], draft.job_start[taking + 1]) - start
+    column, owner = concatenate_ranges(start, count), np.repeat(np.arange(len(taking)), count)
+    of_base, cells = whole[owner], base.cells
+    cell = np.zeros(len(column), dtype=np.int64)
+    cell[of_base] = base.cell[column[of_base]]
+    cell[~of_base] = draft.cell[column[~of_base]]
+    current = np.where(whole, base.current[taking], draft.current[taking])
+    stays = column == current[owner]
+    kind, gpus, types = cells.gpu_type[cell], cells.gpus[cell], len(draft.snapshot.gpu_types)
+    least = np.full(len(taking) * types, np.iinfo(np.int64).max)
+    np.minimum.at(least, owner * types + kind, gpus)
+    compact = most_compact_by_job(cells, cell, owner)
+    # The column that a job runs on is an option that stays, and may be started again later.
+    row = np.concatenate([np.flatnonzero(stays), np.flatnonzero(compact)])
+    is_stay = np.arange(len(row)) < int(stays.sum())
+    order = np.argsort(2 * owner[row] + ~is_stay, kind="stable")
+    row, is_stay = row[order], is_stay[order]
+    now = ~of_base[row]
+    if not now.all():
+        left = draft.job * len(cells) + draft.cell
+        now |= np.isin(taking[owner[row]] * len(cells) + cell[row], left)
+    return _Options(
+        owner=owner[row],
+        cell=cell[row],
+        stays=is_stay,
+        now=now,
+        floor=least[owner[row] * types + kind[row]],
+    )
 
 
 def _column_rows(draft: Draft) -> list[RowUse]:
@@ -124,9 +150,8 @@ def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
     can[ahead.owner[ahead.rate * left_s >= ahead.work[ahead.owner]]] = True
     can &= ahead.promised | ahead.binding
     picks = picks_of(more, legs)
-    for job in np.flatnonzero(can & ahead.promised).tolist():
-        short = ahead.work[job] - trained_samples(more, job, picks[job])
-        can[job] = short <= WORK_TOLERANCE * ahead.total_work[job]
+    short = ahead.work - all_trained_samples(more, picks)
+    can &= ~ahead.promised | (short <= WORK_TOLERANCE * ahead.total_work)
     return _charged(ahead, np.where(can, ahead.restart_s, 0.0))
 
 
@@ -150,13 +175,13 @@ def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
     rows = _column_rows(draft)
     use = np.zeros((len(cell), types + len(rows)), dtype=np.int64)
     use[np.arange(len(cell)), draft.cells.gpu_type[cell]] = draft.cells.gpus[cell]
+    wanted = taking[owner] * len(draft.cells) + cell
     for r, row in enumerate(rows):
-        amount = {
-            (int(draft.job[c]), int(draft.cell[c])): int(a)
-            for c, a in zip(row.column.tolist(), row.amount.tolist(), strict=True)
-        }
-        for option, (job, which) in enumerate(zip(owner.tolist(), cell.tolist(), strict=True)):
-            use[option, types + r] = amount.get((int(taking[job]), which), 0)
+        known = draft.job[row.column] * len(draft.cells) + draft.cell[row.column]
+        order = np.argsort(known)
+        at = np.minimum(np.searchsorted(known[order], wanted), max(len(known) - 1, 0))
+        if len(known):
+            use[:, types + r] = np.where(known[order][at] == wanted, row.amount[order][at], 0)
     return use
 
 

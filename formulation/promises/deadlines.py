@@ -20,7 +20,7 @@ from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.rates import work_left
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import STATE_CODE
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 _NOW_S: Final = 1e-3
 
@@ -90,7 +90,14 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     draft = _refused(draft, admission, out)
     draft = replace(draft, lapsed=draft.lapsed | admission.given_up)
     bound = np.flatnonzero(admission.admitted & dated).tolist()
-    needs = {job: need for job in bound if (need := _need(draft, admission, job)) is not None}
+    certified = certified_columns(draft, admission)
+    stay = rates_if_kept(draft, np.array(bound, dtype=np.int64))
+    needs = {
+        job: need
+        for job in bound
+        if admission.least_work[job] > 0
+        and (need := _need(draft, admission, job, int(certified[job]), stay)) is not None
+    }
     keep = np.ones(len(draft.cell), dtype=np.bool_)
     must_run, least = np.array(draft.must_run), np.array(draft.least_rate)
     movable = np.array(draft.movable)
@@ -98,9 +105,14 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
         keep[need.columns.start : need.columns.stop] = need.keep
         must_run[job], movable[job] = True, movable[job] and need.movable
         least[job] = max(least[job], need.least_rate)
-    draft = _witnessed(draft, admission, list(needs))
+    draft = _witnessed(draft, certified, list(needs))
     draft = replace(draft, must_run=must_run, least_rate=least, movable=movable).only(keep)
-    planned = {job: reason for job in bound if (reason := _planned(draft, admission, job))}
+    starts_s = np.full(len(jobs), np.inf)
+    np.minimum.at(starts_s, admission.legs.job, admission.legs.start_s)
+    later = np.isfinite(starts_s) & (starts_s > draft.snapshot.now_s + _NOW_S)
+    planned = {
+        job: _planned(draft, admission, job, float(starts_s[job])) for job in bound if later[job]
+    }
     return _lasting_starts_spare_certificates(
         replace(draft, absent={**draft.absent, **planned}), admission
     )
@@ -114,8 +126,13 @@ class _Need:
     movable: bool
 
 
-def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
+def _need(
+    draft: Draft, admission: Admission, job: int, certified: int, stay: tuple[Floats, Floats]
+) -> _Need | None:
     """Return the columns that ``job`` may run until the next slot, or None if it is not limited.
+
+    ``certified`` is the column that the certificate has now, or -1. ``stay`` has the rate and the
+    remaining restart time of each job if it stays unchanged.
 
     The job may run any column with which it trains ``least_work`` until then, restart included. It
     may also run the certificate's own column at its own rate, because the certificate pays the
@@ -133,8 +150,8 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     length_s = until_s - snapshot.now_s
     after_s = length_s - float(snapshot.jobs.restart_s[job])
     rate, current = draft.rate[span], int(draft.current[job]) - columns.start
-    stay_rate, lag_s = rates_if_kept(draft, np.array([job]))
-    own = _certified(draft, admission, job) - columns.start
+    stay_rate, lag_s = stay
+    own = certified - columns.start
     if own >= 0 and not (admission.binding or snapshot.jobs.admitted[job]):
         # If it could grow, this round's objective would move it, and the next round's plan again.
         keep = np.arange(len(columns)) == own
@@ -165,35 +182,40 @@ def _need(draft: Draft, admission: Admission, job: int) -> _Need | None:
     return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
 
 
-def _certified(draft: Draft, admission: Admission, job: int) -> int:
-    """Return the column that the certificate has for ``job`` now. It is -1 if it has none."""
+def certified_columns(draft: Draft, admission: Admission) -> Ints:
+    """Return the column that the certificate has for each job now, int64[jobs].
+
+    It is -1 if it has none. Of several shapes, it is the one that the job runs on, or else the
+    narrowest, on which certificates count.
+    """
     legs, cells = admission.legs, draft.cells
-    begun = legs.start_s <= draft.snapshot.now_s + _NOW_S
-    for leg in legs.keys(np.flatnonzero((legs.job == job) & begun)):
-        own = [c for c in draft.columns_of(job) if cells.key_at(int(draft.cell[c])) == leg]
-        if draft.current[job] in own:
-            return int(draft.current[job])
-        if own:  # of several shapes, the certificate counts on the narrowest
-            return min(own, key=lambda c: int(cells.nodes[draft.cell[c]]))
-    return -1
+    begun = np.flatnonzero(legs.start_s <= draft.snapshot.now_s + _NOW_S)
+    first = draft.job_start[legs.job[begun]]
+    count = draft.job_start[legs.job[begun] + 1] - first
+    column, leg = concatenate_ranges(first, count), np.repeat(begun, count)
+    same = np.ones(len(column), dtype=np.bool_)
+    for name in legs.CELL:
+        same &= getattr(cells, name)[draft.cell[column]] == getattr(legs, name)[leg]
+    column, leg = column[same], leg[same]
+    job = legs.job[leg]
+    order = np.lexsort((column, cells.nodes[draft.cell[column]], draft.current[job] != column, leg))
+    result = np.full(len(draft.current), -1, dtype=np.int64)
+    result[job[order][::-1]] = column[order][::-1]
+    return result
 
 
-def _witnessed(draft: Draft, admission: Admission, jobs: list[int]) -> Draft:
+def _witnessed(draft: Draft, certified: Ints, jobs: list[int]) -> Draft:
     """Return the draft with the present columns from the certificates of ``jobs`` as witness."""
     witness = np.full(len(draft.current), -1, dtype=np.int64)
     for column, _ in reserve_columns(draft, ~_members(draft, jobs)):
         witness[int(draft.job[column])] = column
-    for job in jobs:
-        witness[job] = _certified(draft, admission, job)
+    witness[jobs] = certified[jobs]
     return replace(draft, witness=witness)
 
 
-def _planned(draft: Draft, admission: Admission, job: int) -> Reason | None:
-    """Explain an admitted job that need not run yet. Return None if it starts now."""
-    own_starts_s = admission.legs.start_s[admission.legs.job == job]
-    if not len(own_starts_s) or own_starts_s.min() <= draft.snapshot.now_s + _NOW_S:
-        return None
-    start = format_rfc3339(float(own_starts_s.min()))
+def _planned(draft: Draft, admission: Admission, job: int, starts_s: float) -> Reason:
+    """Explain an admitted job whose first leg starts later, at ``starts_s``."""
+    start = format_rfc3339(starts_s)
     bound = admission.binding or draft.snapshot.jobs.admitted[job]
     plan = "the job's deadline is promised, and its schedule" if bound else "this round's schedule"
     return Reason(

@@ -24,6 +24,10 @@ class RolloutProblem(NamedTuple):
     """
 
     option_start: Ints  # int64[jobs + 1]
+    kind: Ints  # int64[options], GPU type; of the types, an option uses only this one
+    types: int  # number of GPU types, which are the first resources
+    quickest: Floats  # float64[jobs], the rate of the fastest option that can be started
+    smallest: Ints  # int64[jobs], the GPUs of the smallest option that can be started
     lists: Ints  # int64[tastes, options], each job's options in the order of each taste
     use: Ints  # int64[options, resources]
     rate: Floats  # float64[options], samples/s, above 0
@@ -38,6 +42,7 @@ class RolloutProblem(NamedTuple):
     free: Ints  # int64[steps, resources]
     round_s: float  # the least time between two moments
     most: int  # number of moments after which no job is moved any more
+    visits: int  # number of visits of an open job at a moment after which none is moved
 
 
 class LegLog(NamedTuple):
@@ -49,67 +54,92 @@ class LegLog(NamedTuple):
 
 
 @compile_lazily
-def follow_jobs(world: RolloutProblem, order: Ints, tastes: Ints, fate: Ints, log: LegLog) -> int:
-    """Follow the jobs from moment to moment, and return the number of legs.
+def follow_jobs(
+    world: RolloutProblem, order: Ints, tastes: Ints, fate: Ints, log: LegLog
+) -> tuple[int, int]:
+    """Follow the jobs from moment to moment; return the number of legs and of visits.
 
     At each moment the jobs are served in ``order``. A job continues as it is if it then ends in
     time and has room. Otherwise it takes the first of its options in ``lists[tastes[job]]`` that
     does, restart included. Otherwise it waits; it has lost once no option would do even alone.
 
     The next moment is when the first job ends, or when the free resources change. ``fate``
-    (int64[jobs]) and ``log`` are filled.
+    (int64[jobs]) and ``log`` are filled. A visit is that of a job whose fate is open at a moment.
     """
     option_start, lists, use, rate = world.option_start, world.lists, world.use, world.rate
-    stays, now, lag_s, work = world.stays, world.now, world.lag_s, world.work
+    stays, now, lag_s, kind, types = world.stays, world.now, world.lag_s, world.kind, world.types
     deadline_s, restart_s, step_s, free = (
         world.deadline_s,
         world.restart_s,
         world.step_s,
         world.free,
     )
+    quickest, smallest = world.quickest, world.smallest
     jobs, resources = len(order), free.shape[1]
-    left, ready_s, began_s = work.copy(), np.zeros(jobs), np.zeros(jobs)
+    left, ready_s, began_s = world.work.copy(), np.zeros(jobs), np.zeros(jobs)
     on, room = np.full(jobs, -1), np.zeros(resources, np.int64)
     fate[:] = OPEN
     for j in range(jobs):
         for o in range(option_start[j], option_start[j + 1]):
             if stays[o]:
                 on[j], ready_s[j] = o, lag_s[o]
-    at_s, legs, step = 0.0, 0, 0
+    at_s, legs, step, visits = 0.0, 0, 0, 0
+    open_jobs, count = order.copy(), jobs
     for moment in range(world.most):
         # Find what is free at this moment.
         while step + 1 < len(step_s) and step_s[step + 1] <= at_s * (1 + ROUNDING):
             step += 1
         room[:] = free[step]
-        first_s = np.inf
-        for j in order:
-            if fate[j] != OPEN:
-                continue
+        widest = 0
+        for r in range(types):
+            widest = max(widest, room[r])
+        first_s, visits = np.inf, visits + count
+        for i in range(count):
+            j = open_jobs[i]
             # This is not a separate function. It would take the world at each visit, which made
             # this loop 2.5 times slower.
             pick, end_s, could = -1, 0.0, False
-            for q in range(option_start[j] - 1, option_start[j + 1]):
-                goes_on = q < option_start[j]
-                o = on[j] if goes_on else lists[tastes[j], q]
-                if o < 0 or (stays[o] and not goes_on) or (moment == 0 and not now[o]):
-                    continue
-                begins_s = max(at_s, ready_s[j]) if goes_on else at_s + restart_s[j]
-                end_s = begins_s + left[j] / rate[o]
-                if end_s > deadline_s[j] * (1 + ROUNDING):
-                    continue
-                could, fits = True, True
-                for r in range(resources):
-                    fits = fits and use[o, r] <= room[r]
-                if fits:
-                    pick = o
-                    break
+            starts_s, latest_s = at_s + restart_s[j], deadline_s[j] * (1 + ROUNDING)
+            o = on[j]
+            if o >= 0 and (moment > 0 or now[o]):
+                end_s = max(at_s, ready_s[j]) + left[j] / rate[o]
+                if end_s <= latest_s:
+                    could, fits = True, use[o, kind[o]] <= room[kind[o]]
+                    for r in range(types, resources):
+                        fits = fits and use[o, r] <= room[r]
+                    if fits:
+                        pick = o
+            if pick < 0 and starts_s + left[j] / quickest[j] <= latest_s:
+                could = could or moment > 0
+                if smallest[j] <= widest or moment == 0:
+                    for q in range(option_start[j], option_start[j + 1]):
+                        o = lists[tastes[j], q]
+                        if stays[o] or (moment == 0 and not now[o]):
+                            continue
+                        fits = use[o, kind[o]] <= room[kind[o]]
+                        if not fits and could:
+                            continue
+                        end_s = starts_s + left[j] / rate[o]
+                        if end_s > latest_s:
+                            continue
+                        could = True
+                        for r in range(types, resources):
+                            fits = fits and use[o, r] <= room[r]
+                        if fits:
+                            pick = o
+                            break
             # Switch the job, and log the leg that ends here.
             if pick != on[j]:
                 if on[j] >= 0 and at_s > began_s[j]:
                     legs = log_leg(log, legs, j, on[j], began_s[j], at_s)
-                on[j], began_s[j], ready_s[j] = pick, at_s, at_s + restart_s[j]
+                on[j], began_s[j], ready_s[j] = pick, at_s, starts_s
             if pick >= 0:
-                room -= use[pick]
+                room[kind[pick]] -= use[pick, kind[pick]]
+                for r in range(types, resources):
+                    room[r] -= use[pick, r]
+                widest = 0
+                for r in range(types):
+                    widest = max(widest, room[r])
                 first_s = min(first_s, end_s)
             elif not could:
                 fate[j] = LOST
@@ -120,19 +150,26 @@ def follow_jobs(world: RolloutProblem, order: Ints, tastes: Ints, fate: Ints, lo
         if next_s == np.inf:
             break
         # Let the running jobs train until then, and finish those that end.
-        last = moment == world.most - 1
-        for j in range(jobs):
-            if fate[j] != OPEN or on[j] < 0:
+        last = moment == world.most - 1 or visits + count > world.visits
+        still = 0
+        for i in range(count):
+            j = open_jobs[i]
+            if fate[j] != OPEN:
                 continue
-            end_s = max(at_s, ready_s[j]) + left[j] / rate[on[j]]
-            if last or end_s <= next_s * (1 + ROUNDING):
-                fate[j] = MET
-                legs = log_leg(log, legs, j, on[j], began_s[j], end_s)
-                on[j] = -1
-            else:
+            if on[j] >= 0:
+                end_s = max(at_s, ready_s[j]) + left[j] / rate[on[j]]
+                if last or end_s <= next_s * (1 + ROUNDING):
+                    fate[j] = MET
+                    legs = log_leg(log, legs, j, on[j], began_s[j], end_s)
+                    on[j] = -1
+                    continue
                 left[j] -= rate[on[j]] * max(0.0, next_s - max(at_s, ready_s[j]))
-        at_s = next_s
-    return legs
+            open_jobs[still] = j
+            still += 1
+        if last:
+            break
+        at_s, count = next_s, still
+    return legs, visits
 
 
 @compile_lazily

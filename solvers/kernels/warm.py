@@ -30,6 +30,16 @@ from tessera.solvers.kernels.rollout import (
     follow_jobs,
     improve_list,
 )
+from tessera.solvers.kernels.slotfit import (
+    SlotProblem,
+    SlotRoom,
+    add_usage,
+    arrange_jobs,
+    fill_fits,
+    give_schedules,
+    place_jobs,
+)
+from tessera.solvers.kernels.slotprices import SlotMarket, price_schedules, trade_by_group
 from tessera.solvers.network.compression import compression_of
 from tessera.solvers.network.fluid import flop_under_levels, simulate_fluid
 from tessera.solvers.network.replan import PlanningOptions, replan
@@ -75,6 +85,7 @@ def _run_all(report: Callable[[str], None]) -> None:
         stage.solve(problem, gapless, loose)
     for name, step in (
         ("deadline schedules", _run_rollout),
+        ("deadlines in slots", _run_slots),
         ("network", _run_fluid),
         ("network priorities", _run_compression),
         ("network paths", _run_replan),
@@ -132,6 +143,10 @@ def _run_rollout() -> None:
     zero, many = as_fixed_array(np.zeros(2)), as_fixed_array(np.ones(2))
     world = RolloutProblem(
         option_start=as_fixed_array(np.arange(3)),
+        kind=as_fixed_array(np.zeros(2, np.int64)),
+        types=1,
+        quickest=many,
+        smallest=as_fixed_array(np.ones(2, np.int64)),
         lists=as_fixed_array(np.arange(2)[None]),
         use=as_fixed_array(np.ones((2, 1), np.int64)),
         rate=many,
@@ -146,11 +161,71 @@ def _run_rollout() -> None:
         free=as_fixed_array(np.ones((1, 1), np.int64)),
         round_s=1.0,
         most=2,
+        visits=100,
     )
     log = LegLog(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 2)))
     order, same = np.arange(2), np.zeros(2, np.int64)
     follow_jobs(world, order, same, np.zeros(2, np.int64), log)
     improve_list(world, order, same, np.zeros((1, 1 + 2 * DRAWS_PER_CHANGE)), log)
+
+
+def _run_slots() -> None:
+    """Fit two jobs with deadlines into two slots of one GPU, and price the slots."""
+    one, many = as_fixed_array(np.ones(2)), as_fixed_array(np.arange(3))
+    zeros, edges = as_fixed_array(np.zeros(2, np.int64)), as_fixed_array(np.arange(3.0))
+    use, capacity = np.ones((2, 1), np.int64), as_fixed_array(np.ones((1, 2), np.int64))
+    none = as_fixed_array(np.zeros(2, np.bool_))
+    problem = SlotProblem(
+        option_start=many,
+        kind=zeros,
+        use=as_fixed_array(use),
+        rate=one,
+        cost=as_fixed_array(np.zeros(2)),
+        stays=none,
+        barred=none,
+        lag_s=as_fixed_array(np.zeros(2)),
+        floor=zeros,
+        target=one,
+        deadline_s=one,
+        last=as_fixed_array(np.ones(2, np.int64)),
+        steady=none,
+        held=as_fixed_array(np.full(2, -1)),
+        boundary_s=edges,
+        capacity=capacity,
+        price=as_fixed_array(np.ones((1, 2))),
+        types=1,
+        binding=True,
+        delays=False,
+    )
+    room = SlotRoom(np.array(capacity), np.full((2, 2), -1), np.zeros(2, np.bool_))
+    order, size = as_fixed_array(np.arange(2)), as_fixed_array(np.ones(2))
+    place_jobs(problem, room, order)
+    give_schedules(problem, room, order, as_fixed_array(room.picks), np.zeros(2, np.bool_))
+    arrange_jobs(problem, room, order, size, order, none)
+    add_usage(problem, room.free, 0, room.picks[0], 1)
+    fill_fits(problem, room.free, 0, np.zeros((1, 2), np.bool_))
+    market = SlotMarket(
+        option_start=as_fixed_array(np.arange(2)),
+        kind=as_fixed_array(np.zeros(1, np.int64)),
+        use=as_fixed_array(use[:1]),
+        rate=as_fixed_array(np.ones(1)),
+        job_start=as_fixed_array(np.array([0, 2])),
+        work=one,
+        restart_s=as_fixed_array(np.zeros(2)),
+        deadline_s=one,
+        last=problem.last,
+        weight=one,
+        must=none,
+        boundary_s=edges,
+        capacity=capacity,
+        types=1,
+        whole=True,
+    )
+    price = np.ones((1, 2))
+    price_schedules(market, as_fixed_array(price), np.zeros(2), np.zeros((1, 2)))
+    step, total = as_fixed_array(np.ones((1, 2))), np.zeros((1, 2))
+    group = as_fixed_array(np.zeros(1, np.int64))
+    trade_by_group(market, group, as_fixed_array(np.ones(1)), step, price, total)
 
 
 def _run_compression() -> None:

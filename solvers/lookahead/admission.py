@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -13,13 +12,12 @@ from tessera.formulation.admission import Admission
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft, do_not_check
 from tessera.formulation.lookahead import (
-    WORK_TOLERANCE,
     Lookahead,
     Picks,
+    all_trained_samples,
     legs_of,
     look_ahead,
     picks_of,
-    trained_samples,
     without_reserve,
 )
 from tessera.formulation.objectives import with_needs
@@ -28,36 +26,25 @@ from tessera.formulation.promises import PHYSICAL, PROMISES
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.rates import work_left
 from tessera.formulation.snapshot import NO_LEGS, Snapshot
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import Budget
-from tessera.solvers.lookahead import exact
+from tessera.solvers.kernels.slotfit import SlotProblem
 from tessera.solvers.lookahead.firstfit import (
     SlotSchedules,
     arrange_jobs,
     fit_in,
     keep_promised_schedules,
+    slot_problem,
 )
-from tessera.solvers.lookahead.integers import IntegerAdmission, to_integers
+from tessera.solvers.lookahead.pricefit import by_deadline, fit_at_prices, weight_of_new
 from tessera.solvers.lookahead.rollout import roll_out
+from tessera.solvers.lookahead.search import ADMISSION, search_admission
+from tessera.solvers.lookahead.validity import require_valid
 
-ADMISSION: Final = "admission"
-"""Name under which the work of the search is recorded."""
-MOST_WORK: Final = 0.4
-"""Deterministic seconds of the search: about two wall seconds."""
-WORK_PER_S: Final = 0.1
-"""Deterministic seconds planned for each remaining wall second.
+__all__ = ["ADMISSION", "admit", "drafts_before_deadlines"]
 
-The round itself needs most of the time."""
-MAX_UNFILTERED_VARIABLES: Final = 5_000
-"""Number of (option, slot) pairs up to which all are searched.
-
-If there are more, only those of the options that pay best are searched."""
-MOST_VARIABLES: Final = 12_000
-"""Number of pairs above which there is no search.
-
-Presolve alone would take seconds, and no work limit counts it."""
-MAX_JOBS_OF_THREE_ORDERS: Final = 100
-"""Number of new jobs above which only one order of admission is tried, not three."""
+MAX_JOBS_OF_THREE_ORDERS: Final = 1000
+"""Number of new jobs above which only one order is tried before prices, not three."""
 MOST_EARLIEST: Final = 64
 """Number of refused jobs, by deadline, for which the earliest possible deadline is computed."""
 
@@ -82,12 +69,16 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     inherited = picks_of(ahead, snapshot.legs)
     if not ahead.binding:
         return _planned(snapshot, policy, ahead, keep_promised_schedules(ahead, inherited))
-    room = _by_order(ahead, inherited)
-    wanted = ahead.promised | (ahead.weight > 0)
-    proven, work = bool(room.placed[wanted].all()), 0.0
-    if not proven:
-        room, proven, work = _searched(ahead, inherited, room, budget)
-    return _admission(snapshot, ahead, room, proven=proven, work=work)
+    room = _by_order(ahead, inherited, slot_problem(ahead))
+    if room.placed[ahead.promised | (ahead.weight > 0)].all():
+        bound = weight_of_new(room)
+        return _admission(snapshot, ahead, room, proven=True, bound=bound)
+    priced = fit_at_prices(ahead, room)
+    found = search_admission(ahead, inherited, priced, budget)
+    bound = weight_of_new(found.room) if found.proven else priced.bound
+    return _admission(
+        snapshot, ahead, found.room, proven=found.proven, bound=bound, work=found.work
+    )
 
 
 def _planned(
@@ -98,21 +89,24 @@ def _planned(
     Steady jobs keep what they once have, so they are fitted in first, by deadline.
     """
     steady = np.flatnonzero(ahead.steady & ~room.placed)
-    fit_in(room, steady[np.argsort(ahead.deadline_s[steady], kind="stable")].tolist())
+    fit_in(room, steady[np.argsort(ahead.deadline_s[steady], kind="stable")])
     rest = ~room.placed & ~ahead.steady & ~ahead.promised
     plan = roll_out(ahead, snapshot.jobs, room.free, rest, policy.round_s)
-    known = _admission(snapshot, ahead, room, proven=False, work=0.0)
+    bound = plan.bound + float(ahead.weight[room.placed & ~ahead.promised].sum())
+    known = _admission(snapshot, ahead, room, proven=False, bound=bound)
     legs, admitted, least = plan.legs(ahead), np.array(known.admitted), np.array(known.least_work)
     admitted[ahead.job[plan.met]] = True
     now = legs.job[legs.start_s <= snapshot.now_s]
     least[now] = work_left(snapshot)[now]
     met = room.placed | plan.met
+    alone = not room.placed.any() and not (ahead.steady & (ahead.weight > 0)).any()
+    best = alone and plan.bound <= float(ahead.weight[plan.met].sum()) * (1 + 1e-12)
     return replace(
         known,
         admitted=admitted,
         legs=known.legs.followed_by(legs),
         least_work=least,
-        proven=bool(met[ahead.weight > 0].all()),
+        proven=best or bool(met[ahead.weight > 0].all()),
     )
 
 
@@ -130,37 +124,36 @@ def drafts_before_deadlines(
     return base, draft
 
 
-def _by_order(ahead: Lookahead, inherited: Picks) -> SlotSchedules:
+def _by_order(ahead: Lookahead, inherited: Picks, problem: SlotProblem) -> SlotSchedules:
     """Return the best of several first fits.
 
     New jobs are fitted in by deadline, by weight, and by weight per GPU time. If this leaves jobs
     out, promises are moved to make room: then all jobs are scheduled again by deadline.
     """
     new = np.flatnonzero(~ahead.promised)
-    weigh = lambda room: float(ahead.weight[room.placed].sum())  # noqa: E731
+    kept = keep_promised_schedules(ahead, inherited, problem)
     rooms: list[SlotSchedules] = []
     for order in _orders(ahead):
-        room = keep_promised_schedules(ahead, inherited)
-        fit_in(room, [int(new[i]) for i in order])
+        room = kept.copy()
+        fit_in(room, new[order])
         rooms.append(room)
         if room.placed[new].all() or len(new) > MAX_JOBS_OF_THREE_ORDERS:
             break
     if not any(room.placed[new].all() for room in rooms):
-        moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12))
+        moved = arrange_jobs(ahead, _gpu_s(ahead) / np.maximum(ahead.weight, 1e-12), problem)
         if moved is not None:
-            left = np.flatnonzero(~moved.placed)
-            fit_in(moved, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
+            fit_in(moved, by_deadline(ahead, ~moved.placed))
             rooms.append(moved)
-    return max(rooms, key=weigh)
+    return max(rooms, key=SlotSchedules.weight)
 
 
-def _orders(ahead: Lookahead) -> Iterator[list[int]]:
+def _orders(ahead: Lookahead) -> Iterator[Ints]:
     new = np.flatnonzero(~ahead.promised)
     weight, deadline = ahead.weight[new], ahead.deadline_s[new]
     gpu_s = _gpu_s(ahead)[new]
-    yield np.lexsort((-weight, deadline, weight <= 0)).tolist()
-    yield np.lexsort((deadline, -weight)).tolist()
-    yield np.lexsort((deadline, -weight / np.maximum(gpu_s, 1e-9))).tolist()
+    yield np.lexsort((-weight, deadline, weight <= 0))
+    yield np.lexsort((deadline, -weight))
+    yield np.lexsort((deadline, -weight / np.maximum(gpu_s, 1e-9)))
 
 
 def _gpu_s(ahead: Lookahead) -> Floats:
@@ -171,81 +164,18 @@ def _gpu_s(ahead: Lookahead) -> Floats:
     return lean * ahead.work
 
 
-def _searched(
-    ahead: Lookahead, inherited: Picks, room: SlotSchedules, budget: Budget
-) -> tuple[SlotSchedules, bool, float]:
-    """Return CP-SAT's room if it is better and valid, whether it is proven, and the work."""
-    limit = _work_limit(budget)
-    allowed, whole_set = _searchable(ahead, room)
-    if limit <= 0 or budget.expired() or allowed.sum() > MOST_VARIABLES:
-        return room, False, 0.0
-    whole = to_integers(ahead, inherited, allowed)
-    result = exact.solve_admission(whole, budget, limit, (room.picks, room.placed))
-    if not result.repeatable:
-        return room, False, 0.0
-    if result.picks is None or result.admitted is None:
-        return room, False, limit
-    better = _checked(ahead, result.picks, result.admitted)
-    if better is None or _weight(whole, better) < _weight(whole, room):
-        return room, False, limit
-    left = np.flatnonzero(~better.placed & ~ahead.promised)
-    fit_in(better, left[np.argsort(ahead.deadline_s[left], kind="stable")].tolist())
-    return better, result.proven and whole_set, limit
-
-
-def _weight(whole: IntegerAdmission, room: SlotSchedules) -> int:
-    return exact.weight_of(whole, room.placed)
-
-
-def _work_limit(budget: Budget) -> float:
-    given = budget.work.get(ADMISSION, MOST_WORK)
-    left_s = budget.remaining_s()
-    in_time = max(0.0, left_s) * WORK_PER_S if math.isfinite(left_s) else given
-    return float(min(given, MOST_WORK, in_time))
-
-
-def _searchable(ahead: Lookahead, room: SlotSchedules) -> tuple[Bools, bool]:
-    """Return the (option, slot) pairs to search, bool[options, slots], and whether they are all.
-
-    If there are too many, each job keeps the options that it has or was given, and on each GPU type
-    its leanest and its fastest option.
-    """
-    allowed = room.ok
-    if int(allowed.sum()) <= MAX_UNFILTERED_VARIABLES:
-        return allowed, True
-    keep = ahead.stays.copy()
-    keep[room.picks[room.picks >= 0]] = True
-    per_gpu = ahead.rate / ahead.cells.gpus[ahead.cell]
-    for job in range(len(ahead.job)):
-        span = np.array(ahead.options_of(job))
-        kinds = ahead.cells.gpu_type[ahead.cell[span]]
-        for kind in np.unique(kinds):
-            own = span[(kinds == kind) & ~ahead.stays[span]]
-            if len(own):
-                keep[own[np.argmax(per_gpu[own])]] = True
-                keep[own[np.argmax(ahead.rate[own])]] = True
-    return allowed & keep[:, None], False
-
-
-def _checked(ahead: Lookahead, picks: Picks, admitted: Bools) -> SlotSchedules | None:
-    """Return the room with these schedules, or None if one breaks a rule; no answer is trusted."""
-    room = SlotSchedules(ahead)
-    for job in np.flatnonzero(admitted).tolist():
-        used = np.flatnonzero(picks[job] >= 0)
-        late = (
-            ahead.work[job] - trained_samples(ahead, job, picks[job])
-            > WORK_TOLERANCE * ahead.total_work[job]
-        )
-        off = late or not room.ok[picks[job, used], used].all()
-        if off or not room.give(job, picks[job]):
-            return None
-    return room
-
-
 def _admission(
-    snapshot: Snapshot, ahead: Lookahead, room: SlotSchedules, *, proven: bool, work: float
+    snapshot: Snapshot,
+    ahead: Lookahead,
+    room: SlotSchedules,
+    *,
+    proven: bool,
+    bound: float,
+    work: float = 0.0,
 ) -> Admission:
+    """Return the admission of the jobs in ``room``, once its schedules have been checked."""
     jobs = snapshot.jobs
+    require_valid(ahead, room.picks, room.placed)
     admitted = np.zeros(len(jobs), dtype=np.bool_)
     admitted[ahead.job[room.placed]] = True
     admitted |= jobs.admitted & (work_left(snapshot) <= 0)  # about to end, in time or not
@@ -266,6 +196,7 @@ def _admission(
         earliest_s=_earliest(snapshot, room, MOST_EARLIEST if ahead.binding else 0),
         given_up=frozenset(np.flatnonzero(jobs.admitted & dated & ~admitted).tolist()),
         proven=proven,
+        bound=bound,
         work=work,
         reserve_s=reserve_s,
         bare_work=bare,
@@ -280,16 +211,13 @@ def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats
     if the certificate continues through it without one. If ``moved``, jobs that continue keep their
     Cell, but on other GPUs, so there is no such restart.
     """
-    cost, least = ahead.cost, np.zeros(len(ahead.job))
-    for job in range(len(ahead.job)):
-        later = trained_samples(ahead, job, picks[job], first=1)
-        on = int(picks[job, 0])
-        if ahead.slots > 1 and on >= 0 and int(picks[job, 1]) == on:
-            again = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
-            price = again if ahead.stays[on] else cost[on]
-            later -= float(price)
-        least[job] = max(0.0, float(ahead.work[job]) - later)
-    return least
+    later = all_trained_samples(ahead, picks, first=1)
+    if ahead.slots > 1:
+        job = np.flatnonzero((picks[:, 0] >= 0) & (picks[:, 1] == picks[:, 0]))
+        on = picks[job, 0]
+        again = 0.0 if moved else ahead.rate[on] * ahead.restart_s[job]
+        later[job] -= np.where(ahead.stays[on], again, ahead.cost[on])
+    return np.maximum(0.0, ahead.work - later)
 
 
 def _earliest(snapshot: Snapshot, room: SlotSchedules, most: int) -> Floats:
@@ -321,4 +249,5 @@ def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
         earliest_s=np.full(len(jobs), np.nan),
         given_up=frozenset(np.flatnonzero(lost).tolist()),
         proven=True,
+        bound=0.0,
     )

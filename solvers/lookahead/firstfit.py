@@ -1,13 +1,14 @@
 """Schedules for one job at a time on the resources that the others leave.
 
-This always terminates, and gives the exact search its start. A job's own best schedule on given
-free GPUs is found exactly, by a dynamic program over slots and options.
+This always terminates, and gives the search its start. A job's own best schedule on given free GPUs
+is found exactly, by a dynamic program over slots and options (``tessera.solvers.kernels.slotfit``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,116 +16,108 @@ from tessera.formulation.lookahead import (
     WORK_TOLERANCE,
     Lookahead,
     Picks,
-    resource_usage_of,
-    trained_samples,
+    all_trained_samples,
+    are_allowed,
 )
+from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.solvers.kernels.jit import as_fixed_array
+from tessera.solvers.kernels.slotfit import (
+    SlotProblem,
+    SlotRoom,
+    add_usage,
+    fill_fits,
+    give_schedules,
+    place_jobs,
+)
+from tessera.solvers.kernels.slotfit import arrange_jobs as arrange_in_slots
 
-_EXACT = 1e-9
+_EXACT: Final = 1e-9
 """Share of a job's whole work by which sums of floating-point numbers may be off."""
+
+
+def slot_problem(ahead: Lookahead) -> SlotProblem:
+    """Return the arrays of the compiled loops.
+
+    The price of a resource is that of GPU time: the seconds of the slot for each GPU.
+    """
+    price = np.zeros(ahead.capacity.shape)
+    price[: ahead.types] = np.diff(ahead.boundary_s)
+    last = np.searchsorted(ahead.boundary_s[:-1], ahead.deadline_s - SAME_S)
+    return SlotProblem(
+        option_start=as_fixed_array(ahead.option_start),
+        kind=as_fixed_array(ahead.cells.gpu_type[ahead.cell]),
+        use=as_fixed_array(ahead.use),
+        rate=as_fixed_array(ahead.rate),
+        cost=as_fixed_array(ahead.cost),
+        stays=as_fixed_array(ahead.stays),
+        barred=as_fixed_array(~ahead.now | ahead.restarts_own),
+        lag_s=as_fixed_array(ahead.lag_s),
+        floor=as_fixed_array(ahead.floor),
+        target=as_fixed_array(ahead.work - _EXACT * ahead.total_work),
+        deadline_s=as_fixed_array(ahead.deadline_s),
+        last=as_fixed_array(last.astype(np.int64)),
+        steady=as_fixed_array(ahead.steady),
+        held=as_fixed_array(ahead.held),
+        boundary_s=as_fixed_array(ahead.boundary_s),
+        capacity=as_fixed_array(ahead.capacity),
+        price=as_fixed_array(price),
+        types=ahead.types,
+        binding=ahead.binding,
+        delays=False,
+    )
 
 
 class SlotSchedules:
     """The free resources of each slot, and the schedules that have been given out so far."""
 
-    def __init__(self, ahead: Lookahead) -> None:
+    def __init__(self, ahead: Lookahead, problem: SlotProblem | None = None) -> None:
         self.ahead = ahead
-        self.gain, self.cost, self.ok = ahead.gain, ahead.cost, ahead.allowed()
-        self.gpus: Ints = ahead.cells.gpus[ahead.cell]
-        self.kind: Ints = ahead.cells.gpu_type[ahead.cell]
-        self.picks: Picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
-        self.placed: Bools = np.zeros(len(ahead.job), dtype=np.bool_)
-        self.free: Ints = ahead.capacity.copy()
+        self.problem = slot_problem(ahead) if problem is None else problem
+        self.room = SlotRoom(
+            free=ahead.capacity.copy(),
+            picks=np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64),
+            placed=np.zeros(len(ahead.job), dtype=np.bool_),
+        )
         for job in np.flatnonzero(ahead.held >= 0).tolist():
-            self.free -= resource_usage_of(ahead, job, self.picks[job])
+            add_usage(self.problem, self.room.free, job, self.room.picks[job], 1)
 
-    def give(self, job: int, pick: Ints) -> bool:
-        """Give ``job`` the schedule ``pick`` (int64[slots]) if it fits; return whether it did."""
-        idle = resource_usage_of(self.ahead, job, self.picks[job])
-        extra = resource_usage_of(self.ahead, job, pick) - idle
-        if np.any((extra > 0) & (extra > self.free)):
-            return False
-        self.free -= extra
-        self.picks[job], self.placed[job] = pick, True
-        return True
+    @property
+    def picks(self) -> Picks:
+        """Return the option of each job in each slot."""
+        return self.room.picks
 
-    def take(self, job: int) -> None:
-        """Take back the schedule that ``job`` was given."""
-        none = np.full(self.ahead.slots, -1, dtype=np.int64)
-        self.free += resource_usage_of(self.ahead, job, self.picks[job]) - resource_usage_of(
-            self.ahead, job, none
-        )
-        self.picks[job], self.placed[job] = none, False
+    @property
+    def placed(self) -> Bools:
+        """Return the jobs that have a schedule, bool[jobs]."""
+        return self.room.placed
 
-    def fits(self, job: int) -> Bools:
-        """Return the slots in which each option of ``job`` fits next to all given schedules.
+    @property
+    def free(self) -> Ints:
+        """Return what is free of each resource in each slot, int64[resources, slots]."""
+        return self.room.free
 
-        The shape is bool[options of job, slots].
+    def copy(self) -> SlotSchedules:
+        """Return an equal room that can be changed on its own."""
+        other = SlotSchedules(self.ahead, self.problem)
+        for mine, its in zip(self.room, other.room, strict=True):
+            its[:] = mine
+        return other
+
+    def weight(self) -> float:
+        """Return the weight of the jobs that have a schedule."""
+        return float(self.ahead.weight[self.placed].sum())
+
+    def give(self, jobs: Ints, picks: Picks) -> Bools:
+        """Give each of ``jobs`` in turn its row of ``picks`` if it fits; return those refused.
+
+        The result is bool[all jobs].
         """
-        span = self._span(job)
-        use = self.ahead.use[span]
-        if not self.ahead.steady[job]:
-            free = np.all(use[:, :, None] <= self.free[None], axis=1)
-            return np.asarray(self.ok[span] & free, dtype=np.bool_)
-        beyond, own = use.copy(), np.arange(span.stop - span.start)
-        held = self.kind[span] == self.ahead.held[job]
-        beyond[own, self.kind[span]] -= np.where(held, self.ahead.floor[span], 0)
-        free = np.all(beyond[:, :, None] <= self.free[None], axis=1)
-        lasting = self.free[self.kind[span]].min(axis=1, initial=2**62) >= self.ahead.floor[span]
-        return np.asarray(self.ok[span] & free & (held | lasting)[:, None], dtype=np.bool_)
-
-    def plan(self, job: int) -> Ints | None:
-        """Return a schedule for ``job`` on the free resources, or None if these slots have none.
-
-        It is the leanest schedule on one Cell, else the quickest of all. If schedules are not
-        binding, the Cell that the job has is preferred to all others.
-        """
-        self.ahead.check()
-        target = self.ahead.work[job] - _EXACT * self.ahead.total_work[job]
-        fits = self.fits(job)
-        return self._on_one_cell(job, fits, target) if fits.any() else None
-
-    def _span(self, job: int) -> slice:
-        options = self.ahead.options_of(job)
-        return slice(options.start, options.stop)
-
-    def _on_one_cell(self, job: int, fits: Bools, target: float) -> Ints | None:
-        span, length = self._span(job), np.diff(self.ahead.boundary_s)
-        count, slots = fits.shape
-        trained, on, used = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count)
-        stays = self.ahead.stays[span]
-        runs = np.zeros((count, slots), dtype=np.bool_)
-        for slot in range(slots):
-            now = fits[:, slot] & (trained < target)
-            if slot:
-                now &= on | ~stays
-            trained += now * (self.gain[span, slot] - np.where(on, 0.0, self.cost[span]))
-            used += now * self.gpus[span] * length[slot]
-            runs[:, slot] = on = now
-        enough = trained >= target
-        if not enough.any():
-            return self._quickest(job, fits, target)
-        # Schedules that do not bind are made again each round. Otherwise jobs would move each round.
-        if not self.ahead.binding:
-            used[stays] = 0.0
-        best = int(np.argmin(np.where(enough, used, np.inf)))
-        return np.where(runs[best], span.start + best, -1)
-
-    def _quickest(self, job: int, fits: Bools, target: float) -> Ints | None:
-        """Return the schedule that trains most by the first slot where the job can end, or None."""
-        span = self._span(job)
-        table, came = forward_table(
-            np.where(fits, self.gain[span], -np.inf), self.cost[span], self.ahead.stays[span]
+        refused = np.zeros(len(self.ahead.job), dtype=np.bool_)
+        give_schedules(
+            self.problem, self.room, as_fixed_array(jobs), as_fixed_array(picks), refused
         )
-        done = np.flatnonzero(table.max(axis=0) >= target)
-        if not len(done):
-            return None
-        pick = np.full(self.ahead.slots, -1, dtype=np.int64)
-        state = int(np.argmax(table[:, done[0]]))
-        for slot in range(int(done[0]), -1, -1):
-            pick[slot] = span.start + state if state < len(fits) else -1
-            state = int(came[state, slot])
-        return pick
+        return refused
 
     def earliest_s(self, job: int) -> float:
         """Return the earliest deadline of ``job`` that could be promised now, seconds since 1970.
@@ -133,14 +126,15 @@ class SlotSchedules:
         everything continues as in it. It is inf if the job fits nowhere.
         """
         self.ahead.check()
-        ahead, span = self.ahead, self._span(job)
+        ahead, options = self.ahead, self.ahead.options_of(job)
+        span = slice(options.start, options.stop)
         length = np.diff(ahead.boundary_s)
-        rate, cost = ahead.rate[span], self.cost[span]
+        rate, cost = ahead.rate[span], ahead.cost[span]
         seconds = np.tile(length, (len(rate), 1))
         seconds[:, 0] -= ahead.lag_s[span]
-        fits = self._whenever(job)
+        fits = self._fits_whenever(job)
         gain = np.where(fits, rate[:, None] * seconds, -np.inf)
-        table, _ = forward_table(gain, cost, ahead.stays[span])
+        table = forward_table(gain, cost, ahead.stays[span])
         after = fits[:, -1] & ~ahead.stays[span]
         fits = np.append(fits, after[:, None], axis=1)
         best = math.inf
@@ -159,66 +153,59 @@ class SlotSchedules:
                 break
         return best + 1.0 + WORK_TOLERANCE * 100 * (best - float(ahead.boundary_s[0]))
 
-    def _whenever(self, job: int) -> Bools:
-        """Return ``fits`` without the job's own deadline, bool[options of job, slots]."""
-        kept = self.ok
-        span = self._span(job)
-        ahead = self.ahead
-        self.ok = kept.copy()
-        self.ok[span] = True
-        self.ok[span][ahead.restarts_own[span], 0] = False
-        fits = self.fits(job)
-        self.ok = kept
-        fits[ahead.stays[span]] = np.logical_and.accumulate(fits[ahead.stays[span]], axis=1)
+    def _fits_whenever(self, job: int) -> Bools:
+        """Return where each option of ``job`` fits, deadline or not, bool[options of job, slots]."""
+        ahead, jobs = self.ahead, len(self.ahead.job)
+        fits = np.zeros((len(ahead.options_of(job)), ahead.slots), dtype=np.bool_)
+        endless = self.problem._replace(
+            last=as_fixed_array(np.full(jobs, ahead.slots)),
+            barred=as_fixed_array(ahead.restarts_own),
+        )
+        fill_fits(endless, self.room.free, job, fits)
         return fits
 
 
-def forward_table(gain: Floats, cost: Floats, stays: Bools) -> tuple[Floats, Ints]:
+def forward_table(gain: Floats, cost: Floats, stays: Bools) -> Floats:
     """Return the most samples that can be trained by the end of each slot, by the option in it.
 
-    Also return, for the same entries, the row of the slot before. Both arrays are [options + 1,
-    slots]; the last row is waiting. ``gain`` is -inf if an option does not fit. An option that
-    stays can be entered in the first slot only.
+    The array is [options + 1, slots]; the last row is waiting. ``gain`` is -inf if an option does
+    not fit. An option that stays can be entered in the first slot only.
     """
     options, slots = gain.shape
     table = np.full((options + 1, slots), -np.inf)
-    came = np.full((options + 1, slots), options, dtype=np.int64)
     last = np.append(np.full(options, -np.inf), 0.0)
     for slot in range(slots):
-        source = int(np.argmax(last))
-        switch = last[source] - cost
+        top = last.max()
+        switch = top - cost
         if slot:
             switch = np.where(stays, -np.inf, switch)
-        goes_on = last[:options] >= switch
-        table[:options, slot] = np.where(goes_on, last[:options], switch) + gain[:, slot]
-        came[:options, slot] = np.where(goes_on, np.arange(options), source)
-        table[options, slot], came[options, slot] = last[source], source
+        table[:options, slot] = np.maximum(last[:options], switch) + gain[:, slot]
+        table[options, slot] = top
         last = table[:, slot]
-    return table, came
+    return table
 
 
-def keep_promised_schedules(ahead: Lookahead, inherited: Picks) -> SlotSchedules:
+def keep_promised_schedules(
+    ahead: Lookahead, inherited: Picks, problem: SlotProblem | None = None
+) -> SlotSchedules:
     """Return the room after the promises.
 
     Each promise keeps its schedule if that still holds; otherwise it is scheduled again.
     """
-    room = SlotSchedules(ahead)
-    late = []
-    for job in np.flatnonzero(ahead.promised).tolist():
-        short = ahead.work[job] - trained_samples(ahead, job, inherited[job])
-        holds = short <= WORK_TOLERANCE * ahead.total_work[job] and _in_place(room, inherited[job])
-        if not (holds and room.give(job, inherited[job])):
-            late.append(job)
-    fit_in(room, sorted(late, key=lambda j: (-ahead.weight[j], ahead.deadline_s[j], j)))
+    room = SlotSchedules(ahead, problem)
+    if not ahead.promised.any():
+        return room
+    short = ahead.work - all_trained_samples(ahead, inherited)
+    holds = (short <= WORK_TOLERANCE * ahead.total_work) & are_allowed(ahead, inherited)
+    room.give(np.flatnonzero(ahead.promised & holds), inherited)
+    late = np.flatnonzero(ahead.promised & ~room.placed)
+    fit_in(room, late[np.lexsort((late, ahead.deadline_s[late], -ahead.weight[late]))])
     return room
 
 
-def _in_place(room: SlotSchedules, pick: Ints) -> bool:
-    slots = np.flatnonzero(pick >= 0)
-    return bool(room.ok[pick[slots], slots].all())
-
-
-def arrange_jobs(ahead: Lookahead, size: Floats) -> SlotSchedules | None:
+def arrange_jobs(
+    ahead: Lookahead, size: Floats, problem: SlotProblem | None = None
+) -> SlotSchedules | None:
     """Return the room in which all jobs, including promised ones, are scheduled again by deadline.
 
     If a promise finds no room, new jobs placed before it give way, the largest ``size``
@@ -226,37 +213,21 @@ def arrange_jobs(ahead: Lookahead, size: Floats) -> SlotSchedules | None:
     makes room and it is larger. (This is Moore and Hodgson's rule, which is optimal for one machine
     and equal weights.) Return None if the promises do not all fit in this order.
     """
-    room = SlotSchedules(ahead)
-    for job in np.lexsort((size, ahead.deadline_s)).tolist():
-        if _placed(room, job):
-            continue
-        others = np.flatnonzero(room.placed & ~ahead.promised)
-        others = others[np.argsort(-size[others], kind="stable")]
-        if not ahead.promised[job]:
-            others = others[:1][size[others[:1]] > size[job]]
-        before = [(other, room.picks[other].copy()) for other in others.tolist()]
-        if any(_placed_without(room, job, other) for other, _ in before):
-            continue
-        if ahead.promised[job]:
-            return None
-        for other, pick in before:
-            room.give(other, pick)
-    return room
+    ahead.check()
+    room = SlotSchedules(ahead, problem)
+    order = np.lexsort((size, ahead.deadline_s))
+    kept = arrange_in_slots(
+        room.problem,
+        room.room,
+        as_fixed_array(order),
+        as_fixed_array(size),
+        as_fixed_array(np.argsort(-size, kind="stable")),
+        as_fixed_array(ahead.promised),
+    )
+    return room if kept else None
 
 
-def _placed(room: SlotSchedules, job: int) -> bool:
-    pick = room.plan(job)
-    return pick is not None and room.give(job, pick)
-
-
-def _placed_without(room: SlotSchedules, job: int, other: int) -> bool:
-    room.take(other)
-    return _placed(room, job)
-
-
-def fit_in(room: SlotSchedules, jobs: Sequence[int]) -> None:
+def fit_in(room: SlotSchedules, jobs: Sequence[int] | Ints) -> None:
     """Give each of ``jobs`` in turn a schedule on the free resources, if there is one."""
-    for job in jobs:
-        pick = room.plan(job)
-        if pick is not None:
-            room.give(job, pick)
+    room.ahead.check()
+    place_jobs(room.problem, room.room, as_fixed_array(np.asarray(jobs, dtype=np.int64)))

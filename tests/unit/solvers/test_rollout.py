@@ -147,7 +147,7 @@ def test_a_schedule_without_promises_needs_no_extra_round_but_one_with_a_promise
 def test_the_work_limit_of_a_round_bounds_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [a_dated_job(f"j{k}", 1200, 300 * (k + 1) + 10, 4) for k in range(4)]
     assert admit_jobs(cluster(*jobs)).admitted.all()
-    monkeypatch.setattr(rollout, "MOST_VISITS", 40)
+    monkeypatch.setattr(rollout, "MOST_VISITS", 16)
     assert admit_jobs(cluster(*jobs)).admitted.tolist() == [True, False, False, False]
 
 
