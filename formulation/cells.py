@@ -99,11 +99,15 @@ class Cells(CellTable):
         """
         if self.nodes[cell] == nodes:
             return cell
+        # Rows of a count are sorted by falling rate, so the first is the fastest.
+        return next((row for row in self.rows_like(cell) if self.nodes[row] == nodes), cell)
+
+    def rows_like(self, cell: int) -> range:
+        """Return the rows of the same workload, type and GPU count as row ``cell``."""
         low, high = 0, len(self)
         for column in (self.workload, self.gpu_type, self.gpus):
             low, high = _equal_range(column.data, int(column[cell]), low, high)
-        # Rows of a count are sorted by falling rate, so the first is the fastest.
-        return next((row for row in range(low, high) if self.nodes[row] == nodes), cell)
+        return range(low, high)
 
     def placed_rate(self, cell: int, nodes: int) -> float:
         """Return samples/s of a job that is given ``nodes`` nodes for row ``cell``."""

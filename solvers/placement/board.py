@@ -14,7 +14,7 @@ from tessera.formulation.placement import Gang, Placement, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
-from tessera.solvers.placement.blocks import indices_of, mask_of
+from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.free import FreeGpus, Spots
 
 Seat = tuple[int, Spots]
@@ -117,6 +117,28 @@ class Board:
             self._spare[row] -= amount
         if self._changes >= 0 and self._is_a_move(job, column, spots):
             self._spare[self._changes] -= 1
+
+    def put_on(self, job: int, column: int, shares: Iterable[tuple[int, int]]) -> bool:
+        """Seat ``job`` on these nodes, with this many GPUs on each. Return whether it was seated.
+
+        It is not if the GPUs are not free in aligned blocks, if it lacks anything else there, or if
+        it avoids a node or may not move.
+        """
+        spots = tuple(
+            [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
+        )
+        demand, avoided = self.demand(column), self.avoided(job)
+        if self.pinned(job, column) or not all(
+            mask and node not in avoided and self.free.gpu_type[node] == self.gpu_type[column]
+            for node, mask in spots
+        ):
+            return False
+        if demand is not None and not self.free.hold(spots, demand):
+            return False
+        if not self.runs_on(column, len(spots)):
+            return False
+        self.put(job, column, spots)
+        return True
 
     def lift(self, job: int) -> Seat | None:
         """Take ``job`` off its GPUs; return the seat that it had."""

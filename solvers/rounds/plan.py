@@ -40,10 +40,10 @@ from tessera.solvers.placement import PlacementResult, place, seat_leftover
 from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.packing import place_so_that_counts_fit
 from tessera.solvers.rounds.placement import (
     defragment_placement,
     next_defragmentation,
-    place_answers,
 )
 from tessera.solvers.rounds.promises import had_promise, keep_promises, release_lost_promises
 from tessera.solvers.rounds.work import RoundWork
@@ -220,7 +220,8 @@ def _solved(
     known = known_prices(problem, snapshot.prices) if len(snapshot.prices) else None
     solved = solve_goals(work.statement, solver, budget, work.greedy, known)
     mark("solve")
-    work, placed = place_answers(work, solved)
+    answer = place_so_that_counts_fit(work, solved, solver)
+    work, solved, placed = answer.work, answer.solved, answer.placed
     problem, choice = work.statement.problem, placed.solution.choice
     objective = objective_of(problem, choice)
     solution = replace(

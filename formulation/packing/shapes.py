@@ -1,0 +1,204 @@
+"""The shapes on which each column may be placed, as far as packing rows must count them.
+
+A row is true for placed answers if each of them is counted at no more than its shares weigh. A gang
+may be placed on more or fewer nodes than its column has, and is then valued by ``placed_value``. So
+each such shape is counted by a column of the same job, type and GPU count that is worth at least as
+much: the widest one, since shares on more nodes weigh less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.check import migration_price
+from tessera.formulation.packing.shares import MAX_NODE_GPUS, Sizes
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Floats, Ints, begins_group
+
+ANY_SHAPE: Final = -1
+"""Number of nodes that stands for all shapes that are not listed. Such a shape weighs nothing."""
+MAX_LISTED_GPUS: Final = 32
+"""GPUs of the largest gang of which all shapes are listed."""
+LISTED_NODES: Final = 4
+"""Numbers of nodes that are listed for larger gangs, from the fewest on."""
+ROUNDING: Final = 2.0
+"""Solver integers by which a column may be worth less than a placement that it counts.
+
+Values and restart costs are rounded, so a column and the same shape valued by its rate differ by as
+much as that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeClass:
+    """Columns that packing rows count alike: their type, their GPUs, and the nodes they stand for."""
+
+    gpu_type: int
+    gpus: int
+    nodes: tuple[int, ...]  # rising; with ANY_SHAPE, the column weighs nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapeClasses:
+    """The class of each column, int64[columns]; it is -1 for types without packing rows."""
+
+    classes: tuple[ShapeClass, ...]
+    of_column: Ints
+    sizes: dict[int, Sizes]  # of the types with packing rows
+    count: dict[int, dict[int, int]]  # type -> node size -> number of schedulable nodes
+
+
+def node_counts(snapshot: Snapshot, gpu_type: int) -> dict[int, int]:
+    """Return the number of schedulable nodes of a type by their GPUs."""
+    own = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == gpu_type)
+    sizes, counts = np.unique(snapshot.nodes.gpus[own], return_counts=True)
+    return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
+
+
+def packable_types(snapshot: Snapshot) -> frozenset[int]:
+    """Return the types whose nodes are small enough for packing rows."""
+    size = snapshot.node_size()
+    return frozenset(np.flatnonzero((size > 0) & (size <= MAX_NODE_GPUS)).tolist())
+
+
+def classify_shapes(
+    snapshot: Snapshot, problem: Problem, types: frozenset[int], present: dict[int, int]
+) -> ShapeClasses:
+    """Return the classes of all columns of ``types``, each of which must be packable.
+
+    ``present`` maps each job that has GPUs to the number of nodes that it is on.
+    """
+    counts = {kind: node_counts(snapshot, kind) for kind in sorted(types)}
+    names: dict[ShapeClass, int] = {}
+    of_column = np.full(len(problem.cell), -1, dtype=np.int64)
+    for group in _groups(problem, types):
+        cell = problem.cell[group.columns[0]]
+        kind, gpus = int(problem.cells.gpu_type[cell[0]]), int(problem.cells.gpus[cell[0]])
+        most = min(gpus, sum(counts[kind].values()))
+        nodes = _listed(problem, cell, gpus, most)
+        stands = _absorbers(problem, group, nodes, present)
+        for pattern in np.unique(stands, axis=0):
+            same = (stands == pattern).all(axis=1)
+            for place in range(group.columns.shape[1]):
+                own = tuple(
+                    n for n, who in zip(nodes, pattern.tolist(), strict=True) if who == place
+                )
+                unlisted = any(n + 1 not in nodes and n < most for n in own)
+                if unlisted or (pattern < 0).any():
+                    own = (ANY_SHAPE, *own)
+                own = own or (int(problem.cells.nodes[cell[place]]),)
+                made = ShapeClass(gpu_type=kind, gpus=gpus, nodes=own)
+                number = names.setdefault(made, len(names))
+                of_column[group.columns[same, place]] = number
+    return ShapeClasses(
+        classes=tuple(names),
+        of_column=of_column,
+        sizes={kind: tuple(sorted(count)) for kind, count in counts.items()},
+        count=counts,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Columns of jobs that have the same Cells of one type and GPU count.
+
+    ``columns`` is int64[jobs, Cells]. ``jobs`` is int64[jobs].
+    """
+
+    jobs: Ints
+    columns: Ints
+
+
+def _groups(problem: Problem, types: frozenset[int]) -> list[_Group]:
+    """Return the columns of ``types`` by job, type and GPU count; jobs with equal Cells together."""
+    cells, cell, job = problem.cells, problem.cell, problem.column_job
+    concerned = np.flatnonzero(np.isin(cells.gpu_type[cell], list(types)))
+    if not len(concerned):
+        return []
+    own = cell[concerned]
+    first = np.flatnonzero(begins_group(job[concerned], cells.gpu_type[own], cells.gpus[own]))
+    last = np.append(first[1:], len(concerned))
+    by_cells: dict[tuple[int, ...], list[int]] = {}
+    listed = own.tolist()
+    for start, end in zip(first.tolist(), last.tolist(), strict=True):
+        by_cells.setdefault(tuple(listed[start:end]), []).append(start)
+    groups = []
+    for rows, starts in by_cells.items():
+        columns = concerned[np.array(starts)[:, None] + np.arange(len(rows))]
+        groups.append(_Group(jobs=job[columns[:, 0]], columns=columns))
+    return groups
+
+
+def _listed(problem: Problem, cell: Ints, gpus: int, most: int) -> list[int]:
+    """Return the numbers of nodes that are listed for a gang, rising.
+
+    Between these, and beyond the last, rates only fall.
+    """
+    if gpus <= MAX_LISTED_GPUS:
+        return list(range(1, most + 1))
+    nodes = problem.cells.nodes
+    fewest = int(nodes[cell].min())
+    known = {int(nodes[row]) for row in problem.cells.rows_like(int(cell[0]))}
+    close = set(range(fewest, fewest + LISTED_NODES))
+    return sorted(n for n in known | close if n <= most)
+
+
+def _absorbers(problem: Problem, group: _Group, nodes: list[int], present: dict[int, int]) -> Ints:
+    """Return which of a job's columns stands for each number of nodes, int64[jobs, nodes].
+
+    It is -1 if no column is worth as much as the gang placed there.
+    """
+    cell = problem.cell[group.columns[0]]
+    own = problem.cells.nodes[cell]
+    worth = problem.value[group.columns].astype(np.float64)
+    placed = _placed_values(problem, group, nodes, present)
+    stands = np.full((len(group.jobs), len(nodes)), -1, dtype=np.int64)
+    order = np.argsort(-own, kind="stable").tolist()
+    for k, count in enumerate(nodes):
+        narrow = [place for place in order if own[place] <= count]
+        wide = [place for place in reversed(order) if own[place] > count]
+        for place in reversed([*narrow, *wide]):  # the best is written last
+            enough = worth[:, place] + ROUNDING >= placed[:, k]
+            stands[enough, k] = place
+    return stands
+
+
+def _placed_values(
+    problem: Problem, group: _Group, nodes: list[int], present: dict[int, int]
+) -> Floats:
+    """Return the most that each job is worth if it is placed on these nodes, float64[jobs, nodes].
+
+    A job that keeps its Cell pays for a move, except on the nodes that it has.
+    """
+    cells, cell = problem.cells, problem.cell[group.columns[0]].tolist()
+    most = np.full((len(group.jobs), len(nodes)), -np.inf)
+    for place, row in enumerate(cell):
+        value = problem.value[group.columns[:, place]].astype(np.float64)
+        for k, count in enumerate(nodes):
+            share = 1.0
+            if count != int(cells.nodes[row]):
+                share = cells.placed_rate(row, count) / float(cells.rate[row])
+            worth = np.where(value > 0, share * value, value)
+            if count != int(cells.nodes[row]):
+                _charge_moves(problem, group, place, count, worth, present)
+            np.maximum(most[:, k], worth, out=most[:, k])
+    return most
+
+
+def _charge_moves(
+    problem: Problem,
+    group: _Group,
+    place: int,
+    count: int,
+    worth: Floats,
+    present: dict[int, int],
+) -> None:
+    """Subtract from ``worth`` the price of moving jobs within their present column."""
+    column = group.columns[:, place]
+    for k in np.flatnonzero(problem.current[group.jobs] == column).tolist():
+        job = int(group.jobs[k])
+        if present.get(job) != count:
+            worth[k] -= migration_price(problem, job, int(column[k]))
