@@ -15,7 +15,9 @@ families:
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -32,6 +34,7 @@ DEMAND: Final = 2
 """GPUs that the jobs request at most, as a multiple of the cluster's."""
 DIGITS: Final = 6
 """Significant digits of drawn numbers, so that they are the same when they are stored."""
+_STORED: Final = Path(__file__).with_name("gangs.json")
 _COUNTS: Final[dict[str, tuple[tuple[int, ...], ...]]] = {
     "rigid": tuple((n,) for n in (1, 2, 3, 4, 5, 6, 8)),
     "odd": tuple((n,) for n in (3, 5, 6, 7, 12)),
@@ -136,4 +139,47 @@ def _estimates(jobs: tuple[GangJob, ...]) -> Estimates:
         plan=np.zeros_like(gpus),
         iter_time_s=time_s,
         source=np.full_like(gpus, EstimateSource.ANALYTIC),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRound:
+    """A stored round, with values of its answers in effective GPUs.
+
+    ``optimum`` is that of columns and nodes together (``tessera.solvers.baselines.joint_optimum``); if not
+    ``proven``, it is the best answer found in a minute. ``placed_before`` is the value of the answer
+    that commit a285674 places. Its objective had another unit, so it was given raw throughput and
+    weights that make both objectives equal.
+    """
+
+    family: str
+    gpus: int
+    seed: int
+    jobs: tuple[GangJob, ...]
+    optimum: float
+    proven: bool
+    placed_before: float
+
+
+def read_stored_rounds() -> tuple[StoredRound, ...]:
+    """Return the stored rounds. Each has the jobs that ``draw_gangs`` draws from its seed."""
+    return tuple(
+        StoredRound(
+            family=row["family"],
+            gpus=row["gpus"],
+            seed=row["seed"],
+            jobs=tuple(
+                GangJob(
+                    gpus=tuple(gpus),
+                    weight=weight,
+                    iterations_left=left,
+                    iter_time_s=tuple(tuple(times_s) for times_s in by_type),
+                )
+                for gpus, weight, left, by_type in row["jobs"]
+            ),
+            optimum=row["optimum"],
+            proven=row["proven"],
+            placed_before=row["placed_before"],
+        )
+        for row in json.loads(_STORED.read_text(encoding="utf-8"))
     )

@@ -45,7 +45,7 @@ Shares = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Joint:
-    """A choice (int64[jobs]), and the shares of the jobs that it packs anew.
+    """A choice (int64[jobs]), and the shares of the jobs that get other GPUs.
 
     ``work`` is the limit that the search ran under; it is 0 if a clock cut it short, and then there
     is no choice.
@@ -264,7 +264,7 @@ class _Model:
             self.model.add(sum(parts) <= supply)
 
     def read(self, solver: cp_model.CpSolver) -> tuple[Ints, dict[int, Shares]]:
-        """Return the choice, and the shares of the jobs that it packs anew, as far as they fit."""
+        """Return the choice, and the shares of the jobs that get other GPUs, as far as they fit."""
         choice = np.full(len(self._problem.jobs), -1, dtype=np.int64)
         job_of = self._problem.column_job
         for job, stays in self._stays.items():
@@ -326,7 +326,7 @@ class _Slots:
             self._room[kind, share][node] = times
 
     def take(self, kind: int, way: tuple[int, ...]) -> Shares | None:
-        """Take room for a gang with one share on each of several nodes, or None if there is none."""
+        """Take room for a gang with one share on each of several nodes, or None if it does not suffice."""
         taken: dict[int, int] = {}
         for share in way:
             room = self._room[kind, share]

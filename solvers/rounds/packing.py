@@ -195,7 +195,7 @@ class _Packed:
         return with_rows(self._wide.problem, rows)
 
     def _tighten(self, budget: Budget) -> None:
-        """Add the rows that the linear relaxation breaks, until there are none.
+        """Add the rows that the linear relaxation breaks, until it breaks no more.
 
         The relaxation limits the bound, so these rows lower it. How often it was solved is recorded.
         """
@@ -316,25 +316,31 @@ def _key(problem: Problem, column: int) -> tuple[int, ...]:
 
 
 def _types_to_pack(first: PlacedAnswer) -> frozenset[int]:
-    """Return the types to solve again with packing rows; none if the chosen counts surely fit.
+    """Return the types to solve again with packing rows; none if that is of no use.
 
     These are the types with nodes of several sizes, and those with shares that may leave gaps.
     Where each share divides the next larger one and the node, counts always fit on fresh nodes, so
-    what was lost there was lost to jobs that stay where they are.
+    what was lost there was lost to jobs that stay where they are. Nothing is to be gained if no job
+    lost its column or its shape.
     """
-    problem, snapshot = first.work.statement.problem, first.work.snapshot
-    cells, cell = problem.cells, problem.cell
-    nodes = {kind: node_counts(snapshot, kind) for kind in sorted(packable_types(snapshot))}
-    gappy, mixed = set(), {kind for kind, sizes in nodes.items() if len(sizes) > 1}
-    for kind, sizes in nodes.items():
-        offered = np.unique(cells.gpus[cell[cells.gpu_type[cell] == kind]]).tolist()
-        if leaves_gaps(offered, tuple(sizes)):
-            gappy.add(kind)
-    result = first.placed
+    result, snapshot = first.placed, first.work.snapshot
     denied = [*result.wanted.values(), *result.solution.choice[list(result.degraded)].tolist()]
-    lost = set(cells.gpu_type[cell[denied]].tolist()) if denied else set()
-    some = frozenset(gappy | mixed)
-    return some if lost & gappy or _breaks_a_row(first, some, nodes) else frozenset()
+    if not denied:
+        return frozenset()
+    problem = first.work.statement.problem
+    cells, cell = problem.cells, problem.cell
+    lost = set(cells.gpu_type[cell[denied]].tolist())
+    nodes = {kind: node_counts(snapshot, kind) for kind in sorted(packable_types(snapshot))}
+    gappy = {
+        kind
+        for kind, sizes in nodes.items()
+        if leaves_gaps(
+            np.unique(cells.gpus[cell[cells.gpu_type[cell] == kind]]).tolist(), tuple(sizes)
+        )
+    }
+    some = frozenset(gappy | {kind for kind, sizes in nodes.items() if len(sizes) > 1})
+    useful = lost & gappy or (lost & some and _breaks_a_row(first, some, nodes))
+    return some if useful else frozenset()
 
 
 def _breaks_a_row(

@@ -25,6 +25,7 @@ from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
+from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.runnable_plans import offer_runnable_plans
@@ -309,6 +310,7 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *answered.broken,
         *find_doubly_held(snapshot),
         *find_violations(problem, solution),
+        *find_false_rows(snapshot, problem, gangs),
         *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
     ]
     reasons = explain_waiting_jobs(
