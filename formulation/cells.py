@@ -90,6 +90,24 @@ class Cells(CellTable):
                 inferred = rate * LOCALITY_FACTOR ** max(0.0, math.log2(nodes / spread))
         return inferred
 
+    def rates_on(self, cell: int, nodes: Sequence[int]) -> list[float]:
+        """Return ``rate_on`` for each of ``nodes``, which rise."""
+        first, count = int(self.first_shape[cell]), int(self.shape_count[cell])
+        spread = self.shapes.nodes[first : first + count].tolist()
+        rate = self.shapes.rate[first : first + count].tolist()
+        running = [] if self.complete[cell] else [k for k in range(count) if rate[k] > 0]
+        rates, known = [], dict(zip(spread, rate, strict=True))
+        for n in nodes:
+            while len(running) > 1 and spread[running[1]] < n:
+                running.pop(0)
+            near = running[0] if running else -1
+            inferred = 0.0
+            if near >= 0:
+                halvings = max(0.0, math.log2(n / spread[near]))
+                inferred = rate[near] * LOCALITY_FACTOR**halvings
+            rates.append(known.get(n, inferred))
+        return rates
+
     def row_on(self, cell: int, nodes: int) -> int:
         """Return the row that a job gets if row ``cell`` was chosen and ``nodes`` nodes are given.
 

@@ -386,7 +386,8 @@ def score_solution(
                 if len(gang.members) != fewest[k]:
                     values[k] = placed_value(problem, column, gang.nodes)
                 if job in migrated:
-                    values[k] -= migration_price(problem, job, column)
+                    nodes = 0 if len(gang.members) == fewest[k] else gang.nodes
+                    values[k] -= migration_price(problem, job, column, nodes)
     return sum(values) / problem.scale
 
 
@@ -402,7 +403,13 @@ def placed_value(problem: Problem, column: int, nodes: int) -> float:
     return share * float(problem.value[column])
 
 
-def migration_price(problem: Problem, job: int, column: int) -> float:
-    """Return the restart cost of moving ``job`` within ``column``, in the problem's units."""
-    gross = float(problem.value[column] + problem.restart_price[column])
-    return abs(gross) * float(problem.restart_share[job])
+def migration_price(problem: Problem, job: int, column: int, nodes: int = 0) -> float:
+    """Return the restart cost of moving ``job`` within ``column``, in the problem's units.
+
+    If it is moved to ``nodes`` nodes, on which it is faster, the cost is a share of the value there.
+    It is then the same as for a start on that shape.
+    """
+    gross = abs(float(problem.value[column] + problem.restart_price[column]))
+    if nodes and problem.value[column] > 0:
+        gross *= max(1.0, placed_value(problem, column, nodes) / float(problem.value[column]))
+    return gross * float(problem.restart_share[job])

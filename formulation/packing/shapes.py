@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.cells import Cells
 from tessera.formulation.check import migration_price
 from tessera.formulation.packing.shares import MAX_NODE_GPUS, Sizes
 from tessera.formulation.problem import Problem
@@ -80,7 +81,7 @@ def classify_shapes(
         most = min(gpus, sum(counts[kind].values()))
         nodes = _listed(problem, cell, gpus, most)
         stands = _absorbers(problem, group, nodes, present)
-        for pattern in np.unique(stands, axis=0):
+        for pattern in stands if len(stands) == 1 else np.unique(stands, axis=0):
             same = (stands == pattern).all(axis=1)
             for place in range(group.columns.shape[1]):
                 own = tuple(
@@ -151,54 +152,57 @@ def _absorbers(problem: Problem, group: _Group, nodes: list[int], present: dict[
 
     It is -1 if no column is worth as much as the gang placed there.
     """
-    cell = problem.cell[group.columns[0]]
-    own = problem.cells.nodes[cell]
+    own = problem.cells.nodes[problem.cell[group.columns[0]]]
     worth = problem.value[group.columns].astype(np.float64)
-    placed = _placed_values(problem, group, nodes, present)
-    stands = np.full((len(group.jobs), len(nodes)), -1, dtype=np.int64)
-    order = np.argsort(-own, kind="stable").tolist()
-    for k, count in enumerate(nodes):
-        narrow = [place for place in order if own[place] <= count]
-        wide = [place for place in reversed(order) if own[place] > count]
-        for place in reversed([*narrow, *wide]):  # the best is written last
-            enough = worth[:, place] + ROUNDING >= placed[:, k]
-            stands[enough, k] = place
+    placed = _placed_values(problem, group, worth, nodes, present)
+    count = np.array(nodes)
+    # Of the columns on no more nodes, the widest comes first; of the others, the narrowest.
+    narrow = own[:, None] <= count
+    preference = np.where(narrow, own[:, None] + _WIDEST, _WIDEST - own[:, None])
+    enough = worth[:, :, None] + ROUNDING >= placed[:, None, :]
+    preferred = np.where(enough, preference, 0)
+    stands: Ints = np.where(preferred.any(axis=1), preferred.argmax(axis=1), -1)
     return stands
 
 
+_WIDEST: Final = 1 << 32
+"""A number of nodes above that of any shape."""
+
+
 def _placed_values(
-    problem: Problem, group: _Group, nodes: list[int], present: dict[int, int]
+    problem: Problem, group: _Group, worth: Floats, nodes: list[int], present: dict[int, int]
 ) -> Floats:
     """Return the most that each job is worth if it is placed on these nodes, float64[jobs, nodes].
 
-    A job that keeps its Cell pays for a move, except on the nodes that it has.
+    ``worth`` is that of its columns, float64[jobs, Cells]. A job that keeps its Cell pays for a
+    move, except on the nodes that it has.
     """
-    cells, cell = problem.cells, problem.cell[group.columns[0]].tolist()
-    most = np.full((len(group.jobs), len(nodes)), -np.inf)
-    for place, row in enumerate(cell):
-        value = problem.value[group.columns[:, place]].astype(np.float64)
-        for k, count in enumerate(nodes):
-            share = 1.0
-            if count != int(cells.nodes[row]):
-                share = cells.placed_rate(row, count) / float(cells.rate[row])
-            worth = np.where(value > 0, share * value, value)
-            if count != int(cells.nodes[row]):
-                _charge_moves(problem, group, place, count, worth, present)
-            np.maximum(most[:, k], worth, out=most[:, k])
+    cell = problem.cell[group.columns[0]]
+    share = np.array(_rate_shares(problem.cells, cell.tolist(), nodes))
+    placed = np.where(worth > 0, worth, 0.0)[:, :, None] * share
+    placed += np.where(worth > 0, 0.0, worth)[:, :, None]  # a cost does not shrink with the rate
+    stays = problem.current[group.jobs][:, None] == group.columns
+    for k, place in zip(*np.nonzero(stays), strict=True):
+        job, column = int(group.jobs[k]), int(group.columns[k, place])
+        for at, n in enumerate(nodes):
+            if n not in (present.get(job), int(problem.cells.nodes[cell[place]])):
+                placed[k, place, at] -= migration_price(problem, job, column, n)
+    most: Floats = placed.max(axis=1)
     return most
 
 
-def _charge_moves(
-    problem: Problem,
-    group: _Group,
-    place: int,
-    count: int,
-    worth: Floats,
-    present: dict[int, int],
-) -> None:
-    """Subtract from ``worth`` the price of moving jobs within their present column."""
-    column = group.columns[:, place]
-    for k in np.flatnonzero(problem.current[group.jobs] == column).tolist():
-        job = int(group.jobs[k])
-        if present.get(job) != count:
-            worth[k] -= migration_price(problem, job, int(column[k]))
+def _rate_shares(cells: Cells, rows: list[int], nodes: list[int]) -> list[list[float]]:
+    """Return the rate at which each row is placed on these nodes, as a share of its own rate."""
+    fastest: dict[int, float] = {}
+    for row in cells.rows_like(rows[0]):  # by falling rate
+        fastest.setdefault(int(cells.nodes[row]), float(cells.rate[row]))
+    shares = []
+    for row in rows:
+        own, rate = int(cells.nodes[row]), float(cells.rate[row])
+        shares.append(
+            [
+                1.0 if n == own else fastest.get(n, inferred) / rate
+                for n, inferred in zip(nodes, cells.rates_on(row, nodes), strict=True)
+            ]
+        )
+    return shares

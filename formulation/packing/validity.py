@@ -164,5 +164,5 @@ def _worth(problem: Problem, job: int, column: int, count: int, present: int) ->
         return float(problem.value[column])
     worth = placed_value(problem, column, count)
     if int(problem.current[job]) == column and count != present:
-        worth -= migration_price(problem, job, column)
+        worth -= migration_price(problem, job, column, count)
     return worth

@@ -372,8 +372,11 @@ class Board:
         if seat is None:
             return 0.0
         column, spots = seat
-        price = migration_price(self.problem, job, column) if self.moved(job) else 0.0
-        return self.worth_on(column, len(spots)) - price
+        worth = self.worth_on(column, len(spots))
+        if self.moved(job):
+            nodes = 0 if len(spots) == self.nodes[column] else len(spots)
+            worth -= migration_price(self.problem, job, column, nodes)
+        return worth
 
     def degraded(self) -> frozenset[int]:
         """Return the jobs that are on more nodes than their Cell's shape has."""

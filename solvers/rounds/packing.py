@@ -11,23 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from tessera.formulation.check import score_solution
+from tessera.formulation.goals import Levels, Linear
 from tessera.formulation.packing import PackingWeights, ShapeClasses, classify_shapes, packing_rows
 from tessera.formulation.packing.shapes import ShapeClass, node_counts, packable_types
 from tessera.formulation.packing.shares import leaves_gaps
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import state_round
+from tessera.formulation.statement import replace_goal_values, state_round
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import is_answer, make_solution, objective_of
+from tessera.solvers.answers import is_answer, make_solution
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import SolvedGoals, solve_goals
-from tessera.solvers.goals.rows import with_rows
+from tessera.solvers.goals.rows import levels_of, with_rows
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.packing import find_weights
 from tessera.solvers.packing.joint import NAME as JOINT
@@ -47,8 +49,10 @@ MAX_RELAXED_COLUMNS: Final = 20_000
 """Columns above which only chosen counts are cut off, since the relaxation would take seconds."""
 RELAXED_KEY: Final = "relaxations"
 """Name under which the number of relaxations of a pass is recorded."""
-MAX_COLUMNS: Final = 200_000
-"""Columns above which a round is not solved again."""
+MAX_COLUMNS: Final = 30_000
+"""Columns above which a round is not solved again. Stating it again would take seconds."""
+COLUMN_S: Final = 1e-4
+"""Wall seconds that are planned for each column of a round that is solved again."""
 PASS_TIME_SHARE: Final = 0.5
 """Share of the remaining time that one pass may take."""
 
@@ -61,14 +65,30 @@ class PlacedAnswer:
     solved: SolvedGoals
     placed: PlacementResult
 
-    def rank(self) -> tuple[float, ...]:
-        """Return a sort key: promised jobs that run, then the goals, then the placed value."""
-        problem, choice = self.work.statement.problem, self.placed.solution.choice
-        runs = int(np.count_nonzero(problem.must_run & (choice >= 0)))
-        surrogate = self.work.surrogate
-        placed = replace(self.placed.solution, objective=objective_of(surrogate, choice))
-        score = score_solution(surrogate, placed, self.placed.placement)
-        return runs, *self.solved.standing(self.work.statement, choice), score
+    def rank(self, floors: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+        """Return a sort key: promised jobs that run, then the goals in order as they are placed.
+
+        What an early goal has beyond its floor (``SolvedGoals.floors``) does not count.
+        """
+        statement, choice = self.work.statement, self.placed.solution.choice
+        runs = int(np.count_nonzero(statement.problem.must_run & (choice >= 0)))
+        *early, last = statement.goals
+        key = [float(runs)]
+        for goal, floor in zip(early, floors, strict=False):
+            if isinstance(goal, Levels):
+                worst = levels_of(statement.problem, goal, choice).tolist()
+                key += [-max(level, least) for level, least in zip(worst, floor, strict=False)]
+            else:
+                key.append(min(self.placed_value(goal), floor[0]))
+        if not isinstance(last, Linear):
+            raise AssertionError("the last goal of a policy must be a sum")
+        return (*key, self.placed_value(last))
+
+    def placed_value(self, goal: Linear) -> float:
+        """Return the value of the placed answer by ``goal``, in its integers."""
+        problem = replace_goal_values(self.work.statement.problem, goal)
+        score = score_solution(problem, self.placed.solution, self.placed.placement)
+        return score * problem.scale
 
 
 def place_so_that_counts_fit(work: RoundWork, solved: SolvedGoals, solver: Solver) -> PlacedAnswer:
@@ -81,8 +101,11 @@ def place_so_that_counts_fit(work: RoundWork, solved: SolvedGoals, solver: Solve
     passes = _Passes(work.budget)
     if not passes.left or solver.name == Greedy.name or not solved.solution.has_answer:
         return first
+    columns = len(work.statement.problem.cell)
+    if columns > MAX_COLUMNS or not passes.affords(columns):
+        return first
     types = _types_to_pack(first)
-    if not types or len(work.statement.problem.cell) > MAX_COLUMNS:
+    if not types:
         return first
     return _Packed(work, first, solver, types, passes).best()
 
@@ -103,6 +126,11 @@ class _Passes:
         if self.done >= self._most:
             return False
         return self._is_repeated or not self._budget.expired()
+
+    def affords(self, columns: int) -> bool:
+        """Return whether there is time for a round of so many columns to be solved again."""
+        planned_s = COLUMN_S * columns
+        return self._is_repeated or planned_s < PASS_TIME_SHARE * self._budget.remaining_s()
 
     def budget(self) -> Budget:
         """Begin a pass, and return its budget."""
@@ -179,8 +207,9 @@ class _Packed:
             return self._first
         stated, solved = last
         answers.append(self._placed(stated, solved))
-        closed = self._joint(stated, solved, max(answers, key=PlacedAnswer.rank))
-        best = max([*answers, *closed], key=PlacedAnswer.rank)  # of equals, the first
+        rank = partial(PlacedAnswer.rank, floors=solved.floors)
+        closed = self._joint(stated, solved, max(answers, key=rank))
+        best = max([*answers, *closed], key=rank)  # of equals, the first
         return self._under_record(best, solved)
 
     def _broken_by(self, choice: Ints) -> list[PackingWeights]:
@@ -267,11 +296,10 @@ class _Packed:
     ) -> list[PlacedAnswer]:
         """Return the answer of the joint program, if there is a better one."""
         problem, budget = stated.statement.problem, self._work.budget
-        value = best.rank()[-1] * problem.scale
-        bound = solved.solution.bound
-        single = len(stated.statement.goals) == 1
-        if not single or not len(solved.solution.prices):
+        bound, goals = solved.solution.bound, stated.statement.goals
+        if len(goals) > 1 or not len(solved.solution.prices):
             return []
+        value = best.rank(())[-1]
         if bound - value <= budget.gap * max(abs(bound), 1.0):
             return []
         joint = solve_joint(
