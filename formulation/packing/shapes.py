@@ -180,6 +180,8 @@ def _placed_values(
     cell = problem.cell[group.columns[0]]
     share = np.array(_rate_shares(problem.cells, cell.tolist(), nodes))
     placed = np.where(worth > 0, worth, 0.0)[:, :, None] * share
+    best = np.maximum(worth.max(axis=1), 0.0)  # the most that a faster shape counts
+    placed = np.minimum(placed, best[:, None, None])
     placed += np.where(worth > 0, 0.0, worth)[:, :, None]  # a cost does not shrink with the rate
     stays = problem.current[group.jobs][:, None] == group.columns
     for k, place in zip(*np.nonzero(stays), strict=True):

@@ -296,8 +296,8 @@ class _Model:
         return choice, shares
 
     def _slots(self, solver: cp_model.CpSolver) -> _Slots:
-        slots = _Slots()
         nodes = self._snapshot.nodes
+        slots = _Slots(nodes.gpus.tolist())
         for node, own in self._mixed.items():
             for share, count in own.items():
                 slots.add(int(nodes.gpu_type[node]), share, node, solver.value(count))
@@ -315,9 +315,10 @@ class _Model:
 
 
 class _Slots:
-    """Room for shares: type and share -> node -> how many."""
+    """Room for shares: type and share -> node -> how many. ``size`` has the GPUs of each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: list[int]) -> None:
+        self._size = size
         self._room: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
 
     def add(self, kind: int, share: int, node: int, times: int) -> None:
@@ -335,7 +336,7 @@ class _Slots:
                 for node, gpus in taken.items():
                     self.add(kind, gpus, node, 1 + self._room[kind, gpus].get(node, 0))
                 return None
-            node = max(free, key=lambda n: (room[n], -n)) if len(way) > 1 else min(free)
+            node = max(free, key=lambda n: (self._size[n] == share, room[n], -n))
             taken[node] = share
             room[node] -= 1
             if not room[node]:

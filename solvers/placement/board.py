@@ -118,11 +118,11 @@ class Board:
         if self._changes >= 0 and self._is_a_move(job, column, spots):
             self._spare[self._changes] -= 1
 
-    def put_on(self, job: int, column: int, shares: Iterable[tuple[int, int]]) -> bool:
+    def put_on(self, job: int, column: int, shares: Sequence[tuple[int, int]]) -> bool:
         """Seat ``job`` on these nodes, with this many GPUs on each. Return whether it was seated.
 
-        It is not if the GPUs are not free in aligned blocks, if it lacks anything else there, or if
-        it avoids a node or may not move.
+        It is not if the GPUs are not free in aligned blocks, if it lacks anything else there, if
+        its shares are uneven, or if it avoids a node or may not move.
         """
         spots = tuple(
             [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
@@ -135,10 +135,19 @@ class Board:
             return False
         if demand is not None and not self.free.hold(spots, demand):
             return False
-        if not self.runs_on(column, len(spots)):
+        if not (self._is_even(shares) and self.runs_on(column, len(spots))):
             return False
         self.put(job, column, spots)
         return True
+
+    def _is_even(self, shares: Sequence[tuple[int, int]]) -> bool:
+        """Return whether shares are equal, or whole nodes and one more, or equal except for one."""
+        counts = [gpus for _, gpus in shares]
+        partial = sum(gpus != self.free.size[node] for node, gpus in shares)
+        differs = (
+            sum(counts) % len(counts) != 0 and max(map(counts.count, counts)) == len(counts) - 1
+        )
+        return len(set(counts)) == 1 or partial <= 1 or differs
 
     def lift(self, job: int) -> Seat | None:
         """Take ``job`` off its GPUs; return the seat that it had."""

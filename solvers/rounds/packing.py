@@ -8,7 +8,6 @@ as one program among the columns that matter at the prices. The best placed answ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,17 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import score_solution
+from tessera.formulation.check import find_placement_violations, score_solution
 from tessera.formulation.goals import Levels, Linear
 from tessera.formulation.packing import PackingWeights, ShapeClasses, classify_shapes, packing_rows
-from tessera.formulation.packing.shapes import ShapeClass, node_counts, packable_types
+from tessera.formulation.packing.shapes import (
+    ROUNDING,
+    ShapeClass,
+    node_counts,
+    packable_types,
+)
 from tessera.formulation.packing.shares import leaves_gaps
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import replace_goal_values, state_round
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import is_answer, make_solution
+from tessera.solvers.answers import is_answer, make_solution, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import SolvedGoals, solve_goals
 from tessera.solvers.goals.rows import levels_of, with_rows
@@ -192,7 +196,7 @@ class _Packed:
 
     def best(self) -> PlacedAnswer:
         """Return the best placed answer, under the record of all passes."""
-        answers, last = [self._first], None
+        last: tuple[RoundWork, SolvedGoals] | None = None
         broken = self._broken_by(self._carried())
         broken += _standing_weights(self._work.snapshot, self._types)
         while self._passes.left and (last is None or broken):
@@ -206,11 +210,14 @@ class _Packed:
         if last is None:
             return self._first
         stated, solved = last
-        answers.append(self._placed(stated, solved))
+        answers = [
+            self._placed(stated, solved),
+            *(self._restated(stated, solved) or [self._first]),
+        ]
         rank = partial(PlacedAnswer.rank, floors=solved.floors)
         closed = self._joint(stated, solved, max(answers, key=rank))
-        best = max([*answers, *closed], key=rank)  # of equals, the first
-        return self._under_record(best, solved)
+        best = max([*closed, *answers], key=rank)  # of equals, one with packing rows
+        return self._under_record(best)
 
     def _broken_by(self, choice: Ints) -> list[PackingWeights]:
         """Return weights of rows that ``choice`` breaks."""
@@ -291,6 +298,44 @@ class _Packed:
         stated, placed = place_answers(stated, solved, packed or {})
         return PlacedAnswer(work=stated, solved=solved, placed=placed)
 
+    def _restated(self, stated: RoundWork, solved: SolvedGoals) -> list[PlacedAnswer]:
+        """Return the first answer as it was placed, in the columns of the round with packing rows.
+
+        The bound of that round holds for it, too, and is lower. The list is empty if the columns do
+        not have the same value, or do not fit the rows.
+        """
+        placed, problem = self._first.placed, stated.statement.problem
+        before = self._first.work.statement.problem
+        choice = np.full(len(problem.jobs), -1, dtype=np.int64)
+        for job, gang in placed.placement.gangs.items():
+            column = int(placed.solution.choice[job])
+            kind, gpus, *cell, nodes = _key(before, column)
+            wide = (kind, gpus, gang.nodes)
+            own = [(c, _key(problem, c)) for c in problem.columns_of(job)]
+            same = [c for c, key in own if (key[0], key[1], key[-1]) == wide]
+            same = same or [c for c, key in own if key == (kind, gpus, *cell, nodes)]
+            if column == int(before.current[job]) and problem.current[job] >= 0:
+                same = [int(problem.current[job])]
+            if not same:
+                return []
+            choice[job] = max(same, key=lambda c: (int(problem.value[c]), -c))
+        if not is_answer(problem, choice):
+            return []
+        solution = replace(
+            placed.solution, choice=choice, objective=int(problem.value[choice[choice >= 0]].sum())
+        )
+        wanted = {job: int(choice[job]) for job in placed.wanted if choice[job] >= 0}
+        answer = PlacedAnswer(
+            work=stated,
+            solved=solved,
+            placed=replace(placed, solution=solution, wanted=wanted),
+        )
+        broken = find_placement_violations(
+            stated.snapshot, problem, solution, placed.placement, stated.gangs
+        )
+        lost = self._first.rank(solved.floors)[-1] - answer.rank(solved.floors)[-1]
+        return [] if broken or lost > ROUNDING * len(problem.jobs) else [answer]
+
     def _joint(
         self, stated: RoundWork, solved: SolvedGoals, best: PlacedAnswer
     ) -> list[PlacedAnswer]:
@@ -329,7 +374,7 @@ class _Packed:
         )
         return [self._placed(stated, replace(solved, solution=solution), joint.shares)]
 
-    def _under_record(self, best: PlacedAnswer, last: SolvedGoals) -> PlacedAnswer:
+    def _under_record(self, best: PlacedAnswer) -> PlacedAnswer:
         """Return the answer with the work of all passes."""
         first = self._first.solved.solution
         work = (*first.work, (PASSES_KEY, float(self._passes.done)), *self._passes.work)
@@ -413,7 +458,7 @@ def _hint(stated: RoundWork, last: tuple[RoundWork, SolvedGoals] | None) -> Solu
     problem = stated.surrogate
     if not is_answer(problem, choice):
         return None
-    return make_solution(problem, choice, bound=math.inf, solver="packing")
+    return make_solution(problem, choice, bound=trivial_bound(problem), solver="packing")
 
 
 def _prices(

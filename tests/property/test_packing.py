@@ -23,18 +23,22 @@ from tessera.solvers.placement import place
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.packing import PASSES_KEY
 from tessera.solvers.rounds.plan import plan_round
-from tests.property.test_placement import a_cluster, a_solution, never, the_next_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.laws import examples
 from tests.support.packings import best_placed_value
+from tests.support.placed_rounds import a_cluster, a_solution, the_next_round
 
 ROUNDING = 2.0
 """Solver integers by which a placed job may exceed the column that counts it."""
-POLICIES = ("throughput", "balanced:0.25", "jct", "throughput - 0.1*cost")
+POLICIES = ("throughput", "balanced:0.25", "jct")
 
 
-def unlimited(**limits: dict[str, float]) -> Budget:
-    return Budget(remaining_s=lambda: math.inf, **limits)
+def never() -> bool:
+    return False
+
+
+def unlimited(work: dict[str, float] | None = None) -> Budget:
+    return Budget(remaining_s=lambda: math.inf, work=work or {})
 
 
 def a_tiny_round(rng: np.random.Generator) -> Snapshot:
@@ -92,13 +96,13 @@ def best_counted_value(problem: Problem) -> int:
     return best
 
 
-@examples(400)
+@examples(300)
 @given(st.integers(0, 2**32 - 1))
 def test_packing_rows_with_any_weights_hold_for_the_best_placed_answer(seed: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_tiny_round(rng)
     types = packable_types(snapshot)
-    policy = Policy(objective=str(rng.choice(POLICIES[:3])))
+    policy = Policy(objective=str(rng.choice(POLICIES)))
     problem = state_round(snapshot, policy, widened=types).problem
     gangs = current_gangs(snapshot)
     present = {job: gang.nodes for job, gang in gangs.items()}
@@ -116,12 +120,12 @@ def test_packing_rows_with_any_weights_hold_for_the_best_placed_answer(seed: int
     assert best_counted_value(stated) + ROUNDING * len(problem.jobs) >= best
 
 
-@examples(150)
+@examples(200)
 @given(st.integers(0, 2**32 - 1))
 def test_the_bound_of_a_round_is_never_below_its_best_placed_answer(seed: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_tiny_round(rng)
-    policy = Policy(objective=str(rng.choice(POLICIES[:3])), defragment_every_rounds=0)
+    policy = Policy(objective=str(rng.choice(POLICIES)), defragment_every_rounds=0)
     outcome = plan_round(snapshot, policy, Portfolio(), unlimited())
     assert not outcome.violations
     gangs, problem = current_gangs(snapshot), outcome.problem
@@ -131,19 +135,19 @@ def test_the_bound_of_a_round_is_never_below_its_best_placed_answer(seed: int) -
     assert best <= outcome.goals[-1].bound + allowed
 
 
-@examples(200)
+@examples(100)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3]))
 def test_packing_rows_never_make_a_round_worse_and_repeat_exactly(
     seed: int, promised: float
 ) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_cluster(rng, int(rng.integers(3, 14)), promised)
-    policy = Policy(objective=str(rng.choice(POLICIES[:3])))
+    policy = Policy(objective=str(rng.choice(POLICIES)))
     for _ in range(2):
         outcome = plan_round(snapshot, policy, Portfolio(), unlimited())
         without = plan_round(snapshot, policy, Portfolio(), unlimited(work={PASSES_KEY: 0.0}))
         assert not outcome.violations
-        allowed = 1e-9 * abs(without.placed_score)
+        allowed = ROUNDING * len(snapshot.jobs) / without.problem.scale
         assert outcome.placed_score >= without.placed_score - allowed
         again = plan_round(
             snapshot, policy, Portfolio(), unlimited(work=dict(outcome.solution.work))
