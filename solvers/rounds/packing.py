@@ -132,7 +132,7 @@ class _Passes:
         return self._is_repeated or not self._budget.expired()
 
     def affords(self, columns: int) -> bool:
-        """Return whether there is time for a round of so many columns to be solved again."""
+        """Return whether there is time to solve a round of this many columns again."""
         planned_s = COLUMN_S * columns
         return self._is_repeated or planned_s < PASS_TIME_SHARE * self._budget.remaining_s()
 
