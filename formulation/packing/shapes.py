@@ -88,7 +88,7 @@ def classify_shapes(
                     n for n, who in zip(nodes, pattern.tolist(), strict=True) if who == place
                 )
                 unlisted = any(n + 1 not in nodes and n < most for n in own)
-                if unlisted or (pattern < 0).any():
+                if unlisted or (pattern == _NO_COLUMN).any():
                     own = (ANY_SHAPE, *own)
                 own = own or (int(problem.cells.nodes[cell[place]]),)
                 made = ShapeClass(gpu_type=kind, gpus=gpus, nodes=own)
@@ -150,7 +150,8 @@ def _listed(problem: Problem, cell: Ints, gpus: int, most: int) -> list[int]:
 def _absorbers(problem: Problem, group: _Group, nodes: list[int], present: dict[int, int]) -> Ints:
     """Return which of a job's columns stands for each number of nodes, int64[jobs, nodes].
 
-    It is -1 if no column is worth as much as the gang placed there.
+    It is ``_NO_COLUMN`` if no column is worth as much as the gang placed there, and ``_WAITING`` if
+    waiting is, which uses nothing.
     """
     own = problem.cells.nodes[problem.cell[group.columns[0]]]
     worth = problem.value[group.columns].astype(np.float64)
@@ -161,12 +162,16 @@ def _absorbers(problem: Problem, group: _Group, nodes: list[int], present: dict[
     preference = np.where(narrow, own[:, None] + _WIDEST, _WIDEST - own[:, None])
     enough = worth[:, :, None] + ROUNDING >= placed[:, None, :]
     preferred = np.where(enough, preference, 0)
-    stands: Ints = np.where(preferred.any(axis=1), preferred.argmax(axis=1), -1)
+    stands: Ints = np.where(preferred.any(axis=1), preferred.argmax(axis=1), _NO_COLUMN)
+    may_wait = ~problem.must_run & (np.diff(problem.idle_start) == 0)
+    stands[(placed <= 0) & may_wait[group.jobs][:, None]] = _WAITING
     return stands
 
 
 _WIDEST: Final = 1 << 32
 """A number of nodes above that of any shape."""
+_NO_COLUMN: Final = -1
+_WAITING: Final = -2
 
 
 def _placed_values(

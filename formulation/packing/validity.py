@@ -143,6 +143,8 @@ def _undercounted(
         nodes = now[job].nodes if job in now else 0
         for count in range(1, min(gpus, len(sizes)) + 1):
             worth = max(_worth(problem, job, c, count, nodes) for c in own)
+            if worth <= 0 and not (problem.must_run[job] or problem.idle_usage_of(job)):
+                continue  # it may as well wait, which uses nothing
             enough = [c for c in own if problem.value[c] + UNITS >= worth]
             for row, weight in rows:
                 uses = min((int(amounts[row][c]) for c in enough), default=None)
