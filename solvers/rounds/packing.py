@@ -393,11 +393,15 @@ def _types_to_pack(first: PlacedAnswer) -> frozenset[int]:
 
     These are the types with nodes of several sizes, and those with shares that may leave gaps.
     Where each share divides the next larger one and the node, counts always fit on fresh nodes, so
-    what was lost there was lost to jobs that stay where they are. Nothing is to be gained if no job
-    lost its column or its shape.
+    what was lost there was lost to jobs that stay where they are. Nothing is to be gained if each job
+    has the column and the shape that were chosen for it.
     """
     result, snapshot = first.placed, first.work.snapshot
-    denied = [*result.wanted.values(), *result.solution.choice[list(result.degraded)].tolist()]
+    has, wanted = result.solution.choice, first.solved.solution.choice
+    denied = [
+        *wanted[(wanted >= 0) & (has != wanted)].tolist(),
+        *has[list(result.degraded)].tolist(),
+    ]
     if not denied:
         return frozenset()
     problem = first.work.statement.problem
