@@ -25,7 +25,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
-from tessera.solvers.rounds.packing import PASSES_KEY
+from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 
 GPUS: Final = (96, 192, 320)

@@ -21,7 +21,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.placement import place
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.packing import PASSES_KEY
+from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.laws import examples
