@@ -90,6 +90,24 @@ class Cells(CellTable):
                 inferred = rate * LOCALITY_FACTOR ** max(0.0, math.log2(nodes / spread))
         return inferred
 
+    def rates_on(self, cell: int, nodes: Sequence[int]) -> list[float]:
+        """Return ``rate_on`` for each of ``nodes``, which rise."""
+        first, count = int(self.first_shape[cell]), int(self.shape_count[cell])
+        spread = self.shapes.nodes[first : first + count].tolist()
+        rate = self.shapes.rate[first : first + count].tolist()
+        running = [] if self.complete[cell] else [k for k in range(count) if rate[k] > 0]
+        rates, known = [], dict(zip(spread, rate, strict=True))
+        for n in nodes:
+            while len(running) > 1 and spread[running[1]] < n:
+                running.pop(0)
+            near = running[0] if running else -1
+            inferred = 0.0
+            if near >= 0:
+                halvings = max(0.0, math.log2(n / spread[near]))
+                inferred = rate[near] * LOCALITY_FACTOR**halvings
+            rates.append(known.get(n, inferred))
+        return rates
+
     def row_on(self, cell: int, nodes: int) -> int:
         """Return the row that a job gets if row ``cell`` was chosen and ``nodes`` nodes are given.
 
@@ -99,11 +117,15 @@ class Cells(CellTable):
         """
         if self.nodes[cell] == nodes:
             return cell
+        # Rows of a count are sorted by falling rate, so the first is the fastest.
+        return next((row for row in self.rows_like(cell) if self.nodes[row] == nodes), cell)
+
+    def rows_like(self, cell: int) -> range:
+        """Return the rows of the same workload, type and GPU count as row ``cell``."""
         low, high = 0, len(self)
         for column in (self.workload, self.gpu_type, self.gpus):
             low, high = _equal_range(column.data, int(column[cell]), low, high)
-        # Rows of a count are sorted by falling rate, so the first is the fastest.
-        return next((row for row in range(low, high) if self.nodes[row] == nodes), cell)
+        return range(low, high)
 
     def placed_rate(self, cell: int, nodes: int) -> float:
         """Return samples/s of a job that is given ``nodes`` nodes for row ``cell``."""

@@ -386,23 +386,43 @@ def score_solution(
                 if len(gang.members) != fewest[k]:
                     values[k] = placed_value(problem, column, gang.nodes)
                 if job in migrated:
-                    values[k] -= migration_price(problem, job, column)
+                    nodes = 0 if len(gang.members) == fewest[k] else gang.nodes
+                    values[k] -= migration_price(problem, job, column, nodes)
     return sum(values) / problem.scale
 
 
 def placed_value(problem: Problem, column: int, nodes: int) -> float:
     """Return the value of ``column`` spread over ``nodes`` nodes, in the problem's units.
 
-    A positive value shrinks with the rate. A cost (a value below 0) does not.
+    A positive value shrinks with the rate. A cost (a value below 0) does not. A faster shape counts
+    no more than the best column of the same job, type and GPU count, so that columns bound it.
     """
-    if problem.value[column] <= 0:
-        return float(problem.value[column])
+    value = float(problem.value[column])
+    if value <= 0:
+        return value
     cell = int(problem.cell[column])
     share = problem.cells.placed_rate(cell, nodes) / float(problem.cells.rate[cell])
-    return share * float(problem.value[column])
+    return min(share * value, _best_alike(problem, column)) if share > 1 else share * value
 
 
-def migration_price(problem: Problem, job: int, column: int) -> float:
-    """Return the restart cost of moving ``job`` within ``column``, in the problem's units."""
-    gross = float(problem.value[column] + problem.restart_price[column])
-    return abs(gross) * float(problem.restart_share[job])
+def _best_alike(problem: Problem, column: int) -> float:
+    """Return the greatest value of a column of the same job, type and GPU count."""
+    job = int(np.searchsorted(problem.job_start, column, side="right")) - 1
+    own = np.arange(problem.job_start[job], problem.job_start[job + 1])
+    cells, cell = problem.cells, problem.cell
+    alike = (cells.gpu_type[cell[own]] == cells.gpu_type[cell[column]]) & (
+        cells.gpus[cell[own]] == cells.gpus[cell[column]]
+    )
+    return float(problem.value[own[alike]].max())
+
+
+def migration_price(problem: Problem, job: int, column: int, nodes: int = 0) -> float:
+    """Return the restart cost of moving ``job`` within ``column``, in the problem's units.
+
+    If it is moved to ``nodes`` nodes, on which it is faster, the cost is a share of the value there.
+    It is then the same as for a start on that shape.
+    """
+    gross = abs(float(problem.value[column] + problem.restart_price[column]))
+    if nodes and problem.value[column] > 0:
+        gross *= max(1.0, placed_value(problem, column, nodes) / float(problem.value[column]))
+    return gross * float(problem.restart_share[job])

@@ -14,6 +14,7 @@ from tessera.formulation.dominance import find_undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.information import apply_caution
 from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.packing.wide import add_wide_shapes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints, concatenate_ranges
@@ -26,6 +27,7 @@ def first_draft(
     *,
     every_cell: bool = False,
     waived: frozenset[int] = frozenset(),
+    widened: frozenset[int] = frozenset(),
 ) -> Draft:
     """Return one column for each undominated Cell of each job that may run. No rule applies yet.
 
@@ -34,10 +36,14 @@ def first_draft(
     dominated Cells too, but only on the fewest nodes, because published schedulers choose by other
     rules and by GPU counts alone; a job's present column is then its Cell on the fewest nodes. With
     ``policy.caution``, uncertain estimates count as slower, here and in everything that uses the
-    draft. Columns larger than the cluster are absent (see ``tessera.formulation.explain``).
+    draft. On the types ``widened``, wider
+    shapes are columns, too. Columns larger than the cluster are absent (see
+    ``tessera.formulation.explain``).
     """
     snapshot = apply_caution(snapshot, policy.caution)
     cells, best = cached_cells(snapshot)
+    if widened:
+        cells, best = add_wide_shapes(snapshot, cells, best, widened)
     if every_cell:
         kept = _with_stated(snapshot, cells, find_most_compact(cells))
         spread = np.zeros(len(snapshot.jobs), dtype=np.int64)

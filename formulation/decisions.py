@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tessera.formulation.admission import Admission
+from tessera.formulation.check import migration_price
 from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem
@@ -206,6 +207,9 @@ def _rates(problem: Problem, placement: Placement, cell: Ints) -> Floats:
 def _prices(problem: Problem, placement: Placement, job: Ints, column: Ints) -> Floats:
     """Return the restart cost that each placed job is charged, float64[placed]."""
     price = problem.restart_price[column].astype(np.float64)
-    moves = np.array([one in placement.migrated for one in placement.gangs], dtype=np.bool_)
-    gross = np.abs(problem.value[column] + price)
-    return np.where(moves, gross * problem.restart_share[job], price) / problem.scale
+    fewest = problem.cells.nodes[problem.cell[column]].tolist()
+    for k, (moved, gang) in enumerate(placement.gangs.items() if placement.migrated else ()):
+        if moved in placement.migrated:
+            nodes = 0 if gang.nodes == fewest[k] else gang.nodes
+            price[k] = migration_price(problem, int(job[k]), int(column[k]), nodes)
+    return price / problem.scale

@@ -145,6 +145,7 @@ _AMOUNTS: Final[dict[RowKind, str]] = {
     RowKind.CPUS: "{amount} CPU cores of {what} nodes",
     RowKind.HOST_MEMORY: "{amount} MiB of host memory of {what} nodes",
     RowKind.CHANGES: "{amount} of the changes that the round may make",
+    RowKind.PACKING: "{amount} of the room on nodes ({what})",
 }
 """Kind of row -> an amount of it in words. Other kinds are called by the row's name."""
 

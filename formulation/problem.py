@@ -49,6 +49,7 @@ class RowKind(StrEnum):
     RESERVED = "reserved"  # GPUs beyond the start of a job that has waited long
     CERTIFICATES = "certificates"  # GPUs of a type that the schedules of admitted jobs leave
     CHANGES = "changes"  # running jobs that change; placement's moves count too
+    PACKING = "packing"  # what the nodes of a GPU type can hold of shares, by weight
     GOAL = "goal"  # what an earlier goal leaves to later ones
 
 

@@ -51,19 +51,27 @@ def state_round(
     *,
     waived: frozenset[int] = frozenset(),
     published: bool = False,
+    widened: frozenset[int] = frozenset(),
     check: Callable[[], None] = do_not_check,
 ) -> Statement:
     """State the round, without the promises of the jobs ``waived``, which cannot be kept.
 
     ``published`` states it for published schedulers, which choose by their own rules. Every Cell is
-    then a column, dominated ones too, and there are no promises. ``check`` is called now and then.
+    then a column, dominated ones too, and there are no promises. On the types ``widened``, shapes on more
+    nodes than needed are columns, too, as packing rows need them. ``check`` is called now and then.
     It raises an error once nobody waits for the statement any more.
 
     Raises:
         ProblemTooLarge: a value or a row would overflow.
     """
     draft = draft_columns(
-        snapshot, policy, admission, waived=waived, every_cell=published, check=check
+        snapshot,
+        policy,
+        admission,
+        waived=waived,
+        every_cell=published,
+        widened=widened,
+        check=check,
     )
     return state_draft(draft, () if published else PROMISES)
 
@@ -75,11 +83,15 @@ def draft_columns(
     *,
     waived: frozenset[int] = frozenset(),
     every_cell: bool = False,
+    widened: frozenset[int] = frozenset(),
     check: Callable[[], None] = do_not_check,
 ) -> Draft:
     """Return every column that its job can physically run, before any promise or goal."""
     draft = replace(
-        first_draft(snapshot, policy, admission, every_cell=every_cell, waived=waived), check=check
+        first_draft(
+            snapshot, policy, admission, every_cell=every_cell, waived=waived, widened=widened
+        ),
+        check=check,
     )
     for rule in PUBLISHED if every_cell else PHYSICAL:
         draft = rule(draft)

@@ -6,7 +6,8 @@ It also decides what to do if no blocks are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from tessera.solvers.placement.search import TrialEffort, best_change
 MAX_TRIALS: Final = 500
 """Sets of moves tried in a round: a tenth of a second. The periodic pass may try more."""
 
+PackedShares: TypeAlias = tuple[tuple[int, int], ...]
+"""The nodes that a gang is to have, and the number of its GPUs on each."""
+
 
 def place(
     snapshot: Snapshot,
@@ -37,12 +41,16 @@ def place(
     deadline_expired: Callable[[], bool],
     now: Mapping[int, Gang] | None = None,
     chosen_only: bool = False,
+    packed: Mapping[int, PackedShares] = MappingProxyType({}),
 ) -> PlacementResult:
     """Give each chosen job its GPUs.
 
     If its Cell finds no place, a job gets its next best Cell or waits. An alternative, which is a
     narrower shape or another degree on as many GPUs, is taken where it is worth more than moving
     other jobs. The result is never worth less than without alternatives.
+
+    ``packed`` has the nodes that jobs are to have, if their GPUs there can be had in blocks; such a
+    job does not stay where it is. All others are placed after them.
 
     ``now`` is the result of ``current_gangs``, if that is known already. With ``chosen_only``, no
     job gets another Cell. Once ``deadline_expired``, no more moves are searched, but all jobs are
@@ -55,11 +63,11 @@ def place(
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
     only = wanted if chosen_only else None
     board = Board(snapshot, problem, now, only)
-    placed = _place(board, solution, wanted, deadline_expired)
+    placed = _place(board, solution, wanted, deadline_expired, packed)
     if not board.took_alternative:
         return placed
     plain = Board(snapshot, problem, board.gangs, only, fastest_only=True)
-    without = _place(plain, solution, wanted, deadline_expired)
+    without = _place(plain, solution, wanted, deadline_expired, packed)
     return max((placed, without), key=lambda one: _worth(problem, one))  # of equals, the first
 
 
@@ -74,8 +82,14 @@ def _place(
     solution: Solution,
     wanted: dict[int, int],
     deadline_expired: Callable[[], bool],
+    packed: Mapping[int, PackedShares],
 ) -> PlacementResult:
-    failed = _place_directly(board, board.keep_all(wanted), wanted)
+    stays = {job: column for job, column in wanted.items() if job not in packed}
+    pending = board.keep_all(stays)
+    for job in sorted(packed, key=lambda job: (-board.gpus[wanted[job]], job)):
+        if not board.put_on(job, wanted[job], packed[job]):
+            pending.append(job)
+    failed = _place_directly(board, pending, wanted)
     effort = TrialEffort(deadline_expired, MAX_TRIALS)
     return make_result(board, solution, wanted, _settle(board, failed, wanted, effort))
 

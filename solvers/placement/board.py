@@ -14,7 +14,7 @@ from tessera.formulation.placement import Gang, Placement, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
-from tessera.solvers.placement.blocks import indices_of, mask_of
+from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.free import FreeGpus, Spots
 
 Seat = tuple[int, Spots]
@@ -117,6 +117,37 @@ class Board:
             self._spare[row] -= amount
         if self._changes >= 0 and self._is_a_move(job, column, spots):
             self._spare[self._changes] -= 1
+
+    def put_on(self, job: int, column: int, shares: Sequence[tuple[int, int]]) -> bool:
+        """Seat ``job`` on these nodes, with this many GPUs on each. Return whether it was seated.
+
+        It is not if the GPUs are not free in aligned blocks, if it lacks anything else there, if
+        its shares are uneven, or if it avoids a node or may not move.
+        """
+        spots = tuple(
+            [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
+        )
+        demand, avoided = self.demand(column), self.avoided(job)
+        if self.pinned(job, column) or not all(
+            mask and node not in avoided and self.free.gpu_type[node] == self.gpu_type[column]
+            for node, mask in spots
+        ):
+            return False
+        if demand is not None and not self.free.hold(spots, demand):
+            return False
+        if not (self._is_even(shares) and self.runs_on(column, len(spots))):
+            return False
+        self.put(job, column, spots)
+        return True
+
+    def _is_even(self, shares: Sequence[tuple[int, int]]) -> bool:
+        """Return whether shares are equal, or whole nodes and one more, or equal except for one."""
+        counts = [gpus for _, gpus in shares]
+        partial = sum(gpus != self.free.size[node] for node, gpus in shares)
+        differs = (
+            sum(counts) % len(counts) != 0 and max(map(counts.count, counts)) == len(counts) - 1
+        )
+        return len(set(counts)) == 1 or partial <= 1 or differs
 
     def lift(self, job: int) -> Seat | None:
         """Take ``job`` off its GPUs; return the seat that it had."""
@@ -350,8 +381,11 @@ class Board:
         if seat is None:
             return 0.0
         column, spots = seat
-        price = migration_price(self.problem, job, column) if self.moved(job) else 0.0
-        return self.worth_on(column, len(spots)) - price
+        worth = self.worth_on(column, len(spots))
+        if self.moved(job):
+            nodes = 0 if len(spots) == self.nodes[column] else len(spots)
+            worth -= migration_price(self.problem, job, column, nodes)
+        return worth
 
     def degraded(self) -> frozenset[int]:
         """Return the jobs that are on more nodes than their Cell's shape has."""

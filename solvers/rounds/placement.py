@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement
 from tessera.solvers.goals import SolvedGoals
-from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement import PackedShares, PlacementResult, defragment, place
 from tessera.solvers.rounds.promises import had_promise
 from tessera.solvers.rounds.work import RoundWork
 
@@ -23,8 +24,14 @@ NO_ROUND: Final = 2**63 - 1
 """Number of a round that is never reached."""
 
 
-def place_answers(work: RoundWork, solved: SolvedGoals) -> tuple[RoundWork, PlacementResult]:
+def place_answers(
+    work: RoundWork,
+    solved: SolvedGoals,
+    packed: Mapping[int, PackedShares] = MappingProxyType({}),
+) -> tuple[RoundWork, PlacementResult]:
     """Return the better of the solver's and greedy's placed solutions, and the round it solves.
+
+    ``packed`` has the nodes that jobs of the solver's solution are to have.
 
     If a launched or admitted job finds no blocks under a cap on changes, the cap is doubled until
     it does, since promises take precedence (35). If no cap helps, the cap stays.
@@ -32,7 +39,7 @@ def place_answers(work: RoundWork, solved: SolvedGoals) -> tuple[RoundWork, Plac
     best: tuple[int, RoundWork, PlacementResult] | None = None
     for stated in map(work.restated, _with_rising_cap(work.statement)):
         work.budget.check()
-        placed = defragment_placement(stated, stated.surrogate, _better(stated, solved))
+        placed = defragment_placement(stated, stated.surrogate, _better(stated, solved, packed))
         broken = _promises_broken(work.snapshot, stated.surrogate, placed)
         if best is None or broken < best[0]:
             best = broken, stated, placed
@@ -87,7 +94,9 @@ def _promises_broken(snapshot: Snapshot, problem: Problem, placed: PlacementResu
     return int(np.count_nonzero(promised & (placed.solution.choice < 0)))
 
 
-def _better(work: RoundWork, solved: SolvedGoals) -> PlacementResult:
+def _better(
+    work: RoundWork, solved: SolvedGoals, packed: Mapping[int, PackedShares]
+) -> PlacementResult:
     """Return the solver's solution placed, or greedy's if that has more value once placed.
 
     With several goals, choices are compared by these; the score decides between equals.
@@ -102,7 +111,7 @@ def _better(work: RoundWork, solved: SolvedGoals) -> PlacementResult:
         placed_score = score_solution(problem, placed.solution, placed.placement)
         return *standing(placed.solution.choice), placed_score
 
-    placed = place_one(solution)
+    placed = place_one(solution, packed=packed)
     *stands, placed_score = value(placed)
     if (*stands, placed_score * problem.scale) < (*standing(greedy.choice), greedy.objective):
         placed = max((placed, place_one(greedy)), key=value)  # among equal scores, the solver's

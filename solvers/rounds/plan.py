@@ -25,6 +25,7 @@ from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
+from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.proofs import NO_PROOF, RoundProof
@@ -41,10 +42,10 @@ from tessera.solvers.placement import PlacementResult, place, seat_leftover
 from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.packing import place_so_that_counts_fit
 from tessera.solvers.rounds.placement import (
     defragment_placement,
     next_defragmentation,
-    place_answers,
 )
 from tessera.solvers.rounds.promises import had_promise, keep_promises, release_lost_promises
 from tessera.solvers.rounds.work import RoundWork
@@ -231,7 +232,8 @@ def _solved(
     known = known_prices(problem, snapshot.prices) if len(snapshot.prices) else None
     solved = solve_goals(work.statement, solver, budget, work.greedy, known)
     mark("solve")
-    work, placed = place_answers(work, solved)
+    answer = place_so_that_counts_fit(work, solved, solver)
+    work, solved, placed = answer.work, answer.solved, answer.placed
     problem, choice = work.statement.problem, placed.solution.choice
     objective = objective_of(problem, choice)
     solution = replace(
@@ -336,6 +338,7 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *answered.broken,
         *find_doubly_held(snapshot),
         *find_violations(problem, solution),
+        *find_false_rows(snapshot, problem, gangs),
         *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
     ]
     reasons = explain_waiting_jobs(

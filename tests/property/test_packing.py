@@ -1,0 +1,159 @@
+"""Laws of packing rows: no placed answer is worth more than the bound that they leave."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.formulation.packing import PackingWeights, classify_shapes, packing_rows
+from tessera.formulation.packing.shapes import packable_types
+from tessera.formulation.packing.validity import find_false_rows
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import build_problem, state_round
+from tessera.solvers.base import Budget
+from tessera.solvers.goals.rows import with_rows
+from tessera.solvers.placement import place
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.passes import PASSES_KEY
+from tessera.solvers.rounds.plan import plan_round
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.laws import examples
+from tests.support.packings import best_placed_value
+from tests.support.placed_rounds import a_cluster, a_solution, the_next_round
+
+ROUNDING = 2.0
+"""Solver integers by which a placed job may exceed the column that counts it."""
+POLICIES = ("throughput", "balanced:0.25", "jct")
+
+
+def never() -> bool:
+    return False
+
+
+def unlimited(work: dict[str, float] | None = None) -> Budget:
+    return Budget(remaining_s=lambda: math.inf, work=work or {})
+
+
+def a_tiny_round(rng: np.random.Generator) -> Snapshot:
+    """Return at most four jobs, some of which run, on two or three nodes of 1 to 16 GPUs."""
+    nodes = [
+        a_node(f"n{i}", 0, int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 12, 16])))
+        for i in range(int(rng.integers(2, 4)))
+    ]
+    estimates = {}
+    for workload in range(3):
+        for gpus in rng.choice([1, 2, 3, 4, 5, 6, 7, 9], 2, replace=False).tolist():
+            for spread in range(1, min(gpus, 3) + 1):
+                if spread == 1 or rng.random() < 0.4:
+                    dead = rng.random() < 0.15
+                    time_s = math.inf if dead else float(8 / gpus ** rng.uniform(0.5, 1.1))
+                    key = (workload, 0, gpus, spread)
+                    estimates[key] = an_estimate(*key, iter_time_s=time_s)
+    jobs = [
+        a_job(
+            f"j{j}",
+            int(rng.integers(3)),
+            restart_s=float(rng.choice([0.0, 60.0])),
+            weight=float(rng.choice([1.0, 1.5, 3.0])),
+            movable=bool(rng.random() < 0.7),
+        )
+        for j in range(int(rng.integers(2, 5)))
+    ]
+    snapshot = a_snapshot(
+        nodes=nodes,
+        jobs=jobs,
+        estimates=[estimates[key] for key in sorted(estimates)],
+        workloads=3,
+    )
+    if rng.random() < 0.5:
+        return snapshot
+    problem = build_problem(snapshot, Policy())
+    solution = a_solution(rng, problem, 0.0)
+    return the_next_round(
+        rng, snapshot, problem, place(snapshot, problem, solution, deadline_expired=never)
+    )
+
+
+def best_counted_value(problem: Problem) -> int:
+    """Return the optimum of (1) to (4), over all choices."""
+    options = [
+        [-1, *problem.columns_of(job)] if not problem.must_run[job] else problem.columns_of(job)
+        for job in range(len(problem.jobs))
+    ]
+    best = 0
+    for choice in itertools.product(*options):
+        columns = np.array(choice)
+        value = int(problem.value[columns[columns >= 0]].sum())
+        if value > best and (problem.used(columns) <= problem.capacity).all():
+            best = value
+    return best
+
+
+@examples(300)
+@given(st.integers(0, 2**32 - 1))
+def test_packing_rows_with_any_weights_hold_for_the_best_placed_answer(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    snapshot = a_tiny_round(rng)
+    types = packable_types(snapshot)
+    policy = Policy(objective=str(rng.choice(POLICIES)))
+    problem = state_round(snapshot, policy, widened=types).problem
+    gangs = current_gangs(snapshot)
+    present = {job: gang.nodes for job, gang in gangs.items()}
+    classes = classify_shapes(snapshot, problem, types, present)
+    top = int(snapshot.node_size().max(initial=0))
+    weights = [
+        PackingWeights(gpu_type="a100", weight=(0, *np.sort(rng.integers(0, 5, top)).tolist()))
+        for _ in range(4)
+        if top
+    ]
+    weights = [one for one in weights if any(one.weight)]
+    stated = with_rows(problem, packing_rows(classes, {"a100": 0}, weights))
+    assert find_false_rows(snapshot, stated, gangs) == []
+    best = best_placed_value(snapshot, problem, gangs)
+    assert best_counted_value(stated) + ROUNDING * len(problem.jobs) >= best
+
+
+@examples(200)
+@given(st.integers(0, 2**32 - 1))
+def test_the_bound_of_a_round_is_never_below_its_best_placed_answer(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    snapshot = a_tiny_round(rng)
+    policy = Policy(objective=str(rng.choice(POLICIES)), defragment_every_rounds=0)
+    outcome = plan_round(snapshot, policy, Portfolio(), unlimited())
+    assert not outcome.violations
+    gangs, problem = current_gangs(snapshot), outcome.problem
+    allowed = ROUNDING * len(problem.jobs) / problem.scale
+    best = best_placed_value(snapshot, problem, gangs) / problem.scale
+    assert outcome.placed_score <= best + allowed
+    assert best <= outcome.goals[-1].bound + allowed
+
+
+@examples(100)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3]))
+def test_packing_rows_never_make_a_round_worse_and_repeat_exactly(
+    seed: int, promised: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    snapshot = a_cluster(rng, int(rng.integers(3, 14)), promised)
+    policy = Policy(objective=str(rng.choice(POLICIES)))
+    for _ in range(2):
+        outcome = plan_round(snapshot, policy, Portfolio(), unlimited())
+        without = plan_round(snapshot, policy, Portfolio(), unlimited(work={PASSES_KEY: 0.0}))
+        assert not outcome.violations
+        allowed = ROUNDING * len(snapshot.jobs) / without.problem.scale
+        assert outcome.placed_score >= without.placed_score - allowed
+        again = plan_round(
+            snapshot, policy, Portfolio(), unlimited(work=dict(outcome.solution.work))
+        )
+        assert np.array_equal(again.solution.choice, outcome.solution.choice)
+        assert again.placed.placement == outcome.placed.placement
+        assert again.solution.bound == outcome.solution.bound
+        assert again.prices == outcome.prices
+        snapshot = the_next_round(rng, snapshot, outcome.problem, outcome.placed)
