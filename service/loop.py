@@ -449,6 +449,7 @@ def summarise_round(
         unit=problem.unit,
         versions=_VERSIONS,
         bound_is_trivial=outcome.bound_is_trivial,
+        foresight=outcome.foresight,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)
         ),
