@@ -16,8 +16,8 @@ class RolledAnswer:
 
     ``name`` says where the answer comes from, e.g. ``jct``. Several names may lead to the same
     answer, which then has the first. ``completion_s`` is the weighted mean time from now to the end
-    of the jobs that are here. ``objective`` is the answer's value by the round's last goal, in its
-    unit.
+    of the jobs that are here, with each restart of a running job counted three times (Eq. 60).
+    ``objective`` is the answer's value by the round's last goal, in its unit.
     """
 
     name: str

@@ -133,7 +133,7 @@ class Policy:
     """
 
     foresight: int = 0
-    """Number of answers that a round may roll forward to the end of their jobs (Eq. 57).
+    """Number of answers that a round may roll forward to the end of their jobs (Eq. 60).
 
     The answer after which jobs end soonest is taken, even if its value by the objective is less. With
     0, the objective alone decides.

@@ -27,7 +27,7 @@ COUNTS: Final = (1, 2, 4)
 ROUND_S: Final = 1800.0
 START_S: Final = 168.0
 """Seconds of any start, move or resize: those of the default overheads with a checkpoint and a search."""
-SHORTEST_H, LONGEST_H = 0.5, 6.0
+SHORTEST_H, LONGEST_H = 0.5, 4.0
 LAST_ARRIVAL: Final = 3
 """The last round in which a job arrives, if jobs arrive over time."""
 TICK_S: Final = 0.01
@@ -57,7 +57,7 @@ def draw_case(seed: int) -> SmallCase:
 
     A job on n GPUs is n^p times as fast as on one, with p uniform in 0.5 to 0.95. The slow GPUs have
     0.35 to 0.8 of the speed of the fast ones, times a factor of 0.8 to 1.25 for each job. Two of
-    five jobs need at least two or four GPUs. Lengths are log-uniform in 0.5 to 6 hours.
+    five jobs need at least two or four GPUs. Lengths are log-uniform in 0.5 to 4 hours.
     """
     rng = np.random.default_rng(seed)
     slow = rng.uniform(0.35, 0.8)

@@ -26,7 +26,7 @@ FOLLOWED_POWER: Final = 0.25
 """The power of the greedy policy ``balanced:POWER`` under which an answer is rolled forward.
 
 Other jobs also react by it to a change of the best answer."""
-CHANGE_WEIGHT = 2.0
+CHANGE_WEIGHT: Final = 2.0
 """The number of further restarts that each restart of a running job counts as.
 
 A roll-out knows of no arrivals, after which changes are undone sooner than it says."""

@@ -476,7 +476,9 @@ class RolledAnswer(_message.Message):
     name: _builtins.str
     """Where the answer comes from, e.g. "objective", "greedy", "jct" or "changes of jct"."""
     completion_s: _builtins.float
-    """The weighted mean time in seconds from the round to the end of the jobs that are here."""
+    """The weighted mean time in seconds from the round to the end of the jobs that are here. Each
+    restart of a running job counts three times.
+    """
     objective: _builtins.float
     """The value of the answer by the round's last goal, in its unit."""
     def __init__(
