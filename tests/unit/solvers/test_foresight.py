@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tessera.db.documents import summary_from, summary_json
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput
 from tessera.formulation.foresight import OWN_ANSWER
 from tessera.formulation.lifecycle import JobState
@@ -15,6 +17,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import MAX_FORESIGHT, Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import build_problem
+from tessera.service.rpc.convert.rounds import of_summary
 from tessera.solvers.base import Budget
 from tessera.solvers.foresight import FORESIGHT
 from tessera.solvers.foresight.world import state_future
@@ -23,6 +26,7 @@ from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.summaries import a_summary
 
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
@@ -187,3 +191,14 @@ def test_a_job_that_keeps_its_cell_pays_no_restart_in_a_rollout() -> None:
 
     assert end_s(by_gpus[1]) == pytest.approx(1000)
     assert end_s(by_gpus[2]) == pytest.approx(100 + 500)
+
+
+def test_what_a_round_compared_is_stored_and_sent() -> None:
+    compared = decide(two_jobs(weight=1.5), 16).foresight
+    summary = a_summary(foresight=compared)
+    assert summary_from(json.loads(summary_json(summary))) == summary
+    sent = of_summary(summary).foresight
+    assert [answer.name for answer in sent.answers] == [one.name for one in compared.answers]  # type: ignore[union-attr]
+    assert sent.sacrifice == pytest.approx(0.5)
+    assert not of_summary(a_summary()).HasField("foresight")
+    assert "foresight" not in json.loads(summary_json(a_summary()))
