@@ -25,7 +25,7 @@ from tessera.simulator.comparison.runs import (
     bound_task,
     check_requests,
 )
-from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
+from tessera.simulator.comparison.workload import PHILLY, SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
@@ -57,7 +57,7 @@ def compare_foresight(
     ] = 128,
     trace_rollouts: Annotated[
         int, typer.Option(min=1, max=MAX_FORESIGHT, help="Foresight on the trace.")
-    ] = 12,
+    ] = 14,
     prove: Annotated[
         bool, typer.Option(help="Solve the small cases again instead of reading their optima.")
     ] = False,
@@ -77,7 +77,8 @@ def compare_foresight(
 
     On the trace, ``jct_over_bound`` is the mean completion time with foresight over the Lagrangian
     bound (``tessera.simulator.completion_bound``), less 1, and ``default_over_bound`` is that of the
-    default objective. ``jct_over_bound_share`` is the first over the second, at most 1.
+    default objective. ``jct_over_bound_share`` is the first over the second. It is at most 1, and is
+    judged on Philly alone.
 
     Foresight was chosen on other cases than those that are reported. A proof of 30 cases takes
     several minutes of processor time, so their optima are stored.
@@ -106,7 +107,8 @@ def compare_foresight(
     }
     table = [{"case": seed, **_over(results[on_cases[seed].name], optima[seed])} for seed in seeds]
     figures = {**case_figures(table), **_trace_figures(results, on_trace)}
-    return Report(seed=FIRST_SEED, figures=figures, table=table)
+    waived = frozenset() if work.trace == PHILLY else frozenset({"jct_over_bound_share"})
+    return Report(seed=FIRST_SEED, figures=figures, table=table, waived=waived)
 
 
 def run_case_of_seed(seed: int, rollouts: int) -> dict[str, float]:
