@@ -77,11 +77,11 @@ def test_promises_hold_with_foresight(snapshot: Snapshot) -> None:
 
 
 @LAW
-@given(snapshots())
-def test_recorded_work_repeats_a_round_with_foresight(snapshot: Snapshot) -> None:
-    first = outcome(snapshot, 24)
+@given(snapshots(), st.sampled_from(OBJECTIVES))
+def test_recorded_work_repeats_a_round_with_foresight(snapshot: Snapshot, objective: str) -> None:
+    first = outcome(snapshot, 24, objective)
     budget = Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work))
-    policy = Policy(objective="throughput", foresight=24)
+    policy = Policy(objective=objective, foresight=24)
     again = plan_round(snapshot, policy, make_solver("portfolio"), budget)
     assert again.decisions == first.decisions
     assert again.foresight == first.foresight
