@@ -459,6 +459,7 @@ def summarise_round(
         bound_is_trivial=outcome.bound_is_trivial,
         proved_by=outcome.goals[-1].proved_by,
         has_certificate=outcome.proof.has_certificate,
+        foresight=outcome.foresight,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)
         ),

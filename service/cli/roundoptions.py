@@ -12,7 +12,13 @@ from google.protobuf import duration_pb2
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse_objective
 from tessera.formulation.parameters import parse_parameters
-from tessera.formulation.policy import DEFAULT_OBJECTIVE, MAX_CAUTION, NETWORK_LEVELS, Policy
+from tessera.formulation.policy import (
+    DEFAULT_OBJECTIVE,
+    MAX_CAUTION,
+    MAX_FORESIGHT,
+    NETWORK_LEVELS,
+    Policy,
+)
 from tessera.service.cli import limits, options
 from tessera.v1 import scheduler_pb2
 
@@ -161,6 +167,16 @@ def _objective_options(
             max=MAX_CAUTION,
         ),
     ] = None,
+    foresight: Annotated[
+        Whole,
+        _option(
+            _OBJECTIVE,
+            "Number of answers that the round may roll forward to the end of their jobs. It takes the one"
+            " after which jobs end soonest. 0: the objective alone decides. Default: 0.",
+            min=0,
+            max=MAX_FORESIGHT,
+        ),
+    ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
     _check("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
@@ -177,6 +193,7 @@ def _objective_options(
         rate_floor=rate_floor,
         fairness_levels=fairness_levels,
         caution=caution,
+        foresight=foresight,
     )
     _read(chosen.restart_horizon, "--restart-horizon", restart_horizon)
     return chosen

@@ -14,9 +14,10 @@ from google.protobuf.json_format import ParseDict, ParseError
 from tessera.estimator.documents import read_document
 from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.parameters import PARAMETERS_FIELD
-from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
+from tessera.formulation.policy import MAX_FAIRNESS_LEVELS, MAX_FORESIGHT
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.service import durations
 from tessera.service.rpc import fields, names
@@ -45,6 +46,7 @@ _COUNTS: Final = {
     "defragment_every_rounds": (0, 10**6),
     "max_changes": (-1, 10**6),
     "fairness_levels": (1, MAX_FAIRNESS_LEVELS),
+    "foresight": (0, MAX_FORESIGHT),
 }
 
 _EMPTY_IS_UNSET: Final = frozenset({"objective", "solver", "gap", "cost_of", "fairness_levels"})
@@ -201,6 +203,7 @@ def of_summary(s: RoundSummary) -> pb.Round:
         bound_is_trivial=s.bound_is_trivial,
         proved_by=s.proved_by,
         has_certificate=s.has_certificate,
+        foresight=None if s.foresight is None else _of_foresight(s.foresight),
     )
 
 
@@ -208,6 +211,18 @@ def of_check(check: GoalCheck) -> pb.GoalCheck:
     """Return the message of the check of a goal's certificate."""
     return pb.GoalCheck(
         goal=_of_goal(check.result), proven=check.proven, problem=check.problem, note=check.note
+    )
+
+
+def _of_foresight(compared: Foresight) -> pb.Foresight:
+    return pb.Foresight(
+        answers=[
+            pb.RolledAnswer(name=one.name, completion_s=one.completion_s, objective=one.objective)
+            for one in compared.answers
+        ],
+        chosen=compared.chosen,
+        rollouts=compared.rollouts,
+        sacrifice=compared.sacrifice,
     )
 
 

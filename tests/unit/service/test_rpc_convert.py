@@ -147,6 +147,7 @@ any_options = st.builds(
     solve_limit_s=lengths_or_never,
     scheduler=st.sampled_from(["", "fcfs"]),
     caution=st.floats(0, 10),
+    foresight=st.integers(0, 4096),
     network_measure_s=lengths | st.just(0.0),
 )
 all_options = any_options | any_options.map(

@@ -62,6 +62,7 @@ class RoundOptions(_message.Message):
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     SCHEDULER_PARAMETERS_FIELD_NUMBER: _builtins.int
+    FORESIGHT_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
     completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
@@ -148,6 +149,12 @@ class RoundOptions(_message.Message):
     without a scheduler, or a name or value that the scheduler does not accept. Parameters of the
     standing policy are not used if the request names another scheduler.
     """
+    foresight: _builtins.int
+    """The number of answers that the round may roll forward to the end of their jobs, 0 to 4096. The
+    answer after which jobs end soonest is taken, even if its value by the objective is less.
+    Promises and limits hold for every answer. Default: 0, with which the objective alone decides.
+    A published scheduler ignores it.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
@@ -219,10 +226,11 @@ class RoundOptions(_message.Message):
         network_floor: _builtins.float | None = ...,
         network_measure: _duration_pb2.Duration | None = ...,
         scheduler_parameters: _builtins.str | None = ...,
+        foresight: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -234,6 +242,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__defragment_every_rounds: _TypeAlias = _typing.Literal["_defragment_every_rounds", b"_defragment_every_rounds"]  # noqa: Y015
     _WhichOneofReturnType__fairness_levels: _TypeAlias = _typing.Literal["fairness_levels"]  # noqa: Y015
     _WhichOneofArgType__fairness_levels: _TypeAlias = _typing.Literal["_fairness_levels", b"_fairness_levels"]  # noqa: Y015
+    _WhichOneofReturnType__foresight: _TypeAlias = _typing.Literal["foresight"]  # noqa: Y015
+    _WhichOneofArgType__foresight: _TypeAlias = _typing.Literal["_foresight", b"_foresight"]  # noqa: Y015
     _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
     _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
     _WhichOneofReturnType__max_changes: _TypeAlias = _typing.Literal["max_changes"]  # noqa: Y015
@@ -276,6 +286,8 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__defragment_every_rounds) -> _WhichOneofReturnType__defragment_every_rounds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fairness_levels) -> _WhichOneofReturnType__fairness_levels | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__foresight) -> _WhichOneofReturnType__foresight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
     @_typing.overload
@@ -437,9 +449,9 @@ class GoalResult(_message.Message):
     bound_is_trivial: _builtins.bool
     """The same as `bound_is_trivial` of Round."""
     proved_by: _builtins.str
-    """What proves the bound: "prices" or "branching", which make certificates; "listing", "lp" or
-    "cp-sat", where it is the word of that stage; "levels" for a search over levels. Empty if the
-    bound is trivial.
+    """What proves the bound: "prices", "branching" or "knapsacks", which make certificates; "cp-sat",
+    where it is the word of that stage; "levels" for a search over levels. Empty if the bound is
+    trivial.
     """
     certified: _builtins.bool
     """Whether the bound has a certificate, which anyone can check."""
@@ -462,6 +474,74 @@ class GoalResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GoalResult: _TypeAlias = GoalResult  # noqa: Y015
+
+@_typing.final
+class RolledAnswer(_message.Message):
+    """An answer of a round, with what became of it when it was rolled forward."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    COMPLETION_S_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Where the answer comes from, e.g. "objective", "greedy", "jct" or "changes of jct"."""
+    completion_s: _builtins.float
+    """The weighted mean time in seconds from the round to the end of the jobs that are here. Each
+    restart of a running job counts three times.
+    """
+    objective: _builtins.float
+    """The value of the answer by the round's last goal, in its unit."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        completion_s: _builtins.float = ...,
+        objective: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_s", b"completion_s", "name", b"name", "objective", b"objective"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolledAnswer: _TypeAlias = RolledAnswer  # noqa: Y015
+
+@_typing.final
+class Foresight(_message.Message):
+    """The answers that a round compared by rolling them forward."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    SACRIFICE_FIELD_NUMBER: _builtins.int
+    chosen: _builtins.str
+    """The name of the answer that was taken."""
+    rollouts: _builtins.int
+    """The number of answers that were rolled forward, local changes of the best one included."""
+    sacrifice: _builtins.float
+    """What the round gave up by its own objective, in its unit."""
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolledAnswer]:
+        """The answers, the best by the round's own objective first."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___RolledAnswer] | None = ...,
+        chosen: _builtins.str = ...,
+        rollouts: _builtins.int = ...,
+        sacrifice: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "chosen", b"chosen", "rollouts", b"rollouts", "sacrifice", b"sacrifice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Foresight: _TypeAlias = Foresight  # noqa: Y015
 
 @_typing.final
 class SolverWork(_message.Message):
@@ -607,6 +687,7 @@ class Round(_message.Message):
     EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
     PROVED_BY_FIELD_NUMBER: _builtins.int
     HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
+    FORESIGHT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -692,6 +773,10 @@ class Round(_message.Message):
         nothing uses any longer are deleted together with the rounds that are too old to keep.
         """
 
+    @_builtins.property
+    def foresight(self) -> Global___Foresight:
+        """What the round compared by rolling it forward. Unset if nothing was."""
+
     def __init__(
         self,
         *,
@@ -728,10 +813,11 @@ class Round(_message.Message):
         execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         proved_by: _builtins.str = ...,
         has_certificate: _builtins.bool = ...,
+        foresight: Global___Foresight | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
