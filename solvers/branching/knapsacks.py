@@ -47,10 +47,12 @@ LOADS_A_PASS: Final = 100_000_000
 FIRST_STEPS: Final = 300
 LATER_STEPS: Final = 60
 """Subgradient steps of the first pass, and of each later one, if they are not too long."""
-MOST_REFILLS: Final = 1_000
+MOST_REFILLS: Final = 2_000
 """Steps of one pass."""
 REFILLED: Final = 4
 """Knapsacks of a step, at most."""
+SKIPPED_FACTOR: Final = 8
+"""About how many times as many loads a step would have if it looked at every waiting job."""
 MOST_PASSES: Final = 40
 IDLE_PASSES: Final = 6
 """Passes without any gain after which the stage ends."""
@@ -186,27 +188,34 @@ class _Filling:
             steps,
         )
         self.bound = min(self.bound, float(int(best) // stated.scale))
-        self._fill_anew(draw)
-        if self._passes:
-            self._refill(draw)
+        fresh = self._fill_anew(draw)
+        if fresh is not None and self._passes % 2 == 0:
+            self._refill(fresh, draw)
+        else:
+            self._refill(self.choice, draw)
         self._passes += 1
         if self._passes == FIRST_PASSES:
             self._hopeless = self.bound - self.value > (1.0 - LEAST_PROGRESS) * self._first
         self._idle = 0 if (self.bound, self.value) != before or self._passes < 2 else self._idle + 1
 
-    def _fill_anew(self, draw: np.random.Generator) -> None:
+    def _fill_anew(self, draw: np.random.Generator) -> Ints | None:
+        """Return an answer from all knapsacks in a random order, int64[jobs], or None."""
         stated, problem = self._stated, self._problem
         fresh = np.full(len(problem.jobs), -1, dtype=np.int64)
         order = draw.permutation(len(stated.sacks.capacity))
         assign_by_knapsacks(stated.sacks, self._price, order, stated.table, fresh)
         repaired = repair_choice(problem, fresh, self._priced.prices)
-        if repaired is not None:
-            self._offer(exchange_choices(problem, self._priced, repaired))
+        if repaired is None:
+            return None
+        better = exchange_choices(problem, self._priced, repaired)
+        self._offer(better)
+        return better
 
-    def _refill(self, draw: np.random.Generator) -> None:
-        stated, problem, choice = self._stated, self._problem, self.choice.copy()
-        of_step = max(1, REFILLED * stated.loads // (2 * max(len(stated.sacks.capacity), 1)))
-        steps = int(min(MOST_REFILLS, 1 + LOADS_A_PASS // of_step))
+    def _refill(self, choice: Ints, draw: np.random.Generator) -> None:
+        """Empty a few knapsacks of ``choice`` at a time and fill them again."""
+        stated, problem, choice = self._stated, self._problem, choice.copy()
+        of_step = REFILLED * stated.loads // (SKIPPED_FACTOR * max(len(stated.sacks.capacity), 1))
+        steps = int(min(MOST_REFILLS, 1 + LOADS_A_PASS // max(of_step, 1)))
         refill_knapsacks(
             stated.sacks,
             self._price,

@@ -14,6 +14,10 @@ import numpy as np
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
+CANDIDATES = 16
+"""Items of each weight among which an answer is looked for. The bound looks at all."""
+SKIPPED = -2
+"""A mark in the table for a job that was not looked at."""
 IDLE_STEPS = 20
 """Subgradient steps without success after which the steps become shorter."""
 SHORTER = 0.6
@@ -93,11 +97,12 @@ def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, ass
     room = sacks.capacity[row]
     first, last = sacks.group_start[row], sacks.group_start[row + 1]
     best = np.zeros(room + 1, np.int64)
+    least = _least_worth_of_weights(sacks, row, price, taken) if assign else best.copy()
     for g in range(first, last):
         paid = price[sacks.owner[g]]
         line = table[g - first]
-        line[: room + 1] = -1
-        if assign and taken[sacks.job[g]] >= 0:
+        if (assign and taken[sacks.job[g]] >= 0) or not _is_promising(sacks, g, price, least):
+            line[room] = SKIPPED
             continue
         # From the top, so that what a lighter load was worth is still that without this job.
         for load in range(room, -1, -1):
@@ -112,6 +117,8 @@ def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, ass
             line[load] = item
     load = room
     for g in range(last - 1, first - 1, -1):
+        if table[g - first, room] == SKIPPED:
+            continue
         item = table[g - first, load]
         if item >= 0:
             load -= sacks.weight[item]
@@ -120,6 +127,42 @@ def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, ass
             else:
                 taken[sacks.owner[g]] += 1
     return int(best[room])
+
+
+@compile_lazily
+def _least_worth_of_weights(sacks: Knapsacks, row: int, price: Ints, taken: Ints) -> Ints:
+    """Return what an item of each weight must be worth to be among the best ones of its weight.
+
+    The best ones are those of jobs that wait, as many as may fit, up to ``CANDIDATES``.
+    """
+    room = sacks.capacity[row]
+    top = np.zeros((room + 1, CANDIDATES), np.int64)  # falling
+    for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
+        if taken[sacks.job[g]] < 0:
+            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+                worth = sacks.worth[i] - price[sacks.owner[g]]
+                weight = sacks.weight[i]
+                if 0 < weight <= room and worth > top[weight, CANDIDATES - 1]:
+                    k = CANDIDATES - 1
+                    while k > 0 and top[weight, k - 1] < worth:
+                        top[weight, k] = top[weight, k - 1]
+                        k -= 1
+                    top[weight, k] = worth
+    least = np.zeros(room + 1, np.int64)
+    for weight in range(1, room + 1):
+        least[weight] = top[weight, min(CANDIDATES - 1, room // weight)]
+    return least
+
+
+@compile_lazily
+def _is_promising(sacks: Knapsacks, group: int, price: Ints, least: Ints) -> bool:
+    """Return whether a job has an item that is worth something, and ``least`` of its weight."""
+    for i in range(sacks.item_start[group], sacks.item_start[group + 1]):
+        worth = sacks.worth[i] - price[sacks.owner[group]]
+        weight = sacks.weight[i]
+        if weight < least.size and worth > 0 and worth >= least[weight]:
+            return True
+    return False
 
 
 @compile_lazily
