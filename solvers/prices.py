@@ -163,10 +163,14 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
 
     If ``prices`` are empty, because they are not known, all rows are free.
     Prices are rounded to a multiple of a power of two. Negative and non-finite ones count as 0, and
-    those above 2^53 as 2^53. The bound is exact for the rounded prices, so it holds in any case.
+    those above 2^53 as 2^53. Rows that nothing uses are free. The bound is exact for the rounded
+    prices, so it holds in any case.
     """
     known = prices if len(prices) else np.zeros(len(problem.rows))
-    p = np.minimum(np.where(np.isfinite(known) & (known > 0), known, 0.0), MAX_TOTAL)
+    used = np.zeros(len(problem.rows), dtype=np.bool_)
+    used[problem.row[problem.amount > 0]] = True
+    used[problem.idle_row[problem.idle_amount > 0]] = True
+    p = np.where(np.isfinite(known) & (known > 0) & used, np.minimum(known, MAX_TOTAL), 0.0)
     bits, dtype = _price_bits(problem, p)
     scale = 1 << bits
     whole = [round(price * scale) for price in p.tolist()]
