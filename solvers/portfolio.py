@@ -28,7 +28,7 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver, SolverFailed
 from tessera.solvers.branching import Branching, KnapsackFilling
-from tessera.solvers.branching.solver import FIRST_NODES
+from tessera.solvers.branching.solver import POLISHED_GAP, POLISHING_NODES
 from tessera.solvers.cpsat import POLISHING_WORK, CpSat
 from tessera.solvers.greedy import Greedy, find_better_choice
 from tessera.solvers.prices import PROVED_BY_PRICES, certificate_of_prices
@@ -50,8 +50,6 @@ MAX_PRICING_ROWS: Final = 32
 Cutting planes grow in number and in length with the rows."""
 LARGE_PROBLEM_COLUMNS: Final = 100_000
 """With more columns than this, pricing is still faster up to twice as many rows."""
-POLISHED_GAP: Final = 1e-6
-"""The gap that a little more work is spent on, even if the wanted gap is met."""
 MAX_POLISHED_COLUMNS: Final = 400_000
 """Columns above which this would cost more than a tenth of a second."""
 MAX_CP_SAT_JOBS: Final = 1_000
@@ -144,7 +142,7 @@ def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Bu
         return _with_limit(part, stage.name, POLISHING_WORK, 0.0) if few else None
     if isinstance(stage, Branching) and not stage.deep:
         small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(POLISHED_GAP)
-        return _with_limit(part, stage.name, FIRST_NODES, POLISHED_GAP) if small else None
+        return _with_limit(part, stage.name, POLISHING_NODES, POLISHED_GAP) if small else None
     return None
 
 

@@ -28,6 +28,9 @@ FIRST_COLUMNS: Final = 120
 """Columns of the first core that are worse than their job's best."""
 FIRST_NODES: Final = 200
 """Nodes for the first core; a core that takes more is widened instead."""
+POLISHED_GAP: Final = 1e-6
+"""The gap that the first nodes aim at, even if a larger one is wanted: they cost less than 0.1 s."""
+POLISHING_NODES: Final = 400
 GROWTH_FACTOR: Final = 2
 MOST_COLUMNS: Final = 2_000
 MOST_NODES: Final = 600
@@ -63,13 +66,17 @@ class Branching:
         left = int(budget.work.get(self.name, MOST_DEEP_NODES if self.deep else MOST_NODES))
         growth = GROWTH_FACTOR**2 if self.deep else 1
         columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
-        while left > 0 and not best.close(budget.gap) and not budget.expired():
+        while left > 0 and not budget.expired():
+            gap = budget.gap if self.deep or best.nodes >= POLISHING_NODES else POLISHED_GAP
+            gap = min(gap, budget.gap)
+            if best.close(gap):
+                break
             result = search_core(
                 problem,
                 priced,
                 best.choice,
                 budget,
-                gap=budget.gap,
+                gap=gap,
                 columns=columns,
                 nodes=min(nodes, left),
             )
