@@ -231,7 +231,7 @@ def _next_hint(
     """
     if best.choice is None:
         return hint
-    solution = _solution(problem, best, budget, work)
+    solution = _unproven(problem, best, budget, work)
     known = hint is not None and not len(best.prices)
     return replace(solution, prices=hint.prices) if hint is not None and known else solution
 
@@ -301,20 +301,33 @@ def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, flo
         prices = best.prices if best.proved_by else np.zeros(len(problem.rows))
         proof = certificate_of_prices(problem, prices)
         best.certificate, best.bound = proof, float(proof.bound)
-    if best.choice is None:
-        status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
-        solution = without_answer(
-            problem, status, solver=Portfolio.name, bound=best.bound, prices=best.prices
-        )
-    else:
-        solution = make_solution(
-            problem, best.choice, bound=best.bound, solver=Portfolio.name, prices=best.prices
-        )
     return replace(
-        solution,
-        seed=budget.seed,
-        work=tuple(work.items()),
+        _unproven(problem, best, budget, work),
         recorded=tuple(best.recorded),
         proved_by=best.proved_by,
         certificate=best.certificate,
+    )
+
+
+def _unproven(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
+    """Return the best answer and bound, without their proof."""
+    if best.choice is None:
+        status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
+        return without_answer(
+            problem,
+            status,
+            solver=Portfolio.name,
+            bound=best.bound,
+            prices=best.prices,
+            seed=budget.seed,
+            work=tuple(work.items()),
+        )
+    return make_solution(
+        problem,
+        best.choice,
+        bound=best.bound,
+        solver=Portfolio.name,
+        prices=best.prices,
+        seed=budget.seed,
+        work=tuple(work.items()),
     )

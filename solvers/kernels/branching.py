@@ -616,27 +616,37 @@ def bound_leaves(
     ``bound`` is int64[leaves], over ``scale``.
     """
     columns, rows, classes = program.value.size, program.capacity.size, program.members.size
+    jobs = problem.job_start.size - 1
     low, high = np.empty(columns, np.int64), np.empty(columns, np.int64)
     margin, edge = np.empty(columns, np.int64), np.empty(classes, np.int64)
+    # A price moves by a share of its unit. From which share on could each job choose differently?
+    first = prices[0].astype(np.float64)
+    unit = first + first.mean() + 1.0
+    share, used = np.empty(jobs), np.zeros(rows, np.int64)
+    worth = _settle_shares(problem, prices[0], unit, scale, share, used)
+    order = np.argsort(share)
     for at in range(leaves.size):
         price = prices[at]
         _counts_at(program, tree, leaves[at], low, high)
-        total = 0
+        total = worth
         for c in range(columns):
             margin[c] = program.value[c] * scale
             for r in range(rows):
                 margin[c] -= price[r] * program.usage[r, c]
         for k in range(classes):
             total += _fill_class(program, k, low, high, margin, edge)
+        moved = 0.0
         for r in range(rows):
-            total += price[r] * problem.capacity[r]
+            total += price[r] * (problem.capacity[r] - used[r])
+            moved = max(moved, abs(float(price[r]) - first[r]) / unit[r])
         drop_price[at], idle_price[at] = 0, 0
-        for job in range(problem.job_start.size - 1):
+        for job in order:
+            if share[job] > moved:
+                break
             k, settled = problem.owner[job], problem.settled[job]
             least = edge[k] if k >= 0 else 0
             if k < 0 and settled >= 0:
                 least = _margin_of(problem, settled, price, scale)
-                total += least
             if problem.runs[job] and least < 0:
                 idle[job] = True
                 idle_price[at] = max(idle_price[at], -least)
@@ -648,6 +658,40 @@ def bound_leaves(
                         drop_price[at] = max(drop_price[at], over)
         bound[at] = total
         _price_path(program, tree, leaves[at], low, high, margin, edge, path_prices[at])
+
+
+@compile_lazily
+def _settle_shares(
+    problem: ProblemColumns, price: Ints, unit: Floats, scale: int, share: Floats, used: Ints
+) -> int:
+    """Return the value of all settled columns times ``scale``; ``used`` becomes their use of rows.
+
+    ``share`` (float64[jobs]) becomes the share of ``unit`` by which all prices may move without a
+    change of a settled job's best choice. It is -1 for jobs that the search joined.
+    """
+    total = 0
+    for job in range(share.size):
+        share[job] = -1.0
+        if problem.owner[job] >= 0:
+            continue
+        settled, best, own = problem.settled[job], 0, 0.0
+        if settled >= 0:
+            best = _margin_of(problem, settled, price, scale)
+            total += problem.value[settled] * scale
+            for e in range(problem.usage_start[settled], problem.usage_start[settled + 1]):
+                used[problem.row[e]] += problem.amount[e]
+                own += unit[problem.row[e]] * problem.amount[e]
+        share[job] = np.inf
+        if problem.runs[job]:
+            share[job] = (best - 1.0) / (own + 1.0)
+        for c in range(problem.job_start[job], problem.job_start[job + 1]):
+            if problem.outside[c]:
+                uses = own
+                for e in range(problem.usage_start[c], problem.usage_start[c + 1]):
+                    uses += unit[problem.row[e]] * problem.amount[e]
+                clear = float(best - _margin_of(problem, c, price, scale))
+                share[job] = min(share[job], (clear - 1.0) / (uses + 1.0))
+    return int(total)
 
 
 class ProblemColumns(NamedTuple):
@@ -696,10 +740,15 @@ def _fill_class(
     ``edge[k]`` becomes the best margin of which there could be more.
     """
     first, last = program.class_start[k], program.class_start[k + 1]
-    total, left = 0, program.members[k]
+    total, left, free = 0, program.members[k], True
+    edge[k] = -FAR if program.must[k] else 0
     for c in range(first, last):
         total += margin[c] * low[c]
         left -= low[c]
+        free = free and low[c] == 0 and high[c] == program.members[k]
+        edge[k] = max(edge[k], margin[c])
+    if free:
+        return int(edge[k] * left)
     edge[k] = 0
     if left < 0:  # no answer has so many: any price is right that is high enough
         edge[k] = FAR
