@@ -7,6 +7,7 @@ decide for all jobs of a class.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +31,8 @@ class JoinedCore:
     ``program`` is its statement. Its columns are ``columns`` (int64) of the first job of each class.
     ``members`` are the jobs of all classes, and those of class k are ``members[member_start[k] :
     member_start[k + 1]]``, the first of them first. ``around`` is the whole problem as its proof
-    needs it. ``offset`` is the value of what is settled.
+    needs it. ``offset`` is the value of what is settled. ``outside`` is about the
+    bound of all answers that use something that was left out; it is -inf if nothing was.
     """
 
     program: JoinedProgram
@@ -39,6 +41,7 @@ class JoinedCore:
     member_start: Ints
     around: ProblemColumns
     offset: int
+    outside: float
 
 
 def join_core(
@@ -85,6 +88,7 @@ def join_core(
             outside=~keep,
         ),
         offset=objective_of(problem, settled),
+        outside=-math.inf if keep.all() else priced.total - reach,
     )
 
 

@@ -49,7 +49,6 @@ def improve_part(
         gap=0.0,
         columns=COLUMNS_OF_STEP,
         nodes=NODES_OF_STEP,
-        certify=False,
     )
     if result is None or result.choice is None:
         return choice

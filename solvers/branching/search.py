@@ -16,6 +16,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.joining import JoinedCore, join_core
 from tessera.solvers.branching.proof import certify_tree
 from tessera.solvers.kernels.branching import (
+    BOUND,
     CURRENT,
     FOUND,
     KNOWN,
@@ -30,6 +31,8 @@ from tessera.solvers.prices import PricedProblem
 
 SLICE_NODES: Final = 20
 """Nodes between two looks at the clock."""
+LEAST_PROGRESS: Final = 0.05
+"""Share of the gap by which a certificate must lower the bound to be made."""
 MOST_CELLS: Final = 4_000_000
 """Size of the largest tableau, in numbers: 32 MB."""
 
@@ -56,11 +59,13 @@ def search_core(
     gap: float,
     columns: int,
     nodes: int,
-    certify: bool = True,
+    bound: float = -math.inf,
 ) -> SearchResult | None:
     """Search the core of at most ``columns`` columns around ``priced``, by at most ``nodes`` nodes.
 
-    ``gap`` is the relative gap at which it ends. Without ``certify``, only the answer matters. Return None if there is nothing to search.
+    ``gap`` is the relative gap at which it ends. A certificate is made if it lowers ``bound`` by some
+    share of the gap, or if the search is over, but never if ``bound`` is -inf. Return None if there
+    is nothing to search.
     """
     value = -math.inf if known is None else float(objective_of(problem, known))
     reach = priced.total + priced.slack - value if known is not None else math.inf
@@ -79,6 +84,9 @@ def search_core(
     if not looked:
         return None
     made = int(state.counts[NODES])
+    found = max(state.values[BOUND] + core.offset, core.outside)
+    enough = bound - LEAST_PROGRESS * (bound - max(value, state.values[KNOWN] + core.offset))
+    certify = bound > -math.inf and (over or found <= enough)
     certificate = certify_tree(problem, priced, core, tree, made) if certify else None
     choice = _spread(problem, core, state.best, known) if state.counts[FOUND] else None
     if choice is not None and not is_answer(problem, choice):

@@ -79,6 +79,7 @@ class Branching:
                 gap=gap,
                 columns=columns,
                 nodes=min(nodes, left),
+                bound=best.bound,
             )
             if result is None:
                 break
