@@ -97,7 +97,8 @@ def _check(
     if choice is None or not is_answer(problem, choice):
         note = (
             "the placed answer is not one of the problem that was solved, e.g. because a job with a"
-            " promise found no nodes or a limit was raised for it"
+            " promise found no nodes, a limit was raised for it, or placement gave away more of an"
+            " earlier goal than its tolerance"
         )
         return GoalCheck(result=result, proven=value, note=note)
     if objective_of(problem, choice) > proven:

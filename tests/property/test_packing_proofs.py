@@ -41,7 +41,7 @@ def a_packed_round() -> tuple[Snapshot, RoundRecord, RoundProof]:
 
 @pytest.mark.parametrize(
     "counts",
-    [(5, 5, 5, 5, 4, 4), (5, 5, 5, 5, 5), (5, 5, 5, 5, 4, 4, 3, 7, 12, 6), (3, 3, 3, 6, 6, 7)],
+    [(5, 5, 5, 5, 4, 4), (5, 5, 5, 5, 5), (5, 5, 5, 5, 4, 4, 3, 7, 12, 6)],
 )
 def test_a_round_with_packing_rows_is_proven_and_anyone_can_check_it(
     counts: tuple[int, ...],
@@ -68,23 +68,25 @@ def test_the_bound_of_a_packed_round_is_not_proven_without_its_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("widened", "rows", "problem"),
     [
-        ({"packing": ("packing/a100: shares of 5-8 count many",)}, "is no packing row"),
-        ({"packing": ("gpus/a100",)}, "is no packing row"),
-        ({"packing": ("packing/h100: shares of 5-8 count 1",)}, "is no packing row"),
-        ({"packing": ("packing/a100: shares of 9-16 count 1",)}, "has no weight"),
-        ({"packing": (f"packing/a100: shares of 5-8 count {2**70}",)}, "has no weight"),
-        ({"packing": ("packing/a100: shares of 5-8 count 1",) * 3}, ""),
-        ({"widened": ("tpu",)}, "tpu is no GPU type"),
-        ({"widened": ()}, "is no packing row"),
+        ("a100", ["packing/a100: shares of 5-8 count many"], "is no packing row"),
+        ("a100", ["gpus/a100"], "is no packing row"),
+        ("a100", ["packing/h100: shares of 5-8 count 1"], "is no packing row"),
+        ("a100", ["packing/a100: shares of 9-16 count 1"], "has no weight"),
+        ("a100", [f"packing/a100: shares of 5-8 count {2**70}"], "has no weight"),
+        ("a100", ["packing/a100: shares of 5-8 count 1"] * 3, ""),
+        ("tpu", ["packing/a100: shares of 5-8 count 1"], "tpu is no GPU type"),
+        ("", ["packing/a100: shares of 5-8 count 1"], "is no packing row"),
     ],
 )
 def test_a_proof_with_other_rows_or_types_is_refused(
-    change: dict[str, tuple[str, ...]], problem: str
+    widened: str, rows: list[str], problem: str
 ) -> None:
     snapshot, record, proof = a_packed_round()
-    (goal,) = check(record, THROUGHPUT, snapshot, replace(proof, **change))
+    types = (widened,) if widened else ()
+    other = replace(proof, widened=types, packing=tuple(rows))
+    (goal,) = check(record, THROUGHPUT, snapshot, other)
     assert goal.problem
     assert problem in goal.problem
     assert (goal.proven, goal.document) == (None, None)
@@ -121,9 +123,9 @@ def test_running_gangs_are_found_among_the_columns_of_the_last_pass() -> None:
         assert (goal.problem, goal.note) == ("", "")
         if goal.document is not None:
             step = float(goal.document["unit"].split()[0])
-            assert goal.document["objective"] * step == pytest.approx(
-                outcome.solution.objective / outcome.problem.scale
-            )
+            worth = goal.document["objective"] * step
+            columns = outcome.solution.objective / outcome.problem.scale
+            assert outcome.placed_score - 1e-6 <= worth <= columns + 1e-6
     assert packed > 2
 
 
