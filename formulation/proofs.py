@@ -33,11 +33,15 @@ class GoalProof:
 class RoundProof:
     """The proofs of a round's goals, in order, and what a repetition needs next to its work.
 
-    ``recorded`` has the answers of stages that a clock ended (``Budget.recorded``).
+    ``recorded`` has the answers of stages that a clock ended (``Budget.recorded``). ``widened`` names
+    the GPU types on which wider shapes are columns of the problem that was solved, and ``packing``
+    its packing rows, in order. The name of a row states its weights.
     """
 
     goals: tuple[GoalProof, ...] = ()
     recorded: tuple[RecordedAnswer, ...] = ()
+    widened: tuple[str, ...] = ()
+    packing: tuple[str, ...] = ()
 
     @property
     def has_certificate(self) -> bool:
@@ -64,11 +68,13 @@ def proof_to_plain(proof: RoundProof) -> dict[str, Any]:
             {"stage": one.stage, "changes": [list(c) for c in one.changes], "bound": one.bound}
             for one in proof.recorded
         ],
+        "widened": list(proof.widened),
+        "packing": list(proof.packing),
     }
 
 
 def proof_from_plain(plain: dict[str, Any]) -> RoundProof:
-    """Return the proof that ``proof_to_plain`` wrote."""
+    """Return the proof that ``proof_to_plain`` wrote, also before it knew packing rows."""
     return RoundProof(
         goals=tuple(
             GoalProof(
@@ -87,4 +93,6 @@ def proof_from_plain(plain: dict[str, Any]) -> RoundProof:
             )
             for one in plain["recorded"]
         ),
+        widened=tuple(plain.get("widened", ())),
+        packing=tuple(plain.get("packing", ())),
     )

@@ -29,6 +29,7 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RequestIdReused: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ProblemTooLarge: grpc.StatusCode.FAILED_PRECONDITION,  # from stored values, not the caller's
+    errors.InvalidCertificate: grpc.StatusCode.FAILED_PRECONDITION,  # it was stored, too
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.Conflict: grpc.StatusCode.ABORTED,

@@ -36,6 +36,8 @@ MOST_COLUMNS: Final = 2_000
 MOST_NODES: Final = 600
 """Nodes of all cores together if no work was recorded."""
 MOST_DEEP_NODES: Final = 20_000
+EXCHANGE_WORK: Final = 1
+"""Work of the exchanges before the first node. A recorded work of 0 says that nothing ran."""
 IDLE_STEPS: Final = 12
 """Parts that are decided again without any gain before the search goes on."""
 
@@ -45,7 +47,8 @@ class Branching:
 
     A core is widened until what was left out cannot matter, the gap is met, or the nodes are spent.
     ``deep`` begins with larger cores and has more nodes, for what is left after cheaper stages. Its
-    work is the number of nodes, which repeats the run. The bound is that of a certificate.
+    work is the number of nodes, plus 1 for the exchanges on the hint's answer, which may be all that
+    is needed. So it repeats the run. The bound is that of a certificate.
     """
 
     def __init__(self, *, deep: bool = False) -> None:
@@ -63,7 +66,8 @@ class Branching:
         best.offer(known)
         if hint is not None:
             best.limit = hint.bound
-        left = int(budget.work.get(self.name, MOST_DEEP_NODES if self.deep else MOST_NODES))
+        most = (MOST_DEEP_NODES if self.deep else MOST_NODES) + EXCHANGE_WORK
+        left = int(budget.work.get(self.name, most)) - EXCHANGE_WORK
         growth = GROWTH_FACTOR**2 if self.deep else 1
         columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
         while left > 0 and not budget.expired():
@@ -147,7 +151,7 @@ class _Best:
         return bound - self.value <= gap * max(abs(bound), 1.0)
 
     def solution(self, name: str, budget: Budget) -> Solution:
-        work = ((name, float(self.nodes)),)
+        work = ((name, float(self.nodes + EXCHANGE_WORK)),)
         if self.choice is None:
             return without_answer(
                 self._problem,

@@ -17,7 +17,7 @@ import numpy as np
 
 from tessera.formulation.check import find_placement_violations, score_solution
 from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.packing import PackingWeights, ShapeClasses, classify_shapes, packing_rows
+from tessera.formulation.packing import PackingWeights, ShapeClasses
 from tessera.formulation.packing.shapes import (
     ROUNDING,
     ShapeClass,
@@ -28,12 +28,12 @@ from tessera.formulation.packing.shares import leaves_gaps
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import replace_goal_values, state_round
+from tessera.formulation.statement import replace_goal_values
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import is_answer, make_solution, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import SolvedGoals, solve_goals
-from tessera.solvers.goals.rows import levels_of, with_rows
+from tessera.solvers.goals.rows import levels_of
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.packing import find_weights
 from tessera.solvers.packing.joint import NAME as JOINT
@@ -42,6 +42,7 @@ from tessera.solvers.placement import PackedShares, PlacementResult
 from tessera.solvers.relaxation import solve_relaxation
 from tessera.solvers.rounds.passes import PASSES_KEY, Passes
 from tessera.solvers.rounds.placement import place_answers
+from tessera.solvers.rounds.widened import state_wide
 from tessera.solvers.rounds.work import RoundWork
 
 MAX_RELAXATIONS: Final = 12
@@ -121,18 +122,9 @@ class _Packed:
         passes: Passes,
     ) -> None:
         self._work, self._first, self._solver, self._passes = work, first, solver, passes
-        self._names = {kind: work.snapshot.gpu_types[kind].name for kind in sorted(types)}
-        self._types = {name: kind for kind, name in self._names.items()}
-        self._wide = state_round(
-            work.snapshot,
-            work.policy,
-            work.admission,
-            waived=work.waived,
-            widened=types,
-            check=work.budget.check,
-        )
-        self._gangs = {job: gang.nodes for job, gang in work.gangs.items()}
-        self._classes = classify_shapes(work.snapshot, self._wide.problem, types, self._gangs)
+        self._stating = state_wide(work, types)
+        self._wide, self._classes = self._stating.statement, self._stating.classes
+        self._names = {kind: name for name, kind in self._stating.types.items()}
         self._weights: list[PackingWeights] = []
         self._recorded = list(first.solved.solution.recorded)
 
@@ -140,7 +132,7 @@ class _Packed:
         """Return the best placed answer, under the record of all passes."""
         last: tuple[RoundWork, SolvedGoals] | None = None
         broken = self._broken_by(self._carried())
-        broken += _standing_weights(self._work.snapshot, self._types)
+        broken += _standing_weights(self._work.snapshot, self._stating.types)
         while self._passes.left and (last is None or broken):
             self._work.budget.check()
             self._add(broken)
@@ -169,8 +161,7 @@ class _Packed:
 
     def _stated(self) -> Problem:
         """Return the problem with all rows so far."""
-        rows = packing_rows(self._classes, self._types, self._weights)
-        return with_rows(self._wide.problem, rows)
+        return self._stating.with_weights(self._weights)
 
     def _tighten(self, budget: Budget) -> None:
         """Add the rows that the linear relaxation breaks, until it breaks no more.
@@ -217,7 +208,8 @@ class _Packed:
         budget = self._passes.budget()
         self._tighten(budget)
         statement = replace(self._wide, problem=self._stated())
-        stated = replace(self._work, statement=statement, hint=None)
+        widened = frozenset(self._names)
+        stated = replace(self._work, statement=statement, widened=widened, hint=None)
         before, solved_before = (self._first.work, self._first.solved) if last is None else last
         greedy = Greedy().solve(stated.surrogate, budget, _hint(stated, last))
         if not greedy.has_answer:

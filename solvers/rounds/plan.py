@@ -52,6 +52,7 @@ from tessera.solvers.rounds.placement import (
     next_defragmentation,
 )
 from tessera.solvers.rounds.promises import had_promise, keep_promises, release_lost_promises
+from tessera.solvers.rounds.widened import with_packing
 from tessera.solvers.rounds.work import RoundWork
 from tessera.solvers.schedulers.base import FixedSolver, Scheduler, explain_not_chosen
 
@@ -279,7 +280,7 @@ def _solved(
         goals=solved.results,
         placed=placed,
         admission=admission,
-        proof=solved.proof,
+        proof=with_packing(solved.proof, work),
         given_up=frozenset(job for job in broken if had[job]),
         greedy_objective=objective_of(problem, greedy.choice),
         foresight=seen,

@@ -11,6 +11,7 @@ import numpy as np
 from tessera.formulation.certificate_check import check_certificate
 from tessera.formulation.certificate_document import certificate_document
 from tessera.formulation.certificates import Certificate
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidCertificate
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.problem import Problem
@@ -24,6 +25,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.goals import state_goals
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import restate_round
+from tessera.solvers.rounds.widened import restate_packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,13 @@ def check_round(
     results = record.summary.goals
     if not proof.has_certificate:
         return tuple(GoalCheck(result=result) for result in results)
-    work = restate_round(snapshot, options, budget)
+    try:
+        work = restate_packing(restate_round(snapshot, options, budget), proof)
+    except InvalidCertificate as wrong:
+        return tuple(
+            GoalCheck(result=result, problem=wrong.problem if goal.certificate else "")
+            for result, goal in zip(results, proof.goals, strict=True)
+        )
     problems = state_goals(work.statement, [goal.floor for goal in proof.goals])
     choice = _decided_choice(record, work.snapshot, work.statement.problem)
     checks = []
@@ -89,7 +97,8 @@ def _check(
     if choice is None or not is_answer(problem, choice):
         note = (
             "the placed answer is not one of the problem that was solved, e.g. because a job with a"
-            " promise found no nodes or a limit was raised for it"
+            " promise found no nodes, a limit was raised for it, or placement gave away more of an"
+            " earlier goal than its tolerance"
         )
         return GoalCheck(result=result, proven=value, note=note)
     if objective_of(problem, choice) > proven:
@@ -121,10 +130,29 @@ def _decided_choice(record: RoundRecord, snapshot: Snapshot, problem: Problem) -
             pipeline_degree=cell.pipeline_degree,
             plan=plan_of.get(cell.plan, -1),
         )
-        columns = problem.columns_of(job)
-        cells = problem.cell[columns.start : columns.stop]
-        same = [c for c, its in zip(columns, problem.cells.keys(cells), strict=True) if its == key]
-        if len(same) != 1:
+        keeps = decision.kind is DecisionKind.KEEP
+        column = _column_of(problem, job, key, len(decision.allocation.shares), keeps=keeps)
+        if column is None:
             return None
-        choice[job] = same[0]
+        choice[job] = column
     return choice
+
+
+def _column_of(problem: Problem, job: int, key: CellKey, nodes: int, *, keeps: bool) -> int | None:
+    """Return the column of ``job`` that runs ``key`` on ``nodes`` nodes, or None if there is none.
+
+    With wider shapes as columns, a Cell may be a column on several numbers of nodes. Placement may
+    use yet another number, and the job then has the Cell that is fastest there. So a column on as
+    many nodes comes first, then the Cell on the nearest number. A job that ``keeps`` all that it has
+    has its present column.
+    """
+    columns = problem.columns_of(job)
+    rows = problem.cell[columns.start : columns.stop]
+    alike: list[tuple[int, bool, int, int]] = []
+    for column, row, its in zip(columns, rows.tolist(), problem.cells.keys(rows), strict=True):
+        if keeps and its == key and column == problem.current[job]:
+            return column
+        apart = abs(int(problem.cells.nodes[row]) - nodes)
+        if its == key or (apart == 0 and its[:2] == key[:2]):
+            alike.append((-apart, its == key, int(problem.value[column]), column))
+    return max(alike)[-1] if alike else None

@@ -24,7 +24,8 @@ class RoundWork:
 
     ``gangs`` has the current gang of each job that has one. ``hint`` is greedy's solution of
     ``surrogate``, or None before greedy has run. ``waived`` has the jobs whose promises the
-    statement leaves out, because not all could be kept.
+    statement leaves out, because not all could be kept. ``widened`` has the GPU types on which the
+    statement has wider shapes as columns, and perhaps packing rows.
     """
 
     snapshot: Snapshot
@@ -35,6 +36,7 @@ class RoundWork:
     admission: Admission | None = None
     hint: Solution | None = None
     waived: frozenset[int] = frozenset()
+    widened: frozenset[int] = frozenset()
 
     @classmethod
     def begin(

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from tessera.formulation.certificates import Certificate, PriceLeaf
-from tessera.formulation.codec import digest
 from tessera.formulation.proofs import NO_PROOF, RoundProof
-from tessera.formulation.records.rounds import RoundRecord, decision_record
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.loop import summarise_round
-from tessera.solvers.base import Budget
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import plan_round
-from tessera.solvers.rounds.proofs import GoalCheck, check_round
 from tests.support.builders import a_random_snapshot
 from tests.support.proofs import proves, read_document
-from tests.support.proving import ProvingSolver, certify_prices
+from tests.support.proven_rounds import a_proven_round, check
 
-FREE = Budget(remaining_s=lambda: math.inf)
 SEEDS = range(8)
-
-
-def a_proven_round(snapshot: Snapshot, options: RoundOptions) -> tuple[RoundRecord, RoundProof]:
-    """Return the record and the proof of a round on ``snapshot``."""
-    outcome = plan_round(snapshot, options, ProvingSolver(certify_prices), FREE)
-    assert not outcome.violations
-    summary = summarise_round(snapshot, outcome, options, {}, digest(snapshot))
-    decisions = tuple(decision_record(snapshot, d) for d in outcome.decisions)
-    return RoundRecord(summary=summary, decisions=decisions), outcome.proof
-
-
-def check(
-    record: RoundRecord, options: RoundOptions, snapshot: Snapshot, proof: RoundProof
-) -> tuple[GoalCheck, ...]:
-    budget = replace(FREE, work=dict(record.summary.work))
-    return check_round(record, options, snapshot, proof, budget)
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def a_round_proof() -> RoundProof:
         ),
         recorded=(
             RecordedAnswer(stage="2:cp-sat", changes=((0, 4), (7, -1)), bound=41.0),
-            RecordedAnswer(stage="3:lp", changes=(), bound=math.inf),
+            RecordedAnswer(stage="packing 1/3:lp", changes=(), bound=math.inf),
         ),
+        widened=("a100", "h100"),
+        packing=("packing/a100: shares of 5-8 count 1",),
     )

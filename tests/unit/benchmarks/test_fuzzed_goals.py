@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tessera.benchmarks.rounds.bench_fuzz import FAULTS, judge_cases
+from tessera.benchmarks.rounds.bench_fuzz import judge_cases
 from tessera.benchmarks.rounds.fuzzed_budgets import SMALLEST_GAP, draw_gap, draw_work
 from tessera.benchmarks.rounds.fuzzed_goals import (
     draw_statement,
@@ -19,6 +19,7 @@ from tessera.benchmarks.rounds.fuzzed_goals import (
     same_answer,
 )
 from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
+from tessera.benchmarks.rounds.fuzzed_tally import FAULTS
 from tessera.formulation.goals import Levels
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.solution import SolveStatus

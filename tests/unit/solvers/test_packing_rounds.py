@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -21,34 +19,9 @@ from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.odd_gangs import gangs
 
 POLICY = Policy(objective="throughput")
-
-
-def gangs(
-    *gpus: int, nodes: int = 3, running: dict[int, Gang] | None = None, **job: Any
-) -> Snapshot:
-    """Return jobs that each run on one GPU count, on nodes of 8; those in ``running`` run already."""
-    running = running or {}
-    rows = [
-        a_job(
-            f"j{k}",
-            k,
-            **(
-                {"state": JobState.RUNNING, "cell": (0, n, 1), "generation": 1}
-                if k in running
-                else {}
-            ),
-            **job,
-        )
-        for k, n in enumerate(gpus)
-    ]
-    return a_snapshot(
-        nodes=some_nodes((0, nodes, 8)),
-        jobs=rows,
-        estimates=[an_estimate(k, 0, n, -(-n // 8), iter_time_s=8 / n) for k, n in enumerate(gpus)],
-        gangs=running,
-    )
 
 
 def decide(
