@@ -36,9 +36,9 @@ MOST_CELLS: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What a search found: a better choice (int64[jobs]) or None, and the nodes it took.
+    """The result of a search: a better choice (int64[jobs]) or None, and the nodes it took.
 
-    ``over`` says that it ended by itself. ``certificate`` is None if there is none in 64 bits.
+    ``over`` says that nothing was left to search. ``certificate`` is None if it needs more than 64 bits.
     """
 
     choice: Ints | None
@@ -60,7 +60,8 @@ def search_core(
 ) -> SearchResult | None:
     """Search the core of at most ``columns`` columns around ``priced``, by at most ``nodes`` nodes.
 
-    ``gap`` is the relative gap at which it ends. Without ``certify``, only the answer matters. Return None if there is nothing to search.
+    ``gap`` is the relative gap at which it ends. Without ``certify``, only the answer matters. Return
+    None if there is nothing to search.
     """
     value = -math.inf if known is None else float(objective_of(problem, known))
     reach = priced.total + priced.slack - value if known is not None else math.inf

@@ -21,7 +21,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.neighbourhoods import NODES_OF_STEP, improve_part
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices
-from tessera.solvers.prices import PricedProblem, price_problem
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 FIRST_COLUMNS: Final = 120
@@ -57,10 +57,12 @@ class Branching:
         prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
         priced = price_problem(problem, prices)
         best = _Best(problem, priced)
-        best.offer(known)
+        left = int(budget.work.get(self.name, MOST_DEEP_NODES if self.deep else MOST_NODES))
+        if left > 0:
+            best.offer(known)
+            best.nodes, left = 1, left - 1  # exchanges count as a node, so that they are repeated
         if hint is not None:
             best.limit = hint.bound
-        left = int(budget.work.get(self.name, MOST_DEEP_NODES if self.deep else MOST_NODES))
         growth = GROWTH_FACTOR**2 if self.deep else 1
         columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
         while left > 0 and not best.close(budget.gap) and not budget.expired():
@@ -159,5 +161,5 @@ class _Best:
             seed=budget.seed,
             work=work,
             certificate=self.certificate,
-            proved_by="branching" if self.certificate else "",
+            proved_by="branching" if self.certificate else PROVED_BY_PRICES,
         )
