@@ -280,12 +280,13 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
 
 def _separate_rows(problem: Problem) -> Bools:
     """Return rows of which no column uses two, bool[rows]: those with the most columns first."""
-    uses = np.bincount(problem.row, minlength=len(problem.rows))
-    column = problem.usage_column
+    used = problem.amount > 0  # an amount of 0 does not put a column into a knapsack
+    row, column = problem.row[used], problem.usage_column[used]
+    uses = np.bincount(row, minlength=len(problem.rows))
     taken = np.zeros(len(problem.cell), dtype=np.bool_)
     rows = np.zeros(len(problem.rows), dtype=np.bool_)
-    order = np.argsort(problem.row, kind="stable")
-    bounds = np.searchsorted(problem.row[order], np.arange(len(problem.rows) + 1))
+    order = np.argsort(row, kind="stable")
+    bounds = np.searchsorted(row[order], np.arange(len(problem.rows) + 1))
     for r in np.argsort(-uses, kind="stable").tolist():
         own = column[order[bounds[r] : bounds[r + 1]]]
         if len(own) and not taken[own].any():
@@ -299,7 +300,7 @@ def _knapsacks(
 ) -> tuple[Knapsacks, Ints]:
     """Return the knapsacks of ``rows``, and the knapsack of each column, int64[columns]."""
     chosen, number = np.flatnonzero(rows), np.cumsum(rows) - 1
-    separate = rows[problem.row]
+    separate = rows[problem.row] & (problem.amount > 0)
     where = np.full(len(problem.cell), len(chosen), dtype=np.int64)
     weight, cost = np.zeros((2, len(problem.cell)), dtype=np.int64)
     where[problem.usage_column[separate]] = number[problem.row[separate]]

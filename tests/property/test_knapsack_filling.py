@@ -128,7 +128,7 @@ def test_no_two_knapsacks_have_a_column_in_common() -> None:
             continue
         inside = [r for r in range(len(problem.rows)) if stated.rows[r]]
         for column in range(len(problem.cell)):
-            assert sum(row in problem.usage_of(column) for row in inside) <= 1
+            assert sum(problem.usage_of(column).get(row, 0) > 0 for row in inside) <= 1
 
 
 def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +180,14 @@ def test_passes_that_a_clock_ended_are_repeated_by_their_number(
     second = stage.solve(problem, again, hint)
     assert are_equal(first, second)
     assert first.certificate == second.certificate
+
+
+def test_a_column_that_uses_nothing_of_a_row_is_not_in_its_knapsack() -> None:
+    # Column 1 names row 0 with an amount of 0. As part of that knapsack, it would exclude column 0.
+    problem = a_problem([[(9, {0: 3}), (8, {0: 0, 1: 3})]] * 2, [5, 5])
+    hint = a_hint(problem, 0)
+    assert hint is not None
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert solution.objective == 17 <= solution.bound
+    if solution.certificate is not None:
+        assert check_certificate(problem, solution.certificate) <= solution.bound
