@@ -97,8 +97,8 @@ class SimpleRound:
             else:
                 column = np.where(column >= 0, np.searchsorted(self.columns, column), -1)
             changes = tuple(zip(job.tolist(), column.tolist(), strict=True))
-        factor = float(self.divisor) if back else 1.0 / self.divisor
-        return replace(answer, changes=changes, bound=answer.bound * factor)
+        bound = answer.bound * self.divisor if back else answer.bound / self.divisor
+        return replace(answer, changes=changes, bound=bound)
 
     def _lifted(self, certificate: Certificate) -> Certificate:
         """Return a certificate of the simple problem as one of the original.

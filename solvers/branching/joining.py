@@ -49,7 +49,7 @@ def join_core(
 ) -> JoinedCore | None:
     """Return the joined core of all columns that lose at most ``reach``.
 
-    If it would have more than ``most`` columns besides the best ones, those that lose least are kept.
+    If it would have more than ``most`` columns next to the best ones, those that lose least are kept.
     Return None if a must-run job has no column.
     """
     if np.any(problem.must_run & (np.diff(problem.job_start) == 0)):

@@ -37,7 +37,7 @@ from tessera.solvers.kernels.knapsacks import (
     descend_knapsacks,
     refill_knapsacks,
 )
-from tessera.solvers.prices import PricedProblem, price_problem, price_scale
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem, price_scale
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 MOST_STEP_LOADS: Final = 40_000_000
@@ -78,9 +78,10 @@ class KnapsackFilling:
         prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
         priced = price_problem(problem, prices)
         bound = priced.bound if hint is None else min(priced.bound, hint.bound)
+        label = PROVED_BY_PRICES if bound == priced.bound else ""
         sacks = None if known is None else state_knapsacks(problem, priced)
         if sacks is None or known is None:
-            return self._solution(problem, budget, known, bound, 0, None, prices)
+            return self._solution(problem, budget, known, bound, 0, None, prices, label)
         filling = _Filling(problem, priced, sacks, known, bound)
         most, done = int(budget.work.get(self.name, MOST_PASSES)), 0
         while done < most and not budget.expired() and not filling.ended(budget.gap):
@@ -88,7 +89,10 @@ class KnapsackFilling:
             filling.run_pass(budget.gap, np.random.default_rng([budget.seed, done]))
             done += 1
         proof = filling.certificate if filling.bound < bound else None
-        return self._solution(problem, budget, filling.choice, filling.bound, done, proof, prices)
+        label = self.name if proof else label
+        return self._solution(
+            problem, budget, filling.choice, filling.bound, done, proof, prices, label
+        )
 
     def _solution(
         self,
@@ -99,6 +103,7 @@ class KnapsackFilling:
         work: int,
         proof: Certificate | None,
         prices: np.ndarray,
+        proved_by: str,
     ) -> Solution:
         recorded = ((self.name, float(work)),)
         if choice is None:
@@ -120,7 +125,7 @@ class KnapsackFilling:
             seed=budget.seed,
             work=recorded,
             certificate=proof,
-            proved_by=self.name if proof else "",
+            proved_by=proved_by,
         )
 
 
@@ -171,7 +176,7 @@ class _Filling:
         return met or self._hopeless or self._idle >= IDLE_PASSES
 
     def run_pass(self, gap: float, draw: np.random.Generator) -> None:
-        """Lower the bound, fill all knapsacks anew, and refill some of those of the best answer."""
+        """Lower the bound, fill all knapsacks again, and refill some of those of the best answer."""
         before = (self.bound, self.value)
         stated, loads = self._stated, max(self._stated.loads, 1)
         most, times = (LATER_STEPS, 1) if self._passes else (FIRST_STEPS, 4)
@@ -248,7 +253,7 @@ class _Filling:
 
 
 def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks | None:
-    """Return the knapsacks of ``problem``, or None if there are none or they are too large."""
+    """Return the knapsacks of ``problem``, or None without any, or if they are too large."""
     scale = price_scale(problem)
     rows = _separate_rows(problem)
     uses = np.bincount(problem.row, minlength=len(problem.rows))
@@ -284,12 +289,13 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
 
 def _separate_rows(problem: Problem) -> Bools:
     """Return rows of which no column uses two, bool[rows]: those with the most columns first."""
-    uses = np.bincount(problem.row, minlength=len(problem.rows))
-    column = problem.usage_column
+    used = problem.amount > 0  # an amount of 0 does not put a column into a knapsack
+    row, column = problem.row[used], problem.usage_column[used]
+    uses = np.bincount(row, minlength=len(problem.rows))
     taken = np.zeros(len(problem.cell), dtype=np.bool_)
     rows = np.zeros(len(problem.rows), dtype=np.bool_)
-    order = np.argsort(problem.row, kind="stable")
-    bounds = np.searchsorted(problem.row[order], np.arange(len(problem.rows) + 1))
+    order = np.argsort(row, kind="stable")
+    bounds = np.searchsorted(row[order], np.arange(len(problem.rows) + 1))
     for r in np.argsort(-uses, kind="stable").tolist():
         own = column[order[bounds[r] : bounds[r + 1]]]
         if len(own) and not taken[own].any():
@@ -303,7 +309,7 @@ def _knapsacks(
 ) -> tuple[Knapsacks, Ints]:
     """Return the knapsacks of ``rows``, and the knapsack of each column, int64[columns]."""
     chosen, number = np.flatnonzero(rows), np.cumsum(rows) - 1
-    separate = rows[problem.row]
+    separate = rows[problem.row] & (problem.amount > 0)
     where = np.full(len(problem.cell), len(chosen), dtype=np.int64)
     weight, cost = np.zeros((2, len(problem.cell)), dtype=np.int64)
     where[problem.usage_column[separate]] = number[problem.row[separate]]

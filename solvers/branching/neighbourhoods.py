@@ -6,13 +6,14 @@ together, with all that is free, by branch and bound.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from tessera.formulation.problem import Problem, restrict_problem
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.base import Budget
+from tessera.solvers.base import Budget, unlimited_time
 from tessera.solvers.branching.search import search_core
 from tessera.solvers.prices import PricedProblem, price_problem
 
@@ -31,7 +32,10 @@ def improve_part(
     budget: Budget,
     draw: np.random.Generator,
 ) -> Ints:
-    """Return ``choice`` (int64[jobs], feasible), or a better one that differs in a few jobs."""
+    """Return ``choice`` (int64[jobs], feasible), or a better one that differs in a few jobs.
+
+    No clock ends it, since its nodes are counted as a whole.
+    """
     regret = _regrets(problem, priced, choice)
     pool = np.argsort(regret, kind="stable")[: POOL_FACTOR * JOBS_OF_STEP]
     jobs = np.sort(draw.permutation(pool)[:JOBS_OF_STEP])
@@ -45,7 +49,7 @@ def improve_part(
         part,
         price_problem(part, priced.prices),
         own,
-        budget,
+        replace(budget, remaining_s=unlimited_time),
         gap=0.0,
         columns=COLUMNS_OF_STEP,
         nodes=NODES_OF_STEP,

@@ -39,8 +39,10 @@ def certify_tree(
     """
     scale = price_scale(problem)
     leaves = np.flatnonzero(tree.state[:nodes] != INNER)
-    prices = np.ceil(tree.prices[leaves] * scale)
-    too_large = (prices @ problem.capacity.astype(np.float64)).max(initial=0.0) > _SAFE
+    prices = _whole_prices(problem, tree.prices[leaves], scale)
+    first = _whole_prices(problem, priced.prices, scale)
+    sold = np.vstack((prices, first)) @ problem.capacity.astype(np.float64)
+    too_large = sold.max(initial=0.0) > _SAFE
     if too_large or len(leaves) * len(problem.cell) > MOST_EVALUATIONS:
         return None
     whole = prices.astype(np.int64)
@@ -63,7 +65,7 @@ def certify_tree(
         path,
     )
     tree_of = _TreeBuilder(core, tree, leaves, whole, path)
-    tails = _Tails(problem, priced, scale, dropped, idles)
+    tails = _Tails(problem, first, scale, dropped, idles)
     before = [
         tuple(price for price, has in ((d, dropped.any()), (i, idles.any())) if has)
         for d, i in zip(drop.tolist(), idle.tolist(), strict=True)
@@ -114,7 +116,7 @@ class _Tails:
     """The cases that the search left out: they lose much at the first prices."""
 
     def __init__(
-        self, problem: Problem, priced: PricedProblem, scale: int, dropped: Bools, idles: Bools
+        self, problem: Problem, prices: Floats, scale: int, dropped: Bools, idles: Bools
     ) -> None:
         self._problem, self._scale = problem, scale
         # Identical jobs have the same marks.
@@ -127,7 +129,6 @@ class _Tails:
         self._dropped = np.flatnonzero(dropped & of_first[problem.column_job])
         self._idles = np.flatnonzero(idles & of_first)
         self._class_of = label
-        prices = np.ceil(priced.prices * scale)
         self._prices = prices.astype(np.int64)
         cost = np.bincount(
             problem.usage_column,
@@ -166,6 +167,11 @@ def _best_margins(problem: Problem, margin: Ints) -> Ints:
     best = np.where(problem.must_run, np.iinfo(np.int64).min, 0)
     np.maximum.at(best, problem.column_job, margin)
     return best
+
+
+def _whole_prices(problem: Problem, prices: Floats, scale: int) -> Floats:
+    """Return ``prices`` times ``scale``, rounded up. Rows of no capacity are not used, and free."""
+    return np.where(problem.capacity > 0, np.ceil(prices * scale), 0.0)
 
 
 def _sparse(prices: Ints) -> tuple[tuple[int, int], ...]:

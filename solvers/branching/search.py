@@ -39,9 +39,9 @@ MOST_CELLS: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What a search found: a better choice (int64[jobs]) or None, and the nodes it took.
+    """The result of a search: a better choice (int64[jobs]) or None, and the nodes it took.
 
-    ``over`` says that it ended by itself. ``certificate`` is None if there is none in 64 bits.
+    ``over`` says that nothing was left to search. ``certificate`` is None if it needs more than 64 bits.
     """
 
     choice: Ints | None

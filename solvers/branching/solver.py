@@ -21,7 +21,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.neighbourhoods import NODES_OF_STEP, improve_part
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices
-from tessera.solvers.prices import PricedProblem, price_problem
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 FIRST_COLUMNS: Final = 120
@@ -171,5 +171,5 @@ class _Best:
             seed=budget.seed,
             work=work,
             certificate=self.certificate,
-            proved_by="branching" if self.certificate else "",
+            proved_by="branching" if self.certificate else PROVED_BY_PRICES,
         )

@@ -88,7 +88,7 @@ class SearchTree(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """What a search remembers between calls: ``best`` is int64[columns], counts of the best answer."""
+    """The memory of a search between calls: ``best`` is int64[columns], counts of the best answer."""
 
     counts: Ints
     values: Floats

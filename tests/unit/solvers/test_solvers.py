@@ -109,7 +109,8 @@ def test_an_expired_budget_still_runs_jobs(name: str) -> None:
     solution = registry.make_solver(name).solve(problem, EXPIRED)
     if name == "portfolio":
         assert solution.objective == Greedy().solve(problem, ALWAYS).objective
-        assert dict(solution.work) == {"greedy": 1.0, "pricing": 0.0, "cp-sat": 0.0}
+        assert solution.work[0] == ("greedy", 1.0)
+        assert {name for name, work in solution.work if work} == {"greedy"}
     else:
         assert solution.status is SolveStatus.UNKNOWN
         assert dict(solution.work) == {name: 0.0}
@@ -339,5 +340,6 @@ def test_the_portfolio_uses_the_lp_if_there_are_many_rows(rows: int, stage: str)
     jobs = [[(3, {r: 2}), (5, {r: 3})] for r in range(rows)] + [[(4, {0: 3})]]
     problem = a_problem(jobs, [3] * rows)
     solution = Portfolio().solve(problem, ALWAYS)
-    assert list(dict(solution.work)) == ["greedy", stage, "cp-sat"]
+    later = ["branching", "knapsacks", "deep-branching", "cp-sat"]
+    assert list(dict(solution.work)) == ["greedy", stage, *later]
     assert (solution.status, solution.objective) == (SolveStatus.OPTIMAL, 5 * rows)

@@ -1,0 +1,193 @@
+"""The knapsack stage against an enumeration of all choices, and on rows of which it is exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.formulation.certificate_check import check_certificate
+from tessera.formulation.problem import Problem
+from tessera.formulation.solution import Solution, SolveStatus
+from tessera.solvers.answers import (
+    is_answer,
+    make_solution,
+    objective_of,
+    trivial_bound,
+    without_answer,
+)
+from tessera.solvers.base import Budget
+from tessera.solvers.branching import KnapsackFilling, knapsacks
+from tessera.solvers.branching.knapsacks import state_knapsacks
+from tessera.solvers.greedy import Greedy
+from tessera.solvers.prices import price_problem
+from tests.support.builders import a_random_problem as a_random_round
+from tests.support.laws import examples
+from tests.support.problems import a_problem, are_equal, brute_force
+from tests.support.proofs import a_random_problem, best_objective
+from tests.support.simplified import Simplified
+
+EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def a_hint(problem: Problem, seed: int) -> Solution | None:
+    """Return greedy's answer with random prices, or None if greedy finds none."""
+    greedy = Greedy().solve(problem, EXACT)
+    if not greedy.has_answer:
+        return None
+    prices = np.random.default_rng(seed).exponential(2.0, len(problem.rows))
+    return replace(greedy, prices=prices, bound=trivial_bound(problem))
+
+
+def of_one_row(seed: int) -> Problem:
+    """Return jobs that share one row; some are identical."""
+    draw = np.random.default_rng(seed)
+    kinds = [
+        [
+            (int(draw.integers(1, 30)), {0: int(draw.integers(1, 7))})
+            for _ in range(int(draw.integers(1, 4)))
+        ]
+        for _ in range(4)
+    ]
+    jobs = [kinds[int(draw.integers(0, 4))] for _ in range(int(draw.integers(1, 7)))]
+    return a_problem(jobs, [int(draw.integers(6, 20))])
+
+
+@given(SEEDS)
+def test_filled_knapsacks_are_feasible_and_their_certificate_proves_the_bound(seed: int) -> None:
+    problem = a_random_problem(seed)
+    hint, best = a_hint(problem, seed), best_objective(problem)
+    if hint is None or best is None:
+        return
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert is_answer(problem, solution.choice)
+    assert hint.objective <= solution.objective == objective_of(problem, solution.choice) <= best
+    assert best <= solution.bound <= hint.bound
+    if solution.certificate is not None:
+        assert solution.proved_by == "knapsacks"
+        assert check_certificate(problem, solution.certificate) <= solution.bound
+
+
+@given(SEEDS, st.integers(1, 3))
+def test_fewer_passes_prove_less_but_nothing_false(seed: int, passes: int) -> None:
+    problem = a_random_problem(seed)
+    hint, best = a_hint(problem, seed), best_objective(problem)
+    if hint is None or best is None:
+        return
+    budget = replace(EXACT, work={"knapsacks": passes})
+    solution = Simplified(KnapsackFilling()).solve(problem, budget, hint)
+    assert solution.objective <= best <= solution.bound
+    assert dict(solution.work)["knapsacks"] <= passes
+
+
+@given(SEEDS)
+def test_a_round_of_one_row_is_solved_exactly(seed: int) -> None:
+    problem = of_one_row(seed)
+    nothing = np.full(len(problem.jobs), -1)
+    hint = make_solution(
+        problem, nothing, bound=trivial_bound(problem), solver="none", prices=np.ones(1)
+    )
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert solution.objective == solution.bound == brute_force(problem)
+    assert solution.status is SolveStatus.OPTIMAL
+
+
+def test_a_job_that_must_run_runs_at_a_loss() -> None:
+    # Without job 0, two jobs of value 5 fit; with it, only one does.
+    problem = a_problem([[(-2, {0: 3})], [(5, {0: 3})], [(5, {0: 3})]], [6], must_run=[0])
+    known = make_solution(
+        problem, np.array([0, -1, -1]), bound=10.0, solver="none", prices=np.ones(1)
+    )
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, known)
+    assert solution.choice[0] == 0
+    assert solution.objective == 3 <= solution.bound
+
+
+def test_rows_that_share_columns_with_a_knapsack_are_respected() -> None:
+    # Row 1 counts what both types may run together: two jobs, although each type has room for two.
+    jobs = [[(10 - j, {0: 1, 2: 1}), (9 - j, {1: 1, 2: 1})] for j in range(4)]
+    problem = a_problem(jobs, [2, 2, 2])
+    nothing = make_solution(
+        problem, np.full(4, -1), bound=34.0, solver="none", prices=np.array([0.0, 0.0, 8.0])
+    )
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, nothing)
+    assert is_answer(problem, solution.choice)
+    assert solution.objective == 19 <= solution.bound
+
+
+def test_no_two_knapsacks_have_a_column_in_common() -> None:
+    for seed in range(20):
+        problem = a_random_problem(seed, with_idle=False)
+        stated = state_knapsacks(problem, price_problem(problem, np.ones(len(problem.rows))))
+        if stated is None:
+            continue
+        inside = [r for r in range(len(problem.rows)) if stated.rows[r]]
+        for column in range(len(problem.cell)):
+            assert sum(problem.usage_of(column).get(row, 0) > 0 for row in inside) <= 1
+
+
+def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = of_one_row(3)
+    hint = a_hint(problem, 3)
+    assert hint is not None
+    monkeypatch.setattr(knapsacks, "MOST_STEP_LOADS", 1)
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert np.array_equal(solution.choice, hint.choice)
+    assert solution.work == (("knapsacks", 0.0),)
+    assert solution.bound >= brute_force(problem)  # type: ignore[operator]
+    assert solution.certificate is None
+
+
+def test_rows_as_long_as_memory_are_left_alone() -> None:
+    problem = a_problem([[(3, {0: 10**12})], [(2, {0: 10**12 + 1})]], [2 * 10**12])
+    hint = a_hint(problem, 0)
+    assert hint is not None
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert solution.work == (("knapsacks", 0.0),)
+    assert solution.objective == hint.objective
+
+
+def test_without_an_answer_there_is_nothing_to_fill() -> None:
+    problem = of_one_row(5)
+    unknown = without_answer(problem, SolveStatus.UNKNOWN, solver="none", prices=np.ones(1))
+    for hint in (None, unknown):
+        solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+        assert solution.status is SolveStatus.UNKNOWN
+        assert solution.bound >= brute_force(problem)  # type: ignore[operator]
+
+
+@examples(10)
+@given(SEEDS, st.integers(10, 60), st.integers(1, 12))
+def test_passes_that_a_clock_ended_are_repeated_by_their_number(
+    seed: int, jobs: int, looks: int
+) -> None:
+    problem = a_random_round(seed, jobs=jobs)
+    hint = a_hint(problem, seed)
+    left = [looks]
+
+    def ticking() -> float:
+        left[0] -= 1
+        return float(left[0])
+
+    stage = KnapsackFilling()
+    first = stage.solve(problem, Budget(remaining_s=ticking, gap=0.0, seed=seed), hint)
+    again = Budget(remaining_s=lambda: math.inf, gap=0.0, seed=seed, work=dict(first.work))
+    second = stage.solve(problem, again, hint)
+    assert are_equal(first, second)
+    assert first.certificate == second.certificate
+
+
+def test_a_column_that_uses_nothing_of_a_row_is_not_in_its_knapsack() -> None:
+    # Column 1 names row 0 with an amount of 0. As part of that knapsack, it would exclude column 0.
+    problem = a_problem([[(9, {0: 3}), (8, {0: 0, 1: 3})]] * 2, [5, 5])
+    hint = a_hint(problem, 0)
+    assert hint is not None
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
+    assert solution.objective == 17 <= solution.bound
+    if solution.certificate is not None:
+        assert check_certificate(problem, solution.certificate) <= solution.bound
