@@ -301,6 +301,7 @@ def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, flo
         prices = best.prices if best.proved_by else np.zeros(len(problem.rows))
         proof = certificate_of_prices(problem, prices)
         best.certificate, best.bound = proof, float(proof.bound)
+        best.proved_by = PROVED_BY_PRICES
     return replace(
         _unproven(problem, best, budget, work),
         recorded=tuple(best.recorded),

@@ -125,10 +125,10 @@ def test_prices_that_prove_the_answer_are_named() -> None:
     assert (solution.bound, solution.proved_by) == (17, "prices")
 
 
-def test_a_trivial_bound_has_a_certificate_and_no_name() -> None:
+def test_a_trivial_bound_has_a_certificate_of_prices_of_zero() -> None:
     late = replace(FOREVER, remaining_s=lambda: 0.0)
     solution = checked(three_jobs(), Portfolio().solve(three_jobs(), late))
-    assert (solution.bound, solution.proved_by) == (209, "")
+    assert (solution.bound, solution.proved_by) == (209, "prices")
 
 
 def test_a_bound_that_only_improves_by_its_rounding_keeps_its_proof() -> None:
