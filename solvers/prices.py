@@ -166,8 +166,12 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
     those above 2^53 as 2^53. The bound is exact for the rounded prices, so it holds in any case.
     """
     known = prices if len(prices) else np.zeros(len(problem.rows))
-    p = np.minimum(np.where(np.isfinite(known) & (known > 0), known, 0.0), MAX_TOTAL)
-    bits, dtype = _price_bits(problem, p)
+    use = np.zeros(len(problem.rows))
+    np.maximum.at(use, problem.row, problem.amount)
+    np.maximum.at(use, problem.idle_row, problem.idle_amount)
+    sold = np.isfinite(known) & (known > 0) & (use > 0)  # a row that nothing uses is free
+    p = np.minimum(np.where(sold, known, 0.0), MAX_TOTAL)
+    bits, dtype = _price_bits(problem, p, use)
     scale = 1 << bits
     whole = [round(price * scale) for price in p.tolist()]
     price = np.array(whole, dtype)
@@ -191,11 +195,11 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
     )
 
 
-def _price_bits(problem: Problem, prices: Floats) -> tuple[int, type[np.generic]]:
-    """Return the bits of prices with which 64-bit sums are exact; 0 and Python's integers if none."""
-    use = np.zeros(len(problem.rows))
-    np.maximum.at(use, problem.row, problem.amount)
-    np.maximum.at(use, problem.idle_row, problem.idle_amount)
+def _price_bits(problem: Problem, prices: Floats, use: Floats) -> tuple[int, type[np.generic]]:
+    """Return the bits of prices with which 64-bit sums are exact; 0 and Python's integers if none.
+
+    ``use`` is float64[rows], the largest use of each row.
+    """
     size = float(np.abs(problem.value).max(initial=0)) + float(((prices + 1) * use).sum())
     room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
     bits = math.floor(math.log2(room)) - 1
