@@ -125,6 +125,7 @@ class Portfolio:
                 continue
             work[stage.name] = dict(solution.work).get(stage.name, 0.0)
             if isinstance(stage, CpSat) and (work[stage.name] == 0 or budget.workers > 1):
+                work[stage.name] = 0.0  # the record repeats it
                 _record(best, stage.name, solution)
             _merge(best, problem, solution)
         return _solution(problem, best, budget, work)
@@ -173,6 +174,8 @@ def _repeat_record(problem: Problem, stage: Solver, budget: Budget, best: _Best)
             choice[job] = column
         if not is_answer(problem, choice):
             raise InvalidInput("recorded", f"the answer of {stage.name} is not one of this round")
+        if not math.isfinite(answer.bound):
+            raise InvalidInput("recorded", f"the bound of {stage.name} is not a number")
         bound = max(answer.bound, float(objective_of(problem, choice)))
         solution = make_solution(
             problem, choice, bound=bound, solver=stage.name, proved_by=stage.name

@@ -139,7 +139,7 @@ def _decided_choice(record: RoundRecord, snapshot: Snapshot, problem: Problem) -
 
 
 def _column_of(problem: Problem, job: int, key: CellKey, nodes: int, *, keeps: bool) -> int | None:
-    """Return the column of ``job`` that runs ``key`` on ``nodes`` nodes, or None if there is none.
+    """Return the column of ``job`` that runs ``key`` on ``nodes`` nodes, or None if no column does.
 
     With wider shapes as columns, a Cell may be a column on several numbers of nodes. Placement may
     use yet another number, and the job then has the Cell that is fastest there. So a column on as

@@ -49,3 +49,10 @@ def test_values_and_prices_beyond_64_bits_are_exact() -> None:
     assert check_certificate(problem, certificate) == certificate.bound == 2**70
     certificate = certificate_of_prices(problem, np.array([1e300]))
     assert check_certificate(problem, certificate) == certificate.bound == 2**93
+
+
+def test_a_row_that_nothing_uses_costs_nothing_however_high_its_price() -> None:
+    problem = a_problem([[(5, {0: 1, 1: 0})], [(3, {0: 1})]], [1, 7, 7])
+    certificate = certificate_of_prices(problem, np.array([3.0, 1e300, 1e18]))
+    assert certificate.bound == 5
+    assert check_certificate(problem, certificate) == 5

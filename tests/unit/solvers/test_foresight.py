@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from tests.support.summaries import a_summary
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
-def two_jobs(**changes: float) -> Snapshot:
+def two_jobs(**changes: Any) -> Snapshot:
     """Return a short and a long job on one GPU each, of a node with one GPU."""
     return a_snapshot(
         nodes=some_nodes((0, 1, 1)),

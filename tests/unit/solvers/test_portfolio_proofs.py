@@ -218,9 +218,6 @@ def test_a_stage_that_ended_in_time_leaves_no_record() -> None:
     assert dict(solution.work)["cp-sat"] > 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the repetition's work of cp-sat is 0, the first run's is not"
-)
 def test_answers_of_several_workers_are_recorded_and_repeated_with_the_same_work() -> None:
     several = replace(EXACT, workers=2)
     first = Portfolio((Greedy(), CpSat())).solve(three_jobs(), several)
@@ -257,7 +254,6 @@ def test_a_recorded_bound_below_the_recorded_answer_is_not_believed(bound: float
     assert solution.objective == 110 <= solution.bound
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="make_solution fails on the bound")
 def test_a_recorded_bound_that_is_not_a_number_is_refused() -> None:
     tampered = RecordedAnswer(stage="cp-sat", changes=((0, 0), (1, 1), (2, -1)), bound=math.nan)
     with pytest.raises(InvalidInput, match="recorded"):

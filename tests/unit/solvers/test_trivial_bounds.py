@@ -237,9 +237,8 @@ def test_a_replay_of_another_problem_is_not_compared() -> None:
     newer = decide_round(solver="greedy")
     newer.versions.append("tessera 99")
     assert not compare_with_recorded_bound(before, newer)
-    ahead = {"objective": "deadline"}
     assert not compare_with_recorded_bound(
-        decide_round(**ahead), decide_round(solver="greedy", **ahead)
+        decide_round(objective="deadline"), decide_round(solver="greedy", objective="deadline")
     )
     assert not compare_with_recorded_bound(again, again)  # neither has a bound
     # it has a bound of its own
