@@ -6,7 +6,7 @@ from typing import Final
 
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Ints
-from tessera.solvers.kernels.exchange import exchange_pairs
+from tessera.solvers.kernels.exchange import ExchangeColumns, exchange_pairs
 from tessera.solvers.prices import PricedProblem
 
 MOST_CHANGES: Final = 2_000
@@ -17,18 +17,16 @@ MOST_STEPS: Final = 200
 def exchange_choices(problem: Problem, priced: PricedProblem, choice: Ints) -> Ints:
     """Return ``choice`` (int64[jobs], feasible) after changes that gain, alone or in pairs."""
     better = choice.copy()
-    exchange_pairs(
-        problem.job_start,
-        problem.value,
-        problem.usage_start,
-        problem.row,
-        problem.amount,
-        problem.must_run,
-        priced.margin,
-        priced.prices,
-        better,
-        problem.capacity - problem.used(choice),
-        MOST_CHANGES,
-        MOST_STEPS,
+    columns = ExchangeColumns(
+        job_start=problem.job_start,
+        value=problem.value,
+        usage_start=problem.usage_start,
+        row=problem.row,
+        amount=problem.amount,
+        must_run=problem.must_run,
+        margin=priced.margin,
+        prices=priced.prices,
     )
+    room = problem.capacity - problem.used(choice)
+    exchange_pairs(columns, better, room, MOST_CHANGES, MOST_STEPS)
     return better

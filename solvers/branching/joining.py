@@ -17,7 +17,8 @@ from tessera.formulation.problem import Problem, reduce_by_job, restrict_problem
 from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 from tessera.solvers.answers import objective_of
 from tessera.solvers.fixing import column_losses
-from tessera.solvers.kernels.branching import JoinedProgram, ProblemColumns
+from tessera.solvers.kernels.branching import JoinedProgram
+from tessera.solvers.kernels.leaves import ProblemColumns
 from tessera.solvers.prices import PricedProblem
 
 _MULTIPLIERS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)

@@ -17,7 +17,8 @@ from tessera.formulation.certificates import Branch, Certificate, CertificateNod
 from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.branching.joining import JoinedCore, find_classes
-from tessera.solvers.kernels.branching import INNER, MOST_DEPTH, SearchTree, bound_leaves
+from tessera.solvers.kernels.branching import INNER, MOST_DEPTH, SearchTree
+from tessera.solvers.kernels.leaves import bound_leaves
 from tessera.solvers.prices import PricedProblem, price_scale
 
 MOST_EVALUATIONS: Final = 300_000_000
