@@ -154,6 +154,9 @@ def price_scale(problem: Problem) -> int:
 PRICE_BITS: Final = 20
 """Bits behind the binary point of a price in a certificate, unless sums would be too large."""
 
+CAPACITY_BITS: Final = 7
+"""Bits of a price behind those of the largest capacity, so that rounding costs 1 / 128 of a unit."""
+
 MAX_EXACT: Final = 2**62
 """Limit below which sums of 64-bit integers are exact."""
 
@@ -200,10 +203,19 @@ def _price_bits(problem: Problem, prices: Floats, use: Floats) -> tuple[int, typ
 
     ``use`` is float64[rows], the largest use of each row.
     """
-    size = float(np.abs(problem.value).max(initial=0)) + float(((prices + 1) * use).sum())
-    room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
-    bits = math.floor(math.log2(room)) - 1
-    return (min(bits, PRICE_BITS), np.int64) if bits >= 0 else (0, np.object_)
+    top = float(np.abs(problem.value).max(initial=0))
+
+    def bits_with(rounding: float) -> int:
+        size = top + float(((prices + rounding) * use).sum())
+        room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
+        return math.floor(math.log2(room)) - 1
+
+    bits = bits_with(2.0**-PRICE_BITS)
+    if bits < PRICE_BITS:
+        bits = bits_with(1.0)
+    # Rounded prices of a row must not cost much in all: those of large amounts are small.
+    most = max(PRICE_BITS, int(problem.capacity.max(initial=0)).bit_length() + CAPACITY_BITS)
+    return (min(bits, most), np.int64) if bits >= 0 else (0, np.object_)
 
 
 def _sums(start: Ints, entries: Ints) -> Ints:
