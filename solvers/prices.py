@@ -154,6 +154,9 @@ def price_scale(problem: Problem) -> int:
 PRICE_BITS: Final = 20
 """Bits behind the binary point of a price in a certificate, unless sums would be too large."""
 
+CAPACITY_BITS: Final = 7
+"""Bits of a price behind those of the largest capacity, so that rounding costs 1 / 128 of a unit."""
+
 MAX_EXACT: Final = 2**62
 """Limit below which sums of 64-bit integers are exact."""
 
@@ -163,15 +166,15 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
 
     If ``prices`` are empty, because they are not known, all rows are free.
     Prices are rounded to a multiple of a power of two. Negative and non-finite ones count as 0, and
-    those above 2^53 as 2^53. Rows that nothing uses are free. The bound is exact for the rounded
-    prices, so it holds in any case.
+    those above 2^53 as 2^53. The bound is exact for the rounded prices, so it holds in any case.
     """
     known = prices if len(prices) else np.zeros(len(problem.rows))
-    used = np.zeros(len(problem.rows), dtype=np.bool_)
-    used[problem.row[problem.amount > 0]] = True
-    used[problem.idle_row[problem.idle_amount > 0]] = True
-    p = np.where(np.isfinite(known) & (known > 0) & used, np.minimum(known, MAX_TOTAL), 0.0)
-    bits, dtype = _price_bits(problem, p)
+    use = np.zeros(len(problem.rows))
+    np.maximum.at(use, problem.row, problem.amount)
+    np.maximum.at(use, problem.idle_row, problem.idle_amount)
+    sold = np.isfinite(known) & (known > 0) & (use > 0)  # a row that nothing uses is free
+    p = np.minimum(np.where(sold, known, 0.0), MAX_TOTAL)
+    bits, dtype = _price_bits(problem, p, use)
     scale = 1 << bits
     whole = [round(price * scale) for price in p.tolist()]
     price = np.array(whole, dtype)
@@ -195,15 +198,24 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
     )
 
 
-def _price_bits(problem: Problem, prices: Floats) -> tuple[int, type[np.generic]]:
-    """Return the bits of prices with which 64-bit sums are exact; 0 and Python's integers if none."""
-    use = np.zeros(len(problem.rows))
-    np.maximum.at(use, problem.row, problem.amount)
-    np.maximum.at(use, problem.idle_row, problem.idle_amount)
-    size = float(np.abs(problem.value).max(initial=0)) + float(((prices + 1) * use).sum())
-    room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
-    bits = math.floor(math.log2(room)) - 1
-    return (min(bits, PRICE_BITS), np.int64) if bits >= 0 else (0, np.object_)
+def _price_bits(problem: Problem, prices: Floats, use: Floats) -> tuple[int, type[np.generic]]:
+    """Return the bits of prices with which 64-bit sums are exact; 0 and Python's integers if none.
+
+    ``use`` is float64[rows], the largest use of each row.
+    """
+    top = float(np.abs(problem.value).max(initial=0))
+
+    def bits_with(rounding: float) -> int:
+        size = top + float(((prices + rounding) * use).sum())
+        room = MAX_EXACT / (max(size, 1.0) * (len(problem.jobs) + 1))
+        return math.floor(math.log2(room)) - 1
+
+    bits = bits_with(2.0**-PRICE_BITS)
+    if bits < PRICE_BITS:
+        bits = bits_with(1.0)
+    # Rounded prices of a row must not cost much in all: those of large amounts are small.
+    most = max(PRICE_BITS, int(problem.capacity.max(initial=0)).bit_length() + CAPACITY_BITS)
+    return (min(bits, most), np.int64) if bits >= 0 else (0, np.object_)
 
 
 def _sums(start: Ints, entries: Ints) -> Ints:

@@ -258,7 +258,8 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     rows = _separate_rows(problem)
     uses = np.bincount(problem.row, minlength=len(problem.rows))
     loads = int((uses * problem.capacity)[rows].sum())
-    prices = np.where(rows, 0.0, np.ceil(priced.prices * scale))
+    free = rows | (problem.capacity == 0)  # nothing uses a row of no capacity
+    prices = np.where(free, 0.0, np.ceil(priced.prices * scale))
     largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
     if not rows.any() or loads > MOST_STEP_LOADS or not largest < _LARGEST:
         return None

@@ -393,3 +393,12 @@ def test_a_hundred_thousand_different_jobs_are_solved_within_limits() -> None:
     assert solution.gap <= FOREVER.gap
     again = replace(FOREVER, work=dict(solution.work), recorded=solution.recorded)
     assert are_equal(solution, Portfolio().solve(problem, again))
+
+
+def test_rows_of_large_amounts_are_proven_to_the_last_unit() -> None:
+    # Both jobs of value 8 and one of value 5 fill the row exactly: its price per unit is 2.5e-7.
+    unit = 10_000_019
+    jobs = [[(8, {0: 3 * unit})], [(8, {0: 3 * unit})], [(5, {0: 2 * unit})]]
+    problem = a_problem([*jobs, *[[(3, {0: 2 * unit - 1})]] * 2], [8 * unit])
+    solution = checked(problem, Portfolio().solve(problem, EXACT))
+    assert solution.objective == solution.bound == 21
