@@ -28,7 +28,7 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver, SolverFailed
 from tessera.solvers.branching import Branching, KnapsackFilling
-from tessera.solvers.branching.solver import POLISHED_GAP, POLISHING_NODES
+from tessera.solvers.branching.solver import MAX_CP_SAT_JOBS, POLISHING_NODES, polished_gap
 from tessera.solvers.cpsat import POLISHING_WORK, CpSat
 from tessera.solvers.greedy import Greedy, find_better_choice
 from tessera.solvers.prices import PROVED_BY_PRICES, certificate_of_prices
@@ -52,8 +52,6 @@ LARGE_PROBLEM_COLUMNS: Final = 100_000
 """With more columns than this, pricing is still faster up to twice as many rows."""
 MAX_POLISHED_COLUMNS: Final = 400_000
 """Columns above which this would cost more than a tenth of a second."""
-MAX_CP_SAT_JOBS: Final = 1_000
-"""Jobs up to which CP-SAT is given every round that is not yet proven to the last unit."""
 
 
 @dataclass(slots=True)
@@ -85,7 +83,7 @@ class Portfolio:
     checked by ``tessera.formulation.check`` before it counts. An answer that breaks a rule is
     dropped with its bound, and logged.
 
-    A little work is spent to bring the gap below ``POLISHED_GAP``, and CP-SAT is given every round of
+    A little work is spent to bring the gap below 1e-6, and CP-SAT is given every round of
     up to ``MAX_CP_SAT_JOBS`` jobs that is not proven to the last unit.
 
     ``work`` holds the work of every stage. A stage has work 0 if it did not run or failed. If the
@@ -142,8 +140,9 @@ def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Bu
         few = len(problem.jobs) <= MAX_CP_SAT_JOBS
         return _with_limit(part, stage.name, POLISHING_WORK, 0.0) if few else None
     if isinstance(stage, Branching) and not stage.deep:
-        small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(POLISHED_GAP)
-        return _with_limit(part, stage.name, POLISHING_NODES, POLISHED_GAP) if small else None
+        aim = polished_gap(problem)
+        small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(aim)
+        return _with_limit(part, stage.name, POLISHING_NODES, aim) if small else None
     return None
 
 

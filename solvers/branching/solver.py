@@ -31,6 +31,8 @@ FIRST_NODES: Final = 200
 POLISHED_GAP: Final = 1e-6
 """The gap that the first nodes aim at, even if a larger one is wanted: they cost less than 0.1 s."""
 POLISHING_NODES: Final = 400
+MAX_CP_SAT_JOBS: Final = 1_000
+"""Jobs up to which CP-SAT is given every round that is not yet proven to the last unit."""
 GROWTH_FACTOR: Final = 2
 MOST_COLUMNS: Final = 2_000
 MOST_NODES: Final = 600
@@ -40,6 +42,11 @@ EXCHANGE_WORK: Final = 1
 """Work of the exchanges before the first node. A recorded work of 0 says that nothing ran."""
 IDLE_STEPS: Final = 12
 """Parts that are decided again without any gain before the search goes on."""
+
+
+def polished_gap(problem: Problem) -> float:
+    """Return the gap that the first nodes aim at: none in small rounds, which CP-SAT would get next."""
+    return 0.0 if len(problem.jobs) <= MAX_CP_SAT_JOBS else POLISHED_GAP
 
 
 class Branching:
@@ -71,8 +78,8 @@ class Branching:
         growth = GROWTH_FACTOR**2 if self.deep else 1
         columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
         while left > 0 and not budget.expired():
-            gap = budget.gap if self.deep or best.nodes >= POLISHING_NODES else POLISHED_GAP
-            gap = min(gap, budget.gap)
+            polishing = not self.deep and best.nodes < POLISHING_NODES
+            gap = min(budget.gap, polished_gap(problem)) if polishing else budget.gap
             if best.close(gap):
                 break
             result = search_core(
