@@ -9,9 +9,9 @@ from tessera.formulation.tables import Ints
 from tessera.solvers.kernels.exchange import ExchangeColumns, exchange_pairs
 from tessera.solvers.prices import PricedProblem
 
-MOST_CHANGES: Final = 2_000
-"""Changes of a scan, whose pairs take some 20 ms."""
-MOST_STEPS: Final = 200
+MOST_CHANGES: Final = 1_000
+"""Changes of a scan, whose pairs take some 5 ms."""
+MOST_STEPS: Final = 100
 
 
 def exchange_choices(problem: Problem, priced: PricedProblem, choice: Ints) -> Ints:

@@ -35,6 +35,8 @@ GAP: Final = 1e-4
 """Gap at which solvers may stop if nobody names one."""
 MILLION: Final = 1_000_000
 """The number of jobs at which memory and the whole time are judged."""
+LIMIT_S: Final = 30.0
+"""The time limit of a solver in seconds, unless it is given."""
 AIMS_S: Final = {2_048: 0.2, 10_000: 0.5, 100_000: 3.0, MILLION: 25.0}
 """Jobs -> seconds that solving them should take at most."""
 LEVELS_AIMS_S: Final = {2_048: 2.0}
@@ -90,7 +92,13 @@ def time_solvers(
             help="Comma-separated baselines: cp-sat, cbc, highs, pop-8, sia, gavel or any solver."
         ),
     ] = "",
-    time_limit: Annotated[float, typer.Option(help="Time limit of each solver in seconds.")] = 30.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Time limit of each solver in seconds."
+            f" Default: {LIMIT_S:.0f}, or the CPU seconds that a named family should take."
+        ),
+    ] = None,
     repeats: Annotated[
         int, typer.Option(help="Number of rounds that our solver solves, each with another seed.")
     ] = 1,
@@ -107,7 +115,7 @@ def time_solvers(
     gap: Annotated[
         float | None,
         typer.Option(
-            help=f"Gap at which solvers may stop. Default: {GAP}, or the family's aim if less."
+            help=f"Gap at which solvers may stop. Default: {GAP}, or the aim of a named family."
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Number of threads of each solver.")] = 2,
@@ -148,6 +156,7 @@ def time_solvers(
     took when the bound was 5.) ``solve_of_aim`` is the
     time over the aim for that number of jobs, in the family ``real``.
     """
+    limit_s = time_limit or (NAMED_FAMILIES[family].cpu_s if family in NAMED_FAMILIES else LIMIT_S)
     entry = _sized(
         ContestEntry(
             solver=solver,
@@ -156,7 +165,7 @@ def time_solvers(
             types=types,
             family=family,
             objective=objective,
-            time_limit_s=time_limit,
+            time_limit_s=limit_s,
             workers=workers,
             seed=seed,
             repeats=repeats,
@@ -171,7 +180,7 @@ def time_solvers(
     figures = _figures(entry, mine, ours)
     stock = [line for line in lines if line.solver in STOCK_SOLVERS]
     if stock:
-        best_s = min(line.reached_s if line.reached_s > 0 else time_limit for line in stock)
+        best_s = min(line.reached_s if line.reached_s > 0 else limit_s for line in stock)
         figures["speedup_vs_best_stock"] = best_s / ours[0].total_s
     if (
         family in FAMILIES
@@ -199,7 +208,7 @@ def _sized(entry: ContestEntry, gap: float | None) -> ContestEntry:
     if entry.family in NAMED_FAMILIES:
         aim = NAMED_FAMILIES[entry.family].aim
         draw_round(replace(entry, jobs=min(entry.jobs, 1)))  # raises here, not in another process
-        return replace(entry, gap=min(GAP, aim) if gap is None else gap)
+        return replace(entry, gap=aim if gap is None else gap)
     if entry.family not in FAMILIES:
         raise InvalidInput("family", f"must be one of {', '.join((*FAMILIES, *NAMED_FAMILIES))}")
     jobs, types = entry.jobs or USUAL_JOBS, entry.types or USUAL_TYPES

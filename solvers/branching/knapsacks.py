@@ -40,10 +40,13 @@ from tessera.solvers.kernels.knapsacks import (
 from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem, price_scale
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-MOST_STEP_LOADS: Final = 40_000_000
-"""Columns times loads of one evaluation: about 0.06 s."""
+MOST_STEP_LOADS: Final = 400_000_000
+"""Columns times loads of one evaluation: about 0.4 s."""
 LOADS_A_PASS: Final = 100_000_000
 """Columns times loads of a pass's steps: some 0.2 s."""
+LEAST_S: Final = 0.4
+LOAD_S: Final = 1e-8
+"""Wall seconds for each load: an evaluation takes a tenth, a pass several evaluations."""
 FIRST_STEPS: Final = 300
 LATER_STEPS: Final = 60
 """Subgradient steps of the first pass, and of each later one, if they are not too long."""
@@ -70,6 +73,10 @@ class KnapsackFilling:
 
     name = "knapsacks"
 
+    def least_s(self, problem: Problem) -> float:
+        """Return the wall seconds without which it should not begin: about those of a pass."""
+        return LEAST_S + LOAD_S * min(_loads(problem, _separate_rows(problem)), MOST_STEP_LOADS)
+
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Improve the hint's answer and bound; without them, or where it is of no use, return them."""
@@ -84,7 +91,8 @@ class KnapsackFilling:
             return self._solution(problem, budget, known, bound, 0, None, prices, label)
         filling = _Filling(problem, priced, sacks, known, bound)
         most, done = int(budget.work.get(self.name, MOST_PASSES)), 0
-        while done < most and not budget.expired() and not filling.ended(budget.gap):
+        least_s = LEAST_S + LOAD_S * sacks.loads
+        while done < most and budget.remaining_s() > least_s and not filling.ended(budget.gap):
             budget.check()
             filling.run_pass(budget.gap, np.random.default_rng([budget.seed, done]))
             done += 1
@@ -256,8 +264,7 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     """Return the knapsacks of ``problem``, or None without any, or if they are too large."""
     scale = price_scale(problem)
     rows = _separate_rows(problem)
-    uses = np.bincount(problem.row, minlength=len(problem.rows))
-    loads = int((uses * problem.capacity)[rows].sum())
+    loads = _loads(problem, rows)
     free = rows | (problem.capacity == 0)  # nothing uses a row of no capacity
     prices = np.where(free, 0.0, np.ceil(priced.prices * scale))
     largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
@@ -286,6 +293,12 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
         table=np.empty((groups, int(sacks.capacity.max()) + 1), dtype=np.int32),
         loads=loads,
     )
+
+
+def _loads(problem: Problem, rows: Bools) -> int:
+    """Return the columns times loads of the knapsacks ``rows`` (bool[rows])."""
+    uses = np.bincount(problem.row, minlength=len(problem.rows))
+    return int((uses * problem.capacity)[rows].sum())
 
 
 def _separate_rows(problem: Problem) -> Bools:

@@ -24,6 +24,9 @@ from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
+LEAST_S: Final = 0.03
+COLUMN_S: Final = 1e-6
+"""Wall seconds for each column, to find the core and to check the leaves; a third was measured."""
 FIRST_COLUMNS: Final = 120
 """Columns of the first core that are worse than their job's best."""
 FIRST_NODES: Final = 200
@@ -61,6 +64,10 @@ class Branching:
     def __init__(self, *, deep: bool = False) -> None:
         self.deep = deep
         self.name = "deep-branching" if deep else "branching"
+
+    def least_s(self, problem: Problem) -> float:
+        """Return the wall seconds without which it should not begin: about those of its first steps."""
+        return LEAST_S + COLUMN_S * len(problem.cell)
 
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
