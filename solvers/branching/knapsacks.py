@@ -50,11 +50,11 @@ LOAD_S: Final = 1e-8
 FIRST_STEPS: Final = 300
 LATER_STEPS: Final = 60
 """Subgradient steps of the first pass, and of each later one, if they are not too long."""
-MOST_REFILLS: Final = 2_000
+MOST_REFILLS: Final = 4_000
 """Steps of one pass."""
-REFILLED: Final = 4
+REFILLED: Final = 3
 """Knapsacks of a step, at most."""
-SKIPPED_FACTOR: Final = 8
+SKIPPED_FACTOR: Final = 40
 """About how many times as many loads a step would have if it looked at every waiting job."""
 MOST_PASSES: Final = 40
 IDLE_PASSES: Final = 6

@@ -21,9 +21,10 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.branching import Branching, KnapsackFilling
+from tessera.solvers.branching.solver import MAX_CP_SAT_JOBS
 from tessera.solvers.cpsat import POLISHING_WORK, CpSat
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.portfolio import MAX_CP_SAT_JOBS, Portfolio
+from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.pricing import Pricing
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import scaled
