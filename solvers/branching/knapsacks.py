@@ -42,6 +42,8 @@ from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 MOST_STEP_LOADS: Final = 400_000_000
 """Columns times loads of one evaluation: about 0.4 s."""
+MOST_SHARED_LOADS: Final = 40_000_000
+"""The same if jobs have columns in several knapsacks, so that their prices must be found."""
 LOADS_A_PASS: Final = 100_000_000
 """Columns times loads of a pass's steps: some 0.2 s."""
 LEAST_S: Final = 0.4
@@ -273,6 +275,8 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     first, label = find_classes(problem, np.ones(len(problem.jobs), dtype=np.bool_))
     whole = prices.astype(np.int64)
     sacks, row_of = _knapsacks(problem, rows, whole, scale, first, label)
+    if loads > MOST_SHARED_LOADS and not sacks.alone.all():
+        return None  # many evaluations would be needed
     price = np.where(sacks.alone, 0.0, np.ceil(priced.best[first] * scale))
     groups = int(np.diff(sacks.group_start[:-1]).max(initial=1))
     return StatedKnapsacks(

@@ -33,8 +33,8 @@ SLICE_NODES: Final = 20
 """Nodes between two looks at the clock."""
 LEAST_PROGRESS: Final = 0.05
 """Share of the gap by which a certificate must lower the bound to be made."""
-MOST_CELLS: Final = 4_000_000
-"""Size of the largest tableau, in numbers: 32 MB."""
+MOST_CELLS: Final = 12_000_000
+"""Size of the largest tableau, in numbers: 96 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -37,10 +37,10 @@ POLISHING_NODES: Final = 400
 MAX_CP_SAT_JOBS: Final = 1_000
 """Jobs up to which CP-SAT is given every round that is not yet proven to the last unit."""
 GROWTH_FACTOR: Final = 2
-MOST_COLUMNS: Final = 2_000
+MOST_COLUMNS: Final = 16_000
 MOST_NODES: Final = 600
 """Nodes of all cores together if no work was recorded."""
-MOST_DEEP_NODES: Final = 20_000
+MOST_DEEP_NODES: Final = 60_000
 EXCHANGE_WORK: Final = 1
 """Work of the exchanges before the first node. A recorded work of 0 says that nothing ran."""
 IDLE_STEPS: Final = 12
@@ -83,7 +83,8 @@ class Branching:
         most = (MOST_DEEP_NODES if self.deep else MOST_NODES) + EXCHANGE_WORK
         left = int(budget.work.get(self.name, most)) - EXCHANGE_WORK
         growth = GROWTH_FACTOR**2 if self.deep else 1
-        columns, nodes = FIRST_COLUMNS * growth, FIRST_NODES * growth
+        columns = first = FIRST_COLUMNS * growth
+        nodes, most_columns = FIRST_NODES * growth, MOST_COLUMNS
         while left > 0 and not budget.expired():
             polishing = not self.deep and best.nodes < POLISHING_NODES
             gap = min(budget.gap, polished_gap(problem)) if polishing else budget.gap
@@ -99,15 +100,18 @@ class Branching:
                 nodes=min(nodes, left),
                 bound=best.bound,
             )
+            if result is None and columns > first:
+                most_columns = columns = columns // GROWTH_FACTOR
+                continue
             if result is None:
                 break
             best.take(result)
             left -= result.nodes
             if self.deep:
                 left -= _improve_parts(problem, priced, best, budget, left)
-            if (result.over and columns >= best.all_columns) or columns > MOST_COLUMNS:
+            if result.over and columns >= min(best.all_columns, most_columns):
                 break
-            columns, nodes = columns * GROWTH_FACTOR, nodes * GROWTH_FACTOR
+            columns, nodes = min(columns * GROWTH_FACTOR, most_columns), nodes * GROWTH_FACTOR
         return best.solution(self.name, budget)
 
 
