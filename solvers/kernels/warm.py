@@ -19,7 +19,8 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
-from tessera.solvers.branching import Branching, KnapsackFilling
+from tessera.solvers.branching import KnapsackFilling
+from tessera.solvers.branching.search import search_core
 from tessera.solvers.greedy import Greedy, repair_choice
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array
@@ -79,10 +80,10 @@ def _run_all(report: Callable[[str], None]) -> None:
     priced = price_problem(problem, np.ones(1))
     insert_by_lead(problem, priced)
     report("branching")
-    gapless = replace(budget, gap=0.0)
-    loose = replace(solution, choice=np.array([0, -1]), objective=1, prices=np.zeros(1))
-    for stage in (Branching(), KnapsackFilling()):
-        stage.solve(problem, gapless, loose)
+    free = price_problem(problem, np.zeros(1))
+    search_core(problem, free, None, budget, gap=0.0, columns=9, nodes=9, bound=1e9)
+    known = replace(solution, choice=np.array([0, -1]), objective=1, prices=np.zeros(1))
+    KnapsackFilling().solve(problem, replace(budget, gap=0.0), known)
     for name, step in (
         ("deadline schedules", _run_rollout),
         ("deadlines in slots", _run_slots),
