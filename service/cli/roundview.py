@@ -39,8 +39,7 @@ UNPROVEN_TEXT: Final = "?"
 PROOF_TEXTS: Final = {
     "prices": "prices",
     "branching": "branching and prices",
-    "listing": "the word of the listing of the core",
-    "lp": "the word of the LP solver",
+    "knapsacks": "knapsacks and prices",
     "cp-sat": "the word of CP-SAT",
     "levels": "a search over levels",
 }
