@@ -132,10 +132,10 @@ class Portfolio:
 def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Budget | None:
     """Return the part of the budget that a stage has, with the gap to aim at, or None for no part."""
     part = budget.share(1.0 - _RESERVE.get(stage.name, _OTHER_RESERVE))
-    if isinstance(stage, Branching | KnapsackFilling):
-        least_s = stage.least_s(problem)
-        if part.remaining_s() < least_s:
-            return None
+    if isinstance(stage, Branching | KnapsackFilling) and part.remaining_s() < stage.least_s(
+        problem
+    ):
+        return None
     if not best.gap_met(budget.gap):
         return part
     if best.choice is None or best.gap_met(0.0):

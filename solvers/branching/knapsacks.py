@@ -76,8 +76,8 @@ class KnapsackFilling:
     name = "knapsacks"
 
     def least_s(self, problem: Problem) -> float:
-        """Return the wall seconds without which it should not begin: about those of a pass."""
-        return LEAST_S + LOAD_S * min(_loads(problem, _separate_rows(problem)), MOST_STEP_LOADS)
+        """Return the wall seconds without which it should not begin. A pass may need more."""
+        return LEAST_S
 
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
@@ -266,7 +266,8 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     """Return the knapsacks of ``problem``, or None without any, or if they are too large."""
     scale = price_scale(problem)
     rows = _separate_rows(problem)
-    loads = _loads(problem, rows)
+    uses = np.bincount(problem.row, minlength=len(problem.rows))
+    loads = int((uses * problem.capacity)[rows].sum())
     free = rows | (problem.capacity == 0)  # nothing uses a row of no capacity
     prices = np.where(free, 0.0, np.ceil(priced.prices * scale))
     largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
@@ -297,12 +298,6 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
         table=np.empty((groups, int(sacks.capacity.max()) + 1), dtype=np.int32),
         loads=loads,
     )
-
-
-def _loads(problem: Problem, rows: Bools) -> int:
-    """Return the columns times loads of the knapsacks ``rows`` (bool[rows])."""
-    uses = np.bincount(problem.row, minlength=len(problem.rows))
-    return int((uses * problem.capacity)[rows].sum())
 
 
 def _separate_rows(problem: Problem) -> Bools:
