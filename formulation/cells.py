@@ -294,6 +294,23 @@ def find_most_compact(cells: Cells, among: Ints | None = None) -> Bools:
     return compact
 
 
+def one_cell() -> Cells:
+    """Return a table of one Cell, for columns whose Cell does not matter."""
+    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
+    return Cells(
+        workload=zero,
+        gpu_type=zero,
+        gpus=one,
+        pipeline_degree=one,
+        plan=zero,
+        nodes=one,
+        rate=rate,
+        first_shape=zero,
+        shape_count=one,
+        shapes=Shapes(nodes=one, rate=rate),
+    )
+
+
 def most_compact_by_job(cells: Cells, row: Ints, owner: Ints) -> Bools:
     """Return which of each job's rows are on the fewest nodes of their type and GPU count.
 

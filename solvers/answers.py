@@ -135,6 +135,42 @@ def without_answer(
     )
 
 
+def make_result(
+    problem: Problem,
+    choice: Ints | None,
+    *,
+    bound: float,
+    solver: str,
+    status: SolveStatus = SolveStatus.UNKNOWN,
+    prices: Floats | None = None,
+    seed: int = 0,
+    work: tuple[tuple[str, float], ...] = (),
+    certificate: Certificate | None = None,
+    proved_by: str = "",
+) -> Solution:
+    """Return the solution with this choice, or without an answer if it is None, because of ``status``."""
+    if choice is None:
+        return without_answer(
+            problem, status, bound=bound, solver=solver, prices=prices, seed=seed, work=work
+        )
+    return make_solution(
+        problem,
+        choice,
+        bound=bound,
+        solver=solver,
+        prices=prices,
+        seed=seed,
+        work=work,
+        certificate=certificate,
+        proved_by=proved_by,
+    )
+
+
+def is_within(gap: float, bound: float, value: float) -> bool:
+    """Return whether an answer of ``value`` is within the relative ``gap`` of ``bound``."""
+    return bound - value <= gap * max(abs(bound), 1.0)
+
+
 def after_one_run(
     problem: Problem,
     status: SolveStatus,
@@ -151,7 +187,8 @@ def after_one_run(
     """
     bound = min(bound, trivial_bound(problem))
     work = ((solver, float(status in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE))),)
-    if choice is None:
-        return without_answer(problem, status, solver=solver, bound=bound, seed=seed, work=work)
-    bound = max(bound, float(objective_of(problem, choice)))
-    return make_solution(problem, choice, bound=bound, solver=solver, seed=seed, work=work)
+    if choice is not None:
+        bound = max(bound, float(objective_of(problem, choice)))
+    return make_result(
+        problem, choice, bound=bound, solver=solver, status=status, seed=seed, work=work
+    )

@@ -21,10 +21,11 @@ from tessera.formulation.solution import RecordedAnswer, Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
     is_answer,
+    is_within,
+    make_result,
     make_solution,
     objective_of,
     trivial_bound,
-    without_answer,
 )
 from tessera.solvers.base import Budget, Solver, SolverFailed
 from tessera.solvers.branching import Branching, KnapsackFilling
@@ -71,7 +72,7 @@ class _Best:
         """Return whether nothing is left to gain within the gap."""
         if self.choice is None:
             return self.infeasible
-        return self.bound - self.objective <= gap * max(abs(self.bound), 1.0)
+        return is_within(gap, self.bound, self.objective)
 
 
 class Portfolio:
@@ -318,20 +319,10 @@ def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, flo
 
 def _unproven(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
     """Return the best answer and bound, without their proof."""
-    if best.choice is None:
-        status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
-        return without_answer(
-            problem,
-            status,
-            solver=Portfolio.name,
-            bound=best.bound,
-            prices=best.prices,
-            seed=budget.seed,
-            work=tuple(work.items()),
-        )
-    return make_solution(
+    return make_result(
         problem,
         best.choice,
+        status=SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN,
         bound=best.bound,
         solver=Portfolio.name,
         prices=best.prices,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ import numpy as np
 from tessera.formulation.certificates import Certificate, PriceLeaf
 from tessera.formulation.problem import MAX_TOTAL, Problem, reduce_by_job
 from tessera.formulation.snapshot import Prices
+from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.pricing import price_columns
 
@@ -141,6 +143,22 @@ def rounding_bound(size: float, problem: Problem) -> float:
     return size * float(np.finfo(np.float64).eps) * terms
 
 
+def price_at_hint(problem: Problem, hint: Solution | None) -> PricedProblem:
+    """Return ``problem`` at the shadow prices of ``hint``, or at prices of 0 if it has none."""
+    known = hint is not None and len(hint.prices) == len(problem.rows)
+    return price_problem(problem, hint.prices if hint and known else np.zeros(len(problem.rows)))
+
+
+def whole_prices(problem: Problem, prices: Floats, scale: int) -> Floats:
+    """Return ``prices`` times ``scale``, rounded up. Rows of no capacity are not used, and free."""
+    return np.where(problem.capacity > 0, np.ceil(prices * scale), 0.0)
+
+
+def leaf_prices(whole: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the integer prices of rows as a certificate's leaf lists them: those that are not 0."""
+    return tuple((row, price) for row, price in enumerate(whole) if price)
+
+
 def price_scale(problem: Problem) -> int:
     """Return the denominator of the problem's exact prices, a power of two.
 
@@ -194,7 +212,7 @@ def certificate_of_prices(problem: Problem, prices: Floats) -> Certificate:
     return Certificate(
         bound=bound - bound % step,
         denominator=scale,
-        root=PriceLeaf(prices=tuple((r, price) for r, price in enumerate(whole) if price)),
+        root=PriceLeaf(prices=leaf_prices(whole)),
     )
 
 

@@ -15,11 +15,10 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.answers import (
     fits_alone,
-    make_solution,
+    make_result,
     objective_of,
     trivial_bound,
     usable_hint,
-    without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.greedy import Greedy, improve_choice, repair_choice, unit_shares
@@ -87,20 +86,11 @@ class Relaxation:
         choice = start
         if relaxed.status is SolveStatus.OPTIMAL:
             choice = round_solution(problem, relaxed, start)
-        if choice is None:
-            missing = relaxed.status is SolveStatus.INFEASIBLE
-            return without_answer(
-                problem,
-                SolveStatus.INFEASIBLE if missing else SolveStatus.UNKNOWN,
-                bound=bound,
-                solver=self.name,
-                prices=relaxed.prices,
-                seed=budget.seed,
-                work=work,
-            )
-        return make_solution(
+        missing = relaxed.status is SolveStatus.INFEASIBLE
+        return make_result(
             problem,
             choice,
+            status=SolveStatus.INFEASIBLE if missing else SolveStatus.UNKNOWN,
             bound=bound,
             solver=self.name,
             prices=relaxed.prices,

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.rounds.families.problems import one_cell
 from tessera.benchmarks.rounds.fuzzed_families import SMALL_FAMILIES, draw_small_family
+from tessera.formulation.cells import one_cell
 from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
 from tessera.formulation.tables import Floats, Ints
 

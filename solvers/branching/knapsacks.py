@@ -17,15 +17,9 @@ import numpy as np
 
 from tessera.formulation.certificates import Certificate, PriceLeaf
 from tessera.formulation.problem import Problem, reduce_by_job
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Ints
-from tessera.solvers.answers import (
-    is_answer,
-    make_solution,
-    objective_of,
-    usable_hint,
-    without_answer,
-)
+from tessera.solvers.answers import is_answer, is_within, make_result, objective_of, usable_hint
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.joining import find_classes
 from tessera.solvers.exchange import exchange_choices
@@ -37,7 +31,14 @@ from tessera.solvers.kernels.knapsacks import (
     descend_knapsacks,
     refill_knapsacks,
 )
-from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem, price_scale
+from tessera.solvers.prices import (
+    PROVED_BY_PRICES,
+    PricedProblem,
+    leaf_prices,
+    price_at_hint,
+    price_scale,
+    whole_prices,
+)
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 MOST_STEP_LOADS: Final = 400_000_000
@@ -83,60 +84,36 @@ class KnapsackFilling:
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Improve the hint's answer and bound; without them, or where it is of no use, return them."""
         known = usable_hint(problem, hint)
-        has_prices = hint is not None and len(hint.prices) == len(problem.rows)
-        prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
-        priced = price_problem(problem, prices)
-        bound = priced.bound if hint is None else min(priced.bound, hint.bound)
-        label = PROVED_BY_PRICES if bound == priced.bound else ""
-        sacks = None if known is None else state_knapsacks(problem, priced)
-        if sacks is None or known is None:
-            return self._solution(problem, budget, known, bound, 0, None, prices, label)
-        filling = _Filling(problem, priced, sacks, known, bound)
-        most, done = int(budget.work.get(self.name, MOST_PASSES)), 0
-        least_s = LEAST_S + LOAD_S * sacks.loads
-        while done < most and budget.remaining_s() > least_s and not filling.ended(budget.gap):
-            budget.check()
-            filling.run_pass(budget.gap, np.random.default_rng([budget.seed, done]))
-            done += 1
-        proof = filling.certificate if filling.bound < bound else None
-        label = self.name if proof else label
-        return self._solution(
-            problem, budget, filling.choice, filling.bound, done, proof, prices, label
-        )
-
-    def _solution(
-        self,
-        problem: Problem,
-        budget: Budget,
-        choice: Ints | None,
-        bound: float,
-        work: int,
-        proof: Certificate | None,
-        prices: np.ndarray,
-        proved_by: str,
-    ) -> Solution:
-        recorded = ((self.name, float(work)),)
-        if choice is None:
-            return without_answer(
-                problem,
-                SolveStatus.UNKNOWN,
-                solver=self.name,
-                bound=bound,
-                prices=prices,
-                seed=budget.seed,
-                work=recorded,
-            )
-        return make_solution(
+        priced = price_at_hint(problem, hint)
+        first = priced.bound if hint is None else min(priced.bound, hint.bound)
+        stated = None if known is None else state_knapsacks(problem, priced)
+        choice, bound, done, proof = known, first, 0, None
+        if stated is not None and known is not None:
+            filling = _Filling(problem, priced, stated, known, first)
+            done = self._run_passes(filling, budget, LEAST_S + LOAD_S * stated.loads)
+            choice, bound = filling.choice, filling.bound
+            proof = filling.certificate if bound < first else None
+        by_prices = PROVED_BY_PRICES if first == priced.bound else ""
+        return make_result(
             problem,
             choice,
             bound=bound,
             solver=self.name,
-            prices=prices,
+            prices=priced.prices,
             seed=budget.seed,
-            work=recorded,
+            work=((self.name, float(done)),),
             certificate=proof,
-            proved_by=proved_by,
+            proved_by=self.name if proof else by_prices,
         )
+
+    def _run_passes(self, filling: _Filling, budget: Budget, least_s: float) -> int:
+        """Run passes, each of which may need ``least_s``, and return their number."""
+        most, done = int(budget.work.get(self.name, MOST_PASSES)), 0
+        while done < most and budget.remaining_s() > least_s and not filling.ended(budget.gap):
+            budget.check()
+            filling.run_pass(budget.gap, np.random.default_rng([budget.seed, done]))
+            done += 1
+        return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,7 +159,7 @@ class _Filling:
 
     def ended(self, gap: float) -> bool:
         """Return whether the gap is met, or nothing more is to be expected."""
-        met = self.bound - self.value <= gap * max(abs(self.bound), 1.0)
+        met = is_within(gap, self.bound, self.value)
         return met or self._hopeless or self._idle >= IDLE_PASSES
 
     def run_pass(self, gap: float, draw: np.random.Generator) -> None:
@@ -255,7 +232,7 @@ class _Filling:
             bound=int(self.bound),
             denominator=stated.scale,
             root=PriceLeaf(
-                prices=tuple((r, p) for r, p in enumerate(stated.prices.tolist()) if p),
+                prices=leaf_prices(stated.prices.tolist()),
                 knapsacks=tuple(np.flatnonzero(stated.rows).tolist()),
                 job_prices=tuple((job, price) for job, price in pairs if price),
             ),
@@ -268,8 +245,7 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     rows = _separate_rows(problem)
     uses = np.bincount(problem.row, minlength=len(problem.rows))
     loads = int((uses * problem.capacity)[rows].sum())
-    free = rows | (problem.capacity == 0)  # nothing uses a row of no capacity
-    prices = np.where(free, 0.0, np.ceil(priced.prices * scale))
+    prices = np.where(rows, 0.0, whole_prices(problem, priced.prices, scale))
     largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
     if not rows.any() or loads > MOST_STEP_LOADS or not largest < _LARGEST:
         return None

@@ -19,7 +19,7 @@ from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.branching.joining import JoinedCore, find_classes
 from tessera.solvers.kernels.branching import INNER, MOST_DEPTH, SearchTree
 from tessera.solvers.kernels.leaves import bound_leaves
-from tessera.solvers.prices import PricedProblem, price_scale
+from tessera.solvers.prices import PricedProblem, leaf_prices, price_scale, whole_prices
 
 MOST_EVALUATIONS: Final = 300_000_000
 """Columns times leaves that are evaluated for a certificate: about a second."""
@@ -40,8 +40,8 @@ def certify_tree(
     """
     scale = price_scale(problem)
     leaves = np.flatnonzero(tree.state[:nodes] != INNER)
-    prices = _whole_prices(problem, tree.prices[leaves], scale)
-    first = _whole_prices(problem, priced.prices, scale)
+    prices = whole_prices(problem, tree.prices[leaves], scale)
+    first = whole_prices(problem, priced.prices, scale)
     sold = np.vstack((prices, first)) @ problem.capacity.astype(np.float64)
     too_large = sold.max(initial=0.0) > _SAFE
     if too_large or len(leaves) * len(problem.cell) > MOST_EVALUATIONS:
@@ -92,7 +92,8 @@ class _TreeBuilder:
         for at, node in enumerate(self._leaves.tolist()):
             own = self._path[at, : self._depth(node)][::-1]
             built[node] = PriceLeaf(
-                prices=_sparse(self._prices[at]), branch_prices=(*before[at], *own.tolist())
+                prices=leaf_prices(self._prices[at].tolist()),
+                branch_prices=(*before[at], *own.tolist()),
             )
         # Children have higher numbers than their parents, and come in pairs.
         for node in range(max(built), 0, -1):
@@ -144,7 +145,7 @@ class _Tails:
         total = int(self._best.sum()) + sum(
             int(p) * row.capacity for p, row in zip(self._prices, self._problem.rows, strict=True)
         )
-        prices, outside = _sparse(self._prices), -math.inf
+        prices, outside = leaf_prices(self._prices.tolist()), -math.inf
         above = (0,) if len(self._dropped) else ()
         if len(self._idles):
             jobs = self._idles.tolist()
@@ -168,17 +169,3 @@ def _best_margins(problem: Problem, margin: Ints) -> Ints:
     best = np.where(problem.must_run, np.iinfo(np.int64).min, 0)
     np.maximum.at(best, problem.column_job, margin)
     return best
-
-
-def _whole_prices(problem: Problem, prices: Floats, scale: int) -> Floats:
-    """Return ``prices`` times ``scale``, rounded up. Rows of no capacity are not used, and free."""
-    return np.where(problem.capacity > 0, np.ceil(prices * scale), 0.0)
-
-
-def _sparse(prices: Ints) -> tuple[tuple[int, int], ...]:
-    return tuple((r, p) for r, p in enumerate(prices.tolist()) if p)
-
-
-def rounded_up(prices: Floats, scale: int) -> Floats:
-    """Return ``prices`` rounded up to multiples of 1 / ``scale``, which are exact."""
-    return np.ceil(prices * scale) / scale

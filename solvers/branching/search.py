@@ -120,7 +120,6 @@ def _memory(program: JoinedProgram, nodes: int) -> tuple[SearchTree, Tableau, Se
         rest=np.empty(variables),
         low=np.empty(variables),
         high=np.empty(variables),
-        first_high=np.empty(variables),
         gain=np.empty(variables),
     )
     counts = np.zeros(6, np.int64)

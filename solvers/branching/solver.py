@@ -9,19 +9,14 @@ import numpy as np
 
 from tessera.formulation.certificates import Certificate
 from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Ints
-from tessera.solvers.answers import (
-    make_solution,
-    objective_of,
-    usable_hint,
-    without_answer,
-)
+from tessera.solvers.answers import is_within, make_result, objective_of, usable_hint
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.neighbourhoods import NODES_OF_STEP, improve_part
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices
-from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_at_hint
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 LEAST_S: Final = 0.03
@@ -73,9 +68,7 @@ class Branching:
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem`` around the prices of ``hint``, or around no prices if it has none."""
         known = usable_hint(problem, hint)
-        has_prices = hint is not None and len(hint.prices) == len(problem.rows)
-        prices = hint.prices if hint is not None and has_prices else np.zeros(len(problem.rows))
-        priced = price_problem(problem, prices)
+        priced = price_at_hint(problem, hint)
         best = _Best(problem, priced)
         best.offer(known)
         if hint is not None:
@@ -165,29 +158,18 @@ class _Best:
             self.bound, self.certificate = float(proof.bound), proof
 
     def close(self, gap: float) -> bool:
-        bound = min(self.bound, self.limit)
-        return bound - self.value <= gap * max(abs(bound), 1.0)
+        return is_within(gap, min(self.bound, self.limit), self.value)
 
     def solution(self, name: str, budget: Budget) -> Solution:
-        work = ((name, float(self.nodes + EXCHANGE_WORK)),)
-        if self.choice is None:
-            return without_answer(
-                self._problem,
-                SolveStatus.UNKNOWN,
-                bound=self.bound,
-                solver=name,
-                prices=self.prices,
-                seed=budget.seed,
-                work=work,
-            )
-        return make_solution(
+        """Return the result. Without a better bound from a search, the bound is that of the prices."""
+        return make_result(
             self._problem,
             self.choice,
             bound=self.bound,
             solver=name,
             prices=self.prices,
             seed=budget.seed,
-            work=work,
+            work=((name, float(self.nodes + EXCHANGE_WORK)),),
             certificate=self.certificate,
             proved_by="branching" if self.certificate else PROVED_BY_PRICES,
         )

@@ -13,11 +13,11 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import (
-    make_solution,
+    is_within,
+    make_result,
     objective_of,
     trivial_bound,
     usable_hint,
-    without_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.cpsat import constraints, objective, variables
@@ -104,18 +104,14 @@ class CpSat:
         bound: float,
         work: float,
     ) -> Solution:
-        recorded = ((self.name, work),)
-        if choice is None:
-            return without_answer(
-                problem, status, solver=self.name, bound=bound, seed=budget.seed, work=recorded
-            )
-        return make_solution(
+        return make_result(
             problem,
             choice,
+            status=status,
             bound=bound,
             solver=self.name,
             seed=budget.seed,
-            work=recorded,
+            work=((self.name, work),),
             proved_by=self.name,
         )
 
@@ -170,7 +166,7 @@ def _widen(
             known = native.choice
         value = objective_of(problem, known)
         bound = max(value, min(bound, max(native.bound, core.outside)))
-        met = bound - value <= budget.gap * max(abs(bound), 1.0)
+        met = is_within(budget.gap, bound, value)
         proven = reach >= needed and native.status is SolveStatus.OPTIMAL
         # A core contains a known answer, so "infeasible" is a fault of the solver.
         faulty = native.status is SolveStatus.INFEASIBLE

@@ -69,7 +69,6 @@ class Tableau(NamedTuple):
     rest: Floats  # float64[variables], the level of a nonbasic variable
     low: Floats  # float64[variables]
     high: Floats
-    first_high: Floats  # float64[variables], before any branch
     gain: Floats  # float64[variables], the reduced cost
 
 
@@ -261,7 +260,6 @@ def _build(program: JoinedProgram, tableau: Tableau) -> None:
         tableau.high[columns + r] = program.capacity[r] / program.size[r]
     for k in range(classes):
         tableau.high[columns + rows + k] = 0.0 if program.must[k] else float(program.members[k])
-    tableau.first_high[:] = tableau.high
     _reset(program, tableau)
     tableau.rest[:] = 0.0
     for i in range(rows + classes):
@@ -358,7 +356,8 @@ def _limit(program: JoinedProgram, tableau: Tableau, tree: SearchTree, node: int
     """Set the limits that hold at ``node``, and put the nonbasic variables on them. Return its depth."""
     columns, depth = program.value.size, 0
     tableau.low[:columns] = 0.0
-    tableau.high[:columns] = tableau.first_high[:columns]
+    for c in range(columns):
+        tableau.high[c] = float(program.members[program.owner[c]])
     while tree.parent[node] >= 0:
         column = tree.column[node]
         if tree.above[node]:

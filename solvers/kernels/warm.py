@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.cells import one_cell
 from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
@@ -100,23 +100,10 @@ def _make_problem() -> Problem:
 
     Two GPUs are too few for both.
     """
-    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
-    cells = Cells(
-        workload=zero,
-        gpu_type=zero,
-        gpus=one,
-        pipeline_degree=one,
-        plan=zero,
-        nodes=one,
-        rate=rate,
-        first_shape=zero,
-        shape_count=one,
-        shapes=Shapes(nodes=one, rate=rate),
-    )
     return Problem(
         jobs=("must", "may"),
         job_start=np.array([0, 2, 3]),
-        cells=cells,
+        cells=one_cell(),
         plans=("",),
         cell=np.zeros(3, np.int64),
         value=np.array([1, 2, 1]),

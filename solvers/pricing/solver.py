@@ -17,11 +17,11 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import (
     find_unrunnable,
     is_answer,
-    make_solution,
+    is_within,
+    make_result,
     objective_of,
     trivial_bound,
     usable_hint,
-    without_answer,
 )
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import improve_choice, repair_choice
@@ -85,7 +85,7 @@ class _PricingBest:
 
     def close(self, gap: float) -> bool:
         """Return whether the choice is within ``gap`` of the bound."""
-        return self.bound - self.value <= gap * max(abs(self.bound), 1.0)
+        return is_within(gap, self.bound, self.value)
 
 
 class Pricing:
@@ -165,23 +165,11 @@ class Pricing:
 
     def _solution(self, problem: Problem, budget: Budget, best: _PricingBest) -> Solution:
         work = ((self.name, float(best.passes)),)
-        if best.infeasible or best.choice is None:
-            status = SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN
-            bound = None if best.shown is None else best.bound
-            return without_answer(
-                problem,
-                status,
-                bound=bound,
-                solver=self.name,
-                prices=best.prices(),
-                seed=budget.seed,
-                work=work,
-            )
-        bound = trivial_bound(problem) if best.shown is None else best.bound
-        return make_solution(
+        return make_result(
             problem,
-            best.choice,
-            bound=bound,
+            None if best.infeasible else best.choice,
+            status=SolveStatus.INFEASIBLE if best.infeasible else SolveStatus.UNKNOWN,
+            bound=trivial_bound(problem) if best.shown is None else best.bound,
             solver=self.name,
             prices=best.prices(),
             seed=budget.seed,

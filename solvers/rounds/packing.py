@@ -30,7 +30,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import replace_goal_values
 from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import is_answer, make_solution, trivial_bound
+from tessera.solvers.answers import is_answer, is_within, make_solution, trivial_bound
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import SolvedGoals, solve_goals
 from tessera.solvers.goals.rows import levels_of
@@ -279,7 +279,7 @@ class _Packed:
         if len(goals) > 1 or not len(solved.solution.prices):
             return []
         value = best.rank(())[-1]
-        if bound - value <= budget.gap * max(abs(bound), 1.0):
+        if is_within(budget.gap, bound, value):
             return []
         joint = solve_joint(
             stated.snapshot,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.cells import one_cell
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.solution import Solution
 
@@ -33,7 +33,7 @@ def a_problem(
     return Problem(
         jobs=tuple(f"job-{j}" for j in range(len(jobs))),
         job_start=starts,
-        cells=_one_cell(),
+        cells=one_cell(),
         plans=("",),
         cell=np.zeros(len(options), np.int64),
         value=np.array([value for value, _ in options], np.int64),
@@ -56,22 +56,6 @@ def a_problem(
         weight=np.ones(len(jobs)),
         least_rate=np.zeros(len(jobs)),
         movable=np.ones(len(jobs), np.bool_),
-    )
-
-
-def _one_cell() -> Cells:
-    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
-    return Cells(
-        workload=zero,
-        gpu_type=zero,
-        gpus=one,
-        pipeline_degree=one,
-        plan=zero,
-        nodes=one,
-        rate=rate,
-        first_shape=zero,
-        shape_count=one,
-        shapes=Shapes(nodes=one, rate=rate),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.cells import one_cell
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.tables import Ints
 
@@ -52,21 +52,4 @@ def state_options(
         weight=np.ones(jobs),
         least_rate=np.zeros(jobs),
         movable=np.ones(jobs, np.bool_),
-    )
-
-
-def one_cell() -> Cells:
-    """Return a table of one Cell, for columns whose Cell does not matter."""
-    zero, one, rate = np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1)
-    return Cells(
-        workload=zero,
-        gpu_type=zero,
-        gpus=one,
-        pipeline_degree=one,
-        plan=zero,
-        nodes=one,
-        rate=rate,
-        first_shape=zero,
-        shape_count=one,
-        shapes=Shapes(nodes=one, rate=rate),
     )
