@@ -119,6 +119,7 @@ def plan_on_one_cell(p: SlotProblem, job: int, fits: Bools, pick: Ints) -> bool:
     """
     start, last, target = p.option_start[job], p.last[job], p.target[job]
     best, best_begin, least = -1, 0, np.inf
+    tried = np.empty_like(pick)
     for i in range(p.option_start[job + 1] - start):
         o, begins = start + i, 1
         if p.delays and not p.stays[o]:
@@ -126,38 +127,40 @@ def plan_on_one_cell(p: SlotProblem, job: int, fits: Bools, pick: Ints) -> bool:
         for begin in range(begins):
             if begin > 0 and not fits[i, begin]:
                 continue
-            trained, paid, on = 0.0, 0.0, False
-            for k in range(begin, last):
-                if trained >= target or paid >= least:
-                    break
-                if not fits[i, k] or (k > 0 and p.stays[o] and not on):
-                    on = False
-                    continue
-                more = samples_in(p, job, o, k)
-                if not on:
-                    more -= p.cost[o]
-                trained += more
-                paid += price_in(p, o, k)
-                on = True
+            trained, paid = follow_option(p, job, fits, i, begin, least, tried)
             if p.stays[o] and not p.binding:
                 paid = 0.0
             if trained >= target and paid < least:
                 best, best_begin, least = i, begin, paid
     if best < 0:
         return False
-    trained, on, o = 0.0, False, start + best
-    for k in range(best_begin, last):
-        if trained >= target:
+    follow_option(p, job, fits, best, best_begin, np.inf, pick)
+    return True
+
+
+@compile_lazily
+def follow_option(
+    p: SlotProblem, job: int, fits: Bools, option: int, begin: int, most: float, pick: Ints
+) -> tuple[float, float]:
+    """Run ``job`` on one option from slot ``begin`` on, wherever it fits, until its work is done.
+
+    ``option`` counts the job's options. Return the samples and the price; it ends early at the price
+    ``most``. ``pick`` has the option in the slots in which it runs.
+    """
+    trained, paid, on, o = 0.0, 0.0, False, p.option_start[job] + option
+    for k in range(begin, p.last[job]):
+        if trained >= p.target[job] or paid >= most:
             break
-        if not fits[best, k] or (k > 0 and p.stays[o] and not on):
+        if not fits[option, k] or (k > 0 and p.stays[o] and not on):
             on = False
             continue
         more = samples_in(p, job, o, k)
         if not on:
             more -= p.cost[o]
         trained += more
+        paid += price_in(p, o, k)
         pick[k], on = o, True
-    return True
+    return trained, paid
 
 
 @compile_lazily

@@ -20,6 +20,20 @@ NOW_S = 1200.0
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
+def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
+    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
+    length = work_s / 256
+    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
+    return a_job(name, **(given | more))
+
+
+def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
+    """Return ``gpus`` GPUs on one node, where n of 1, 2 or 4 GPUs train n samples/s."""
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
+    return replace(snapshot, now_s=NOW_S)
+
+
 @st.composite
 def snapshots(
     draw: st.DrawFn,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,24 +32,10 @@ from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
 
-NOW_S = 1200.0
 AHEAD = Policy(deadlines="look-ahead")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
-
-
-def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now; a GPU trains one sample/s."""
-    length = work_s / 256
-    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(given | more))
-
-
-def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
-    """Return ``gpus`` GPUs on one node, where n of 1, 2 or 4 GPUs train n samples/s."""
-    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
-    return replace(snapshot, now_s=NOW_S)
 
 
 def some_legs(*legs: tuple[int, float, float, int]) -> Legs:

@@ -22,27 +22,13 @@ from tessera.solvers.lookahead.market import open_market, weight_unit, work_to_t
 from tessera.solvers.lookahead.pricefit import fit_at_prices, round_down
 from tessera.solvers.lookahead.search import MAX_PAIRS
 from tessera.solvers.lookahead.validity import is_valid, require_valid
-from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import a_job
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
 
-NOW_S = 1200.0
 AHEAD = Policy(deadlines="look-ahead")
 PLANNED = Policy(deadlines="planned")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 NO_SEARCH = Budget(remaining_s=lambda: math.inf, work={ADMISSION: 0.0})
-
-
-def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds that is due ``due_s`` from now."""
-    length = work_s / 256
-    given = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(given | more))
-
-
-def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
-    """Return ``gpus`` GPUs on one node, where n of 1, 2 or 4 GPUs train n samples/s."""
-    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
-    return replace(snapshot, now_s=NOW_S)
 
 
 def look_ahead_of(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
