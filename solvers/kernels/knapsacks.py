@@ -247,29 +247,41 @@ def refill_knapsacks(
             for i in range(price.size):
                 part[i] = np.int64(max(share, 0.0) * price[i])
             _fill(sacks, picked[k], part, choice, table, True)
-        gain, fits = 0, True
         after[:] = free
-        for job in range(choice.size):
-            old, new = before[job], choice[job]
-            if old != new:
-                if old >= 0:
-                    gain -= columns.value[old]
-                    for e in range(columns.usage_start[old], columns.usage_start[old + 1]):
-                        after[columns.row[e]] += columns.amount[e]
-                if new >= 0:
-                    gain += columns.value[new]
-                    for e in range(columns.usage_start[new], columns.usage_start[new + 1]):
-                        after[columns.row[e]] -= columns.amount[e]
-                elif columns.must_run[job]:
-                    fits = False
-        for r in range(free.size):
-            fits = fits and after[r] >= 0
-        if fits and gain >= 0:
+        gain = _gain_of_change(columns, before, choice, after)
+        if gain >= 0:
             free[:] = after
             total += gain
         else:
             choice[:] = before
     return total
+
+
+@compile_lazily
+def _gain_of_change(columns: SackColumns, before: Ints, choice: Ints, free: Ints) -> int:
+    """Return the gain of ``choice`` over ``before`` (int64[jobs]); -1 if it is no answer.
+
+    ``free`` (int64[rows]), what ``before`` leaves, becomes what ``choice`` leaves.
+    """
+    gain = 0
+    for job in range(choice.size):
+        old, new = before[job], choice[job]
+        if old == new:
+            continue
+        if old >= 0:
+            gain -= columns.value[old]
+            for e in range(columns.usage_start[old], columns.usage_start[old + 1]):
+                free[columns.row[e]] += columns.amount[e]
+        if new >= 0:
+            gain += columns.value[new]
+            for e in range(columns.usage_start[new], columns.usage_start[new + 1]):
+                free[columns.row[e]] -= columns.amount[e]
+        elif columns.must_run[job]:
+            return -1
+    for r in range(free.size):
+        if free[r] < 0:
+            return -1
+    return int(gain)
 
 
 class SackColumns(NamedTuple):

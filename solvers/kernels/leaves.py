@@ -80,21 +80,41 @@ def bound_leaves(
         for job in order:
             if share[job] > moved:
                 break
-            k, settled = problem.owner[job], problem.settled[job]
-            least = edge[k] if k >= 0 else 0
-            if k < 0 and settled >= 0:
-                least = _margin_of(problem, settled, price, scale)
-            if problem.runs[job] and least < 0:
-                idle[job] = True
-                idle_price[at] = max(idle_price[at], -least)
-            for c in range(problem.job_start[job], problem.job_start[job + 1]):
-                if problem.outside[c]:
-                    over = _margin_of(problem, c, price, scale) - least
-                    if over > 0:
-                        dropped[c] = True
-                        drop_price[at] = max(drop_price[at], over)
+            drop, wait = _mark_better(problem, job, price, scale, edge, dropped, idle)
+            drop_price[at] = max(drop_price[at], drop)
+            idle_price[at] = max(idle_price[at], wait)
         bound[at] = total
         _price_path(program, tree, leaves[at], low, high, margin, edge, path_prices[at])
+
+
+@compile_lazily
+def _mark_better(
+    problem: ProblemColumns,
+    job: int,
+    price: Ints,
+    scale: int,
+    edge: Ints,
+    dropped: Bools,
+    idle: Bools,
+) -> tuple[int, int]:
+    """Mark what is better for ``job`` than what the search left it, and return by how much at most.
+
+    The first number is of columns, and the second of waiting.
+    """
+    k, settled = problem.owner[job], problem.settled[job]
+    drop, wait, least = 0, 0, edge[k] if k >= 0 else 0
+    if k < 0 and settled >= 0:
+        least = _margin_of(problem, settled, price, scale)
+    if problem.runs[job] and least < 0:
+        idle[job] = True
+        wait = -least
+    for c in range(problem.job_start[job], problem.job_start[job + 1]):
+        if problem.outside[c]:
+            over = _margin_of(problem, c, price, scale) - least
+            if over > 0:
+                dropped[c] = True
+                drop = max(drop, over)
+    return drop, wait
 
 
 @compile_lazily
