@@ -21,8 +21,11 @@ class Block:
 
     @property
     def first(self) -> str:
-        """Return the first line without its trailing comment. It names the block in the tests."""
-        return without_comment(next(text for text in self.lines if text.strip()))
+        """Return the first line without its trailing comment. It names the block in the tests.
+
+        Spaces in a row count as one, so that a wider column of a table does not rename its block.
+        """
+        return " ".join(without_comment(next(text for text in self.lines if text.strip())).split())
 
 
 @dataclass(frozen=True)
