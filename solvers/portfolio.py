@@ -41,9 +41,16 @@ from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _LOG = logging.getLogger(__name__)
 
-_RESERVE = {Pricing.name: 0.5, Relaxation.name: 0.5, CpSat.name: 0.1}
+_RESERVE = {
+    Pricing.name: 0.5,
+    Relaxation.name: 0.5,
+    KnapsackFilling.name: 0.15,
+    CpSat.name: 0.1,
+}
 """Share of the remaining time that a stage must leave to later stages and to verification."""
 _OTHER_RESERVE: Final = 0.3
+_RESERVE_OF_MANY_ROWS: Final = 0.9
+"""The same for the first branching if there are many rows, where knapsacks usually prove more."""
 
 MAX_PRICING_ROWS: Final = 32
 """Number of rows above which the LP is faster than cutting planes.
@@ -132,7 +139,10 @@ class Portfolio:
 
 def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Budget | None:
     """Return the part of the budget that a stage has, with the gap to aim at, or None for no part."""
-    part = budget.share(1.0 - _RESERVE.get(stage.name, _OTHER_RESERVE))
+    reserve = _RESERVE.get(stage.name, _OTHER_RESERVE)
+    if isinstance(stage, Branching) and not stage.deep and len(problem.rows) > MAX_PRICING_ROWS:
+        reserve = _RESERVE_OF_MANY_ROWS
+    part = budget.share(1.0 - reserve)
     if isinstance(stage, Branching | KnapsackFilling) and part.remaining_s() < stage.least_s(
         problem
     ):

@@ -4,68 +4,70 @@ Shadow prices alone let a type sell fractions of a gang. Where few large gangs f
 most of the gap. Here every job has a price instead, and each type (more generally, each of some rows
 of which no column uses two) is a knapsack that is solved exactly (Lagrangian decomposition,
 Guignard and Kim, 1987). The prices of the jobs come from the shadow prices, and are improved by
-subgradient steps. Answers come from the same knapsacks, filled one after another; a few of them are
-emptied and filled again as long as that gains.
+subgradient steps and by column generation. Answers come from fillings of the same knapsacks, from
+a core around the prices, and from knapsacks that are emptied and filled again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from tessera.formulation.certificates import Certificate, PriceLeaf
-from tessera.formulation.problem import Problem, reduce_by_job
+from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution
-from tessera.formulation.tables import Bools, Ints
-from tessera.solvers.answers import is_answer, is_within, make_result, objective_of, usable_hint
+from tessera.formulation.tables import Ints
+from tessera.solvers.answers import (
+    is_answer,
+    is_within,
+    make_result,
+    make_solution,
+    objective_of,
+    usable_hint,
+)
 from tessera.solvers.base import Budget
-from tessera.solvers.branching.joining import find_classes
+from tessera.solvers.branching.fillings import MOST_COMBINED, FillingPool
+from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
+from tessera.solvers.cpsat import CpSat
 from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.greedy import repair_choice
 from tessera.solvers.kernels.knapsacks import (
-    Knapsacks,
-    SackColumns,
     assign_by_knapsacks,
+    bound_by_knapsacks,
     descend_knapsacks,
     refill_knapsacks,
 )
-from tessera.solvers.prices import (
-    PROVED_BY_PRICES,
-    PricedProblem,
-    leaf_prices,
-    price_at_hint,
-    price_scale,
-    whole_prices,
-)
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, leaf_prices, price_at_hint
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-MOST_STEP_LOADS: Final = 400_000_000
-"""Columns times loads of one evaluation: about 0.4 s."""
-MOST_SHARED_LOADS: Final = 40_000_000
-"""The same if jobs have columns in several knapsacks, so that their prices must be found."""
-LOADS_A_PASS: Final = 100_000_000
-"""Columns times loads of a pass's steps: some 0.2 s."""
+FIRST_EFFORT: Final = 300_000_000
+LATER_EFFORT: Final = 150_000_000
+"""Effort of the first descent, and of each later one and of the refills of a pass: about 1 ns each."""
 LEAST_S: Final = 0.4
-LOAD_S: Final = 1e-8
-"""Wall seconds for each load: an evaluation takes a tenth, a pass several evaluations."""
-FIRST_STEPS: Final = 300
+COLUMN_S: Final = 1e-6
+"""Wall seconds for each column that a pass needs, beyond ``LEAST_S``."""
+FIRST_STEPS: Final = 100
 LATER_STEPS: Final = 60
-"""Subgradient steps of the first pass, and of each later one, if they are not too long."""
+"""Subgradient steps of the first descent, and of each later one."""
 MOST_REFILLS: Final = 4_000
-"""Steps of one pass."""
+"""Refills of one pass."""
 REFILLED: Final = 3
-"""Knapsacks of a step, at most."""
-SKIPPED_FACTOR: Final = 40
-"""About how many times as many loads a step would have if it looked at every waiting job."""
-MOST_PASSES: Final = 40
-IDLE_PASSES: Final = 6
-"""Passes without any gain after which the stage ends."""
-FIRST_PASSES: Final = 2
+"""Knapsacks of a refill, at most."""
+LOSSES: Final = (0.0, 1.0, 3.0)
+"""What a refill may lose at first, by turns, in shares of the gap of one knapsack."""
+CORE_WORK: Final = 0.3
+"""Deterministic seconds of a turn of CP-SAT."""
+LONG_FILLING: Final = 8
+"""Jobs of a knapsack above which there are no dives: their linear programs take too long then."""
+MOST_PASSES: Final = 60
+IDLE_TURNS: Final = 2
+"""Turns of a move without any gain after which it is left out."""
+FIRST_PASSES: Final = 3
 LEAST_PROGRESS: Final = 0.1
 """Share of the gap that the first passes must close, or else the stage is of no use here."""
-_LARGEST: Final = 2.0**60
 
 
 class KnapsackFilling:
@@ -77,8 +79,8 @@ class KnapsackFilling:
     name = "knapsacks"
 
     def least_s(self, problem: Problem) -> float:
-        """Return the wall seconds without which it should not begin. A pass may need more."""
-        return LEAST_S
+        """Return the wall seconds without which no pass should begin."""
+        return LEAST_S + COLUMN_S * len(problem.cell)
 
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
@@ -89,10 +91,10 @@ class KnapsackFilling:
         stated = None if known is None else state_knapsacks(problem, priced)
         choice, bound, done, proof = known, first, 0, None
         if stated is not None and known is not None:
-            filling = _Filling(problem, priced, stated, known, first)
-            done = self._run_passes(filling, budget, LEAST_S + LOAD_S * stated.loads)
-            choice, bound = filling.choice, filling.bound
-            proof = filling.certificate if bound < first else None
+            search = _KnapsackSearch(problem, priced, stated, known, first)
+            done = self._run_passes(search, budget, self.least_s(problem))
+            choice, bound = search.choice, search.bound
+            proof = search.certificate if bound < first else None
         by_prices = PROVED_BY_PRICES if first == priced.bound else ""
         return make_result(
             problem,
@@ -106,37 +108,24 @@ class KnapsackFilling:
             proved_by=self.name if proof else by_prices,
         )
 
-    def _run_passes(self, filling: _Filling, budget: Budget, least_s: float) -> int:
-        """Run passes, each of which may need ``least_s``, and return their number."""
+    def _run_passes(self, search: _KnapsackSearch, budget: Budget, least_s: float) -> int:
+        """Run passes, each of which may need ``least_s``, and return the number that were finished."""
         most, done = int(budget.work.get(self.name, MOST_PASSES)), 0
-        while done < most and budget.remaining_s() > least_s and not filling.ended(budget.gap):
+        while done < most and budget.remaining_s() > least_s and not search.ended(budget.gap):
             budget.check()
-            filling.run_pass(budget.gap, np.random.default_rng([budget.seed, done]))
+            if not search.run_pass(budget):
+                break
             done += 1
         return done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StatedKnapsacks:
-    """The knapsacks of a problem, and arrays to solve them.
+class _KnapsackSearch:
+    """The best answer and bound so far, and the moves that improve them by turns.
 
-    ``price`` is int64[classes], the jobs' first prices times ``scale``. ``loads`` is the size of one
-    evaluation.
+    A move that did not gain for some turns is left out until another one gains. What a move finds
+    depends on the passes before it alone, so that they can be repeated. One that the clock ended
+    counts for nothing.
     """
-
-    rows: Bools  # bool[rows], which are knapsacks
-    prices: Ints  # int64[rows], of the other rows, times the scale
-    scale: int
-    first: Ints  # int64[classes], the first job of each class
-    price: Ints
-    sacks: Knapsacks
-    columns: SackColumns
-    table: np.ndarray
-    loads: int
-
-
-class _Filling:
-    """The best answer and bound so far."""
 
     def __init__(
         self,
@@ -150,8 +139,15 @@ class _Filling:
         self.choice, self.bound = known.copy(), bound
         self._price, self._at = stated.price.copy(), stated.price.copy()
         self._state = np.array([1.0, 0.0])
-        self._passes = self._idle = 0
+        self._passes = self._refills = self._combined = 0
         self._hopeless, self._first = False, bound - self.value
+        long = np.count_nonzero(known >= 0) > LONG_FILLING * len(stated.sacks.capacity)
+        self._pool = FillingPool(problem, stated) if stated.is_whole and not long else None
+        self._moves: list[Callable[[Budget, int], bool]] = [self._search_core, self._refill_best]
+        if self._pool is not None:
+            self._moves = [self._dive, self._combine, *self._moves]
+        self._turns, self._idle = [0] * len(self._moves), [0] * len(self._moves)
+        self._next = 0
 
     @property
     def value(self) -> float:
@@ -160,68 +156,144 @@ class _Filling:
     def ended(self, gap: float) -> bool:
         """Return whether the gap is met, or nothing more is to be expected."""
         met = is_within(gap, self.bound, self.value)
-        return met or self._hopeless or self._idle >= IDLE_PASSES
+        return met or self._hopeless or min(self._idle) >= IDLE_TURNS
 
-    def run_pass(self, gap: float, draw: np.random.Generator) -> None:
-        """Lower the bound, fill all knapsacks again, and refill some of those of the best answer."""
+    def run_pass(self, budget: Budget) -> bool:
+        """Make the next move. Return whether it was finished in time."""
         before = (self.bound, self.value)
-        stated, loads = self._stated, max(self._stated.loads, 1)
-        most, times = (LATER_STEPS, 1) if self._passes else (FIRST_STEPS, 4)
-        steps = min(most, times * LOADS_A_PASS // loads + 1)
+        if self._passes == 0:
+            self._descend(budget.gap, FIRST_STEPS, FIRST_EFFORT)
+            self._refill_anew(budget, 0)
+        else:
+            while self._idle[self._next] >= IDLE_TURNS:
+                self._next = (self._next + 1) % len(self._moves)
+            move, self._next = self._next, (self._next + 1) % len(self._moves)
+            if not self._moves[move](budget, self._turns[move]):
+                return False
+            self._turns[move] += 1
+            self._idle[move] += 1
+            if (self.bound, self.value) != before:
+                self._idle = [0] * len(self._moves)
+        self._passes += 1
+        if self._passes == FIRST_PASSES:
+            self._hopeless = self.bound - self.value > (1.0 - LEAST_PROGRESS) * self._first
+        return True
+
+    def _descend(self, gap: float, steps: int, effort: int) -> None:
+        """Lower the bound by at most ``steps`` subgradient steps."""
+        stated = self._stated
         enough = int(self.value + gap * max(abs(self.value), 1.0)) * stated.scale
         best = descend_knapsacks(
             stated.sacks,
             self._price,
             self._at,
             self._state,
-            stated.table,
+            stated.space,
             int(self.value) * stated.scale,
             enough,
             steps,
+            effort,
         )
         self.bound = min(self.bound, float(int(best) // stated.scale))
-        fresh = self._fill_anew(draw)
-        if fresh is not None and self._passes % 2 == 0:
-            self._refill(fresh, draw)
-        else:
-            self._refill(self.choice, draw)
-        self._passes += 1
-        if self._passes == FIRST_PASSES:
-            self._hopeless = self.bound - self.value > (1.0 - LEAST_PROGRESS) * self._first
-        self._idle = 0 if (self.bound, self.value) != before or self._passes < 2 else self._idle + 1
 
-    def _fill_anew(self, draw: np.random.Generator) -> Ints | None:
-        """Return an answer from all knapsacks in a random order, int64[jobs], or None."""
+    def _refill_anew(self, budget: Budget, turn: int) -> bool:
+        """Fill all knapsacks in a random order, and refill some of them."""
         stated, problem = self._stated, self._problem
+        draw = np.random.default_rng([budget.seed, 1, turn])
         fresh = np.full(len(problem.jobs), -1, dtype=np.int64)
         order = draw.permutation(len(stated.sacks.capacity))
-        assign_by_knapsacks(stated.sacks, self._price, order, stated.table, fresh)
+        assign_by_knapsacks(stated.sacks, self._price, order, stated.space, fresh)
         repaired = repair_choice(problem, fresh, self._priced.prices)
-        if repaired is None:
-            return None
-        better = exchange_choices(problem, self._priced, repaired)
-        self._offer(better)
-        return better
+        start = self.choice if repaired is None else self._offer(repaired)
+        self._refill(start, budget, LOSSES[0])
+        return True
 
-    def _refill(self, choice: Ints, draw: np.random.Generator) -> None:
+    def _refill_best(self, budget: Budget, turn: int) -> bool:
+        """Go on with the bound, and with refills of the best answer or, by turns, of a fresh one."""
+        self._descend(budget.gap, LATER_STEPS, LATER_EFFORT)
+        if turn % 2:
+            return self._refill_anew(budget, turn)
+        self._refill(self.choice, budget, LOSSES[turn // 2 % len(LOSSES)])
+        return True
+
+    def _refill(self, choice: Ints, budget: Budget, loss: float) -> None:
         """Empty a few knapsacks of ``choice`` at a time and fill them again."""
         stated, problem, choice = self._stated, self._problem, choice.copy()
-        of_step = REFILLED * stated.loads // (SKIPPED_FACTOR * max(len(stated.sacks.capacity), 1))
-        steps = int(min(MOST_REFILLS, 1 + LOADS_A_PASS // max(of_step, 1)))
+        knapsacks = len(stated.sacks.capacity)
+        draw = np.random.default_rng([budget.seed, 2, self._refills])
+        self._refills += 1
         refill_knapsacks(
             stated.sacks,
             self._price,
-            stated.table,
+            stated.space,
             stated.columns,
             choice,
             problem.capacity - problem.used(choice),
-            draw.random((steps, 1 + 2 * REFILLED)),
+            draw.random((MOST_REFILLS, 1 + 2 * REFILLED)),
+            loss * max(self.bound - self.value, 0.0) / knapsacks,
+            LATER_EFFORT,
         )
-        self._offer(exchange_choices(problem, self._priced, choice))
+        self._offer(choice)
 
-    def _offer(self, choice: Ints) -> None:
+    def _dive(self, budget: Budget, turn: int) -> bool:
+        """Dive in the linear program of fillings, and refill what comes of it."""
+        if self._pool is None:
+            return True
+        self._pool.add_answer(self.choice)
+        dived = self._pool.dive(self._price, budget, turn)
+        if dived is None:
+            return not budget.expired()
+        choice, price = dived
+        taken = np.zeros(len(price), dtype=np.int64)
+        bound = bound_by_knapsacks(self._stated.sacks, price, taken, self._stated.space)
+        if int(bound) // self._stated.scale < self.bound:
+            self.bound, self._price = float(int(bound) // self._stated.scale), price
+            self._at = price.copy()
+        repaired = repair_choice(self._problem, choice, self._priced.prices)
+        if repaired is not None:
+            repaired = self._offer(repaired)
+            self._pool.add_answer(repaired)
+            self._refill(repaired, budget, LOSSES[0])
+        return True
+
+    def _combine(self, budget: Budget, turn: int) -> bool:
+        """Look for the best combination of the fillings that were found."""
+        if self._pool is None or not self._combined < len(self._pool) <= MOST_COMBINED:
+            return True
+        self._combined = len(self._pool)
+        choice = self._pool.combine(budget)
+        if budget.expired():
+            return False
+        if choice is not None:
+            self._offer(choice)
+        return True
+
+    def _search_core(self, budget: Budget, turn: int) -> bool:
+        """Let CP-SAT decide the columns that lose least at the shadow prices.
+
+        By turns, they are those of the hint, and those at which the knapsacks were last filled.
+        """
+        stage = CpSat()
+        hint = make_solution(
+            self._problem,
+            self.choice,
+            bound=self.bound,
+            solver="none",
+            prices=self._stated.capacity_prices() if turn % 2 else self._priced.prices,
+        )
+        limited = replace(budget, workers=1, work=budget.work | {stage.name: CORE_WORK})
+        solution = stage.solve(self._problem, limited, hint)
+        if dict(solution.work)[stage.name] < CORE_WORK:  # the clock ended it
+            return False
+        self._offer(solution.choice)
+        return True
+
+    def _offer(self, choice: Ints) -> Ints:
+        """Return ``choice`` after exchanges, which becomes the best answer if it is better."""
+        choice = exchange_choices(self._problem, self._priced, choice)
         if objective_of(self._problem, choice) > self.value and is_answer(self._problem, choice):
             self.choice = choice
+        return choice
 
     @property
     def certificate(self) -> Certificate:
@@ -237,92 +309,3 @@ class _Filling:
                 job_prices=tuple((job, price) for job, price in pairs if price),
             ),
         )
-
-
-def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks | None:
-    """Return the knapsacks of ``problem``, or None without any, or if they are too large."""
-    scale = price_scale(problem)
-    rows = _separate_rows(problem)
-    uses = np.bincount(problem.row, minlength=len(problem.rows))
-    loads = int((uses * problem.capacity)[rows].sum())
-    prices = np.where(rows, 0.0, whole_prices(problem, priced.prices, scale))
-    largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
-    if not rows.any() or loads > MOST_STEP_LOADS or not largest < _LARGEST:
-        return None
-    first, label = find_classes(problem, np.ones(len(problem.jobs), dtype=np.bool_))
-    whole = prices.astype(np.int64)
-    sacks, row_of = _knapsacks(problem, rows, whole, scale, first, label)
-    if loads > MOST_SHARED_LOADS and not sacks.alone.all():
-        return None  # many evaluations would be needed
-    price = np.where(sacks.alone, 0.0, np.ceil(priced.best[first] * scale))
-    groups = int(np.diff(sacks.group_start[:-1]).max(initial=1))
-    return StatedKnapsacks(
-        rows=rows,
-        prices=whole,
-        scale=scale,
-        first=first,
-        price=price.astype(np.int64),
-        sacks=sacks,
-        columns=SackColumns(
-            value=problem.value,
-            usage_start=problem.usage_start,
-            row=problem.row,
-            amount=problem.amount,
-            must_run=problem.must_run,
-            row_of=row_of,
-        ),
-        table=np.empty((groups, int(sacks.capacity.max()) + 1), dtype=np.int32),
-        loads=loads,
-    )
-
-
-def _separate_rows(problem: Problem) -> Bools:
-    """Return rows of which no column uses two, bool[rows]: those with the most columns first."""
-    used = problem.amount > 0  # an amount of 0 does not put a column into a knapsack
-    row, column = problem.row[used], problem.usage_column[used]
-    uses = np.bincount(row, minlength=len(problem.rows))
-    taken = np.zeros(len(problem.cell), dtype=np.bool_)
-    rows = np.zeros(len(problem.rows), dtype=np.bool_)
-    order = np.argsort(row, kind="stable")
-    bounds = np.searchsorted(row[order], np.arange(len(problem.rows) + 1))
-    for r in np.argsort(-uses, kind="stable").tolist():
-        own = column[order[bounds[r] : bounds[r + 1]]]
-        if len(own) and not taken[own].any():
-            rows[r] = True
-            taken[own] = True
-    return rows
-
-
-def _knapsacks(
-    problem: Problem, rows: Bools, prices: Ints, scale: int, first: Ints, label: Ints
-) -> tuple[Knapsacks, Ints]:
-    """Return the knapsacks of ``rows``, and the knapsack of each column, int64[columns]."""
-    chosen, number = np.flatnonzero(rows), np.cumsum(rows) - 1
-    separate = rows[problem.row] & (problem.amount > 0)
-    where = np.full(len(problem.cell), len(chosen), dtype=np.int64)
-    weight, cost = np.zeros((2, len(problem.cell)), dtype=np.int64)
-    where[problem.usage_column[separate]] = number[problem.row[separate]]
-    weight[problem.usage_column[separate]] = problem.amount[separate]
-    np.add.at(cost, problem.usage_column, prices[problem.row] * problem.amount)
-    low, high = (
-        reduce_by_job(by, where.astype(np.float64), problem.job_start)[first]
-        for by in (np.minimum, np.maximum)
-    )
-    order = np.lexsort((problem.column_job, where))
-    job, row = problem.column_job[order], where[order]
-    begins = np.flatnonzero((np.diff(job, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
-    sacks = Knapsacks(
-        group_start=np.searchsorted(row[begins], np.arange(len(chosen) + 2)),
-        item_start=np.append(begins, len(order)),
-        owner=label[job[begins]],
-        job=job[begins],
-        column=order,
-        weight=weight[order],
-        worth=(problem.value * scale - cost)[order],
-        capacity=problem.capacity[chosen],
-        members=np.bincount(label, minlength=len(first)),
-        must=problem.must_run[first],
-        alone=(low == high) & ~problem.must_run[first],
-        sold=int((prices * problem.capacity).sum()),
-    )
-    return sacks, where

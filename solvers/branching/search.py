@@ -85,8 +85,10 @@ def search_core(
         return None
     made = int(state.counts[NODES])
     found = max(state.values[BOUND] + core.offset, core.outside)
-    enough = bound - LEAST_PROGRESS * (bound - max(value, state.values[KNOWN] + core.offset))
-    certify = bound > -math.inf and (over or found <= enough)
+    certify = bound > -math.inf
+    if certify and not over:
+        known_now = max(value, state.values[KNOWN] + core.offset)
+        certify = found <= bound - LEAST_PROGRESS * (bound - known_now)
     certificate = certify_tree(problem, priced, core, tree, made) if certify else None
     choice = _spread(problem, core, state.best, known) if state.counts[FOUND] else None
     if choice is not None and not is_answer(problem, choice):

@@ -14,8 +14,10 @@ import numpy as np
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
-CANDIDATES = 16
-"""Items of each weight among which an answer is looked for. The bound looks at all."""
+LARGEST = 2**60
+"""The most that a knapsack may be worth at a price."""
+BOUND_PRICES, ASSIGN_PRICES = 4, 8
+"""Prices of a knapsack's capacity that are tried: where the last one is near, and where it is not."""
 SKIPPED = -2
 """A mark in the table for a job that was not looked at."""
 IDLE_STEPS = 20
@@ -45,12 +47,21 @@ class Knapsacks(NamedTuple):
     sold: int  # what the capacity of the other rows costs, times the scale
 
 
+class Workspace(NamedTuple):
+    """Memory for filling knapsacks. What it holds changes how long that takes, not what comes of it."""
+
+    table: Ints  # int32[groups of the largest row, capacity + 1], the item taken at each load
+    kept: Ints  # int64[items of the largest group]
+    unit: Ints  # int64[rows], the last price of a unit of each knapsack, times the scale
+    width: Ints  # int64[rows], the last distance between its linear bound and its optimum
+    effort: Ints  # int64[1], the items and loads that were looked at so far: about 1 ns each
+
+
 @compile_lazily
-def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, table: Ints) -> int:
+def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, space: Workspace) -> int:
     """Return the bound at the jobs' prices, int64[classes], times the scale.
 
-    ``taken`` becomes the number of columns that the knapsacks take of each class. ``table`` is
-    int32[groups of a row, capacity + 1], for the largest row.
+    ``taken`` becomes the number of columns that the knapsacks take of each class.
     """
     taken[:] = 0
     total = sacks.sold
@@ -58,7 +69,7 @@ def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, table: Ints) 
         total += price[k] * sacks.members[k]
     rows = sacks.capacity.size
     for row in range(rows):
-        total += _fill(sacks, row, price, taken, table, False)
+        total += _fill(sacks, row, price, taken, space, False)
     for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
         best = 0
         for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
@@ -70,14 +81,14 @@ def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, table: Ints) 
 
 @compile_lazily
 def assign_by_knapsacks(
-    sacks: Knapsacks, price: Ints, order: Ints, table: Ints, choice: Ints
+    sacks: Knapsacks, price: Ints, order: Ints, space: Workspace, choice: Ints
 ) -> None:
     """Fill the knapsacks one after another, in ``order``, with jobs that are still waiting.
 
     ``choice`` (int64[jobs]) is -1 at first. Rows that are not knapsacks do not count.
     """
     for row in order:
-        _fill(sacks, row, price, choice, table, True)
+        _fill(sacks, row, price, choice, space, True)
     rows = sacks.capacity.size
     for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
         best = price[sacks.owner[g]]
@@ -88,81 +99,157 @@ def assign_by_knapsacks(
 
 
 @compile_lazily
-def _fill(sacks: Knapsacks, row: int, price: Ints, taken: Ints, table: Ints, assign: bool) -> int:
+def list_fillings(
+    sacks: Knapsacks, price: Ints, rows: Ints, space: Workspace, choice: Ints, columns: Ints
+) -> Ints:
+    """Fill each of ``rows`` alone with waiting jobs, and list what each takes in ``columns``.
+
+    ``choice`` (int64[jobs]) is left as it is. Return where the columns of each row begin, int64[rows
+    + 1]. ``columns`` has room for those of all rows.
+    """
+    begin = np.zeros(rows.size + 1, np.int64)
+    count = 0
+    for k in range(rows.size):
+        row = rows[k]
+        _fill(sacks, row, price, choice, space, True)
+        first, last = sacks.group_start[row], sacks.group_start[row + 1]
+        for g in range(first, last):
+            taken = choice[sacks.job[g]]
+            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+                if (
+                    sacks.column[i] == taken
+                    and space.table[g - first, sacks.capacity[row]] != SKIPPED
+                ):
+                    columns[count] = taken
+                    count += 1
+                    choice[sacks.job[g]] = -1
+        begin[k + 1] = count
+    return begin
+
+
+@compile_lazily
+def _fill(
+    sacks: Knapsacks, row: int, price: Ints, taken: Ints, space: Workspace, assign: bool
+) -> int:
     """Return the most that a knapsack can hold.
 
     What it takes is counted in ``taken`` (int64[classes]), or given to it (int64[jobs]) if
     ``assign``; then jobs that have a column already are left out.
+
+    An item that loses ``width`` at a price of the capacity cannot be part of an answer that is worth
+    more than the linear bound less ``width``. So the knapsack is solved with the items of least
+    loss, and once more if that answer does not exclude the others.
     """
-    room = sacks.capacity[row]
-    first, last = sacks.group_start[row], sacks.group_start[row + 1]
-    best = np.zeros(room + 1, np.int64)
-    least = _least_worth_of_weights(sacks, row, price, taken) if assign else best.copy()
-    for g in range(first, last):
-        paid = price[sacks.owner[g]]
-        line = table[g - first]
-        if (assign and taken[sacks.job[g]] >= 0) or not _is_promising(sacks, g, price, least):
-            line[room] = SKIPPED
+    bound = _price_capacity(sacks, row, price, taken, space, assign)
+    value = _fill_with_best(sacks, row, price, taken, space, assign)
+    if bound - value > space.width[row]:
+        space.width[row] = bound - value
+        value = _fill_with_best(sacks, row, price, taken, space, assign)
+    space.width[row] = bound - value
+    load, first = sacks.capacity[row], sacks.group_start[row]
+    for g in range(sacks.group_start[row + 1] - 1, first - 1, -1):
+        if space.table[g - first, sacks.capacity[row]] == SKIPPED:
             continue
-        # From the top, so that what a lighter load was worth is still that without this job.
-        for load in range(room, -1, -1):
-            most, item = best[load], -1
-            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-                left = load - sacks.weight[i]
-                if left >= 0:
-                    worth = best[left] + sacks.worth[i] - paid
-                    if worth > most:
-                        most, item = worth, i
-            best[load] = most
-            line[load] = item
-    load = room
-    for g in range(last - 1, first - 1, -1):
-        if table[g - first, room] == SKIPPED:
-            continue
-        item = table[g - first, load]
+        item = space.table[g - first, load]
         if item >= 0:
             load -= sacks.weight[item]
             if assign:
                 taken[sacks.job[g]] = sacks.column[item]
             else:
                 taken[sacks.owner[g]] += 1
+    return value
+
+
+@compile_lazily
+def _fill_with_best(
+    sacks: Knapsacks, row: int, price: Ints, taken: Ints, space: Workspace, assign: bool
+) -> int:
+    """Return the most that a knapsack can hold of the items that lose at most its ``width``."""
+    room, unit, width = sacks.capacity[row], space.unit[row], space.width[row]
+    first, best, kept = sacks.group_start[row], np.zeros(room + 1, np.int64), space.kept
+    for g in range(first, sacks.group_start[row + 1]):
+        line = space.table[g - first]
+        line[room] = SKIPPED
+        if assign and taken[sacks.job[g]] >= 0:
+            continue
+        paid, most = price[sacks.owner[g]], 0
+        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+            if sacks.weight[i] <= room:
+                most = max(most, sacks.worth[i] - paid - unit * sacks.weight[i])
+        count = 0
+        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+            loss = most - (sacks.worth[i] - paid - unit * sacks.weight[i])
+            if loss <= width and sacks.weight[i] <= room and sacks.worth[i] > paid:
+                kept[count] = i
+                count += 1
+        space.effort[0] += count * room
+        # From the top, so that what a lighter load was worth is still that without this job.
+        for load in range(room, -1 if count else room, -1):
+            value, item = best[load], -1
+            for k in range(count):
+                left = load - sacks.weight[kept[k]]
+                if left >= 0 and best[left] + sacks.worth[kept[k]] - paid > value:
+                    value, item = best[left] + sacks.worth[kept[k]] - paid, kept[k]
+            best[load] = value
+            line[load] = item
     return int(best[room])
 
 
 @compile_lazily
-def _least_worth_of_weights(sacks: Knapsacks, row: int, price: Ints, taken: Ints) -> Ints:
-    """Return what an item of each weight must be worth to be among the best ones of its weight.
+def _price_capacity(
+    sacks: Knapsacks, row: int, price: Ints, taken: Ints, space: Workspace, assign: bool
+) -> int:
+    """Find a price of a unit of a knapsack, from the last one. Return the linear bound at it.
 
-    The best ones are those of jobs that wait, as many as may fit, up to ``CANDIDATES``.
+    The bound is convex in the price. Where two prices enclose the lowest, the next one is where
+    their tangents meet.
     """
     room = sacks.capacity[row]
-    top = np.zeros((room + 1, CANDIDATES), np.int64)  # falling
-    for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
-        if taken[sacks.job[g]] < 0:
-            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-                worth = sacks.worth[i] - price[sacks.owner[g]]
-                weight = sacks.weight[i]
-                if 0 < weight <= room and worth > top[weight, CANDIDATES - 1]:
-                    k = CANDIDATES - 1
-                    while k > 0 and top[weight, k - 1] < worth:
-                        top[weight, k] = top[weight, k - 1]
-                        k -= 1
-                    top[weight, k] = worth
-    least = np.zeros(room + 1, np.int64)
-    for weight in range(1, room + 1):
-        least[weight] = top[weight, min(CANDIDATES - 1, room // weight)]
-    return least
+    at = space.unit[row]
+    items = sacks.item_start[sacks.group_start[row + 1]] - sacks.item_start[sacks.group_start[row]]
+    step, best = at // 32 + 1, -1
+    low = high = -1
+    low_bound = high_bound = low_slope = high_slope = 0
+    for _ in range(ASSIGN_PRICES if assign else BOUND_PRICES):
+        bound, slope = _bound_at_price(sacks, row, price, taken, at, assign)
+        space.effort[0] += items
+        if best < 0 or bound < best:
+            best, space.unit[row] = bound, at
+        if slope < 0:
+            low, low_bound, low_slope = at, bound, slope
+        else:
+            high, high_bound, high_slope = at, bound, slope
+        if slope == 0 or high == 0 or (low >= 0 and 0 <= high <= low + 1):
+            break
+        if low < 0:
+            at, step = max(high - step, 0), 4 * step
+        elif high < 0:
+            at, step = min(low + step, LARGEST // max(room, 1)), 4 * step
+        else:
+            fall = float(high_bound - low_bound) - float(high_slope) * float(high - low)
+            at = low + int(fall / float(low_slope - high_slope))
+            at = min(max(at, low + 1), high - 1)
+    return best
 
 
 @compile_lazily
-def _is_promising(sacks: Knapsacks, group: int, price: Ints, least: Ints) -> bool:
-    """Return whether a job has an item that is worth something, and ``least`` of its weight."""
-    for i in range(sacks.item_start[group], sacks.item_start[group + 1]):
-        worth = sacks.worth[i] - price[sacks.owner[group]]
-        weight = sacks.weight[i]
-        if weight < least.size and worth > 0 and worth >= least[weight]:
-            return True
-    return False
+def _bound_at_price(
+    sacks: Knapsacks, row: int, price: Ints, taken: Ints, unit: int, assign: bool
+) -> tuple[int, int]:
+    """Return the linear bound of a knapsack at the price ``unit`` of its capacity, and its slope."""
+    room = sacks.capacity[row]
+    total, left = unit * room, room
+    for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
+        if assign and taken[sacks.job[g]] >= 0:
+            continue
+        paid, most, weight = price[sacks.owner[g]], 0, 0
+        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
+            gain = sacks.worth[i] - paid - unit * sacks.weight[i]
+            if gain > most and sacks.weight[i] <= room:
+                most, weight = gain, sacks.weight[i]
+        total += most
+        left -= weight
+    return total, left
 
 
 @compile_lazily
@@ -171,22 +258,24 @@ def descend_knapsacks(
     price: Ints,
     at: Ints,
     state: Floats,
-    table: Ints,
+    space: Workspace,
     target: int,
     enough: int,
     steps: int,
+    effort: int,
 ) -> int:
     """Lower the bound by subgradient steps of Polyak's length. Return the best bound.
 
     ``price`` becomes the prices of the best bound, and ``at`` those where the steps went on. ``state``
-    remembers the length of steps, and how many were without success. It ends at ``enough``, or after
-    ``steps``.
+    remembers the length of steps, and how many were without success. It ends at ``enough``, after
+    ``steps``, or after some ``effort``.
     """
+    effort += space.effort[0]
     taken = np.zeros(price.size, np.int64)
-    best = bound_by_knapsacks(sacks, price, taken, table)
-    bound = bound_by_knapsacks(sacks, at, taken, table)
+    best = bound_by_knapsacks(sacks, price, taken, space)
+    bound = bound_by_knapsacks(sacks, at, taken, space)
     for _ in range(steps):
-        if best <= enough:
+        if best <= enough or space.effort[0] >= effort:
             break
         norm = 0.0
         for k in range(at.size):
@@ -201,7 +290,7 @@ def descend_knapsacks(
             at[k] -= np.int64(step * (sacks.members[k] - taken[k]))
             if not sacks.must[k]:
                 at[k] = max(at[k], 0)
-        bound = bound_by_knapsacks(sacks, at, taken, table)
+        bound = bound_by_knapsacks(sacks, at, taken, space)
         state[IDLE] += 1.0
         if bound < best:
             best, state[IDLE] = bound, 0.0
@@ -209,7 +298,7 @@ def descend_knapsacks(
         elif state[IDLE] >= IDLE_STEPS:
             state[LENGTH], state[IDLE] = SHORTER * state[LENGTH], 0.0
             at[:] = price
-            bound = bound_by_knapsacks(sacks, at, taken, table)
+            bound = bound_by_knapsacks(sacks, at, taken, space)
     return best
 
 
@@ -217,24 +306,31 @@ def descend_knapsacks(
 def refill_knapsacks(
     sacks: Knapsacks,
     price: Ints,
-    table: Ints,
+    space: Workspace,
     columns: SackColumns,
     choice: Ints,
     free: Ints,
     draws: Floats,
+    loss: float,
+    effort: int,
 ) -> int:
     """Empty a few knapsacks and fill them again, one after another, for each row of ``draws``.
 
-    A step is kept if every row has room and the answer is worth no less. ``draws`` is
+    A step is kept if every row has room and it loses at most ``loss``, which falls to 0 over the
+    steps (threshold accepting, Dueck and Scheuer, 1990). ``draws`` is
     float64[steps, 1 + 2 * knapsacks of a step], uniform in [0, 1): how many knapsacks, which, and the
-    share of the jobs' prices at which each is filled. ``choice`` (int64[jobs]) and ``free``
-    (int64[rows]) are updated. Return the gain.
+    share of the jobs' prices at which each is filled. ``choice`` (int64[jobs]) becomes the best answer
+    on the way, and ``free`` (int64[rows]) what the last one leaves. It ends early after some
+    ``effort``. Return the gain.
     """
-    rows, total = sacks.capacity.size, 0
+    effort += space.effort[0]
+    rows, total, most_gain = sacks.capacity.size, 0, 0
     most = (draws.shape[1] - 1) // 2
-    before, after = np.empty(choice.size, np.int64), np.zeros(free.size, np.int64)
+    before, best, after = choice.copy(), choice.copy(), np.zeros(free.size, np.int64)
     part = np.empty(price.size, np.int64)
     for step in range(draws.shape[0]):
+        if space.effort[0] >= effort:
+            break
         number = 1 + int(draws[step, 0] * most)
         before[:] = choice
         picked = (draws[step, 1 : 1 + number] * rows).astype(np.int64)
@@ -246,20 +342,26 @@ def refill_knapsacks(
             share = 2.0 * draws[step, 1 + most + k] - 0.5
             for i in range(price.size):
                 part[i] = np.int64(max(share, 0.0) * price[i])
-            _fill(sacks, picked[k], part, choice, table, True)
+            _fill(sacks, picked[k], part, choice, space, True)
         after[:] = free
-        gain = _gain_of_change(columns, before, choice, after)
-        if gain >= 0:
+        gain, fits = _gain_of_change(columns, before, choice, after)
+        if fits and gain >= -loss * (draws.shape[0] - step) / draws.shape[0]:
             free[:] = after
             total += gain
+            if total > most_gain:
+                most_gain = total
+                best[:] = choice
         else:
             choice[:] = before
-    return total
+    choice[:] = best
+    return most_gain
 
 
 @compile_lazily
-def _gain_of_change(columns: SackColumns, before: Ints, choice: Ints, free: Ints) -> int:
-    """Return the gain of ``choice`` over ``before`` (int64[jobs]); -1 if it is no answer.
+def _gain_of_change(
+    columns: SackColumns, before: Ints, choice: Ints, free: Ints
+) -> tuple[int, bool]:
+    """Return the gain of ``choice`` over ``before`` (int64[jobs]), and whether it is an answer.
 
     ``free`` (int64[rows]), what ``before`` leaves, becomes what ``choice`` leaves.
     """
@@ -277,11 +379,11 @@ def _gain_of_change(columns: SackColumns, before: Ints, choice: Ints, free: Ints
             for e in range(columns.usage_start[new], columns.usage_start[new + 1]):
                 free[columns.row[e]] -= columns.amount[e]
         elif columns.must_run[job]:
-            return -1
+            return 0, False
     for r in range(free.size):
         if free[r] < 0:
-            return -1
-    return int(gain)
+            return 0, False
+    return int(gain), True
 
 
 class SackColumns(NamedTuple):

@@ -21,9 +21,12 @@ from tessera.solvers.answers import (
     without_answer,
 )
 from tessera.solvers.base import Budget
-from tessera.solvers.branching import KnapsackFilling, knapsacks
-from tessera.solvers.branching.knapsacks import state_knapsacks
+from tessera.solvers.branching import KnapsackFilling
+from tessera.solvers.branching import stated as statement
+from tessera.solvers.branching.fillings import FillingPool
+from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
 from tessera.solvers.greedy import Greedy
+from tessera.solvers.kernels.knapsacks import bound_by_knapsacks
 from tessera.solvers.prices import price_problem
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import examples
@@ -135,7 +138,7 @@ def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = of_one_row(3)
     hint = a_hint(problem, 3)
     assert hint is not None
-    monkeypatch.setattr(knapsacks, "MOST_STEP_LOADS", 1)
+    monkeypatch.setattr(statement, "MOST_LOADS", 1)
     solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
     assert np.array_equal(solution.choice, hint.choice)
     assert solution.work == (("knapsacks", 0.0),)
@@ -191,3 +194,92 @@ def test_a_column_that_uses_nothing_of_a_row_is_not_in_its_knapsack() -> None:
     assert solution.objective == 17 <= solution.bound
     if solution.certificate is not None:
         assert check_certificate(problem, solution.certificate) <= solution.bound
+
+
+def of_two_types(seed: int) -> Problem:
+    """Return jobs that each run on one of two types; some are identical."""
+    draw = np.random.default_rng(seed)
+    kinds = [
+        [
+            (int(draw.integers(1, 40)), {int(draw.integers(0, 2)): int(draw.integers(1, 6))})
+            for _ in range(int(draw.integers(1, 5)))
+        ]
+        for _ in range(5)
+    ]
+    jobs = [kinds[int(draw.integers(0, 5))] for _ in range(int(draw.integers(2, 7)))]
+    return a_problem(jobs, [int(draw.integers(4, 12)), int(draw.integers(4, 12))])
+
+
+def a_statement(problem: Problem) -> StatedKnapsacks | None:
+    return state_knapsacks(problem, price_problem(problem, np.ones(len(problem.rows))))
+
+
+@given(SEEDS)
+def test_dives_and_combinations_of_fillings_are_answers(seed: int) -> None:
+    problem = of_two_types(seed)
+    stated = a_statement(problem)
+    if stated is None or not stated.is_whole:
+        return
+    pool, best = FillingPool(problem, stated), brute_force(problem)
+    assert best is not None
+    for turn in range(2):
+        dived = pool.dive(stated.price, EXACT, turn)
+        assert dived is not None
+        choice, price = dived
+        assert is_answer(problem, choice)
+        assert objective_of(problem, choice) <= best
+        pool.add_answer(choice)
+        taken = np.zeros(len(price), dtype=np.int64)
+        bound = bound_by_knapsacks(stated.sacks, price, taken, stated.space)
+        assert bound >= best * stated.scale
+        combined = pool.combine(EXACT)
+        assert combined is not None
+        assert is_answer(problem, combined)
+        assert objective_of(problem, choice) <= objective_of(problem, combined) <= best
+
+
+@given(SEEDS)
+def test_the_bound_does_not_depend_on_what_the_workspace_remembers(seed: int) -> None:
+    problem = of_two_types(seed)
+    fresh, used = a_statement(problem), a_statement(problem)
+    if fresh is None or used is None:
+        return
+    draw = np.random.default_rng(seed)
+    used.space.unit[:] = draw.integers(0, 50 * used.scale, len(used.space.unit))
+    used.space.width[:] = draw.integers(0, 50 * used.scale, len(used.space.width))
+    for _ in range(3):
+        price = draw.integers(0, 30 * fresh.scale, len(fresh.price))
+        taken = np.zeros((2, len(price)), dtype=np.int64)
+        bounds = {
+            bound_by_knapsacks(one.sacks, price, taken[k], one.space)
+            for k, one in enumerate((fresh, used))
+        }
+        assert len(bounds) == 1
+        assert bounds == {a_plain_bound(problem, fresh, price)}
+
+
+def a_plain_bound(problem: Problem, stated: StatedKnapsacks, price: np.ndarray) -> int:
+    """Return the bound at the jobs' prices by filling each row load by load, with all items."""
+    sacks = stated.sacks
+    total = sacks.sold + int((price * sacks.members).sum())
+    for row in range(len(sacks.capacity)):
+        best = [0] * (int(sacks.capacity[row]) + 1)
+        for g in range(int(sacks.group_start[row]), int(sacks.group_start[row + 1])):
+            items = range(int(sacks.item_start[g]), int(sacks.item_start[g + 1]))
+            best = [
+                max(
+                    [best[load]]
+                    + [
+                        best[load - int(sacks.weight[i])]
+                        + int(sacks.worth[i] - price[sacks.owner[g]])
+                        for i in items
+                        if sacks.weight[i] <= load
+                    ]
+                )
+                for load in range(len(best))
+            ]
+        total += best[-1]
+    for g in range(int(sacks.group_start[-2]), int(sacks.group_start[-1])):
+        own = slice(int(sacks.item_start[g]), int(sacks.item_start[g + 1]))
+        total += max(0, int(sacks.worth[own].max() - price[sacks.owner[g]]))
+    return total
