@@ -16,7 +16,7 @@ from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset_cluster
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.traces.morphling import read_measured, read_workload
+from tessera.simulator.traces.morphling import read_measured, read_resources, read_workload
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.screening import OnBad, ScreenedTrace, screen_jobs
 from tessera.simulator.traces.shaping import first_hours, on_type, split_tenants
@@ -98,7 +98,8 @@ def _h100(folder: Path, _: int) -> _Made:
 
 def _morphling(file: str) -> Callable[[Path, int], _Made]:
     def make(folder: Path, _: int) -> _Made:
-        profiles = read_measured(folder / "morphling" / "measured.csv")
+        resources = read_resources(folder / "morphling" / "plan_resources.csv")
+        profiles = read_measured(folder / "morphling" / "measured.csv", resources)
         return "a800-64", profiles, read_workload(folder / "morphling" / file), ()
 
     return make

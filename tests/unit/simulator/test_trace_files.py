@@ -52,7 +52,7 @@ def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
     data = a_file(OURS, "a,0,bert,1.3B,256,1003,8,nlp,1,248", "b,5,bert,1.3B,256,7,8,,,")
     first, second = (a.spec for a in parse_trace(data, "t.csv"))
     assert (first.iterations, first.tenant, first.guaranteed) == (1003, "nlp", True)
-    assert first.labels == {PLAN_LABEL: "248"}
+    assert (first.submitted_plan, first.labels) == ("248", {PLAN_LABEL: "248"})
     assert (second.iterations, second.tenant, second.guaranteed, second.labels) == (
         7,
         "",
@@ -69,7 +69,14 @@ def test_an_invalid_guarantee_is_a_mistake() -> None:
 def test_a_written_trace_reads_back_whatever_the_divisor() -> None:
     jobs = [
         an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
-        an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN_LABEL: "zero-dp"}),
+        an_arrival(
+            "b",
+            1.25,
+            10**12,
+            gpu_type="",
+            labels={PLAN_LABEL: "zero-dp"},
+            submitted_plan="zero-dp",
+        ),
     ]
     assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
 
@@ -149,7 +156,7 @@ def test_mistakes_in_morphlings_files_are_named() -> None:
 
 def test_the_published_measurements_are_read() -> None:
     records = read_measured(published("measured.csv"))
-    assert len(records) == 405  # of 539 rows: one placement is kept for each shape
+    assert len(records) == 407  # of 539 rows: one placement is kept for each shape
     assert sum(math.isinf(e.iter_time_s) for e in records) == 3
     assert (
         len(
@@ -158,7 +165,7 @@ def test_the_published_measurements_are_read() -> None:
                 for e in records
             }
         )
-        == 405
+        == 407
     )
     vit = [e for e in records if (e.workload.model, e.cell.plan, e.cell.gpus) == ("vit", "ga", 8)]
     assert {e.cell.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066
