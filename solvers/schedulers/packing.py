@@ -117,7 +117,7 @@ def options_of(
     """
     draft, jobs = seen.draft, seen.draft.snapshot.jobs
     count = len(jobs)
-    allowed = runs_submitted_plan(draft) if submitted else _are_compact(draft)
+    allowed = runs_submitted_plan(draft) if submitted else are_compact(draft)
     if requested_only:
         of_job = jobs.requested_gpus[draft.job], jobs.current_gpus[draft.job]
         allowed = allowed & ((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
@@ -156,7 +156,7 @@ def runs_submitted_plan(draft: Draft) -> Bools:
     columns on the fewest nodes if its plan is not recorded, or has no column. The column that a job
     runs on always counts.
     """
-    compact, plan = _are_compact(draft), draft.snapshot.jobs.submitted_plan
+    compact, plan = are_compact(draft), draft.snapshot.jobs.submitted_plan
     if (plan < 0).all():
         return compact
     kinds, owner = draft.snapshot.kinds_of_plans(), draft.job
@@ -167,7 +167,7 @@ def runs_submitted_plan(draft: Draft) -> Bools:
     return runs
 
 
-def _are_compact(draft: Draft) -> Bools:
+def are_compact(draft: Draft) -> Bools:
     """Return the columns on the fewest nodes of their count, and those that run now."""
     if (draft.snapshot.jobs.submitted_plan < 0).all():  # there are no others
         return np.ones(len(draft.cell), dtype=np.bool_)
