@@ -30,7 +30,7 @@ from tessera.benchmarks.papers.morphling_runs import (
     trace_figures,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.policies import is_ours, options_of, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, runs_of
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
@@ -71,8 +71,8 @@ USUAL_ROUNDS: Final = 2000
 
 _BASE_BOUNDS: Final = ("jct_over_bound", "jct_gain_vs_best_other")
 _PROMISED_BOUNDS: Final = (
-    "mt_guaranteed_jct_gain_vs_best_keeper",
-    "mt_best_effort_jct_gain_vs_best_keeper",
+    "mt_guaranteed_jct_gain_vs_best_guarantor",
+    "mt_best_effort_jct_gain_vs_best_guarantor",
 )
 
 
@@ -87,8 +87,8 @@ _PROMISED_BOUNDS: Final = (
     },
     jct_over_bound=("<=", 0.4),
     jct_gain_vs_best_other=(">=", 0.2),
-    mt_guaranteed_jct_gain_vs_best_keeper=(">=", 0.0),
-    mt_best_effort_jct_gain_vs_best_keeper=(">=", 0.0),
+    mt_guaranteed_jct_gain_vs_best_guarantor=(">=", 0.0),
+    mt_best_effort_jct_gain_vs_best_guarantor=(">=", 0.0),
     mt_guarantees_kept=("==", 1),
     quotas_guarantees_kept=("==", 1),
     refused=("==", 0),
@@ -134,8 +134,11 @@ def run_morphling_traces(
     whose request is within their tenant's quota, are guaranteed. Both have ``draws`` draws, whose
     jobs are taken together. ``*_guarantees_kept`` is the share of guaranteed jobs that held GPUs
     from their first start to their end, and never ran slower than with their submitted plan on
-    their request. ``*_gain_vs_best_keeper`` compares ours with the best policy that kept all
-    promises, for all jobs, for guaranteed and for best-effort ones.
+    their request. ``*_gain_vs_best_guarantor`` compares ours with the best of AntMan and Morphling's
+    variants, which know guaranteed jobs, for all jobs, for guaranteed and for best-effort ones. They
+    break a few promises (``guarantees_broken`` in the table), because a gang may be placed on more
+    nodes than its plan's rate holds for. ``*_jct_gain_vs_best_other`` compares with all policies,
+    most of which suspend guaranteed jobs.
 
     The table has the deviations from the paper's Table 4 (``*_vs_paper``). Short jobs are those that
     would end within 300 s if they ran alone: ``short_share`` is their share, and
@@ -203,20 +206,12 @@ class _BoundedTrace:
         costs = preset_overheads(overheads)
         self._bounds = [completion_bound(scenario, costs) for scenario in scenarios]
 
-    def _mean_s(self, among: Sequence[Bools]) -> float:
-        """Return the bound on the mean JCT of the jobs ``among``, or NaN without any."""
-        count = sum(int(jobs.sum()) for jobs in among)
-        total_s = sum(bound.total_s(jobs) for bound, jobs in zip(self._bounds, among, strict=True))
-        return total_s / count if count else float("nan")
-
     def with_runs(self, runs: Mapping[str, FinishedRun]) -> TraceRuns:
         """Return the runs with the bounds."""
         return TraceRuns(
             runs=runs,
             guaranteed=np.concatenate(self._guaranteed),
-            bound_s=self._mean_s([np.ones(len(jobs), dtype=np.bool_) for jobs in self._guaranteed]),
-            guaranteed_bound_s=self._mean_s(self._guaranteed),
-            best_effort_bound_s=self._mean_s([~jobs for jobs in self._guaranteed]),
+            bound_s=float(np.mean([bound.mean_s for bound in self._bounds])),
         )
 
 

@@ -156,10 +156,13 @@ def parse_measured(
 
     If several placements agree in these (4+4, 3+5 and 2+6 GPUs on two nodes), the most even one is
     taken, because our gangs are spread evenly over nodes. Uneven ones take up to 6 times as long
-    (ViT). If a placement was measured with a known number of CPU threads, each number is a plan of
-    its own, e.g. ``zero-offload-gc-cpu4``. Otherwise the threads are those of ``resources``. With
-    ZeRO-Offload, host memory is that of ``resources`` or that of the parameters' states
-    (``OFFLOADED_BYTES``), whichever is more. The time of a configuration that did not run is inf.
+    (ViT). If a placement was measured with several numbers of CPU threads, the fastest is taken.
+    With ZeRO-Offload, each known number is a plan of its own instead, e.g.
+    ``zero-offload-gc-cpu4``.
+
+    A plan needs the CPUs and host memory of ``resources``. Known threads replace these CPUs. With
+    ZeRO-Offload, host memory is at least that of the parameters' states (``OFFLOADED_BYTES``). The
+    time of a configuration that did not run is inf.
 
     Raises:
         InvalidInput: the first 20 mistakes, one on each line.
@@ -228,8 +231,8 @@ def _estimate(row: CsvRow, file: str, resources: PlanResources) -> EstimateRecor
         row.whole("cpu_threads_per_gpu", 0, 10_000, 0),
     )
     cpus_per_gpu, bytes_per_gpu = resources.needs(model, plan)
-    host_bytes = bytes_per_gpu * gpus
-    if plan.startswith(_OFFLOAD) and resources.of_plan:
+    host_bytes, offloads = bytes_per_gpu * gpus, plan.startswith(_OFFLOAD)
+    if offloads and resources.of_plan:
         host_bytes = max(host_bytes, round(OFFLOADED_BYTES * parameter_count(MODELS[model][0])))
     return EstimateRecord(
         workload=Workload(
@@ -242,7 +245,7 @@ def _estimate(row: CsvRow, file: str, resources: PlanResources) -> EstimateRecor
             gpus=gpus,
             nodes=row.whole("num_nodes", 1, 100_000),
             pipeline_degree=row.whole("pp", 1, MAX_COUNT),
-            plan=f"{plan}-cpu{threads}" if threads else plan,
+            plan=f"{plan}-cpu{threads}" if offloads and threads else plan,
         ),
         iter_time_s=iter_time_s,
         source=EstimateSource.MEASURED,

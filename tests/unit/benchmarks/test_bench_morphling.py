@@ -73,8 +73,8 @@ def test_draws_are_taken_together_and_broken_promises_are_added() -> None:
     assert pooled.figures == figures | {"makespan_s": 15.0, "guaranteed": 2, "guarantees_broken": 2}
 
 
-def test_policies_that_broke_promises_are_no_match_for_those_that_kept_them() -> None:
-    owed = {"makespan_s": 1.0, "guaranteed": 1.0}
+def test_promises_are_compared_among_policies_that_know_guaranteed_jobs() -> None:
+    owed = {"makespan_s": 1.0, "guaranteed": 4.0}
     runs = {
         "ilp:jct": a_finished_run(100.0, 400.0),
         "morphling": a_finished_run(200.0, 300.0),
@@ -82,24 +82,18 @@ def test_policies_that_broke_promises_are_no_match_for_those_that_kept_them() ->
         "srt": a_finished_run(50.0, 100.0),
     }
     kept = {
-        name: replace(run, figures=owed | {"guarantees_broken": float(name == "srt")})
+        name: replace(run, figures=owed | {"guarantees_broken": float(name == "ilp:jct")})
         for name, run in runs.items()
     }
-    of = TraceRuns(
-        runs=kept,
-        guaranteed=np.array([True, False]),
-        bound_s=200.0,
-        guaranteed_bound_s=80.0,
-        best_effort_bound_s=100.0,
-    )
+    of = TraceRuns(runs=kept, guaranteed=np.array([True, False]), bound_s=200.0)
 
     figures = promised_figures(of, "ilp:jct")
 
-    assert figures["guaranteed_jct_gain_vs_best_keeper"] == pytest.approx(1 - 100 / 150)
-    assert figures["best_effort_jct_gain_vs_best_keeper"] == pytest.approx(1 - 400 / 300)
-    assert figures["jct_gain_vs_best_keeper"] == pytest.approx(0.0)
-    assert figures["jct_over_bound"] == pytest.approx(0.25)
-    assert (figures["guarantees_kept"], figures["others_kept"]) == (1.0, 2)
+    assert figures["guaranteed_jct_gain_vs_best_guarantor"] == pytest.approx(1 - 100 / 150)
+    assert figures["best_effort_jct_gain_vs_best_guarantor"] == pytest.approx(1 - 400 / 300)
+    assert figures["jct_gain_vs_best_guarantor"] == pytest.approx(0.0)
+    assert figures["jct_gain_vs_best_other"] == pytest.approx(1 - 250 / 75)
+    assert figures["guarantees_kept"] == 0.75
 
 
 def test_the_bound_and_the_best_other_policy_are_the_references_of_the_base_trace() -> None:
