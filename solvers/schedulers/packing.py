@@ -153,15 +153,16 @@ def runs_submitted_plan(draft: Draft) -> Bools:
     """Return the columns of the plan that their job was submitted with, bool[columns].
 
     A plan of the same kind, with another data-parallel degree, counts as the same. A job keeps all
-    columns on the fewest nodes if its plan is not recorded, or has no column. The column that a job
-    runs on always counts.
+    columns on the fewest nodes if its plan is not recorded, or has no column at its request. The
+    column that a job runs on always counts.
     """
     compact, plan = are_compact(draft), draft.snapshot.jobs.submitted_plan
     if (plan < 0).all():
         return compact
     kinds, owner = draft.snapshot.kinds_of_plans(), draft.job
     same = (plan[owner] >= 0) & (kinds[draft.cells.plan[draft.cell]] == kinds[plan][owner])
-    has = np.bincount(owner[same], minlength=len(plan)) > 0
+    asked = same & (draft.gpus == draft.snapshot.jobs.requested_gpus[owner])
+    has = np.bincount(owner[asked], minlength=len(plan)) > 0
     runs: Bools = np.where(has[owner], same, compact)
     runs[draft.current[draft.current >= 0]] = True
     return runs

@@ -134,6 +134,14 @@ def test_a_plan_that_was_measured_on_more_nodes_than_others_is_not_lost() -> Non
     assert choose_plans("srt", snapshot) == {"j": (4, "dp")}
 
 
+@pytest.mark.parametrize("name", ["synergy", "antman", "morphling-n"])
+def test_a_submitted_plan_that_does_not_run_on_the_request_leaves_the_best_one(name: str) -> None:
+    cells = [a_cell(2, 20.0), a_cell(2, 40.0, OFFLOAD), a_cell(4, 20.0, TP1)]
+    snapshot = a_plan_round([a_job("j", 0, requested_gpus=2, submitted_plan=TP1)], cells)
+
+    assert choose_plans(name, snapshot) == {"j": (2, "offload")}
+
+
 @pytest.mark.parametrize("name", ["synergy", "antman"])
 def test_jobs_wait_where_a_pool_has_too_few_cpus_or_too_little_memory(name: str) -> None:
     jobs = [
