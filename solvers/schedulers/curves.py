@@ -204,13 +204,12 @@ class _CurveBuilder:
 
     def _points(self, job: int, columns: Ints, current: int) -> tuple[CurvePoint, ...]:
         reference = float(self._draft.requested_rate[job])
-        needs = self._demand.at(columns)
         every = [
             CurvePoint((gpus, cpus), host_bytes, rate / reference, column)
             for gpus, cpus, host_bytes, rate, column in zip(
-                needs.gpus.tolist(),
-                needs.cpus.tolist(),
-                needs.host_bytes.tolist(),
+                self._demand.gpus[columns].tolist(),
+                self._demand.cpus[columns].tolist(),
+                self._demand.host_bytes[columns].tolist(),
                 self._draft.rate[columns].tolist(),
                 columns.tolist(),
                 strict=True,

@@ -156,12 +156,15 @@ def runs_submitted_plan(draft: Draft) -> Bools:
     columns on the fewest nodes if its plan is not recorded, or has no column at its request. The
     column that a job runs on always counts.
     """
-    compact, plan = are_compact(draft), draft.snapshot.jobs.submitted_plan
+    jobs = draft.snapshot.jobs
+    compact, plan = are_compact(draft), jobs.submitted_plan
     if (plan < 0).all():
         return compact
     kinds, owner = draft.snapshot.kinds_of_plans(), draft.job
     same = (plan[owner] >= 0) & (kinds[draft.cells.plan[draft.cell]] == kinds[plan][owner])
-    asked = same & (draft.gpus == draft.snapshot.jobs.requested_gpus[owner])
+    wanted = jobs.requested_type[owner]
+    asked = same & (draft.gpus == jobs.requested_gpus[owner])
+    asked &= (wanted < 0) | (draft.gpu_type == wanted)
     has = np.bincount(owner[asked], minlength=len(plan)) > 0
     runs: Bools = np.where(has[owner], same, compact)
     runs[draft.current[draft.current >= 0]] = True
