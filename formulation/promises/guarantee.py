@@ -157,6 +157,8 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     kind, gpus = int(jobs.requested_type[job]), int(jobs.requested_gpus[job])
     request = f"{gpus} x {snapshot.gpu_types[kind].name if kind >= 0 else 'any type'}"
+    plan = int(jobs.submitted_plan[job])
+    submitted = f" with its submitted plan {snapshot.plans[plan][:12]}" if plan >= 0 else ""
     key = snapshot.workloads[int(jobs.workload[job])].key
     if np.isnan(floor[job]):
         return Reason(
@@ -169,8 +171,8 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     best = float(draft.rate[own].max())
     return Reason(
         code=ReasonCode.GUARANTEE_UNMET,
-        message=f"the job is guaranteed the {floor[job]:.6g} samples/s of {request}, but the fastest Cell"
-        f" that it may have now gives {best:.6g}",
+        message=f"the job is guaranteed the {floor[job]:.6g} samples/s of {request}{submitted}, but the"
+        f" fastest Cell that it may have now gives {best:.6g}",
         next_step="bring lost nodes back, add Cells, or request less",
         evidence=(
             ("request", request),

@@ -64,6 +64,19 @@ def test_the_least_demand_is_that_of_any_plan_as_fast_as_the_submitted_one() -> 
     assert kept.rate.tolist() == pytest.approx([12.0, 20.0])
 
 
+def test_an_unmet_guarantee_names_the_submitted_plan() -> None:
+    snapshot = a_round(1)
+    nodes = replace(snapshot.nodes, schedulable=np.array([False, True]))
+    draft = first_draft(replace(snapshot, nodes=nodes), Policy())
+
+    (reason,) = guaranteed_jobs_are_as_fast_as_requested(draft).absent.values()
+
+    assert reason.message == (
+        "the job is guaranteed the 10 samples/s of 2 x a100 with its submitted plan slow, but the"
+        " fastest Cell that it may have now gives 6"
+    )
+
+
 def test_a_snapshot_with_plans_is_read_back_and_one_without_has_no_new_fields() -> None:
     plain = a_round(-1)
     kinds = PlanKinds(plan=np.array([1, 2]), kind=("dp", "dp"))
