@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tessera.formulation.cells import build_cells
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.guarantee import (
     guaranteed_jobs_are_as_fast_as_requested,
@@ -91,6 +93,23 @@ def test_a_snapshot_with_plans_is_read_back_and_one_without_has_no_new_fields() 
     assert again.kinds_of_plans().tolist() == [0, 1, 1, 3]
     assert again.estimates.equals(full.estimates)
     assert build_cells(again).cpus.tolist() == [0, 2, 1, 3]
+
+
+def test_plans_of_one_count_with_other_cpus_leave_the_fair_rate_as_it_is() -> None:
+    def fair(*cells: dict[str, Any]) -> list[float]:
+        snapshot = a_snapshot(
+            nodes=[a_node("n", 0, 8, cpus=64)], jobs=[a_job("j")], estimates=cells, plans=PLANS
+        )
+        rate: list[float] = fair_rate(first_draft(snapshot, Policy()), np.array([0.25])).tolist()
+        return rate
+
+    fast = [
+        an_estimate(0, 0, gpus, plan=2, iter_time_s=BATCH / rate, cpus=8 * gpus)
+        for gpus, rate in ((1, 10.0), (4, 30.0))
+    ]
+    slow = an_estimate(0, 0, 4, plan=1, iter_time_s=BATCH / 20.0, cpus=4)
+
+    assert fair(*fast, slow) == pytest.approx(fair(*fast))
 
 
 def test_indices_and_needs_out_of_range_are_refused() -> None:
