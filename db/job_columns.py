@@ -15,9 +15,21 @@ from tessera.formulation.records.jobs import JobSpec
 STATED_COLUMNS: Final = tuple(
     f.name
     for f in fields(JobSpec)
-    if f.name not in {"name", "workload", "avoid_nodes", "stated_plan", "launch"}
+    if f.name
+    not in {
+        "name",
+        "workload",
+        "avoid_nodes",
+        "stated_plan",
+        "submitted_plan",
+        "requested_cpus",
+        "launch",
+    }
 )
-"""The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
+"""The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name.
+
+Submitted plans and requested CPUs are known to simulations only.
+"""
 
 UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})
 """Fields of a job that may change after its submission. Its name and its workload may not."""

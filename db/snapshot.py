@@ -124,8 +124,8 @@ _JOB_EXPRESSIONS = {
 to other tables are their keys.
 """
 
-_NOT_STORED = frozenset({"unestimated", "assumed_efficiency"})
-"""Columns of ``Jobs`` that follow from other tables, or that only rounds fill."""
+_NOT_STORED = frozenset({"unestimated", "assumed_efficiency", "submitted_plan", "requested_cpus"})
+"""Columns of ``Jobs`` that follow from other tables, or that only rounds or simulations fill."""
 
 _JOB_COLUMNS = {"id": "int8"} | {
     name: kind for name, kind in wire_types(Jobs).items() if name not in _NOT_STORED
@@ -140,7 +140,7 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
-    e.source, coalesce(e.sd, 'NaN'), e.complete
+    e.source, coalesce(e.sd, 'NaN'), e.complete, 0::bigint, 0::bigint
 FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only

@@ -191,6 +191,8 @@ def build_cells(snapshot: Snapshot) -> Cells:
         shape_count=np.diff(begin)[of],
         shapes=Shapes(nodes=known.nodes, rate=known.rate),
         complete=known.complete[of],
+        cpus=e.cpus[first][of],
+        host_bytes=e.host_bytes[first][of],
     )
 
 

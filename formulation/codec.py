@@ -30,6 +30,7 @@ from tessera.formulation.snapshot import (
     Jobs,
     Legs,
     Nodes,
+    PlanKinds,
     Prices,
     Quotas,
     RefusedPlans,
@@ -55,6 +56,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Legs": Legs,
     "Measured": TrafficMeasurements,
     "Nodes": Nodes,
+    "PlanKinds": PlanKinds,
     "Prices": Prices,
     "Problem": Problem,
     "Quotas": Quotas,
@@ -101,7 +103,7 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
-        tables = ("traffic", "standing", "measured", "runtimes", "refused_plans")
+        tables = ("traffic", "standing", "measured", "runtimes", "refused_plans", "plan_kinds")
         silent = {n for n in tables if not len(getattr(value, n))}
         silent |= {"topology"} if value.topology is None else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()

@@ -17,7 +17,7 @@ from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.packing.wide import add_wide_shapes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Bools, Ints, concatenate_ranges
+from tessera.formulation.tables import Bools, Ints, begins_group, concatenate_ranges
 
 
 def first_draft(
@@ -46,6 +46,7 @@ def first_draft(
         cells, best = add_wide_shapes(snapshot, cells, best, widened)
     if every_cell:
         kept = _with_stated(snapshot, cells, find_most_compact(cells))
+        kept = _with_submitted(snapshot, cells, kept)
         spread = np.zeros(len(snapshot.jobs), dtype=np.int64)
     else:
         kept, spread = _with_bounded(snapshot, cells, best), snapshot.nodes_owned()
@@ -90,6 +91,25 @@ def _with_stated(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:
     """Return ``kept`` with the Cells of the plans that users state for their jobs, bool[cells]."""
     stated = np.unique(snapshot.jobs.stated_plan[snapshot.jobs.stated_plan >= 0])
     return kept | np.isin(cells.plan, stated) if len(stated) else kept
+
+
+def _with_submitted(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:
+    """Return ``kept`` with the Cells of the plans that jobs were submitted with, bool[cells].
+
+    Each is on the fewest nodes that are known of it. They may be more than those of other plans.
+    """
+    submitted = np.unique(snapshot.jobs.submitted_plan[snapshot.jobs.submitted_plan >= 0])
+    if not len(submitted):
+        return kept
+    kinds = snapshot.kinds_of_plans()
+    own = np.flatnonzero(np.isin(kinds[cells.plan], kinds[submitted]))
+    order = own[
+        np.lexsort([getattr(cells, n)[own] for n in ("nodes", *reversed(cells.CELL), "workload")])
+    ]
+    keys = [getattr(cells, name)[order] for name in ("workload", *cells.CELL)]
+    widened = kept.copy()
+    widened[order[begins_group(*keys)]] = True
+    return widened
 
 
 def _columns(

@@ -78,6 +78,10 @@ class Estimates(CellTable):
     """Standard deviation of the logarithm of ``iter_time_s``. It is NaN if it is not known."""
     complete: Bools = usual(False, is_new=True)
     """Whether the estimate's profile has all shapes on which the workload runs on the GPU type."""
+    cpus: Ints = usual(0, is_new=True)
+    """Cores that a job on the Cell needs in all. All shapes of a Cell need the same."""
+    host_bytes: Ints = usual(0, is_new=True)
+    """Bytes of host memory that a job on the Cell needs in all. All shapes need the same."""
 
     def at(self, rows: Ints | Bools) -> Self:
         """Return the estimates of ``rows`` (int64[any] or bool[estimates]), in that order."""
@@ -135,6 +139,10 @@ class Jobs(CellTable):
     """Execution plan that the job's user states, an index into Snapshot.plans. -1 without one."""
     stated_plan_first: Bools = usual(False, is_new=True)
     """Whether only the job's first start must use the stated plan."""
+    submitted_plan: Ints = usual(-1, is_new=True)
+    """Execution plan that the job was submitted with, an index into Snapshot.plans. It binds nothing.
+    -1 if it is not recorded."""
+    requested_cpus: Ints = usual(0, is_new=True)  # cores in all; 0 if they are not stated
     runtime: Ints = usual(-1, is_new=True)
     """Runtime of the job, an index into Snapshot.runtimes. -1 for one that runs any plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
@@ -216,6 +224,15 @@ class RefusedPlans(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanKinds(Table):
+    """The execution plans that differ from others in nothing but their data-parallel degree."""
+
+    INDEX: ClassVar[str] = "plan kinds"
+    plan: Ints  # index into Snapshot.plans
+    kind: tuple[str, ...]  # the plan's name without its data-parallel degree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Legs(CellTable):
     """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
 
@@ -245,6 +262,7 @@ NO_LEGS: Final = Legs.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
 NO_RUNTIMES: Final = Runtimes.from_rows([])
 NO_REFUSED_PLANS: Final = RefusedPlans.from_rows([])
+NO_PLAN_KINDS: Final = PlanKinds.from_rows([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -274,6 +292,7 @@ class Snapshot:
     measured: TrafficMeasurements = NO_MEASURED
     runtimes: Runtimes = NO_RUNTIMES
     refused_plans: RefusedPlans = NO_REFUSED_PLANS
+    plan_kinds: PlanKinds = NO_PLAN_KINDS
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -293,6 +312,8 @@ class Snapshot:
             ("jobs", "current_type", -1, types),
             ("jobs", "current_plan", 0, max(1, len(self.plans))),
             ("jobs", "stated_plan", -1, len(self.plans)),
+            ("jobs", "submitted_plan", -1, len(self.plans)),
+            ("plan_kinds", "plan", 0, len(self.plans)),
             ("jobs", "runtime", -1, len(self.runtimes)),
             ("refused_plans", "runtime", 0, len(self.runtimes)),
             ("refused_plans", "plan", 0, len(self.plans)),
@@ -322,9 +343,12 @@ class Snapshot:
             ("estimates", "gpus", 1, True),
             ("estimates", "nodes", 1, True),
             ("estimates", "iter_time_s", 0, False),
+            ("estimates", "cpus", 0, True),
+            ("estimates", "host_bytes", 0, True),
             ("jobs", "iterations", 0, True),
             ("jobs", "iterations_left", 0, True),
             ("jobs", "requested_gpus", 1, True),
+            ("jobs", "requested_cpus", 0, True),
             ("jobs", "min_gpus", 0, True),
             ("jobs", "max_gpus", 0, True),
             ("jobs", "weight", 0, True),
@@ -363,6 +387,17 @@ class Snapshot:
             pipeline_degree=cell.pipeline_degree,
             plan=self.plans.index(cell.plan),
         )
+
+    def kinds_of_plans(self) -> Ints:
+        """Return the kind of each execution plan as a number, int64[plans].
+
+        Plans of one kind differ in nothing but their data-parallel degree.
+        """
+        kinds = np.arange(len(self.plans), dtype=np.int64)
+        first: dict[str, int] = {}
+        for plan, kind in zip(self.plan_kinds.plan.tolist(), self.plan_kinds.kind, strict=True):
+            kinds[plan] = first.setdefault(kind, plan)
+        return kinds
 
     def schedulable_gpus(self) -> Ints:
         """Return the number of GPUs in schedulable nodes, int64[types]."""

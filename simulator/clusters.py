@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from tessera.estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
@@ -31,6 +32,15 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
 }
 """The number of nodes of each GPU type, by the name of the cluster."""
 
+NODE_HOSTS: Final[Mapping[str, tuple[int, int]]] = {
+    # Morphling, section 7: 96 vCPUs and 1,600 GB of memory in each server
+    "a800-64": (96, 1_600 * 10**9),
+}
+"""CPU cores and bytes of host memory of each node, by the name of the cluster.
+
+The nodes of other clusters do not state them, so that they limit nothing there.
+"""
+
 
 def preset_cluster(name: str, share: float = 1.0) -> TypesAndNodes:
     """Return a cluster of ``PRESETS``.
@@ -45,9 +55,11 @@ def preset_cluster(name: str, share: float = 1.0) -> TypesAndNodes:
         raise InvalidInput("cluster", f"unknown {name!r}; use one of {', '.join(PRESETS)}")
     if not 0 < share < float("inf"):
         raise InvalidInput("share", "must be a positive number")
-    return cluster_of_hardware(
+    kinds, nodes = cluster_of_hardware(
         [(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]]
     )
+    cpus, host_bytes = NODE_HOSTS.get(name, (None, None))
+    return kinds, [replace(node, cpus=cpus, host_bytes=host_bytes) for node in nodes]
 
 
 def arena_table1(share: float = 1.0) -> TypesAndNodes:

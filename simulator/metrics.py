@@ -35,7 +35,7 @@ class Reference:
         return self.rate / self.batch
 
 
-def _draft_of(scenario: Scenario) -> Draft:
+def draft_of(scenario: Scenario) -> Draft:
     """Return the Cells of every job, as if all jobs had arrived on an empty cluster."""
     store = MemoryStore(scenario, np.zeros(len(scenario.arrivals)))
     for job in range(len(scenario.arrivals)):
@@ -45,13 +45,13 @@ def _draft_of(scenario: Scenario) -> Draft:
 
 def reference_of(scenario: Scenario) -> Reference:
     """Return the scenario's reference. A job that can never run has a rate of NaN."""
-    draft = _draft_of(scenario)
+    draft = draft_of(scenario)
     return Reference(batch=draft.snapshot.global_batch.astype(np.float64), rate=draft.unit_rate)
 
 
 def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
     """Return the seconds of each job alone on 1 / ``present`` of the cluster (Eq. 14), float64[jobs]."""
-    draft = _draft_of(scenario)
+    draft = draft_of(scenario)
     snapshot = draft.snapshot
     rate = fair_rate(draft, 1.0 / np.maximum(present, 1.0))
     return snapshot.jobs.iterations * snapshot.global_batch / rate
@@ -59,7 +59,7 @@ def fair_seconds(scenario: Scenario, present: Floats) -> Floats:
 
 def possible_columns(scenario: Scenario) -> Draft:
     """Return the Cells and shapes on which each job can run on the whole and empty cluster."""
-    draft = _draft_of(scenario)
+    draft = draft_of(scenario)
     for rule in PHYSICAL:
         draft = rule(draft)
     return draft

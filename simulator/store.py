@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
@@ -25,6 +26,7 @@ from tessera.formulation.snapshot import (
     Jobs,
     Legs,
     Nodes,
+    PlanKinds,
     Prices,
     Quotas,
     Snapshot,
@@ -96,8 +98,9 @@ class MemoryStore:
         visible_records = scenario.profiles if visible is None else visible
         profiles = [e for e in visible_records if e.workload in known]
         self.plans = tuple(
-            sorted({"", *(e.cell.plan for e in profiles), *_stated_plans(self.specs)})
+            sorted({"", *(e.cell.plan for e in profiles), *_named_plans(self.specs)})
         )
+        self._plan_kinds = _plan_kinds(profiles, self.plans)
         self._nodes = _nodes(scenario)
         self.estimates = estimates_table(
             profiles, self.gpu_types, self._nodes, self.workloads, self.plans
@@ -187,7 +190,8 @@ class MemoryStore:
             self.estimates = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
             return
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
-        self._add_estimates(tried | known | {"sd": np.nan, "complete": False})
+        unknown = {"sd": np.nan, "complete": False, "cpus": 0, "host_bytes": 0}
+        self._add_estimates(tried | known | unknown)
         self._estimated[self.workload[job]] = True
 
     def _add_estimates(self, rows: Mapping[str, ArrayLike]) -> None:
@@ -236,6 +240,7 @@ class MemoryStore:
             estimates=self.estimates,
             jobs=self._jobs(live, now_s),
             allocations=self._allocations(local),
+            plan_kinds=self._plan_kinds,
             tenants=self._tenants,
             quotas=self._quotas,
             avoids=_remapped(self._avoids, local),
@@ -412,6 +417,9 @@ class MemoryStore:
         self._stated["stated_plan"] = np.array(
             [plans[s.stated_plan.digest] if s.stated_plan else -1 for s in specs], dtype=np.int64
         )
+        self._stated["submitted_plan"] = np.array(
+            [plans[s.submitted_plan] if s.submitted_plan else -1 for s in specs], dtype=np.int64
+        )
         arrival_s = np.zeros(count)  # of tasks, until they are created
         arrival_s[: self.users_jobs] = [one.arrival_s for one in scenario.arrivals]
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
@@ -483,13 +491,27 @@ _STORED_COLUMNS = (
 _STATED_COLUMNS = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {
     "workload",
     "stated_plan",
+    "submitted_plan",
     *_STORED_COLUMNS,
 }
 """The columns that users state. They never change."""
 
 
-def _stated_plans(specs: Iterable[JobSpec]) -> set[str]:
-    return {spec.stated_plan.digest for spec in specs if spec.stated_plan is not None}
+def _named_plans(specs: Iterable[JobSpec]) -> set[str]:
+    """Return the ids of the plans that users state for jobs, or that jobs were submitted with."""
+    return {
+        plan
+        for spec in specs
+        for plan in (spec.stated_plan.digest if spec.stated_plan else "", spec.submitted_plan)
+        if plan
+    }
+
+
+def _plan_kinds(profiles: Iterable[EstimateRecord], plans: Sequence[str]) -> PlanKinds:
+    kinds = {e.cell.plan: e.plan_kind for e in profiles if e.plan_kind}
+    return PlanKinds.from_rows(
+        [{"plan": i, "kind": kinds[plan]} for i, plan in enumerate(plans) if plan in kinds]
+    )
 
 
 def _workloads(scenario: Scenario, tasks: Iterable[JobSpec]) -> tuple[Workload, ...]:
@@ -508,7 +530,13 @@ def _nodes(scenario: Scenario) -> Nodes:
         gpus=np.array([n.gpus for n in nodes], dtype=np.int64),
         schedulable=np.ones(len(nodes), dtype=np.bool_),
         version=np.ones(len(nodes), dtype=np.int64),
+        cpus=np.array([_stated(n.cpus) for n in nodes], dtype=np.int64),
+        host_bytes=np.array([_stated(n.host_bytes) for n in nodes], dtype=np.int64),
     )
+
+
+def _stated(capacity: int | None) -> int:
+    return NOT_STATED if capacity is None else capacity
 
 
 def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:

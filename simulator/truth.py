@@ -45,10 +45,12 @@ def estimates_table(
             int(e.source),
             math.nan if e.sd is None else e.sd,
             e.complete,
+            e.cpus,
+            e.host_bytes,
         )
         for e, c in there
     )
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 10
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 12
     names = ("workload", *Estimates.CELL, "nodes")
     ints = {
         name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
@@ -59,6 +61,8 @@ def estimates_table(
         source=np.array(columns[7], dtype=np.int64),
         sd=np.array(columns[8], dtype=np.float64),
         complete=np.array(columns[9], dtype=np.bool_),
+        cpus=np.array(columns[10], dtype=np.int64),
+        host_bytes=np.array(columns[11], dtype=np.int64),
     )
 
 

@@ -11,7 +11,7 @@ from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.objectives.completion import restart_loss_s, time_to_finish_s
 from tessera.formulation.objectives.values import make_levels
 from tessera.formulation.promises.stated_plans import bound_plans
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.tables import Floats, Ints, begins_group
 
 
 def finish_time_fairness(draft: Draft) -> Levels:
@@ -110,6 +110,8 @@ def _cells_of(
         cells = own[first]
     else:
         cells = find_fastest(table, workload, min_gpus)
+        # Of the Cells of a type and count, which may differ in CPUs, the fastest comes first.
+        cells = cells[begins_group(table.gpu_type[cells], table.gpus[cells])]
     within = np.ones(len(cells), dtype=np.bool_)
     if pin >= 0:
         within &= table.gpu_type[cells] == pin

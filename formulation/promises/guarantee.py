@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -64,17 +64,19 @@ def has_guaranteed_rate(draft: Draft) -> Bools:
 def request_rate(draft: Draft) -> Floats:
     """Return F_j, samples/s of the request, float64[jobs] (Eq. 32). It is 0 without a guarantee.
 
-        F_j = max { r_c : n_c = requested GPUs, t_c = requested type }
+        F_j = max { r_c : n_c = requested GPUs, t_c = requested type, p_c = submitted plan }
             = min over types t of that, where the type is free, because any type honors the request
 
-    Only Cells on the fewest nodes count, because a request is for GPUs and not for a wide shape.
+    If it is not recorded with which plan the job was submitted, or if that plan has no Cell at the
+    request, F_j is the best plan's. Only Cells on the fewest nodes count, because a request is for
+    GPUs and not for a wide shape. Of the submitted plan's Cells, they are those on its fewest nodes.
     Rates are those of the whole cluster, including nodes that are away, because a guarantee does
     not shrink with them. It is NaN if no Cell matches the request.
     """
     rates = np.zeros(len(draft.current))
     cells = _cells_of_all_nodes(draft)
-    for jobs, workload, gpus, kind in _requests(draft):
-        rates[jobs] = _rate_of_request(cells, workload, gpus, kind)
+    for request in _requests(draft):
+        rates[request.jobs] = _rate_of_request(cells, request)
     return rates
 
 
@@ -91,12 +93,12 @@ def min_demand(draft: Draft) -> Ints:
     types = len(draft.snapshot.gpu_types)
     demand = np.zeros((len(draft.current), types), dtype=np.int64)
     cells = _cells_of_all_nodes(draft)
-    for jobs, workload, gpus, kind in _requests(draft):
-        floor = _rate_of_request(cells, workload, gpus, kind)
-        reach = (cells.workload == workload) & (cells.rate >= floor * (1 - ROUNDING))
-        least = np.full(types, gpus, dtype=np.int64)
+    for request in _requests(draft):
+        floor = _rate_of_request(cells, request)
+        reach = (cells.workload == request.workload) & (cells.rate >= floor * (1 - ROUNDING))
+        least = np.full(types, request.gpus, dtype=np.int64)
         np.minimum.at(least, cells.gpu_type[reach], cells.gpus[reach])
-        demand[jobs] = least
+        demand[request.jobs] = least
     return demand
 
 
@@ -108,25 +110,34 @@ def _cells_of_all_nodes(draft: Draft) -> Cells:
     return build_cells(replace(draft.snapshot, nodes=whole))
 
 
-def _requests(draft: Draft) -> Iterator[tuple[Ints, int, int, int]]:
-    """Yield (jobs, workload, requested GPUs, requested type) of each distinct request.
+class _Request(NamedTuple):
+    """A distinct request of guaranteed jobs."""
 
-    Only the requests of guaranteed jobs count.
-    """
+    jobs: Ints
+    workload: int
+    gpus: int
+    gpu_type: int  # -1 for any type
+    plan: int  # that the jobs were submitted with; -1 if it is not recorded
+
+
+def _requests(draft: Draft) -> Iterator[_Request]:
+    """Yield the distinct requests of guaranteed jobs."""
     owed, jobs = np.flatnonzero(has_guaranteed_rate(draft)), draft.snapshot.jobs
-    keys = np.stack([jobs.workload[owed], jobs.requested_gpus[owed], jobs.requested_type[owed]])
+    columns = (jobs.workload, jobs.requested_gpus, jobs.requested_type, jobs.submitted_plan)
+    keys = np.stack([column[owed] for column in columns])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     bounds = np.searchsorted(which.ravel()[order], np.arange(unique.shape[1] + 1))
-    for k, (workload, gpus, kind) in enumerate(unique.T.tolist()):
-        yield owed[order[bounds[k] : bounds[k + 1]]], workload, gpus, kind
+    for k, key in enumerate(unique.T.tolist()):
+        yield _Request(owed[order[bounds[k] : bounds[k + 1]]], *key)
 
 
-def _rate_of_request(cells: Cells, workload: int, gpus: int, kind: int) -> float:
-    own = (cells.workload == workload) & (cells.gpus == gpus)
-    if kind >= 0:
-        own &= cells.gpu_type == kind
-    own = np.flatnonzero(own)
+def _rate_of_request(cells: Cells, request: _Request) -> float:
+    own = (cells.workload == request.workload) & (cells.gpus == request.gpus)
+    if request.gpu_type >= 0:
+        own &= cells.gpu_type == request.gpu_type
+    submitted = np.flatnonzero(own & (cells.plan == request.plan))
+    own = submitted if len(submitted) else np.flatnonzero(own)
     own = own[find_most_compact(cells, own)]
     types = set(cells.gpu_type[own].tolist())
     return min(
@@ -146,6 +157,8 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     kind, gpus = int(jobs.requested_type[job]), int(jobs.requested_gpus[job])
     request = f"{gpus} x {snapshot.gpu_types[kind].name if kind >= 0 else 'any type'}"
+    plan = int(jobs.submitted_plan[job])
+    submitted = f" with its submitted plan {snapshot.plans[plan][:12]}" if plan >= 0 else ""
     key = snapshot.workloads[int(jobs.workload[job])].key
     if np.isnan(floor[job]):
         return Reason(
@@ -158,8 +171,8 @@ def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     best = float(draft.rate[own].max())
     return Reason(
         code=ReasonCode.GUARANTEE_UNMET,
-        message=f"the job is guaranteed the {floor[job]:.6g} samples/s of {request}, but the fastest Cell"
-        f" that it may have now gives {best:.6g}",
+        message=f"the job is guaranteed the {floor[job]:.6g} samples/s of {request}{submitted}, but the"
+        f" fastest Cell that it may have now gives {best:.6g}",
         next_step="bring lost nodes back, add Cells, or request less",
         evidence=(
             ("request", request),

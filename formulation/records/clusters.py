@@ -53,6 +53,8 @@ class NodeSpec:
     gpus: int
     rack: str = ""
     version: int | None = None
+    cpus: int | None = None  # cores; None if they are not stated
+    host_bytes: int | None = None  # bytes of host memory; None if they are not stated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ class EstimateRecord:
     plan: ExecutionPlan | None = None
     """The execution plan that ``cell`` names by its digest. It is None if only the name is known, or
     if the Cell's author does not say what the best plan is."""
+    plan_kind: str = ""
+    """The name of the plan without its data-parallel degree. "" if that is the plan's own name."""
+    cpus: int = 0  # cores that a job on the Cell needs in all
+    host_bytes: int = 0  # bytes of host memory that a job on the Cell needs in all
 
     def __post_init__(self) -> None:
         """Check that the source is one of estimates, and that the plan is the Cell's."""

@@ -42,6 +42,10 @@ class JobSpec:
     """The execution plan that the user states for the job, or None if rounds choose its plans."""
     stated_plan_first: bool = False
     """Whether only the first start must use the stated plan. If not, every one must."""
+    submitted_plan: str = ""
+    """The id of the execution plan that the job was submitted with. It binds nothing, but a guaranteed
+    job is owed the speed of this plan on its request. "" if it is not recorded."""
+    requested_cpus: int = 0  # cores that it requests in all; 0 if that is not stated
     launch: LaunchSpec = DEFAULT_LAUNCH
     """The way in which its program is started. A stored job always names its runtime."""
 

@@ -24,6 +24,7 @@ from tessera.simulator.comparison.workload import (
     make_scenario,
 )
 from tessera.simulator.completion_bound import CompletionBound, completion_bound
+from tessera.simulator.guarantees import find_broken_guarantees
 from tessera.simulator.log import Segment
 from tessera.simulator.metrics import Reference, alone_seconds, reference_of, run_figures, series_of
 from tessera.simulator.overheads import preset_overheads as overheads_of
@@ -162,6 +163,8 @@ def run_data(
             "load": world.load,
             "dropped": world.dropped,
             "stuck": result.stuck,
+            "guaranteed": sum(one.spec.guaranteed for one in scenario.arrivals),
+            "guarantees_broken": len(find_broken_guarantees(result)),
             "horizon_s": world.horizon_s,
         },
         "said": world.said,

@@ -54,7 +54,7 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
                 deadline,
                 spec.tenant,
                 int(spec.guaranteed),
-                spec.labels.get(PLAN_LABEL, ""),
+                spec.submitted_plan or spec.labels.get(PLAN_LABEL, ""),
             ]
         )
     return text.getvalue()

@@ -116,6 +116,7 @@ def _redrawn(
         workload=work,
         requested_gpus=gpus,
         requested_type=kind,
+        submitted_plan="",
         labels={k: v for k, v in job.spec.labels.items() if k != PLAN_LABEL},
         iterations=max(1, round(duration_s / cells[kind, gpus])),
         deadline_s=job.spec.deadline_s * wanted / gpus,

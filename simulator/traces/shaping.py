@@ -188,6 +188,44 @@ def split_tenants(
     ]
 
 
+def split_quotas(
+    arrivals: Sequence[Arrival],
+    guaranteed_jobs: int,
+    quota_gpus: int,
+    tenants: int,
+    block_gpus: int,
+    seed: int,
+) -> tuple[list[Arrival], list[TenantSpec]]:
+    """Return the jobs divided among ``tenants`` tenants at random, and the tenants with quotas.
+
+    ``quota_gpus`` is the sum of the quotas, in blocks of ``block_gpus``. Each tenant has one block,
+    and each of the others is drawn a tenant. All jobs are drawn a tenant. Then ``guaranteed_jobs``
+    jobs, or as many as there are, are drawn to be guaranteed among those whose request is within
+    the quota of their tenant. Others are best effort, and may use what no quota needs. All draws are
+    uniform.
+    """
+    blocks = quota_gpus // block_gpus
+    if not 1 <= tenants <= blocks:
+        raise InvalidInput("tenants", f"must be from 1 to {blocks}, the number of blocks of quotas")
+    rng = np.random.default_rng(seed)
+    drawn = np.bincount(rng.integers(tenants, size=blocks - tenants), minlength=tenants)
+    quota = ((1 + drawn) * block_gpus).tolist()
+    owner = rng.integers(tenants, size=len(arrivals)).tolist()
+    fitting = [
+        i
+        for i, (a, k) in enumerate(zip(arrivals, owner, strict=True))
+        if a.spec.requested_gpus <= quota[k]
+    ]
+    chosen = set(rng.permutation(fitting)[:guaranteed_jobs].tolist())
+    split = [
+        a._replace(spec=replace(a.spec, tenant=f"tenant-{k}", guaranteed=i in chosen))
+        for i, (a, k) in enumerate(zip(arrivals, owner, strict=True))
+    ]
+    return split, [
+        TenantSpec(name=f"tenant-{k}", quotas={"": gpus}) for k, gpus in enumerate(quota)
+    ]
+
+
 def _each(arrivals: Sequence[Arrival], change: Callable[[JobSpec], JobSpec]) -> list[Arrival]:
     return [a._replace(spec=change(a.spec)) for a in arrivals]
 

@@ -212,6 +212,7 @@ def _request(timed: _TimedRow, workload: Workload, iterations: int) -> JobSpec:
         tenant=row.name("tenant", optional=True),
         guaranteed=row.choice("guaranteed", ("0", "1"), default="0") == "1",
         deadline_s=_deadline_s(row, timed.submit_s),
+        submitted_plan=plan,
         labels={PLAN_LABEL: plan} if plan else {},
     )
 

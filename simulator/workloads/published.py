@@ -16,16 +16,18 @@ from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset_cluster
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.traces.morphling import read_measured, read_workload
+from tessera.simulator.traces.morphling import read_measured, read_resources, read_workload
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.screening import OnBad, ScreenedTrace, screen_jobs
-from tessera.simulator.traces.shaping import first_hours, on_type, split_tenants
+from tessera.simulator.traces.shaping import first_hours, on_type, split_quotas, split_tenants
 from tessera.simulator.traces.trace import Arrival, read_trace
 
 WEEK_H: Final = 2000 * 300 / 3600
 """The hours of 2,000 rounds of 300 s, for which Arena's artifact simulates Philly."""
 MT_GUARANTEED, MT_QUOTA_GPUS = 194, 64
 """Tenant A of Morphling's trace MT: its number of jobs in the artifact, and its quota (section 7.3)."""
+QUOTA_TENANTS, QUOTA_BLOCK_GPUS = 4, 8
+"""The number of tenants of morphling-quotas, and the GPUs of a block of their quotas, a node's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ def load_published(
 ) -> PublishedScenario:
     """Return one of ``NAMES``. Jobs whose speed the profiles do not state are dropped or refused.
 
-    ``seed`` decides which jobs of morphling-mt are guaranteed. The other workloads draw nothing.
+    ``seed`` decides which jobs of morphling-mt are guaranteed, and the tenants and quotas of
+    morphling-quotas. The other workloads draw nothing.
 
     Raises:
         InvalidInput: there is no such workload, or ``on_bad`` refuses jobs.
@@ -98,7 +101,8 @@ def _h100(folder: Path, _: int) -> _Made:
 
 def _morphling(file: str) -> Callable[[Path, int], _Made]:
     def make(folder: Path, _: int) -> _Made:
-        profiles = read_measured(folder / "morphling" / "measured.csv")
+        resources = read_resources(folder / "morphling" / "plan_resources.csv")
+        profiles = read_measured(folder / "morphling" / "measured.csv", resources)
         return "a800-64", profiles, read_workload(folder / "morphling" / file), ()
 
     return make
@@ -114,6 +118,15 @@ def _morphling_mt(folder: Path, seed: int) -> _Made:
     return cluster, profiles, split, tenants
 
 
+def _morphling_quotas(folder: Path, seed: int) -> _Made:
+    """Return the base trace with four tenants, which share quotas of all 64 GPUs. Not published."""
+    cluster, profiles, arrivals, _ = _morphling("workload_base.csv")(folder, seed)
+    split, tenants = split_quotas(
+        arrivals, MT_GUARANTEED, MT_QUOTA_GPUS, QUOTA_TENANTS, QUOTA_BLOCK_GPUS, seed
+    )
+    return cluster, profiles, split, tenants
+
+
 _MAKERS: Final[Mapping[str, Callable[[Path, int], _Made]]] = {
     "arena-philly": _philly,
     "arena-testbed-a": _testbed_a,
@@ -122,5 +135,6 @@ _MAKERS: Final[Mapping[str, Callable[[Path, int], _Made]]] = {
     "morphling-base": _morphling("workload_base.csv"),
     "morphling-bp": _morphling("workload_bp.csv"),
     "morphling-mt": _morphling_mt,
+    "morphling-quotas": _morphling_quotas,
 }
 NAMES: Final = tuple(_MAKERS)

@@ -9,7 +9,12 @@ import numpy as np
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
 from tessera.solvers.schedulers.base import SchedulerView
-from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
+from tessera.solvers.schedulers.packing import (
+    JobOptions,
+    OptionPacking,
+    host_capacity,
+    options_of,
+)
 from tessera.solvers.schedulers.slots import jobs_in_order
 
 
@@ -26,14 +31,18 @@ class AntMan:
     Guaranteed jobs of a tenant start within its quota, to which their whole request is charged.
     (Morphling charges the least demand that reaches the request's rate.) Jobs stay on the GPU type
     that they run on or requested. A job that takes any type gets the fastest type with room.
+
+    A job always runs by the plan that it was submitted with. If that is not recorded, it is the best
+    plan of each count. The CPUs and host memory that its Cell states are booked where nodes state
+    theirs.
     """
 
     name: str = "antman"
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
-        jobs, options = seen.draft.snapshot.jobs, options_of(seen)
-        packing = OptionPacking(options, seen.capacity)
+        jobs, options = seen.draft.snapshot.jobs, options_of(seen, submitted=True)
+        packing = OptionPacking(options, seen.capacity, host_capacity(seen))
         order = jobs_in_order(seen)
         self._guaranteed(seen, options, packing, order)
         effort = ~jobs.guaranteed

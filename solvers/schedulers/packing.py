@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from tessera.formulation.cells import most_compact_by_job
+from tessera.formulation.demand import NOT_STATED, Demands
+from tessera.formulation.draft import Draft
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
@@ -35,6 +39,7 @@ class JobOptions:
     current: Ints  # int64[jobs], the option that it holds now; -1 if none that is known to run
     requested_gpus: Ints  # int64[jobs]
     requested_type: Ints  # int64[jobs]; -1 for any
+    demand: Demands  # of each option
 
     def __len__(self) -> int:
         """Return the number of options."""
@@ -101,18 +106,22 @@ class JobOptions:
         return groups
 
 
-def options_of(seen: SchedulerView, *, requested_only: bool = False) -> JobOptions:
+def options_of(
+    seen: SchedulerView, *, requested_only: bool = False, submitted: bool = False
+) -> JobOptions:
     """Return the options of the jobs that may run.
 
     With ``requested_only``, only options with the count that their job requested or holds are
-    included.
+    included. With ``submitted``, a job has only the plan that it was submitted with, if that is
+    recorded. Otherwise its plans are those on the fewest nodes of each count.
     """
     draft, jobs = seen.draft, seen.draft.snapshot.jobs
     count = len(jobs)
-    columns = np.arange(len(draft.cell), dtype=np.int64)
+    allowed = runs_submitted_plan(draft) if submitted else are_compact(draft)
     if requested_only:
         of_job = jobs.requested_gpus[draft.job], jobs.current_gpus[draft.job]
-        columns = np.flatnonzero((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
+        allowed = allowed & ((draft.gpus == of_job[0]) | (draft.gpus == of_job[1]))
+    columns = np.flatnonzero(allowed)
     job, gpu_type, gpus = draft.job[columns], draft.gpu_type[columns], draft.gpus[columns]
     # Columns are sorted by job, then as Cells are, fastest first.
     first = np.ones(len(job), dtype=np.bool_)
@@ -136,14 +145,71 @@ def options_of(seen: SchedulerView, *, requested_only: bool = False) -> JobOptio
         current=current,
         requested_gpus=jobs.requested_gpus,
         requested_type=jobs.requested_type,
+        demand=draft.demand.at(columns),
     )
 
 
-class OptionPacking:
-    """The GPUs given out so far: at most one option per job, and no more GPUs than exist."""
+def runs_submitted_plan(draft: Draft) -> Bools:
+    """Return the columns of the plan that their job was submitted with, bool[columns].
 
-    def __init__(self, options: JobOptions, capacity: Ints) -> None:
+    A plan of the same kind, with another data-parallel degree, counts as the same. A job keeps all
+    columns on the fewest nodes if its plan is not recorded, or has no column at its request. The
+    column that a job runs on always counts.
+    """
+    jobs = draft.snapshot.jobs
+    compact, plan = are_compact(draft), jobs.submitted_plan
+    if (plan < 0).all():
+        return compact
+    kinds, owner = draft.snapshot.kinds_of_plans(), draft.job
+    same = (plan[owner] >= 0) & (kinds[draft.cells.plan[draft.cell]] == kinds[plan][owner])
+    wanted = jobs.requested_type[owner]
+    asked = same & (draft.gpus == jobs.requested_gpus[owner])
+    asked &= (wanted < 0) | (draft.gpu_type == wanted)
+    has = np.bincount(owner[asked], minlength=len(plan)) > 0
+    runs: Bools = np.where(has[owner], same, compact)
+    runs[draft.current[draft.current >= 0]] = True
+    return runs
+
+
+def are_compact(draft: Draft) -> Bools:
+    """Return the columns on the fewest nodes of their count, and those that run now."""
+    if (draft.snapshot.jobs.submitted_plan < 0).all():  # there are no others
+        return np.ones(len(draft.cell), dtype=np.bool_)
+    compact = most_compact_by_job(draft.cells, draft.cell, draft.job)
+    compact[draft.current[draft.current >= 0]] = True
+    return compact
+
+
+def host_capacity(seen: SchedulerView) -> list[list[float]]:
+    """Return the CPU cores and the bytes of host memory of each pool, [types][2].
+
+    They are inf for a pool with a node that does not state them, which limits nothing.
+    """
+    nodes, capacity = seen.draft.snapshot.nodes, []
+    for kind in range(len(seen.capacity)):
+        pool = nodes.schedulable & (nodes.gpu_type == kind)
+        of_pool = (column[pool] for column in (nodes.cpus, nodes.host_bytes))
+        capacity.append(
+            [math.inf if (has == NOT_STATED).any() else float(has.sum()) for has in of_pool]
+        )
+    return capacity
+
+
+class OptionPacking:
+    """The GPUs given out so far: at most one option per job, and no more GPUs than exist.
+
+    If ``hosts`` (``host_capacity``) is given, CPU cores and host memory are given out, too. They are
+    counted by pool, so that placement may still find no nodes for what fits here.
+    """
+
+    def __init__(
+        self, options: JobOptions, capacity: Ints, hosts: list[list[float]] | None = None
+    ) -> None:
         self._options = options
+        self._hosts = None
+        if hosts is not None and not options.demand.of_gpus_alone:
+            self._hosts = [list(pool) for pool in hosts]
+            self._needs = np.stack([options.demand.cpus, options.demand.host_bytes], 1).tolist()
         self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
         self.free: list[int] = capacity.tolist()  # GPUs by type
         self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1 if it has none
@@ -152,8 +218,15 @@ class OptionPacking:
     def fits(self, option: int) -> bool:
         """Return whether there is room for ``option`` once its job has returned its GPUs."""
         has, gpu_type = self.option[self._job[option]], self._gpu_type[option]
-        returned = self._gpus[has] if has >= 0 and self._gpu_type[has] == gpu_type else 0
-        return bool(self._gpus[option] <= self.free[gpu_type] + returned)
+        returns = has >= 0 and self._gpu_type[has] == gpu_type
+        returned = self._gpus[has] if returns else 0
+        if self._gpus[option] > self.free[gpu_type] + returned:
+            return False
+        if self._hosts is None:
+            return True
+        back = self._needs[has] if returns else (0, 0)
+        left, needs = self._hosts[gpu_type], self._needs[option]
+        return all(need <= rest + own for need, rest, own in zip(needs, left, back, strict=True))
 
     def take(self, option: int) -> bool:
         """Give the job of ``option`` that option in place of its present one, if there is room.
@@ -164,6 +237,7 @@ class OptionPacking:
             return False
         self.give_back(self._job[option])
         self.free[self._gpu_type[option]] -= self._gpus[option]
+        self._move_hosts(option, -1)
         self.option[self._job[option]] = option
         return True
 
@@ -176,7 +250,15 @@ class OptionPacking:
         has = self.option[job]
         if has >= 0:
             self.free[self._gpu_type[has]] += self._gpus[has]
+            self._move_hosts(has, 1)
             self.option[job] = -1
+
+    def _move_hosts(self, option: int, sign: int) -> None:
+        """Give back (1) or take (-1) the CPU cores and the host memory of an option."""
+        if self._hosts is not None:
+            left = self._hosts[self._gpu_type[option]]
+            for resource, need in enumerate(self._needs[option]):
+                left[resource] += sign * need
 
     def keep_running(self) -> None:
         """Let jobs keep their options, in their order if lost nodes leave too little room."""
@@ -185,7 +267,8 @@ class OptionPacking:
         held = np.bincount(options.gpu_type[now], options.gpus[now], len(self.free)).astype(
             np.int64
         )
-        if max(self.option, default=-1) < 0 and (held <= self.free).all():  # all together
+        idle = max(self.option, default=-1) < 0 and self._hosts is None
+        if idle and (held <= self.free).all():  # all together
             self.free = (np.array(self.free) - held).tolist()
             self.option = options.current.tolist()
             return

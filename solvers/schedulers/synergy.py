@@ -1,4 +1,4 @@
-"""Synergy, as far as GPUs are concerned (Mohan et al. 2022).
+"""Synergy (Mohan et al. 2022).
 
 Morphling compares with it in sections 7.1 and 7.3.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tessera.formulation.tables import Ints
 from tessera.solvers.schedulers.base import SchedulerView
-from tessera.solvers.schedulers.packing import OptionPacking, options_of
+from tessera.solvers.schedulers.packing import OptionPacking, host_capacity, options_of
 from tessera.solvers.schedulers.slots import jobs_in_order
 
 
@@ -17,18 +17,19 @@ from tessera.solvers.schedulers.slots import jobs_in_order
 class Synergy:
     """First come, first served, skipping jobs that do not fit.
 
-    The GPU count is fixed, and no job is preempted. Synergy tunes the CPUs and host memory of jobs
-    whose GPUs and execution plan are fixed. The CPU cores and host memory that Cells may state are
-    fixed, too, so only its queue remains. Each job runs at the count and on the type that it
-    requested, by the best plan there. If it takes any type, it gets the fastest one with room.
+    The GPU count and the execution plan are fixed, and no job is preempted. Synergy gives each job
+    the CPUs and host memory to which it is sensitive. Here these are what the Cell of its plan
+    states. A job for which the pools that state them have too few waits. Each job runs at the count
+    and on the type that it requested, by the plan that it was submitted with. If that is not
+    recorded, it is the best plan there. If it takes any type, it gets the fastest one with room.
     """
 
     name: str = "synergy"
 
     def choose(self, seen: SchedulerView) -> Ints:
         """Return the column of each job, int64[jobs]; -1 means that it waits."""
-        options = options_of(seen)
-        packing = OptionPacking(options, seen.capacity)
+        options = options_of(seen, submitted=True)
+        packing = OptionPacking(options, seen.capacity, host_capacity(seen))
         packing.keep_running()
         wishes = options.grouped(options.as_requested & options.on_type)
         for job in jobs_in_order(seen).tolist():

@@ -61,6 +61,8 @@ def an_estimate(
     plan: int = 0,
     iter_time_s: float = 1.0,
     sd: float = math.nan,
+    cpus: int = 0,
+    host_bytes: int = 0,
 ) -> dict[str, Any]:
     return {
         "workload": workload,
@@ -73,6 +75,8 @@ def an_estimate(
         "source": int(EstimateSource.MEASURED),
         "sd": sd,
         "complete": False,
+        "cpus": cpus,
+        "host_bytes": host_bytes,
     }
 
 
@@ -97,6 +101,8 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "max_gpus": 0,
         "stated_plan": -1,
         "stated_plan_first": False,
+        "submitted_plan": -1,
+        "requested_cpus": 0,
         "runtime": -1,
         "tenant": "t",
         "queue": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,18 @@ def test_jobs_that_compete_wait_for_each_other() -> None:
         FREE,
     )
     assert later.mean_s == pytest.approx(1000.0)  # each begins when the one before ends
+
+
+def test_all_plans_of_a_shape_count_whatever_cpus_they_need() -> None:
+    plain = a_profile(1, 2.0)
+    offloaded = replace(
+        plain, cell=replace(plain.cell, plan="offload"), iter_time_s=1.0, cpus=64, host_bytes=2**40
+    )
+    job = an_arrival("j", iterations=1000, submitted_plan="plain")
+
+    for profiles in ([plain, offloaded], [offloaded, plain]):
+        bound = completion_bound(a_scenario(job, profiles=profiles), FREE)
+        assert bound.mean_s == pytest.approx(1000.0)
 
 
 def test_jobs_that_did_not_finish_only_lower_the_bound() -> None:

@@ -13,9 +13,11 @@ from tessera.simulator.data import data_dir
 from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.files import profiles_of, trace_of
 from tessera.simulator.traces.morphling import (
+    PlanResources,
     parse_measured,
     parse_workload,
     read_measured,
+    read_resources,
     read_workload,
 )
 from tessera.simulator.traces.redraw import count_sizes
@@ -52,7 +54,7 @@ def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
     data = a_file(OURS, "a,0,bert,1.3B,256,1003,8,nlp,1,248", "b,5,bert,1.3B,256,7,8,,,")
     first, second = (a.spec for a in parse_trace(data, "t.csv"))
     assert (first.iterations, first.tenant, first.guaranteed) == (1003, "nlp", True)
-    assert first.labels == {PLAN_LABEL: "248"}
+    assert (first.submitted_plan, first.labels) == ("248", {PLAN_LABEL: "248"})
     assert (second.iterations, second.tenant, second.guaranteed, second.labels) == (
         7,
         "",
@@ -69,7 +71,14 @@ def test_an_invalid_guarantee_is_a_mistake() -> None:
 def test_a_written_trace_reads_back_whatever_the_divisor() -> None:
     jobs = [
         an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
-        an_arrival("b", 1.25, 10**12, gpu_type="", labels={PLAN_LABEL: "zero-dp"}),
+        an_arrival(
+            "b",
+            1.25,
+            10**12,
+            gpu_type="",
+            labels={PLAN_LABEL: "zero-dp"},
+            submitted_plan="zero-dp",
+        ),
     ]
     assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
 
@@ -138,6 +147,69 @@ def test_repeated_measurements_keep_the_fastest_and_failures_are_infinite() -> N
     assert records[0].workload.params == "7B"
 
 
+def test_offloading_with_more_cpu_threads_is_another_plan_with_more_cpus() -> None:
+    header = f"{MEASURED},cpu_threads_per_gpu"
+    data = a_file(
+        header,
+        "llama7,zero-offload+gc,1,2,1,2,8,1,66,2",
+        "llama7,zero-offload+gc,1,2,1,2,8,1,46,4",
+        "llama7,221,2,2,1,2,8,1,9,2",
+        "llama7,221,2,2,1,2,8,1,8,4",
+    )
+
+    records = parse_measured(data, "m.csv")
+
+    assert [(e.cell.plan, e.cpus, e.iter_time_s) for e in records] == [
+        ("zero-offload-gc-cpu2", 4, 66.0),
+        ("zero-offload-gc-cpu4", 8, 46.0),
+        ("221", 8, 8.0),
+    ]
+    assert records[2].plan_kind == "3d-pp2-tp2"
+
+
+def test_plans_need_the_cpus_and_memory_that_the_artifact_states() -> None:
+    stated = PlanResources(
+        of_plan={
+            ("vit", "zero-offload"): (8, 3 * 10**9),
+            ("llama7", "zero-offload"): (8, 5 * 10**9),
+            ("bert", "3D"): (1, 2 * 10**9),
+        }
+    )
+    data = a_file(
+        MEASURED,
+        "vit,zero-offload,1,2,1,2,64,1,1",
+        "llama7,zero-offload,1,2,1,2,8,1,1",
+        "llama7,221,2,2,1,2,8,1,1",
+        "vit,gc,1,2,1,2,64,1,1",
+    )
+
+    records = parse_measured(data, "m.csv", stated)
+
+    # 16 bytes for each of 7 billion parameters are more than 2 x 5 GB; 3D is as another model's
+    assert [(e.cpus, e.host_bytes) for e in records] == [
+        (16, 6 * 10**9),
+        (16, 112 * 10**9),
+        (2, 4 * 10**9),
+        (0, 0),
+    ]
+
+
+def test_a_submitted_plan_and_the_requested_cpus_are_read() -> None:
+    data = a_file(f"{WORKLOAD},num_cpus", "a,0,vit,2,zero-offload+gc,5,0,16")
+
+    (job,) = parse_workload(data, "w.csv")
+
+    assert (job.spec.submitted_plan, job.spec.requested_cpus) == ("zero-offload-gc", 16)
+
+
+def test_the_published_resources_are_read() -> None:
+    resources = read_resources(published("plan_resources.csv"))
+
+    assert resources.needs("vit", "zero-offload") == (8, 3 * 10**9)
+    assert resources.needs("llama7", "248") == (1, 2 * 10**9)  # the neediest other model's
+    assert resources.needs("t5", "zero-offload-gc") == (8, 1_500_000_000)
+
+
 def test_mistakes_in_morphlings_files_are_named() -> None:
     with pytest.raises(InvalidInput, match=r"line 2, column model: must be one of vit.*"):
         parse_measured(a_file(MEASURED, "gpt9,ga,1,1,1,1,64,1,0.15"), "m.csv")
@@ -149,7 +221,7 @@ def test_mistakes_in_morphlings_files_are_named() -> None:
 
 def test_the_published_measurements_are_read() -> None:
     records = read_measured(published("measured.csv"))
-    assert len(records) == 405  # of 539 rows: one placement is kept for each shape
+    assert len(records) == 406  # of 539 rows: one placement is kept for each shape
     assert sum(math.isinf(e.iter_time_s) for e in records) == 3
     assert (
         len(
@@ -158,7 +230,7 @@ def test_the_published_measurements_are_read() -> None:
                 for e in records
             }
         )
-        == 405
+        == 406
     )
     vit = [e for e in records if (e.workload.model, e.cell.plan, e.cell.gpus) == ("vit", "ga", 8)]
     assert {e.cell.nodes: round(e.iter_time_s, 3) for e in vit}[2] == 0.066

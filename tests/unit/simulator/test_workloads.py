@@ -172,6 +172,30 @@ def test_the_multi_tenant_trace_has_194_guaranteed_jobs_and_a_quota_of_64() -> N
     assert scenario.arrivals != other.arrivals
 
 
+def test_four_tenants_share_quotas_of_64_gpus_and_guaranteed_jobs_fit_theirs() -> None:
+    scenario = load_published_trace("morphling-quotas").scenario
+    quotas = {t.name: t.quotas[""] for t in scenario.tenants}
+    owed = [a.spec for a in scenario.arrivals if a.spec.guaranteed]
+
+    assert (len(quotas), sum(quotas.values()), len(owed)) == (4, 64, 194)
+    assert all(gpus % 8 == 0 and gpus >= 8 for gpus in quotas.values())
+    assert all(spec.requested_gpus <= quotas[spec.tenant] for spec in owed)
+    other = load_published_trace("morphling-quotas", seed=1).scenario
+    assert scenario.tenants != other.tenants
+
+
+def test_morphlings_cells_have_their_plans_needs_and_its_nodes_their_capacity() -> None:
+    scenario = load_published_trace("morphling-base").scenario
+
+    assert {(n.cpus, n.host_bytes) for n in scenario.nodes} == {(96, 1_600 * 10**9)}
+    assert all(e.cpus > 0 and e.host_bytes > 0 for e in scenario.profiles if e.cell.plan != "")
+    known = {(e.workload, e.cell.plan, e.cell.gpus) for e in scenario.profiles}
+    asked = {
+        (a.spec.workload, a.spec.submitted_plan, a.spec.requested_gpus) for a in scenario.arrivals
+    }
+    assert asked <= known
+
+
 def test_an_unknown_workload_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=", ".join(NAMES)):
         load_published("lab", tmp_path)
