@@ -8,6 +8,9 @@ from enum import StrEnum
 from tessera.formulation.values import GpuType
 
 GIB = 2**30
+PCIE4_BYTES_PER_S = 32e9
+"""PCI Express 4.0 x16 in one direction: 16 GT/s a lane with 128b/130b coding, 31.5 GB/s, rounded as
+in the data sheets of GPUs (64 GB/s in both directions)."""
 
 
 class Link(StrEnum):
@@ -34,6 +37,11 @@ class Hardware:
     link: Link = Link.NVLINK
     link_bytes_per_s: float  # from one GPU to its neighbours in the node
     network_bytes_per_s: float  # of one node; shared by its GPUs
+    host_bytes_per_s: float = PCIE4_BYTES_PER_S  # between a GPU and its host
+    host_update_bytes_per_s: float = 100e9
+    """Bytes of optimizer states that the processors of a node update in a second. In ZeRO-Offload,
+    Table 4, those of a DGX-2 update 10 G parameters of some 32 bytes each in 2.6 s. They are bound
+    by the host's memory, and no later node has slower memory."""
 
     @property
     def gpu_type(self) -> GpuType:

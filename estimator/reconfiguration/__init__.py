@@ -1,0 +1,1 @@
+"""Models of reconfigurable training: iteration times of plans on GPUs, CPUs and bandwidths."""
