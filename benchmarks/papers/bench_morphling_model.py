@@ -18,6 +18,7 @@ from tessera.benchmarks.papers.morphling_model.judging import (
     choose_micro_batch,
     judge_author_points,
     judge_methods,
+    judge_updated_points,
     set_micro_batch,
     split_records,
 )
@@ -34,14 +35,54 @@ _LIMIT: Final = 0.15
 """Relative error over which a prediction is counted as wrong: the aim for the largest error."""
 
 
-@register_case("morphling-model", smoke={}, mape=("<=", 0.05), worst=("<=", 0.15))
+@register_case(
+    "morphling-model",
+    smoke={},
+    mape=("<=", 0.05),
+    worst=("<=", 0.15),
+    authors_mape=("<=", 0.04),
+    authors_worst=("<=", 0.104),
+)
 def judge_performance_models(
     data: Annotated[
         Path | None,
         typer.Option(help="Folder of Morphling's measurements. Default: next to the repository."),
     ] = None,
 ) -> Report:
-    """Judge models."""
+    """Predict iteration times from seven runs of each model, and compare them with measurements.
+
+    **Data.** ``measured.csv`` of Morphling's artifact: iterations on up to 64 A800. Rows that the
+    data's README calls defective are left out and listed: without a time, RoBERTa on one GPU except
+    with checkpointing, and ViT on uneven nodes. So are the six rows of T5-3B, which are fewer than
+    seven runs and one to predict. The table also lists the fitted runs. Nothing fitted is scored.
+
+    **Runs.** ``choose_runs`` picks seven runs of each model, at least three with ZeRO-Offload, before
+    any time is known: each lowers the variance of all predictions of the model most. LLaMA-30B was
+    not measured with ZeRO-Offload.
+
+    **Methods.** ``ours`` is learned from the runs of all models together. ``appendix`` is the model
+    of the paper, and ``artifact`` that of the artifact. Both are fitted to the seven runs of the
+    model, and have LLaMA-7B's parameters for LLaMA-30B, as the authors do. Bandwidths are those of
+    the hardware catalogue for all. Forward passes are the authors' profile on one GPU, scaled as in
+    appendix A.1; so 3D plans, which have no forward time in the data, are scaled, too.
+
+    **Choices.** We chose the form of our model with these data in view. No constant is fitted to
+    points that score. Two values were chosen by cross-validation on the fitted runs alone: the
+    spread of ``runtime_ratio``, and the noise of uneven placements. The micro-batch of the Figure 7
+    set, which the data lack, is the one with which its fitted runs fit best
+    (``figure7_micro_batch``, samples).
+
+    **Authors' points.** Their 99 validation points as they count them, with the forward times that
+    they gave their model. ``authors_*`` is ours, fitted to their fitted runs only;
+    ``authors_unfitted_*`` counts the 75 points whose configuration they did not fit.
+    ``authors_updated_*`` learns from the other points, too, in ten parts, as a service that goes on
+    measuring. ``authors_published_*`` are the artifact's own predictions.
+
+    The bounds are aims, and are missed. ViT on one GPU a node, and T5 on odd numbers of GPUs a node,
+    are up to twice as slow as their volumes explain. The authors' forward times of LLaMA's 3D plans
+    grow with the replicas, so they have synchronisation in them, which a model with real volumes
+    counts again. Their T5 points contradict the runs that they fitted, by up to 1.9 times.
+    """
     folder = _folder(data)
     records, left = read_records(folder)
     fitted, others = split_records(records)
@@ -51,7 +92,9 @@ def judge_performance_models(
     )
     runs, points = read_author_points(folder)
     authors = judge_author_points(runs, points)
-    unfitted = authors.of([not point.is_fitted for point in points])
+    is_unfitted = [not point.is_fitted for point in points]
+    unfitted = authors.of(is_unfitted)
+    updated = judge_updated_points(runs, points)
     figures: dict[str, Figure] = {
         **_summary("", verdict.errors[OURS]),
         "median": float(np.median(np.abs(verdict.errors[OURS]))),
@@ -63,6 +106,8 @@ def judge_performance_models(
         **_summary("artifact_", verdict.errors[ARTIFACT]),
         **_summary("authors_", authors.errors[OURS]),
         **_summary("authors_unfitted_", unfitted.errors[OURS]),
+        **_summary("authors_updated_", updated.errors[OURS]),
+        **_summary("authors_updated_unfitted_", updated.of(is_unfitted).errors[OURS]),
         **_summary("authors_published_", authors.errors[ARTIFACT]),
         **_summary("authors_published_unfitted_", unfitted.errors[ARTIFACT]),
         "figure7_micro_batch": micro_batch,

@@ -124,7 +124,7 @@ def check_runs(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None
     if len(plans) < 2:
         raise InvalidInput(
             "runs",
-            f"are all of the plan {min(plans)}, so parts of the time cannot be told apart;"
+            f"are all of the plan {min(plans)}, so parts of the time cannot be separated;"
             f" add runs of another plan, e.g. {_other_plan(min(plans))}",
         )
     offloaded = sum(run.configuration.offload for run in runs)

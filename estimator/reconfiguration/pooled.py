@@ -72,7 +72,7 @@ POOLED_PARAMETERS: Final = (
     # Moved bytes over those of a copy of all gradients in single precision.
     _parameter("offload_factor", 0.8, 0.7, 0.5),
     # The passes of the runtime for tensor and pipeline parallelism over those of plain replicas.
-    _parameter("runtime_ratio", 1.0, 0.3, 0.6),
+    _parameter("runtime_ratio", 1.0, 0.3, 1.0),
     # Time that a pipeline takes to pass activations on, over volume by a port's bandwidth.
     _parameter("pipeline_factor", 3.0, 0.7, 1.5),
     # A forward pass that is computed again, over both passes.

@@ -38,7 +38,7 @@ NOISE_SDS: Final = (0.03, 0.1, 0.15)
 """Standard deviations of log times that a run misses: of the iteration, of its passes, and of its
 optimizer. Iterations of one run differ by some 3 %. Runtimes draw the line between the parts
 differently."""
-UNEVEN_NOISE: Final = 4.0
+UNEVEN_NOISE: Final = 3.0
 """Factor of the noise where nodes have unequal numbers of GPUs. Published runs on such placements are
 erratic."""
 _DEGREES_OF_FREEDOM: Final = 4.0
@@ -91,7 +91,7 @@ class PooledFit:
 def fit_pooled(runs: Sequence[MeasuredRun]) -> PooledFit:
     """Return the most probable parameters of all models that have runs.
 
-    Models are told apart by the names in their facts. Without runs, the usual values are returned.
+    The names in their facts separate the models. Without runs, the usual values are returned.
 
     Raises:
         InvalidInput: a time is not positive.
@@ -110,7 +110,9 @@ def fit_pooled(runs: Sequence[MeasuredRun]) -> PooledFit:
     )
     shared, own = problem.split(found.x)
     return PooledFit(
-        shared=shared, deviations=dict(zip(problem.models, own, strict=True)), loss=found.cost
+        shared=shared,
+        deviations=dict(zip(problem.models, own, strict=True)),
+        loss=float(found.cost),
     )
 
 

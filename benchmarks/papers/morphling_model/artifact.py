@@ -21,9 +21,7 @@ from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.tables import Floats
 
 MIB_PER_MS: Final = 2**20 * 1000.0
-"""The artifact divides MiB by GB/s and takes the result as ms. So a GB/s of it is this many bytes/s."""
-_OTHER_NODES: Final = 2 * MIB_PER_MS
-"""Bandwidth between nodes of plain replicas: a constant of the artifact."""
+"""A GB/s of the artifact, which divides MiB by GB/s and takes the result as ms, in bytes per second."""
 _NETWORK: Final = 20 * MIB_PER_MS
 """Bandwidth between nodes of 3D plans: a constant of the artifact."""
 
@@ -59,12 +57,17 @@ def artifact_parts_s(
 def _replicas_s(
     table: ConfigurationTable, k: ArtifactParameters, repeat: float
 ) -> tuple[Floats, Floats, Floats]:
+    """Return the seconds of plain replicas, with and without ZeRO.
+
+    Their bandwidth is that inside a node on any placement. The artifact has another constant for
+    several nodes, 2 GB/s, which its policy never asks for, and which is far too low.
+    """
     forward, steps = table.forward_s, table.accumulation
     mi = table.parameters / 2**20
     backward = k.k_bwd * forward
     volume = 8 * table.parameters * (table.dp - 1) / table.dp
-    rate = np.where(table.nodes > 1, _OTHER_NODES, table.intra_bytes_per_s)
-    sync = combine_overlapping(backward, steps * volume / rate, k.k_sync)
+    sent_s = steps * volume / table.intra_bytes_per_s
+    sync = combine_overlapping(backward, sent_s, k.k_sync)
     moved = np.where(table.offload, 4 * table.parameters / table.dp / table.pcie_bytes_per_s, 0.0)
     sync = sync + np.where(table.offload, k.k_off + moved, 0.0)
     partition = np.where(table.zero > ZeroStage.NONE, table.dp, 1)

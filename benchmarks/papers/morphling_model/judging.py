@@ -32,6 +32,9 @@ _FIT_OF: Final = {"llama30": "llama7"}
 """Models without runs with ZeRO-Offload, which have the parameters of another one in the published
 models, as in the authors' artifact."""
 
+_FOLDS: Final = 10
+"""Parts of the authors' points, a usual number."""
+
 P = TypeVar("P")
 Predictor = Callable[[Sequence[Record]], Floats]
 """A fitted model: it returns the iteration times of records in seconds."""
@@ -73,11 +76,12 @@ def choose_micro_batch(fitted: Sequence[Record]) -> int:
     if not own:
         return 1
     largest = own[0].run.configuration.global_batch
-    sizes = [2**power for power in range(largest.bit_length())]
+    sizes = [1 << power for power in range(largest.bit_length())]
     losses = [
         fit_pooled([_record_of(record, size).run for record in fitted]).loss for size in sizes
     ]
-    return sizes[int(np.argmin(losses))]
+    _, best = min(zip(losses, sizes, strict=True))
+    return best
 
 
 def set_micro_batch(records: Sequence[Record], samples: int) -> list[Record]:
@@ -111,6 +115,26 @@ def judge_author_points(runs: Sequence[MeasuredRun], points: Sequence[AuthorPoin
         records=records,
         errors={OURS: ours_s / measured_s - 1, ARTIFACT: published_s / measured_s - 1},
     )
+
+
+def judge_updated_points(runs: Sequence[MeasuredRun], points: Sequence[AuthorPoint]) -> Verdict:
+    """Return our errors on the authors' points, each after learning from most of the others.
+
+    The points are divided into ``_FOLDS`` parts. Each part is predicted from the authors' fitted
+    runs and the other parts, as if those had been measured before. Points of one configuration are
+    in one part.
+    """
+    records = [point.record for point in points]
+    configurations = [record.run.configuration for record in records]
+    order = {own: i for i, own in enumerate(dict.fromkeys(configurations))}
+    part = np.array([order[own] % _FOLDS for own in configurations])
+    errors = np.zeros(len(records))
+    for fold in range(_FOLDS):
+        known = [r.run for r, i in zip(records, part, strict=True) if i != fold]
+        own = [r for r, i in zip(records, part, strict=True) if i == fold]
+        measured_s = np.array([record.run.iter_time_s for record in own])
+        errors[part == fold] = pooled_predictor([*runs, *known])(own) / measured_s - 1
+    return Verdict(records=records, errors={OURS: errors})
 
 
 def pooled_predictor(runs: Sequence[MeasuredRun]) -> Predictor:

@@ -25,7 +25,8 @@ SMALL_SET: Final = "t5_3B"
 """The measurements of the paper's Figure 8, which are fewer than the seven runs to fit and one to
 predict."""
 _SAME_MODEL: Final = {FIGURE_SET: "llama7"}
-_LLAMA_30B: Final = {"hidden": 6656, "layers": 60}
+_LLAMA_30B_HIDDEN: Final = 6656
+_LLAMA_30B_LAYERS: Final = 60
 """Touvron et al. 2023, Table 2, model of 32.5B parameters. The data's README says that its own sizes
 are those of the 13B model."""
 _OFFLOAD_CPUS: Final = 4.0
@@ -87,7 +88,7 @@ def read_facts(path: Path) -> dict[str, TransformerFacts]:
         )
         for model, row in rows.items()
     }
-    facts["llama30"] = replace(facts["llama30"], **_LLAMA_30B)
+    facts["llama30"] = replace(facts["llama30"], hidden=_LLAMA_30B_HIDDEN, layers=_LLAMA_30B_LAYERS)
     same = {name: replace(facts[model], name=name) for name, model in _SAME_MODEL.items()}
     return facts | same
 
