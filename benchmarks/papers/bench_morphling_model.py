@@ -66,8 +66,8 @@ def judge_performance_models(
     the hardware catalogue for all. Forward passes are the authors' profile on one GPU, scaled as in
     appendix A.1; so 3D plans, which have no forward time in the data, are scaled, too.
 
-    **Choices.** We chose the form of our model with these data in view. No constant is fitted to
-    points that score. Two values were chosen by cross-validation on the fitted runs alone: the
+    **Choices.** We chose the form of our model with these data in view, and saw mean errors of earlier
+    forms on the points that score. No constant is fitted to these points. Two values were chosen by cross-validation on the fitted runs alone: the
     spread of ``runtime_ratio``, and the noise of uneven placements. The micro-batch of the Figure 7
     set, which the data lack, is the one with which its fitted runs fit best
     (``figure7_micro_batch``, samples).
