@@ -79,9 +79,9 @@ def judge_performance_models(
     measuring. ``authors_published_*`` are the artifact's own predictions.
 
     The bounds are aims, and are missed. ViT on one GPU a node, and T5 on odd numbers of GPUs a node,
-    are up to twice as slow as their volumes explain, or more. T5's 3D plans run 2.5 times slower than
+    are up to 2.6 times as slow as their volumes explain. T5's 3D plans run 2.5 times slower than
     its others, which one of seven runs cannot explain. The authors' forward times of LLaMA's 3D plans
-    grow with the replicas, so they have synchronisation in them, which a model with real volumes
+    hardly shrink with more replicas, so they have synchronisation in them, which a model with real volumes
     counts again. Their T5 points contradict the runs that they fitted, by up to 1.9 times.
     """
     folder = _folder(data)
