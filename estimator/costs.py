@@ -379,10 +379,10 @@ def _updates_s(
         rate = hardware.memory_bytes_per_s * UPDATE_UTILISATION
         return np.asarray(2 * training.state_bytes * updated / rate, dtype=np.float64)
     weight, gradient, _ = parameter_bytes(graph, training)
-    moved_s = (weight + gradient) * updated / states.host_bytes_per_s
+    moved_s = (weight + gradient) * updated / states.moved_bytes_per_s(hardware)
     # One host updates the states of all GPUs of the stage on its node.
     host_gpus = np.minimum(rows.dp * rows.tp, hardware.gpus_per_node)
-    host_s = 2 * training.state_bytes * updated * host_gpus / states.host_update_bytes_per_s
+    host_s = 2 * training.state_bytes * updated * host_gpus / states.updated_bytes_per_s(hardware)
     return np.asarray(moved_s + host_s, dtype=np.float64)
 
 

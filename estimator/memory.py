@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from tessera.estimator.graph import Graph
-from tessera.estimator.hardware import GIB
+from tessera.estimator.hardware import GIB, Hardware
 from tessera.estimator.plans import StageCosts, Training
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.execution_plan import Schedule
 from tessera.formulation.tables import Floats, Ints
+
+HOST_UTILISATION: Final = 0.5
+"""Share of the data sheet's bandwidth that is reached between a host and its GPUs: ports are shared,
+and copies are not always large or pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +36,21 @@ class States:
     offload_parameters: bool = False
     """Whether parameters are in the host's memory, too, and gathered from there before each pass
     (ZeRO-Infinity, SC 2021, section 5). The price of a plan adds the time that this takes."""
-    host_bytes_per_s: float = 16e9  # between host and one GPU: half of PCI Express 4.0 x16
-    host_update_bytes_per_s: float = 100e9
-    """Bytes of states per second that the processors of one host update. In ZeRO-Offload, Table 4,
-    they update 10 G parameters of some 32 bytes each in 2.6 s."""
+    host_bytes_per_s: float | None = None
+    """What is reached between host and one GPU. If None, half of the data sheet's bandwidth."""
+    host_update_bytes_per_s: float | None = None
+    """Bytes of states per second that the processors of one host update. If None, the hardware's."""
+
+    def moved_bytes_per_s(self, hardware: Hardware) -> float:
+        """Return the bytes per second between the host and one GPU."""
+        if self.host_bytes_per_s is not None:
+            return self.host_bytes_per_s
+        return hardware.host_bytes_per_s * HOST_UTILISATION
+
+    def updated_bytes_per_s(self, hardware: Hardware) -> float:
+        """Return the bytes of states per second that one host updates."""
+        own = self.host_update_bytes_per_s
+        return hardware.host_update_bytes_per_s if own is None else own
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):

@@ -8,7 +8,13 @@ with what drivers report.
 
 from __future__ import annotations
 
-from tessera.estimator.hardware.types import GIB, Hardware, Link
+from tessera.estimator.hardware.types import (
+    GIB,
+    PCIE3_BYTES_PER_S,
+    PCIE5_BYTES_PER_S,
+    Hardware,
+    Link,
+)
 
 _EDR = 12.5e9  # ConnectX-5 product brief: EDR InfiniBand, one port of 100 Gb/s (Crius Table 1)
 _HDR = 25e9  # ConnectX-6 product brief: HDR InfiniBand, one port of 200 Gb/s (Crius Table 1)
@@ -36,6 +42,7 @@ V100 = Hardware(  # "NVIDIA V100 Tensor Core GPU" data sheet, column V100 SXM2 3
     fp16_flops=125e12,
     bf16_flops=15.7e12,  # its tensor cores only support f16; bf16 is computed as f32
     memory_bytes_per_s=900e9,
+    host_bytes_per_s=PCIE3_BYTES_PER_S,  # the data sheet: PCI Express 3.0, 32 GB/s both directions
     gpus_per_node=16,
     link_bytes_per_s=150e9,  # NVLink 2: 300 GB/s both directions
     network_bytes_per_s=_EDR,
@@ -79,6 +86,7 @@ H100 = (
         tf32_flops=494.5e12,
         fp8_flops=1979e12,
         memory_bytes_per_s=3350e9,
+        host_bytes_per_s=PCIE5_BYTES_PER_S,  # PCI Express 5.0: 128 GB/s both directions
         gpus_per_node=8,
         link_bytes_per_s=450e9,  # NVLink 4: 900 GB/s both directions (Arena, section 5.1)
         network_bytes_per_s=_HDR,  # ConnectX-6 (Arena, Table 1)
@@ -119,6 +127,7 @@ V100_16 = Hardware(  # "NVIDIA V100 Tensor Core GPU" data sheet, column V100 SXM
     fp16_flops=125e12,
     bf16_flops=15.7e12,
     memory_bytes_per_s=900e9,
+    host_bytes_per_s=PCIE3_BYTES_PER_S,  # the data sheet: PCI Express 3.0, 32 GB/s both directions
     gpus_per_node=8,
     link_bytes_per_s=150e9,  # NVLink 2: 300 GB/s both directions
     network_bytes_per_s=4 * _EDR,  # "NVIDIA DGX-1 with Tesla V100": four EDR ports
@@ -145,6 +154,7 @@ H200 = (
         tf32_flops=494.5e12,
         fp8_flops=1979e12,
         memory_bytes_per_s=4800e9,
+        host_bytes_per_s=PCIE5_BYTES_PER_S,  # PCI Express 5.0: 128 GB/s both directions
         gpus_per_node=8,
         link_bytes_per_s=450e9,  # NVLink 4: 900 GB/s both directions
         network_bytes_per_s=8
@@ -160,6 +170,7 @@ B200 = Hardware(  # "NVIDIA Blackwell Architecture Technical Brief", HGX B200 at
     tf32_flops=1100e12,
     fp8_flops=4500e12,
     memory_bytes_per_s=8000e9,  # DGX B200: 64 TB/s for eight
+    host_bytes_per_s=PCIE5_BYTES_PER_S,  # "NVIDIA DGX B200": its processors have PCI Express 5.0
     gpus_per_node=8,
     link_bytes_per_s=900e9,  # NVLink 5: 1.8 TB/s both directions
     network_bytes_per_s=8 * _NDR,  # DGX B200: eight ports of 400 Gb/s for compute
@@ -173,6 +184,7 @@ MI300X = Hardware(  # "AMD Instinct MI300X Accelerator" data sheet; dense
     tf32_flops=653.7e12,
     fp8_flops=2614.9e12,
     memory_bytes_per_s=5300e9,
+    host_bytes_per_s=PCIE5_BYTES_PER_S,  # PCI Express 5.0: 128 GB/s both directions
     gpus_per_node=8,
     link=Link.XGMI,
     link_bytes_per_s=448e9,  # seven links of 128 GB/s both directions, one to each neighbour

@@ -10,8 +10,11 @@
         link: nvlink            # or xgmi, pcie
         link_bytes_per_s: 450e9       # of one GPU, one direction
         network_bytes_per_s: 400e9    # of one node, one direction, all its ports
+        host_bytes_per_s: 64e9        # optional: between a GPU and its host, one direction
+        host_update_bytes_per_s: 100e9  # optional: optimizer states that a node's processors update
 
-Without ``like``, every field is required except ``tf32``, ``bf16`` and ``fp8``. If ``tf32`` or
+Without ``like``, every field is required except those of the host, ``tf32``, ``bf16`` and ``fp8``.
+A host that is not given has PCI Express 4.0. If ``tf32`` or
 ``fp8`` is absent, the type does not support it. If ``bf16`` is absent, it equals f16. An entry with a
 name of the catalogue replaces that type. Numbers may be written as 450e9. YAML 1.1 reads this as a
 string, so strings that are numbers are accepted.
@@ -86,6 +89,8 @@ class HardwareEntry(Entry):
     gpus_per_node: Annotated[int, whole_between(1, 1024), BeforeValidator(_whole_from_text)] = 0
     link_bytes_per_s: Annotated[_Number, number_between(1e8, 1e14)] = 0.0
     network_bytes_per_s: Annotated[_Number, number_between(1e7, 1e14)] = 0.0
+    host_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
+    host_update_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
 
 
 class HardwareFile(Entry):
@@ -98,6 +103,8 @@ class HardwareFile(Entry):
     ]
 
 
+_OPTIONAL: Final = ("name", "like", "host_bytes_per_s", "host_update_bytes_per_s")
+"""Fields that an entry need not have without ``like``, or that every entry has."""
 _FLOPS: Final = {
     "f32": "fp32_flops",
     "tf32": "tf32_flops",
@@ -150,7 +157,7 @@ def _hardware(where: str, entry: HardwareEntry, known: Mapping[str, Hardware]) -
 
 
 def _check_complete(where: str, entry: HardwareEntry) -> None:
-    required = [key for key in HardwareEntry.model_fields if key not in ("name", "like")]
+    required = [key for key in HardwareEntry.model_fields if key not in _OPTIONAL]
     missing = [key for key in required if key not in entry.model_fields_set]
     missing += [f"flops.{key}" for key in ("f32", "f16") if key not in entry.flops.model_fields_set]
     if missing:

@@ -8,6 +8,11 @@ from enum import StrEnum
 from tessera.formulation.values import GpuType
 
 GIB = 2**30
+PCIE3_BYTES_PER_S = 16e9
+PCIE4_BYTES_PER_S = 32e9
+PCIE5_BYTES_PER_S = 64e9
+"""PCI Express x16 in one direction as data sheets of GPUs round it, e.g. 64 GB/s in both directions
+for 4.0 ("NVIDIA A100 Tensor Core GPU"), and 128 GB/s for 5.0 ("NVIDIA H100 Tensor Core GPU")."""
 
 
 class Link(StrEnum):
@@ -34,6 +39,10 @@ class Hardware:
     link: Link = Link.NVLINK
     link_bytes_per_s: float  # from one GPU to its neighbours in the node
     network_bytes_per_s: float  # of one node; shared by its GPUs
+    host_bytes_per_s: float = PCIE4_BYTES_PER_S  # between a GPU and its host
+    host_update_bytes_per_s: float = 100e9
+    """Bytes of optimizer states that the processors of a node read and write in a second. In
+    ZeRO-Offload (ATC 2021), Table 4, they update 10 G parameters of some 32 bytes each in 2.6 s."""
 
     @property
     def gpu_type(self) -> GpuType:

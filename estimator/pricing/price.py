@@ -214,7 +214,7 @@ def _fetch_s(run: Setting, candidates: Candidates) -> Floats:
     experts = _sums(graph.expert_weights, candidates) / candidates.ep / replicas
     passes = run.training.forwards + 1
     moved = passes * graph.element_bytes * (dense + experts)
-    return np.asarray(moved / states.host_bytes_per_s, dtype=np.float64)
+    return np.asarray(moved / states.moved_bytes_per_s(run.hardware), dtype=np.float64)
 
 
 def _sums(column: Floats, candidates: Candidates) -> Floats:

@@ -44,6 +44,16 @@ def test_a_user_defined_type_is_added_to_the_catalogue(tmp_path: Path) -> None:
     assert (own.flops("f32"), own.flops("f16"), own.gpus_per_node) == (60e12, 120e12, 4)
 
 
+def test_a_host_has_usual_rates_unless_they_are_given(tmp_path: Path) -> None:
+    usual = read_hardware(a_file(tmp_path))[-1]
+    own = read_hardware(a_file(tmp_path, host_bytes_per_s="64e9", host_update_bytes_per_s="2e11"))[
+        -1
+    ]
+    assert (usual.host_bytes_per_s, usual.host_update_bytes_per_s) == (32e9, 100e9)
+    assert (own.host_bytes_per_s, own.host_update_bytes_per_s) == (64e9, 2e11)
+    assert (V100.host_bytes_per_s, H100.host_bytes_per_s) == (16e9, 64e9)
+
+
 def test_a_type_derived_from_another_differs_only_in_the_given_fields(tmp_path: Path) -> None:
     path = a_text(tmp_path, "hardware: [{name: fast, like: h100, network_bytes_per_s: 4e11}]")
     own = read_hardware(path)[-1]

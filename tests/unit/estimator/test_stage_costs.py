@@ -278,6 +278,13 @@ def test_an_update_takes_memory_traffic_on_the_gpu_or_transfers_to_the_host() ->
     assert host == pytest.approx(4 * 0.25e8 / 1e9 + two_share_the_host)
 
 
+def test_offloading_uses_the_rates_of_the_hardwares_host() -> None:
+    usual = stage_costs_of(one_candidate(dp=4), states=States(zero=1, offload=True)).update_s[0]
+    moved_s = 4 * 0.25e8 / (A40.host_bytes_per_s / 2)
+    updated_s = 2 * 2 * 16 * 0.25e8 / A40.host_update_bytes_per_s
+    assert usual == pytest.approx(moved_s + updated_s)
+
+
 def test_checkpointing_keeps_only_inputs_and_costs_a_forward_pass() -> None:
     plain = stage_costs_of(one_candidate(1, 3))
     thrifty = stage_costs_of(one_candidate(1, 3), training=replace(TRAINING, checkpointing=True))

@@ -1,0 +1,1 @@
+"""Parts of the benchmark of performance models on Morphling's measurements."""

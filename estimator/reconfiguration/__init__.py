@@ -1,0 +1,30 @@
+"""Models of reconfigurable training: iteration times of plans on GPUs, CPUs and bandwidths.
+
+:func:`fit_pooled` is what estimates should use. :func:`fit_appendix` is the published model.
+"""
+
+from tessera.estimator.reconfiguration.configurations import (
+    Configuration,
+    MachineRates,
+    TransformerFacts,
+)
+from tessera.estimator.reconfiguration.fitting import (
+    AppendixFit,
+    MeasuredRun,
+    fit_appendix,
+    needs_refit,
+)
+from tessera.estimator.reconfiguration.pooling import PooledFit, choose_runs, fit_pooled
+
+__all__ = [
+    "AppendixFit",
+    "Configuration",
+    "MachineRates",
+    "MeasuredRun",
+    "PooledFit",
+    "TransformerFacts",
+    "choose_runs",
+    "fit_appendix",
+    "fit_pooled",
+    "needs_refit",
+]
