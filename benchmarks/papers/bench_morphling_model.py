@@ -79,11 +79,12 @@ def judge_performance_models(
     measuring. ``authors_published_*`` are the artifact's own predictions.
 
     The aims are a mean of 0.05 and a largest error of 0.15, and 0.04 and 0.104 on the authors' points.
-    They are missed, so the bounds only guard against larger errors. ViT on one GPU a node, and T5 on odd numbers of GPUs a node,
-    are up to 2.6 times as slow as their volumes explain. T5's 3D plans run 2.5 times slower than
-    its others, which one of seven runs cannot explain. The authors' forward times of LLaMA's 3D plans
-    hardly shrink with more replicas, so they have synchronisation in them, which a model with real volumes
-    counts again. Their T5 points contradict the runs that they fitted, by up to 1.9 times.
+    They are missed, so the bounds only guard against larger errors. ViT on one GPU a node, and T5 on
+    odd numbers of GPUs a node, are up to 2.6 times as slow as their volumes explain. T5's 3D plans run
+    2.5 times slower than its others, which one of seven runs cannot explain. The authors' forward times
+    of LLaMA's 3D plans hardly shrink with more replicas, so they have synchronisation in them, which a
+    model with real volumes counts again. Their T5 points contradict the runs that they fitted, by up
+    to 1.9 times.
     """
     folder = _folder(data)
     records, left = read_records(folder)
