@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Annotated, Final
 
@@ -14,7 +13,7 @@ from tessera.benchmarks.harness.options import OverheadsOption, parse_number_lis
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.policies import split_list
-from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, run_on_workloads
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
@@ -96,17 +95,7 @@ def choose_morphling_objective(
     ]
     asked = RunRequest(work=workloads[0], policy="", overheads=overheads, round_s=TICK_S)
     policies = [*names, BASELINE]
-    check_requests((replace(asked, policy=policy) for policy in policies), seeds=1)
-    runs = runs_of(
-        {
-            (policy, work): replace(asked, work=work, policy=policy).task(
-                f"{policy}, {work.arrivals_as}, load {work.load:g}, seed {work.seed}"
-            )
-            for policy in policies
-            for work in workloads
-        },
-        sweep,
-    )
+    runs = run_on_workloads(policies, workloads, asked, sweep)
     ratios = {
         name: [mean_ratio(runs[name, work], runs[BASELINE, work]) for work in workloads]
         for name in names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from tessera.formulation.grammar import LEXICOGRAPHIC
 from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.comparisons import jct_ratio, throughput_ratio
 from tessera.simulator.comparison.policies import ILP, OUR_DEFAULT_POLICIES, is_ilp, split_list
-from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest, run_on_workloads
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
@@ -99,17 +98,7 @@ def choose_default_objective(
     ]
     asked = RunRequest(work=workloads[0], policy="", overheads=overheads)
     policies = [*(f"{ILP}{name}" for name in names), BASELINE]
-    check_requests((replace(asked, policy=policy) for policy in policies), seeds=1)
-    runs = runs_of(
-        {
-            (policy, work): replace(asked, work=work, policy=policy).task(
-                f"{policy}, {work.durations_as}, {work.arrivals_as}, load {work.load:g}, seed {work.seed}"
-            )
-            for policy in policies
-            for work in workloads
-        },
-        sweep,
-    )
+    runs = run_on_workloads(policies, workloads, asked, sweep)
     standings = {
         name: [_standing(runs[f"{ILP}{name}", work], runs[BASELINE, work]) for work in workloads]
         for name in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -269,3 +269,23 @@ def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, FinishedRun]:
     """Run the tasks and return each run under the key of its task."""
     results = sweep.run(list(tasks.values()))
     return {key: FinishedRun.read(results[task.name]) for key, task in tasks.items()}
+
+
+def run_on_workloads(
+    policies: Sequence[str], workloads: Sequence[WorkloadSpec], asked: RunRequest, sweep: Sweep
+) -> dict[tuple[str, WorkloadSpec], FinishedRun]:
+    """Run each policy on each workload, as ``asked`` in everything else.
+
+    Raises:
+        MissingData: a trace is absent.
+        InvalidInput: a policy is unknown, or a trace has no models.
+    """
+    check_requests((replace(asked, policy=policy) for policy in policies), seeds=1)
+    tasks = {
+        (policy, work): replace(asked, work=work, policy=policy).task(
+            f"{policy}, {work.durations_as}, {work.arrivals_as}, load {work.load:g}, seed {work.seed}"
+        )
+        for policy in policies
+        for work in workloads
+    }
+    return runs_of(tasks, sweep)
