@@ -31,7 +31,7 @@ from tessera.solvers.answers import (
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.fillings import MOST_COMBINED, FillingPool
 from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.cpsat import WORK_PER_S, CpSat
 from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.greedy import repair_choice
 from tessera.solvers.kernels.knapsacks import (
@@ -139,15 +139,15 @@ class _KnapsackSearch:
         self.choice, self.bound = known.copy(), bound
         self._price, self._at = stated.price.copy(), stated.price.copy()
         self._state = np.array([1.0, 0.0])
-        self._passes = self._refills = self._combined = 0
+        self._passes = self._dives = self._combined = self._cores = self._refills = 0
+        self._draws = 0
         self._hopeless, self._first = False, bound - self.value
         long = np.count_nonzero(known >= 0) > LONG_FILLING * len(stated.sacks.capacity)
         self._pool = FillingPool(problem, stated) if stated.is_whole and not long else None
-        self._moves: list[Callable[[Budget, int], bool]] = [self._search_core, self._refill_best]
-        if self._pool is not None:
-            self._moves = [self._dive, self._combine, *self._moves]
-        self._turns, self._idle = [0] * len(self._moves), [0] * len(self._moves)
-        self._next = 0
+        self._moves: list[Callable[[Budget], bool]] = [self._search_core, self._refill_best]
+        if self._pool is not None:  # dives gain the most
+            self._moves = [self._dive, self._combine] * 2 + self._moves[::-1]
+        self._next, self._idle = 0, [0] * len(self._moves)
 
     @property
     def value(self) -> float:
@@ -163,14 +163,13 @@ class _KnapsackSearch:
         before = (self.bound, self.value)
         if self._passes == 0:
             self._descend(budget.gap, FIRST_STEPS, FIRST_EFFORT)
-            self._refill_anew(budget, 0)
+            self._refill_anew(budget)
         else:
             while self._idle[self._next] >= IDLE_TURNS:
                 self._next = (self._next + 1) % len(self._moves)
             move, self._next = self._next, (self._next + 1) % len(self._moves)
-            if not self._moves[move](budget, self._turns[move]):
+            if not self._moves[move](budget):
                 return False
-            self._turns[move] += 1
             self._idle[move] += 1
             if (self.bound, self.value) != before:
                 self._idle = [0] * len(self._moves)
@@ -196,10 +195,10 @@ class _KnapsackSearch:
         )
         self.bound = min(self.bound, float(int(best) // stated.scale))
 
-    def _refill_anew(self, budget: Budget, turn: int) -> bool:
+    def _refill_anew(self, budget: Budget) -> bool:
         """Fill all knapsacks in a random order, and refill some of them."""
         stated, problem = self._stated, self._problem
-        draw = np.random.default_rng([budget.seed, 1, turn])
+        draw = np.random.default_rng([budget.seed, 1, self._refills])
         fresh = np.full(len(problem.jobs), -1, dtype=np.int64)
         order = draw.permutation(len(stated.sacks.capacity))
         assign_by_knapsacks(stated.sacks, self._price, order, stated.space, fresh)
@@ -208,11 +207,12 @@ class _KnapsackSearch:
         self._refill(start, budget, LOSSES[0])
         return True
 
-    def _refill_best(self, budget: Budget, turn: int) -> bool:
+    def _refill_best(self, budget: Budget) -> bool:
         """Go on with the bound, and with refills of the best answer or, by turns, of a fresh one."""
+        turn, self._refills = self._refills, self._refills + 1
         self._descend(budget.gap, LATER_STEPS, LATER_EFFORT)
         if turn % 2:
-            return self._refill_anew(budget, turn)
+            return self._refill_anew(budget)
         self._refill(self.choice, budget, LOSSES[turn // 2 % len(LOSSES)])
         return True
 
@@ -220,8 +220,8 @@ class _KnapsackSearch:
         """Empty a few knapsacks of ``choice`` at a time and fill them again."""
         stated, problem, choice = self._stated, self._problem, choice.copy()
         knapsacks = len(stated.sacks.capacity)
-        draw = np.random.default_rng([budget.seed, 2, self._refills])
-        self._refills += 1
+        draw = np.random.default_rng([budget.seed, 2, self._draws])
+        self._draws += 1
         refill_knapsacks(
             stated.sacks,
             self._price,
@@ -235,12 +235,13 @@ class _KnapsackSearch:
         )
         self._offer(choice)
 
-    def _dive(self, budget: Budget, turn: int) -> bool:
+    def _dive(self, budget: Budget) -> bool:
         """Dive in the linear program of fillings, and refill what comes of it."""
         if self._pool is None:
             return True
         self._pool.add_answer(self.choice)
-        dived = self._pool.dive(self._price, budget, turn)
+        dived = self._pool.dive(self._price, budget, self._dives)
+        self._dives += 1
         if dived is None:
             return not budget.expired()
         choice, price = dived
@@ -256,7 +257,7 @@ class _KnapsackSearch:
             self._refill(repaired, budget, LOSSES[0])
         return True
 
-    def _combine(self, budget: Budget, turn: int) -> bool:
+    def _combine(self, budget: Budget) -> bool:
         """Look for the best combination of the fillings that were found."""
         if self._pool is None or not self._combined < len(self._pool) <= MOST_COMBINED:
             return True
@@ -268,11 +269,14 @@ class _KnapsackSearch:
             self._offer(choice)
         return True
 
-    def _search_core(self, budget: Budget, turn: int) -> bool:
+    def _search_core(self, budget: Budget) -> bool:
         """Let CP-SAT decide the columns that lose least at the shadow prices.
 
         By turns, they are those of the hint, and those at which the knapsacks were last filled.
         """
+        if budget.remaining_s() * WORK_PER_S < CORE_WORK:
+            return False
+        turn, self._cores = self._cores, self._cores + 1
         stage = CpSat()
         hint = make_solution(
             self._problem,
@@ -285,7 +289,8 @@ class _KnapsackSearch:
         solution = stage.solve(self._problem, limited, hint)
         if dict(solution.work)[stage.name] < CORE_WORK:  # the clock ended it
             return False
-        self._offer(solution.choice)
+        if is_answer(self._problem, solution.choice):
+            self._offer(solution.choice)
         return True
 
     def _offer(self, choice: Ints) -> Ints:

@@ -74,7 +74,9 @@ def search_core(
         return None
     tree, tableau, state = _memory(core.program, nodes)
     state.values[KNOWN] = value - core.offset
-    allowed = gap * max(abs(priced.bound), 1.0)
+    # The bound falls and the value rises: neither may end up further apart than the gap.
+    size = abs(priced.bound) if value == -math.inf else min(abs(priced.bound), abs(value))
+    allowed = gap * max(size, 1.0)
     over, looked = False, 0
     while not over and looked < nodes and not budget.expired():
         budget.check()
