@@ -18,8 +18,6 @@ LARGEST = 2**60
 """The most that a knapsack may be worth at a price."""
 BOUND_PRICES, ASSIGN_PRICES = 4, 8
 """Prices of a knapsack's capacity that are tried: where the last one is near, and where it is not."""
-SKIPPED = -2
-"""A mark in the table for a job that was not looked at."""
 IDLE_STEPS = 20
 """Subgradient steps without success after which the steps become shorter."""
 SHORTER = 0.6
@@ -50,7 +48,11 @@ class Knapsacks(NamedTuple):
 class Workspace(NamedTuple):
     """Memory for filling knapsacks. What it holds changes how long that takes, not what comes of it."""
 
-    table: Ints  # int32[groups of the largest row, capacity + 1], the item taken at each load
+    table: (
+        Ints  # int32[groups of the largest row, capacity + 1], the item taken at each load, by line
+    )
+    lines: Ints  # int64[1], the lines of the table that are in use
+    groups: Ints  # int64[groups of the largest row], the group of each line
     kept: Ints  # int64[items of the largest group]
     unit: Ints  # int64[rows], the last price of a unit of each knapsack, times the scale
     width: Ints  # int64[rows], the last distance between its linear bound and its optimum
@@ -112,14 +114,10 @@ def list_fillings(
     for k in range(rows.size):
         row = rows[k]
         _fill(sacks, row, price, choice, space, True)
-        first, last = sacks.group_start[row], sacks.group_start[row + 1]
-        for g in range(first, last):
+        for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
             taken = choice[sacks.job[g]]
             for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-                if (
-                    sacks.column[i] == taken
-                    and space.table[g - first, sacks.capacity[row]] != SKIPPED
-                ):
+                if sacks.column[i] == taken:
                     columns[count] = taken
                     count += 1
                     choice[sacks.job[g]] = -1
@@ -146,13 +144,12 @@ def _fill(
         space.width[row] = bound - value
         value = _fill_with_best(sacks, row, price, taken, space, assign)
     space.width[row] = bound - value
-    load, first = sacks.capacity[row], sacks.group_start[row]
-    for g in range(sacks.group_start[row + 1] - 1, first - 1, -1):
-        if space.table[g - first, sacks.capacity[row]] == SKIPPED:
-            continue
-        item = space.table[g - first, load]
+    load = sacks.capacity[row]
+    for k in range(space.lines[0] - 1, -1, -1):
+        item = space.table[k, load]
         if item >= 0:
             load -= sacks.weight[item]
+            g = space.groups[k]
             if assign:
                 taken[sacks.job[g]] = sacks.column[item]
             else:
@@ -166,10 +163,8 @@ def _fill_with_best(
 ) -> int:
     """Return the most that a knapsack can hold of the items that lose at most its ``width``."""
     room, unit, width = sacks.capacity[row], space.unit[row], space.width[row]
-    first, best, kept = sacks.group_start[row], np.zeros(room + 1, np.int64), space.kept
-    for g in range(first, sacks.group_start[row + 1]):
-        line = space.table[g - first]
-        line[room] = SKIPPED
+    best, kept, lines = np.zeros(room + 1, np.int64), space.kept, 0
+    for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
         if assign and taken[sacks.job[g]] >= 0:
             continue
         paid, most = price[sacks.owner[g]], 0
@@ -183,8 +178,13 @@ def _fill_with_best(
                 kept[count] = i
                 count += 1
         space.effort[0] += count * room
+        if count == 0:
+            continue
+        line = space.table[lines]
+        space.groups[lines] = g
+        lines += 1
         # From the top, so that what a lighter load was worth is still that without this job.
-        for load in range(room, -1 if count else room, -1):
+        for load in range(room, -1, -1):
             value, item = best[load], -1
             for k in range(count):
                 left = load - sacks.weight[kept[k]]
@@ -192,6 +192,7 @@ def _fill_with_best(
                     value, item = best[left] + sacks.worth[kept[k]] - paid, kept[k]
             best[load] = value
             line[load] = item
+    space.lines[0] = lines
     return int(best[room])
 
 
