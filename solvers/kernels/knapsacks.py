@@ -48,9 +48,7 @@ class Knapsacks(NamedTuple):
 class Workspace(NamedTuple):
     """Memory for filling knapsacks. What it holds changes how long that takes, not what comes of it."""
 
-    table: (
-        Ints  # int32[groups of the largest row, capacity + 1], the item taken at each load, by line
-    )
+    table: Ints  # int32[groups of the largest row, capacity + 1], the item of each line and load
     lines: Ints  # int64[1], the lines of the table that are in use
     groups: Ints  # int64[groups of the largest row], the group of each line
     kept: Ints  # int64[items of the largest group]
@@ -223,9 +221,9 @@ def _price_capacity(
         if slope == 0 or high == 0 or (low >= 0 and 0 <= high <= low + 1):
             break
         if low < 0:
-            at, step = max(high - step, 0), 4 * step
+            at, step = max(high - step, 0), min(4 * step, LARGEST)
         elif high < 0:
-            at, step = min(low + step, LARGEST // max(room, 1)), 4 * step
+            at, step = min(low + step, LARGEST // max(room, 1)), min(4 * step, LARGEST)
         else:
             fall = float(high_bound - low_bound) - float(high_slope) * float(high - low)
             at = low + int(fall / float(low_slope - high_slope))
