@@ -36,7 +36,6 @@ from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.greedy import repair_choice
 from tessera.solvers.kernels.knapsacks import (
     assign_by_knapsacks,
-    bound_by_knapsacks,
     descend_knapsacks,
     refill_knapsacks,
 )
@@ -245,11 +244,9 @@ class _KnapsackSearch:
         if dived is None:
             return not budget.expired()
         choice, price = dived
-        taken = np.zeros(len(price), dtype=np.int64)
-        bound = bound_by_knapsacks(self._stated.sacks, price, taken, self._stated.space)
-        if int(bound) // self._stated.scale < self.bound:
-            self.bound, self._price = float(int(bound) // self._stated.scale), price
-            self._at = price.copy()
+        bound = float(self._stated.bound(price) // self._stated.scale)
+        if bound < self.bound:
+            self.bound, self._price, self._at = bound, price, price.copy()
         repaired = repair_choice(self._problem, choice, self._priced.prices)
         if repaired is not None:
             repaired = self._offer(repaired)

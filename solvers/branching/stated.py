@@ -10,7 +10,13 @@ import numpy as np
 from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.branching.joining import find_classes
-from tessera.solvers.kernels.knapsacks import LARGEST, Knapsacks, SackColumns, Workspace
+from tessera.solvers.kernels.knapsacks import (
+    LARGEST,
+    Knapsacks,
+    SackColumns,
+    Workspace,
+    bound_by_knapsacks,
+)
 from tessera.solvers.prices import PricedProblem, price_scale, whole_prices
 
 MOST_LOADS: Final = 400_000_000
@@ -37,6 +43,11 @@ class StatedKnapsacks:
     def is_whole(self) -> bool:
         """Return whether each column uses one knapsack and no other row."""
         return bool(self.rows.all()) and int(self.sacks.group_start[-2]) == len(self.sacks.job)
+
+    def bound(self, price: Ints) -> int:
+        """Return the bound at the jobs' prices, int64[classes]. Both are times the scale."""
+        taken = np.zeros(len(price), dtype=np.int64)
+        return int(bound_by_knapsacks(self.sacks, price, taken, self.space))
 
     def capacity_prices(self) -> Floats:
         """Return shadow prices, float64[rows]: of knapsacks, those at which they were last filled."""

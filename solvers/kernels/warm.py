@@ -20,7 +20,9 @@ from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
 from tessera.solvers.branching import KnapsackFilling
+from tessera.solvers.branching.fillings import FillingPool
 from tessera.solvers.branching.search import search_core
+from tessera.solvers.branching.stated import state_knapsacks
 from tessera.solvers.greedy import Greedy, repair_choice
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array
@@ -84,6 +86,10 @@ def _run_all(report: Callable[[str], None]) -> None:
     search_core(problem, free, None, budget, gap=0.0, columns=9, nodes=9, bound=1e9)
     known = replace(solution, choice=np.array([0, -1]), objective=1, prices=np.zeros(1))
     KnapsackFilling().solve(problem, replace(budget, gap=0.0), known)
+    stated = state_knapsacks(problem, free)
+    if stated is not None:
+        FillingPool(problem, stated).dive(stated.price, budget, 0)
+        stated.bound(stated.price)
     for name, step in (
         ("deadline schedules", _run_rollout),
         ("deadlines in slots", _run_slots),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,7 +28,8 @@ from tessera.solvers.branching import stated as statement
 from tessera.solvers.branching.fillings import FillingPool
 from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.kernels.knapsacks import bound_by_knapsacks
+from tessera.solvers.kernels import knapsacks as loops
+from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.prices import price_problem
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import examples
@@ -229,9 +232,7 @@ def test_dives_and_combinations_of_fillings_are_answers(seed: int) -> None:
         assert is_answer(problem, choice)
         assert objective_of(problem, choice) <= best
         pool.add_answer(choice)
-        taken = np.zeros(len(price), dtype=np.int64)
-        bound = bound_by_knapsacks(stated.sacks, price, taken, stated.space)
-        assert bound >= best * stated.scale
+        assert stated.bound(price) >= best * stated.scale
         combined = pool.combine(EXACT)
         assert combined is not None
         assert is_answer(problem, combined)
@@ -249,13 +250,7 @@ def test_the_bound_does_not_depend_on_what_the_workspace_remembers(seed: int) ->
     used.space.width[:] = draw.integers(0, 50 * used.scale, len(used.space.width))
     for _ in range(3):
         price = draw.integers(0, 30 * fresh.scale, len(fresh.price))
-        taken = np.zeros((2, len(price)), dtype=np.int64)
-        bounds = {
-            bound_by_knapsacks(one.sacks, price, taken[k], one.space)
-            for k, one in enumerate((fresh, used))
-        }
-        assert len(bounds) == 1
-        assert bounds == {a_plain_bound(problem, fresh, price)}
+        assert {one.bound(price) for one in (fresh, used)} == {a_plain_bound(problem, fresh, price)}
 
 
 def a_plain_bound(problem: Problem, stated: StatedKnapsacks, price: np.ndarray) -> int:
@@ -283,3 +278,27 @@ def a_plain_bound(problem: Problem, stated: StatedKnapsacks, price: np.ndarray) 
         own = slice(int(sacks.item_start[g]), int(sacks.item_start[g + 1]))
         total += max(0, int(sacks.worth[own].max() - price[sacks.owner[g]]))
     return total
+
+
+def test_after_warm_up_no_dive_compiles_anything() -> None:
+    run_every_loop()
+    called = (
+        loops.assign_by_knapsacks,
+        loops.bound_by_knapsacks,
+        loops.descend_knapsacks,
+        loops.list_fillings,
+        loops.refill_knapsacks,
+    )
+
+    def compiled() -> list[int]:
+        return [len(cast(SimpleNamespace, loop).signatures) for loop in called]
+
+    assert compiled() == [1] * len(called)
+    problem = of_two_types(7)
+    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, a_hint(problem, 7))
+    stated = a_statement(problem)
+    assert stated is not None
+    dived = FillingPool(problem, stated).dive(stated.price, EXACT, 0)
+    assert dived is not None
+    assert stated.bound(dived[1]) // stated.scale >= solution.objective
+    assert compiled() == [1] * len(called)
