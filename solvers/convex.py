@@ -20,7 +20,7 @@ from tessera.solvers.answers import (
     is_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.usage import usage_matrix
+from tessera.solvers.usage import usage_matrix, value_unit
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 
@@ -45,7 +45,6 @@ STATUS: Final = {
     cp.OPTIMAL_INACCURATE: SolveStatus.FEASIBLE,  # the time ended, and an answer had been found
     cp.INFEASIBLE: SolveStatus.INFEASIBLE,
 }
-_LARGEST: Final = 1e4
 
 
 class Convex:
@@ -75,7 +74,7 @@ class Convex:
             return SolveStatus.OPTIMAL, idle, 0.0
         if budget.expired():
             return SolveStatus.UNKNOWN, None, math.inf
-        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        unit = value_unit(problem)
         model, x = _model(problem, unit)
         status = _run(model, budget)
         if status in (SolveStatus.INFEASIBLE, SolveStatus.UNKNOWN) or x.value is None:

@@ -24,11 +24,9 @@ from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.greedy import Greedy, improve_choice, repair_choice, unit_shares
 from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_problem
 from tessera.solvers.sums import dot
-from tessera.solvers.usage import usage_matrix
+from tessera.solvers.usage import usage_matrix, value_unit
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-_LARGEST = 1e4
-"""Largest value that the LP sees, so that HiGHS's absolute tolerances mean something."""
 _TOLERANCE = 1e-6
 """Margins that differ by less than this, in the LP's units, are equal (HiGHS works to 1e-7)."""
 _MOST_ENTERING = 1000
@@ -109,7 +107,7 @@ def solve_relaxation(problem: Problem, budget: Budget, start: Ints | None) -> Re
     itself cut short does not count.
     """
     chosen = _first_columns(problem, start)
-    unit = max(float(np.abs(problem.value).max(initial=0)), 1.0) / _LARGEST
+    unit = value_unit(problem)
     usage = usage_matrix(problem)
     best: PricedProblem | None = None
     x, rounds, most = np.zeros(len(problem.cell)), 0, budget.work.get(Relaxation.name, math.inf)

@@ -17,12 +17,10 @@ from tessera.solvers.answers import (
     is_answer,
 )
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.usage import usage_matrix
+from tessera.solvers.usage import usage_matrix, value_unit
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 _ENDED, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's status
-_LARGEST = 1e4
-"""The largest value that HiGHS sees, since its tolerances are absolute."""
 _TRUST = 1e-9
 """Relative error that its floating-point bound may have."""
 
@@ -52,7 +50,7 @@ class Highs:
             return SolveStatus.INFEASIBLE, None, math.inf
         if not len(problem.cell):
             return SolveStatus.OPTIMAL, choice, 0.0
-        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        unit = value_unit(problem)
         rules = _rules(problem)
         remaining_s = budget.time_limit_s()
         if remaining_s <= 0 or budget.cancelled():

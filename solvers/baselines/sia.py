@@ -24,9 +24,8 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.convex import cp
+from tessera.solvers.usage import value_unit
 from tessera.solvers.waiting_columns import with_waiting_as_columns
-
-_LARGEST = 1e4
 
 
 class SiaProgram:
@@ -65,7 +64,7 @@ class SiaProgram:
             return SolveStatus.UNKNOWN, None, math.inf
         column, usage = _configurations(problem)
         can = column >= 0
-        unit = max(float(np.abs(problem.value).max()), 1.0) / _LARGEST
+        unit = value_unit(problem)
         utility = np.where(can, problem.value[column] / unit, 0.0)
         model, chosen = _program(problem, utility, can, usage)
         status, bound = _run(model, budget)

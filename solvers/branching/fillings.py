@@ -20,6 +20,7 @@ from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.stated import StatedKnapsacks
 from tessera.solvers.kernels.knapsacks import list_fillings
+from tessera.solvers.usage import value_unit
 
 FIRST_NOISE, LATER_NOISE = 60, 20
 """Random prices at which fillings are looked for before the first dive, and before each other."""
@@ -37,8 +38,6 @@ SHAKE: Final = 0.1
 MOST_COMBINED: Final = 800
 """Fillings of which the best combination is looked for."""
 COMBINING_NODES: Final = 20
-_LARGEST: Final = 1e4
-"""Largest value that the LP sees, so that HiGHS's absolute tolerances mean something."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +120,7 @@ class FillingPool:
             count=none,
             columns=[],
         )
-        self._unit = max(float(np.abs(problem.value).max(initial=0)), 1.0) / _LARGEST
+        self._unit = value_unit(problem)
         most = np.maximum.reduceat(sacks.worth, sacks.item_start[:-1])
         self._noise = NOISE_SHARE * float(np.median(most))
         self._columns = np.empty(len(sacks.column), dtype=np.int64)
