@@ -62,7 +62,8 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     rows = _separate_rows(problem)
     uses = np.bincount(problem.row, minlength=len(problem.rows))
     loads = int((uses * problem.capacity)[rows].sum())
-    prices = np.where(rows, 0.0, whole_prices(problem, priced.prices, scale))
+    every = whole_prices(problem, priced.prices, scale)
+    prices = np.where(rows, 0.0, every)
     largest = float(np.abs(priced.best).sum()) * scale + float(prices @ problem.capacity)
     if not rows.any() or loads > MOST_LOADS or not largest < LARGEST:
         return None
@@ -91,10 +92,7 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
             lines=np.zeros(1, dtype=np.int64),
             groups=np.empty(groups, dtype=np.int64),
             kept=np.empty(int(np.diff(sacks.item_start).max(initial=1)), dtype=np.int64),
-            unit=np.minimum(
-                whole_prices(problem, priced.prices, scale)[rows],
-                LARGEST // np.maximum(sacks.capacity, 1),
-            ).astype(np.int64),
+            unit=np.minimum(every[rows], LARGEST // np.maximum(sacks.capacity, 1)).astype(np.int64),
             width=np.zeros(int(rows.sum()), dtype=np.int64),
             effort=np.zeros(1, dtype=np.int64),
         ),

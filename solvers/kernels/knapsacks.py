@@ -112,13 +112,12 @@ def list_fillings(
     for k in range(rows.size):
         row = rows[k]
         _fill(sacks, row, price, choice, space, True)
-        for g in range(sacks.group_start[row], sacks.group_start[row + 1]):
-            taken = choice[sacks.job[g]]
-            for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-                if sacks.column[i] == taken:
-                    columns[count] = taken
-                    count += 1
-                    choice[sacks.job[g]] = -1
+        for line in range(space.lines[0]):
+            job = sacks.job[space.groups[line]]
+            if choice[job] >= 0:
+                columns[count] = choice[job]
+                count += 1
+                choice[job] = -1
         begin[k + 1] = count
     return begin
 
