@@ -138,9 +138,19 @@ def _defect(row: Mapping[str, str]) -> str:
 
 
 def _configuration(row: Mapping[str, str], facts: TransformerFacts) -> Configuration:
-    family = row["plan_family"]
-    is_offloaded = "offload" in family
-    cpus = row["cpu_threads_per_gpu"]
+    family, cpus = row["plan_family"], row["cpu_threads_per_gpu"]
+    stated = _of_plan(row, facts, family, tuple(int(digit) for digit in row["placement"]))
+    return replace(
+        stated,
+        checkpointing=family.endswith("_gc"),
+        cpus_per_gpu=float(cpus) if cpus else (_OFFLOAD_CPUS if stated.offload else 1.0),
+    )
+
+
+def _of_plan(
+    row: Mapping[str, str], facts: TransformerFacts, plan: str, node_gpus: tuple[int, ...]
+) -> Configuration:
+    """Return what rows of both files state in the same way. The name of a plan starts with its kind."""
     return Configuration(
         facts=facts,
         rates=RATES,
@@ -148,11 +158,9 @@ def _configuration(row: Mapping[str, str], facts: TransformerFacts) -> Configura
         pp=int(row["pp"]),
         tp=int(row["tp"]),
         dp=int(row["dp"]),
-        zero=ZeroStage.GRADIENTS if family.startswith("zero") else ZeroStage.NONE,
-        offload=is_offloaded,
-        checkpointing=family.endswith("_gc"),
-        node_gpus=tuple(int(digit) for digit in row["placement"]),
-        cpus_per_gpu=float(cpus) if cpus else (_OFFLOAD_CPUS if is_offloaded else 1.0),
+        zero=ZeroStage.GRADIENTS if plan.startswith("zero") else ZeroStage.NONE,
+        offload="offload" in plan,
+        node_gpus=node_gpus,
     )
 
 
@@ -218,18 +226,10 @@ def _author_configuration(row: Mapping[str, str], facts: TransformerFacts) -> Co
     plan = row["exec_plan_trace"]
     unit_s = 1.0 if "forward_input_3_is_seconds" in row["note"] else 1e-3
     forward_s = unit_s * float(row["forward_ms_input"])
-    return Configuration(
-        facts=facts,
-        rates=RATES,
-        global_batch=int(row["global_batch"]),
-        pp=int(row["pp"]),
-        tp=int(row["tp"]),
-        dp=int(row["dp"]),
-        zero=ZeroStage.GRADIENTS if plan.startswith("zero") else ZeroStage.NONE,
-        offload="offload" in plan,
+    return replace(
+        _of_plan(row, facts, plan, (int(row["gpus_per_node"]),) * int(row["num_nodes"])),
         checkpointing=1.5 < float(row["alpha_fwd"] or 1) < 3 and row["alpha_bwd"] == "1.0",
         accumulation=round(float(row["alpha_bwd"] or 1)),
-        node_gpus=(int(row["gpus_per_node"]),) * int(row["num_nodes"]),
         cpus_per_gpu=float(row["cpu_threads_per_gpu"] or 1),
         forward_s=None if "typo" in row["note"] else forward_s,
     )
