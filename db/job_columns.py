@@ -23,12 +23,13 @@ STATED_COLUMNS: Final = tuple(
         "stated_plan",
         "submitted_plan",
         "requested_cpus",
+        "techniques",
         "launch",
     }
 )
 """The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name.
 
-Submitted plans and requested CPUs are known to simulations only.
+Submitted plans, requested CPUs and techniques are known to simulations only.
 """
 
 UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})

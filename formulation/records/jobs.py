@@ -11,6 +11,7 @@ from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.runtimes import PROFILER, implied_runtime
+from tessera.formulation.techniques import Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
 
 
@@ -46,6 +47,8 @@ class JobSpec:
     """The id of the execution plan that the job was submitted with. It binds nothing, but a guaranteed
     job is owed the speed of this plan on its request. "" if it is not recorded."""
     requested_cpus: int = 0  # cores that it requests in all; 0 if that is not stated
+    techniques: tuple[Technique, ...] = ()
+    """The techniques of execution plans that its script can use. If empty, those of its runtime."""
     launch: LaunchSpec = DEFAULT_LAUNCH
     """The way in which its program is started. A stored job always names its runtime."""
 
