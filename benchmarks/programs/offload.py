@@ -12,6 +12,7 @@ parameters are copied back (Ren et al., ATC 2021). On one GPU, ZeRO divides noth
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -117,6 +118,9 @@ class GpuStates:
         self._master = [p.detach().float() for p in self._held]
         self._optimizer = torch.optim.AdamW(self._master, lr=LEARNING_RATE, fused=True)
 
+    def close(self) -> None:
+        """Do nothing: all memory is freed with this."""
+
     def update(self) -> None:
         """Update the parameters by their gradients, and clear these."""
         for master, held in zip(self._master, self._held, strict=True):
@@ -145,8 +149,15 @@ class HostStates:
         self._optimizer = torch.optim.AdamW(self._master, lr=LEARNING_RATE, fused=True)
         self._stream = torch.cuda.Stream() if pins else None
         self.is_last_pass = True
-        for index, held in enumerate(self._held):
+        self._hooks = [
             held.register_post_accumulate_grad_hook(lambda p, index=index: self._send(index, p))
+            for index, held in enumerate(self._held)
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks. A parameter that has one is never freed, because it refers to this."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _send(self, index: int, held: Any) -> None:
         if not self.is_last_pass:
@@ -186,24 +197,25 @@ def time_plan(
     states = HostStates(model, device) if plan.threads else GpuStates(model)
     tokens = torch.randint(VOCABULARY, (batch, sizes.sequence + 1), device=device)
     whole, forward_s, update_s = [], 0.0, 0.0
-    for iteration in range(iterations + 2):
-        parts = iteration > iterations
-        seconds, ends = 0.0, _now(device)
-        begin = ends
-        for index, samples in enumerate(tokens.chunk(plan.accumulation)):
-            if isinstance(states, HostStates):
-                states.is_last_pass = index == plan.accumulation - 1
+    with contextlib.closing(states):
+        for iteration in range(iterations + 2):
+            parts = iteration > iterations
+            seconds, ends = 0.0, _now(device)
+            begin = ends
+            for index, samples in enumerate(tokens.chunk(plan.accumulation)):
+                if isinstance(states, HostStates):
+                    states.is_last_pass = index == plan.accumulation - 1
+                start = _now(device) if parts else 0.0
+                loss = model(samples, checkpointing=plan.checkpointing) / plan.accumulation
+                seconds += _now(device) - start if parts else 0.0
+                loss.backward()
             start = _now(device) if parts else 0.0
-            loss = model(samples, checkpointing=plan.checkpointing) / plan.accumulation
-            seconds += _now(device) - start if parts else 0.0
-            loss.backward()
-        start = _now(device) if parts else 0.0
-        states.update()
-        ends = _now(device)
-        if parts:
-            forward_s, update_s = seconds / plan.accumulation, ends - start
-        elif iteration:
-            whole.append(ends - begin)
+            states.update()
+            ends = _now(device)
+            if parts:
+                forward_s, update_s = seconds / plan.accumulation, ends - start
+            elif iteration:
+                whole.append(ends - begin)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "iter_time_s": statistics.median(whole),
@@ -265,6 +277,14 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
 
 
+def _free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch._C._host_emptyCache()  # pinned memory, too
+
+
 def main() -> None:
     """Time the plans that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -272,23 +292,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--threads", default="1,2,4,8,16")
+    parser.add_argument("--seconds", type=float, default=1_800.0, help="after which none starts")
     parser.add_argument("--elements", type=int, default=2**28, help="of the arrays of host times")
     given = parser.parse_args()
     threads = [int(word) for word in given.threads.split(",")]
+    started = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps({"torch": torch.__version__} | time_host(device, threads[-1], given.elements)))
     for name in given.models.split(","):
         for plan in plans_to_time(threads):
+            if time.perf_counter() - started > given.seconds:
+                sys.exit(f"stopped before {name} {plan}, after {given.seconds:g} s")
             row: dict[str, Any] = asdict(MODELS[name]) | {"batch": given.batch} | asdict(plan)
             began = time.perf_counter()
             try:
                 row |= time_plan(MODELS[name], plan, given.batch, given.iterations, device)
             except torch.OutOfMemoryError:
                 row["out_of_memory"] = True
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
+            _free_memory(device)
             print(json.dumps(row), flush=True)
             print(f"{name} {plan}: {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
