@@ -46,7 +46,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """How an iteration is computed on one GPU."""
+    """The way in which an iteration is computed on one GPU."""
 
     accumulation: int = 1
     checkpointing: bool = False
@@ -298,7 +298,8 @@ def main() -> None:
     threads = [int(word) for word in given.threads.split(",")]
     started = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(json.dumps({"torch": torch.__version__} | time_host(device, threads[-1], given.elements)))
+    host = time_host(device, threads[-1], given.elements)
+    sys.stdout.write(json.dumps({"torch": torch.__version__} | host) + "\n")
     for name in given.models.split(","):
         for plan in plans_to_time(threads):
             if time.perf_counter() - started > given.seconds:
@@ -310,8 +311,9 @@ def main() -> None:
             except torch.OutOfMemoryError:
                 row["out_of_memory"] = True
             _free_memory(device)
-            print(json.dumps(row), flush=True)
-            print(f"{name} {plan}: {time.perf_counter() - began:.1f} s", file=sys.stderr)
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            sys.stderr.write(f"{name} {plan}: {time.perf_counter() - began:.1f} s\n")
 
 
 if __name__ == "__main__":
