@@ -163,7 +163,7 @@ def reaches(point: CurvePoint, target: float) -> bool:
 def find_minimum(
     points: Sequence[CurvePoint], most_gpus: float, most_cpus: float, target: float
 ) -> int:
-    """Return the position of the minimum demand (minRes, section 5.2), or -1 if there is none.
+    """Return the position of the minimum demand (minRes, section 5.2), or -1 without one.
 
     It has the fewest GPUs, then the fewest CPU cores, then the least host memory, of the points as
     fast as ``target`` within ``most_gpus`` and ``most_cpus``.
