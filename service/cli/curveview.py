@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tessera.formulation.execution_plan import read_execution_plan
 from tessera.service.cli.jobview import DIGEST_DIGITS, cell_text
+from tessera.service.cli.logs import visible_form
 from tessera.service.cli.render import (
     Column,
     count_noun,
@@ -60,17 +61,24 @@ class _CurveTable:
 
 def curve_parts(curves: pb.JobCurves, of: CurveOf | None) -> list[RenderableType]:
     """Return the facts of a job's curves, then the table of each, or only that ``of`` a resource."""
-    parts: list[RenderableType] = [facts_grid(_facts(curves))]
+    parts: list[RenderableType] = [
+        facts_grid((name, visible(text)) for name, text in _facts(curves))
+    ]
     tables = [table for own in curves.types for table in _tables(curves, own, of)]
     most = max((row.best_rate for table in tables for row in table.rows), default=0.0)
     for table in tables:
-        parts += [Text(""), Text(table.title, "bold")]
+        parts += [Text(""), Text(visible(table.title), "bold")]
         if table.rows:
             columns = _columns(curves, table, most)
             parts.append(make_table(table.rows, columns, wide=True))
         if table.note:
-            parts.append(Text(table.note))
+            parts.append(Text(visible(table.note)))
     return parts
+
+
+def visible(text: str) -> str:
+    """Return a text in which control characters are visible, so that a terminal does not obey them."""
+    return "".join(c if c.isprintable() else visible_form(c) for c in text)
 
 
 def plan_text(curves: pb.JobCurves, cell: pb.CurveCell) -> str:
@@ -257,7 +265,7 @@ def _columns(curves: pb.JobCurves, table: _CurveTable, most: float) -> Sequence[
             Column("HOST GIB", lambda r: format_number(r.cell.host_bytes / GIB), right=True),
         ]
     columns += [column for column in needs if column.title != table.amount]
-    columns.append(Column("EXECUTION PLAN", lambda r: plan_text(curves, r.cell)))
+    columns.append(Column("EXECUTION PLAN", lambda r: visible(plan_text(curves, r.cell))))
     return columns
 
 
