@@ -27,6 +27,8 @@ GIB: Final = 2**30
 BAR_WIDTH: Final = 32
 """Width in characters of a bar of the best rate."""
 
+UNSTATED: Final = "The estimates do not state what CPU cores and host memory Cells need."
+
 
 class CurveOf(StrEnum):
     """A resource that a curve is about."""
@@ -73,6 +75,8 @@ def curve_parts(curves: pb.JobCurves, of: CurveOf | None) -> list[RenderableType
             parts.append(make_table(table.rows, columns, wide=True))
         if table.note:
             parts.append(Text(visible(table.note)))
+    if of is None and not any(own.cpus or own.host_bytes for own in curves.types):
+        parts += [Text(""), Text(UNSTATED)]
     return parts
 
 
@@ -145,7 +149,6 @@ def _rate_text(rate: float) -> str:
 def _tables(curves: pb.JobCurves, own: pb.TypeCurves, of: CurveOf | None) -> Iterator[_CurveTable]:
     """Yield the tables of a GPU type."""
     where = f"with {own.at_gpus} x {own.gpu_type}"
-    unstated = "The estimates do not state what Cells need."
     if of in (None, CurveOf.GPUS):
         yield _CurveTable(
             title=f"GPUs of type {own.gpu_type}",
@@ -153,22 +156,22 @@ def _tables(curves: pb.JobCurves, own: pb.TypeCurves, of: CurveOf | None) -> Ite
             unit="GPU",
             rows=_rows(curves, own, own.gpus, CurveOf.GPUS, str),
         )
-    if of in (None, CurveOf.CPUS):
+    if of is CurveOf.CPUS or (of is None and own.cpus):
         yield _CurveTable(
             title=f"CPU cores {where}",
             amount="CORES",
             unit="CORE",
             rows=_rows(curves, own, own.cpus, CurveOf.CPUS, str),
-            note="" if own.cpus else unstated,
+            note="" if own.cpus else UNSTATED,
         )
-    if of in (None, CurveOf.HOST_MEMORY):
+    if of is CurveOf.HOST_MEMORY or (of is None and own.host_bytes):
         yield _CurveTable(
             title=f"Host memory {where}",
             amount="HOST GIB",
             rows=_rows(
                 curves, own, own.host_bytes, CurveOf.HOST_MEMORY, lambda n: format_number(n / GIB)
             ),
-            note="" if own.host_bytes else unstated,
+            note="" if own.host_bytes else UNSTATED,
         )
     if of in (None, CurveOf.BANDWIDTH):
         yield _CurveTable(title=f"Nodes {where}", amount="NODES", rows=_shape_rows(curves, own))
