@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tessera.formulation import focus
 from tessera.formulation.codec import digest
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.formulation.focus import focus_on
@@ -16,7 +17,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.sensitivity import Resource
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import Jobs, Snapshot
 from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.curves import curves_of
 from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate
@@ -245,3 +246,16 @@ def test_a_focus_depends_on_nothing_that_does_not_change_the_curves() -> None:
     assert digest(focus_on(later, 1)) == base
     assert digest(focus_on(replace(snapshot, estimates=slower), 1)) != base
     assert digest(focus_on(a_round(submitted_plan=2), 1)) != base
+
+
+def test_a_focus_keeps_or_drops_each_column_of_jobs_on_purpose() -> None:
+    """A new column that decides where a job may run must be kept: see ``focus._KEPT``."""
+    dropped = {"version", "tenant", "queue", "weight", "guaranteed", "movable", "deadline_s"}
+    dropped |= {"admitted", "opportunistic", "since_s", "service_gpu_s", "restart_s"}
+    dropped |= {"failures", "retry_s", "unestimated", "assumed_efficiency"}
+    stated = {"stated_plan", "submitted_plan", "state", "workload", "generation"}
+    stated |= {"iterations", "iterations_left", "submit_s", "queued_s"}
+    kept = {*focus._KEPT, *Jobs.CELL, *stated}
+
+    assert kept.isdisjoint(dropped)
+    assert kept | dropped == {f.name for f in fields(Jobs)}
