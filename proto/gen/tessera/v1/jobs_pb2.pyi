@@ -1033,3 +1033,293 @@ class WatchJobRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
+
+@_typing.final
+class GetJobCurvesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    gpus: _builtins.int
+    """The number of GPUs for which to return the curves of other resources. 0: as many as the job
+    holds, or else requests, or the nearest number for which there are Cells.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetJobCurvesRequest: _TypeAlias = GetJobCurvesRequest  # noqa: Y015
+
+@_typing.final
+class JobCurves(_message.Message):
+    """The sensitivity curves of a job. They show what it could do if it had the cluster for it alone.
+    Rates are in samples/s.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ExecutionPlansEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUESTED_GPUS_FIELD_NUMBER: _builtins.int
+    REQUESTED_GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GUARANTEED_FIELD_NUMBER: _builtins.int
+    GUARANTEED_RATE_FIELD_NUMBER: _builtins.int
+    REFERENCE_RATE_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    requested_gpus: _builtins.int
+    requested_gpu_type: _builtins.str
+    guaranteed: _builtins.bool
+    """Whether the job is owed `guaranteed_rate`."""
+    guaranteed_rate: _builtins.float
+    """The rate of its submitted plan on its request. If the plan is not recorded, it is that of the
+    best plan there. 0: no Cell matches the request.
+    """
+    reference_rate: _builtins.float
+    """The best rate of its request. Schedulers divide gains by it to compare jobs."""
+    @_builtins.property
+    def current(self) -> Global___CurveCell:
+        """The Cell that the job runs on now, if it runs."""
+
+    @_builtins.property
+    def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___TypeCurves]: ...
+    @_builtins.property
+    def execution_plans(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The canonical JSON of the execution plans that the Cells name, by digest. Plans that were not
+        recorded are left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        requested_gpus: _builtins.int = ...,
+        requested_gpu_type: _builtins.str = ...,
+        guaranteed: _builtins.bool = ...,
+        guaranteed_rate: _builtins.float = ...,
+        reference_rate: _builtins.float = ...,
+        current: Global___CurveCell | None = ...,
+        types: _abc.Iterable[Global___TypeCurves] | None = ...,
+        execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "execution_plans", b"execution_plans", "guaranteed", b"guaranteed", "guaranteed_rate", b"guaranteed_rate", "name", b"name", "reference_rate", b"reference_rate", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobCurves: _TypeAlias = JobCurves  # noqa: Y015
+
+@_typing.final
+class TypeCurves(_message.Message):
+    """The curves on one GPU type. All but `gpus` are for `at_gpus` GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    AT_GPUS_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    MINIMUM_DEMAND_FIELD_NUMBER: _builtins.int
+    BANDWIDTH_FIELD_NUMBER: _builtins.int
+    gpu_type: _builtins.str
+    at_gpus: _builtins.int
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]: ...
+    @_builtins.property
+    def cpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """Empty if the estimates do not state the CPU cores that Cells need."""
+
+    @_builtins.property
+    def host_bytes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """Empty if the estimates do not state the host memory that Cells need."""
+
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurveCell]:
+        """The fastest Cell on each number of nodes."""
+
+    @_builtins.property
+    def minimum_demand(self) -> Global___CurveCell:
+        """The minimum demand: the fewest GPUs, then CPU cores, then bytes of host memory, with which the job
+        is as fast as `guaranteed_rate`. Unset if it cannot be within its request.
+        """
+
+    @_builtins.property
+    def bandwidth(self) -> Global___BandwidthCurve: ...
+    def __init__(
+        self,
+        *,
+        gpu_type: _builtins.str = ...,
+        gpus: _abc.Iterable[Global___CurvePoint] | None = ...,
+        at_gpus: _builtins.int = ...,
+        cpus: _abc.Iterable[Global___CurvePoint] | None = ...,
+        host_bytes: _abc.Iterable[Global___CurvePoint] | None = ...,
+        shapes: _abc.Iterable[Global___CurveCell] | None = ...,
+        minimum_demand: Global___CurveCell | None = ...,
+        bandwidth: Global___BandwidthCurve | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "minimum_demand", b"minimum_demand"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_gpus", b"at_gpus", "bandwidth", b"bandwidth", "cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "minimum_demand", b"minimum_demand", "shapes", b"shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypeCurves: _TypeAlias = TypeCurves  # noqa: Y015
+
+@_typing.final
+class CurvePoint(_message.Message):
+    """The best that a job can do with an amount of a resource."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    BEST_RATE_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    amount: _builtins.int
+    """GPUs, CPU cores or bytes of host memory."""
+    best_rate: _builtins.float
+    """The rate of the fastest Cell with this amount or less."""
+    gain: _builtins.float
+    """The samples/s per GPU or CPU core of a step from `cell` to the next amount with a faster Cell. 0:
+    no Cell is faster. It is always 0 for host memory.
+    """
+    @_builtins.property
+    def cell(self) -> Global___CurveCell:
+        """The fastest Cell with exactly this amount."""
+
+    def __init__(
+        self,
+        *,
+        amount: _builtins.int = ...,
+        cell: Global___CurveCell | None = ...,
+        best_rate: _builtins.float = ...,
+        gain: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "best_rate", b"best_rate", "cell", b"cell", "gain", b"gain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurvePoint: _TypeAlias = CurvePoint  # noqa: Y015
+
+@_typing.final
+class CurveCell(_message.Message):
+    """A Cell on a shape, with what it needs in all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    cpus: _builtins.int
+    host_bytes: _builtins.int
+    rate: _builtins.float
+    @_builtins.property
+    def cell(self) -> _estimates_pb2.Cell: ...
+    def __init__(
+        self,
+        *,
+        cell: _estimates_pb2.Cell | None = ...,
+        nodes: _builtins.int = ...,
+        cpus: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        rate: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cpus", b"cpus", "host_bytes", b"host_bytes", "nodes", b"nodes", "rate", b"rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurveCell: _TypeAlias = CurveCell  # noqa: Y015
+
+@_typing.final
+class BandwidthCurve(_message.Message):
+    """The best rate by the bandwidth of the GPU type's network, as the cost model predicts it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_BECAUSE_FIELD_NUMBER: _builtins.int
+    unknown_because: _builtins.str
+    """Why there are no points."""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___BandwidthPoint]: ...
+    def __init__(
+        self,
+        *,
+        points: _abc.Iterable[Global___BandwidthPoint] | None = ...,
+        unknown_because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "unknown_because", b"unknown_because"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BandwidthCurve: _TypeAlias = BandwidthCurve  # noqa: Y015
+
+@_typing.final
+class BandwidthPoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    bytes_per_second: _builtins.float
+    """Of one node, shared by its GPUs."""
+    @_builtins.property
+    def cell(self) -> Global___CurveCell:
+        """The fastest Cell at this bandwidth, with its rate there."""
+
+    def __init__(
+        self,
+        *,
+        bytes_per_second: _builtins.float = ...,
+        cell: Global___CurveCell | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "cell", b"cell"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BandwidthPoint: _TypeAlias = BandwidthPoint  # noqa: Y015
