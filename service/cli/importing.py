@@ -351,6 +351,8 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         source=_SOURCES[record.source],
         provenance=record.provenance,
         complete=record.complete,
+        cpus=record.cpus,
+        host_bytes=record.host_bytes,
     )
     if math.isfinite(record.iter_time_s):
         message.iter_time_s = record.iter_time_s

@@ -374,6 +374,8 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
             ),
             iter_time_s=math.inf if e.infeasible else e.iter_time_s,
             source=EstimateSource.MEASURED,
+            cpus=e.cpus,
+            host_bytes=e.host_bytes,
         )
         for page in pages
         for e in page.cells
