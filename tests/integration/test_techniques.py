@@ -138,19 +138,6 @@ async def test_a_guaranteed_job_is_owed_the_speed_of_its_submitted_plan(
     assert owed < best  # another plan would make the guarantee higher
 
 
-async def test_a_submitted_plan_that_is_slow_needs_fewer_gpus_than_the_request(
-    store: PostgresStore, calls: Api
-) -> None:
-    fast, slow = a_submit("fast", guaranteed=True), a_submit("slow", guaranteed=True)
-    slow.job.submitted_plan = TENSORS
-    await calls.jobs.SubmitJobs(a_batch(fast, slow))
-    derive(store)
-    await run_round(calls)
-    held = {name: (await get_job(calls, name)).allocation for name in ("fast", "slow")}
-    assert held["fast"].cell.gpus >= 4
-    assert held["slow"].cell.gpus >= 1
-
-
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
