@@ -371,6 +371,7 @@ def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.Submit
         tenant=tenant or spec.tenant,
         guaranteed=spec.guaranteed,
         labels=spec.labels,
+        requested_cpus=spec.requested_cpus,
     )
     if math.isfinite(spec.deadline_s):
         job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))

@@ -234,7 +234,8 @@ def test_a_cluster_file_states_cores_and_host_memory_in_units() -> None:
     stated = [(n.cpus, n.host_bytes) for n in nodes[:3]]
     assert stated == [(96, 3 * 2**39), (96, 3 * 2**39), (0, 1024)]
     assert nodes[2].HasField("cpus")
-    assert not (nodes[3].HasField("cpus") or nodes[3].HasField("host_bytes"))
+    assert not nodes[3].HasField("cpus")
+    assert not nodes[3].HasField("host_bytes")
 
 
 def test_host_memory_may_be_stated_only_once() -> None:

@@ -214,7 +214,9 @@ def test_a_job_that_stays_needs_what_it_was_given_and_others_what_estimates_say(
     assert demand_on(snapshot, known, 0, own) == Demand(gpus=1, cpus=3, host_bytes=GIB)
     assert demand_on(snapshot, known, 0, other) == Demand(gpus=2, cpus=9)
     assert demand_on(snapshot, known, 1, own) == Demand(gpus=1, cpus=8)
-    assert decode(encode(snapshot)).jobs.current_cpus.tolist() == [3, -1]
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.jobs.current_cpus.tolist() == [3, -1]
 
 
 def test_the_shape_that_needs_most_counts_because_measurements_may_state_nothing() -> None:
