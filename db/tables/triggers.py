@@ -48,8 +48,11 @@ BEGIN
     RETURN NULL;
 END $$
 """,
+    # Without statistics of rows that were just written, the planner would read all of them for each
+    # node: committing 1,280 starts on 8 GPUs took 18 s in place of 6 s.
     f"""
-CREATE FUNCTION require_node_capacity(node bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION require_node_capacity(node bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 DECLARE
     has record;
     needs record;

@@ -13,7 +13,8 @@ depends_on = None
 
 FUNCTIONS = (
     """
-CREATE FUNCTION require_node_capacity(node bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION require_node_capacity(node bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 DECLARE
     has record;
     needs record;
