@@ -23,6 +23,8 @@ _KEPT: Final = (
     "max_gpus",
     "stated_plan_first",
     "requested_cpus",
+    "current_cpus",
+    "current_host_bytes",
     "runtime",
 )
 """The columns of a job that are left as they are. The others do not matter, or are renumbered."""
