@@ -240,6 +240,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
         gaps=profiling.load_gaps(connection, of["cluster"]),
+        hosts=profiling.load_hosts(connection, of["cluster"]),
         checks=collective_checks.load_checks(connection, of["cluster"]),
     )
 

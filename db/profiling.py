@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import sqlalchemy as sa
 
@@ -11,7 +12,13 @@ from tessera.db.rows import SERVICE_GPU_S, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.workloads import ensure_workloads, require_types
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.estimates import ProfileGap, ProfileRow, ProfilingJob
+from tessera.formulation.records.estimates import (
+    HostProfile,
+    HostRates,
+    ProfileGap,
+    ProfileRow,
+    ProfilingJob,
+)
 from tessera.formulation.values import PROFILING, Workload
 
 _ADD = sa.text("""
@@ -56,6 +63,19 @@ WHERE w.cluster_id = :cluster
         WHERE o.cluster_id = w.cluster_id AND o.model = w.model AND o.params = w.params AND j.{LIVE})
 ORDER BY g.added_at, g.id
 """)  # noqa: S608 - a constant of tessera.db.tables
+
+_PUT_HOST = sa.text("""
+INSERT INTO host_profiles (gpu_type_id, task, rates)
+VALUES (:gpu_type, :task, CAST(:rates AS jsonb))
+ON CONFLICT ON CONSTRAINT uq_host_profiles_task DO UPDATE SET
+    rates = excluded.rates, added_at = now()
+""")
+
+_HOSTS = sa.text("""
+SELECT DISTINCT ON (t.ordinal) t.name AS gpu_type, h.task, h.rates
+FROM host_profiles h JOIN gpu_types t ON t.id = h.gpu_type_id
+WHERE t.cluster_id = :cluster ORDER BY t.ordinal, h.added_at DESC, h.id DESC
+""")
 
 _TASKS = sa.text(f"""
 SELECT j.name, j.requested_type, j.state, j.last_error, j.command->>0 AS task,
@@ -172,6 +192,30 @@ def load_gaps(connection: sa.Connection, cluster: int) -> tuple[ProfileGap, ...]
             reason=r.reason,
         )
         for r in connection.execute(_GAPS, {"cluster": cluster})
+    )
+
+
+def put_host(connection: sa.Connection, cluster: str, host: HostProfile) -> None:
+    """Store the rates of a host, in place of what the same task measured before.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = enter_cluster(connection, cluster)
+    gpu_type = require_types(connection, key, {host.gpu_type})[host.gpu_type]
+    values = {"gpu_type": gpu_type.id, "task": host.task, "rates": dump_json(asdict(host.rates))}
+    connection.execute(_PUT_HOST, values)
+
+
+def load_hosts(connection: sa.Connection, cluster: int) -> tuple[HostProfile, ...]:
+    """Return the latest rates of hosts of each GPU type."""
+    return tuple(
+        HostProfile(
+            gpu_type=r.gpu_type,
+            task=r.task,
+            rates=HostRates(**{**r.rates, "updates": tuple(map(tuple, r.rates["updates"]))}),
+        )
+        for r in connection.execute(_HOSTS, {"cluster": cluster})
     )
 
 

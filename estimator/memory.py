@@ -37,7 +37,8 @@ class States:
     """Whether parameters are in the host's memory, too, and gathered from there before each pass
     (ZeRO-Infinity, SC 2021, section 5). The price of a plan adds the time that this takes."""
     host_bytes_per_s: float | None = None
-    """What is reached between host and one GPU. If None, half of the data sheet's bandwidth."""
+    """What is reached between host and one GPU. If None, what was measured on the GPU type, or else
+    half of the data sheet's bandwidth."""
     host_update_bytes_per_s: float | None = None
     """Bytes of states per second that the processors of one host update. If None, the hardware's."""
 
@@ -45,6 +46,8 @@ class States:
         """Return the bytes per second between the host and one GPU."""
         if self.host_bytes_per_s is not None:
             return self.host_bytes_per_s
+        if hardware.copied_bytes_per_s is not None:
+            return hardware.copied_bytes_per_s
         return hardware.host_bytes_per_s * HOST_UTILISATION
 
     def updated_bytes_per_s(self, hardware: Hardware) -> float:

@@ -37,6 +37,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
+    HostProfile,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
@@ -171,8 +172,15 @@ def unknown_model(workload: Workload) -> tuple[str, str]:
     )
 
 
-def hardware_of(field: str, kind: ClusterGpuType, catalogue: Mapping[str, Hardware]) -> Hardware:
+def hardware_of(
+    field: str,
+    kind: ClusterGpuType,
+    catalogue: Mapping[str, Hardware],
+    hosts: Iterable[HostProfile] = (),
+) -> Hardware:
     """Return the hardware of a GPU type, with the memory and node size of the cluster.
+
+    What ``hosts`` measured on its nodes replaces the catalogue's rates of hosts.
 
     Raises:
         InvalidInput: the type is not in the catalogue.
@@ -185,6 +193,9 @@ def hardware_of(field: str, kind: ClusterGpuType, catalogue: Mapping[str, Hardwa
             " use a name from the catalogue, describe the type in the server's setting `hardware`, or"
             " import profiles",
         )
+    for host in hosts:
+        if host.gpu_type == kind.gpu_type.name:
+            known = known.with_host(host.rates)
     return replace(
         known,
         memory_bytes=kind.gpu_type.memory_bytes,

@@ -274,7 +274,7 @@ class CellDeriver:
 
     def _hardware_of(self, known: EstimationInputs) -> dict[str, Hardware]:
         return {
-            kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware)
+            kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware, known.hosts)
             for kind in known.kinds
             if kind.gpu_type.name in self._hardware
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tessera.formulation.errors import InvalidInput
@@ -129,6 +131,61 @@ class ProfileGap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """The speed of a node's host under ZeRO-Offload, as measured on the node.
+
+    If a bandwidth is None, ``copy_gap`` says why it was not measured. ``updates`` are pairs of CPU
+    cores and the bytes of optimizer states that these read and write in a second, with rising
+    numbers of cores. If it is empty, ``update_gap`` says why.
+    """
+
+    to_device_bytes_per_s: float | None = None  # from pinned memory to one GPU, which copies alone
+    to_host_bytes_per_s: float | None = None  # the same in the other direction
+    copy_gap: str = ""
+    updates: tuple[tuple[int, float], ...] = ()
+    update_gap: str = ""
+    method: str = ""  # the libraries that copied and updated, with their versions
+    device: str = ""  # name of the GPU, or of the CPU if there is none
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that each part was either measured or has a reason.
+
+        Raises:
+            InvalidInput: names the field.
+        """
+        copied = (self.to_device_bytes_per_s, self.to_host_bytes_per_s)
+        self._check_part("copy_gap", copied, all(copied))
+        self._check_part("update_gap", [rate for _, rate in self.updates], bool(self.updates))
+        cores = [count for count, _ in self.updates]
+        if any(count < 1 for count in cores) or cores != sorted(set(cores)):
+            raise InvalidInput("updates", f"must have rising numbers of cores from 1, not {cores}")
+
+    def _check_part(self, gap: str, rates: Sequence[float | None], measured: bool) -> None:
+        if measured == bool(getattr(self, gap)):
+            raise InvalidInput(gap, "must say why the rate is absent, and only if it is absent")
+        for rate in rates:
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise InvalidInput(gap.replace("gap", "rate"), f"must be above 0 B/s, not {rate}")
+
+    @property
+    def copied_bytes_per_s(self) -> float | None:
+        """Return the bandwidth of the slower direction, or None if it was not measured."""
+        both = (self.to_device_bytes_per_s, self.to_host_bytes_per_s)
+        known = [rate for rate in both if rate is not None]
+        return min(known, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProfile:
+    """The rates of a host that a profiling task measured on a node of a GPU type."""
+
+    gpu_type: str
+    task: str
+    rates: HostRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
     """The comparison of a published model's collectives with those that XLA compiled, as stored.
 
@@ -219,6 +276,7 @@ class EstimationInputs:
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
     gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
     checks: tuple[CollectiveRecord, ...] = ()  # by model, params and degrees
+    hosts: tuple[HostProfile, ...] = ()  # the latest of each GPU type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
