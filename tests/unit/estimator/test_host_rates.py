@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,8 +89,9 @@ def test_a_framework_that_is_unknown_or_absent_is_refused(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("field", ["parameters", "copied_bytes", "repeats"])
 def test_amounts_are_positive(field: str) -> None:
+    amounts: dict[str, Any] = {field: 0}
     with pytest.raises(InvalidInput, match=rf"{field}.*at least 1"):
-        replace(HostEffort(), **{field: 0})
+        HostEffort(**amounts)
 
 
 def test_the_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
