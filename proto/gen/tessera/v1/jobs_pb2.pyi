@@ -129,6 +129,9 @@ class Job(_message.Message):
     STATED_PLAN_FIELD_NUMBER: _builtins.int
     STATED_PLAN_FIRST_FIELD_NUMBER: _builtins.int
     LAUNCH_FIELD_NUMBER: _builtins.int
+    SUBMITTED_PLAN_FIELD_NUMBER: _builtins.int
+    TECHNIQUES_FIELD_NUMBER: _builtins.int
+    REQUESTED_CPUS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -203,6 +206,15 @@ class Job(_message.Message):
     """
     stated_plan_first: _builtins.bool
     """Whether only the first start must use the stated plan. Later rounds may then choose another one."""
+    submitted_plan: _builtins.str
+    """The execution plan that the job was submitted with, on the GPUs that it requests, in the formats
+    of stated_plan. It binds nothing: rounds may choose other plans. A guaranteed job is owed the
+    speed of this plan on its request. The plan is priced on each GPU type. Empty: none.
+    """
+    requested_cpus: _builtins.int
+    """The CPU cores that the job requests in all. They are a guaranteed job's share where schedulers
+    divide cores (see requested_gpus), and bind nothing else. 0: not stated.
+    """
     etag: _builtins.str
     """All fields from here on are output only. The etag is that of the stored version."""
     state: Global___JobState.ValueType
@@ -256,6 +268,13 @@ class Job(_message.Message):
     @_builtins.property
     def launch(self) -> _launch_pb2.Launch:
         """The way in which the job's program is started, and how its progress is read."""
+
+    @_builtins.property
+    def techniques(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The techniques of execution plans that the job's script can use, of dp, tp, pp, cp, ep, zero1,
+        zero2, zero3, offload, checkpointing and accumulation. Rounds offer the job no plan that uses
+        another one. Empty: all that its runtime can run.
+        """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -332,6 +351,9 @@ class Job(_message.Message):
         stated_plan: _builtins.str = ...,
         stated_plan_first: _builtins.bool = ...,
         launch: _launch_pb2.Launch | None = ...,
+        submitted_plan: _builtins.str = ...,
+        techniques: _abc.Iterable[_builtins.str] | None = ...,
+        requested_cpus: _builtins.int = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -354,7 +376,7 @@ class Job(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
