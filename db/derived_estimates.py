@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +29,8 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import PlanLimits, Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
@@ -65,7 +66,8 @@ ORDER BY model, params
 
 _KINDS = sa.text("""
 SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
-    coalesce(sum(n.gpus), 0)::bigint AS gpus
+    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.found_cpus)) AS node_cpus,
+    max(coalesce(n.host_bytes, n.found_host_bytes)) AS node_host_bytes
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 """)
@@ -86,8 +88,8 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
-    array_agg(DISTINCT j.runtime ORDER BY j.runtime)
-        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first) AS runtimes,
+    coalesce(jsonb_agg(DISTINCT jsonb_build_array(j.runtime, j.techniques))
+        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first), '[]') AS limits,
     bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
@@ -203,6 +205,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 ),
                 node_gpus=r.node_gpus,
                 gpus=r.gpus,
+                node_cpus=r.node_cpus,
+                node_host_bytes=r.node_host_bytes,
             )
             for r in connection.execute(_KINDS, of)
         ),
@@ -228,7 +232,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
-                runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
+                limits=tuple(own for own in _limits(r.limits) if not own.allow_every_plan),
+                is_open=not r.limits or not all(own.techniques for own in _limits(r.limits)),
                 exhausted=tuple(
                     Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
                     for t, g, d, p, n in r.exhausted
@@ -324,6 +329,15 @@ def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
             model=r.model, params=r.params, architecture=r.architecture, **_reading(r.reading)
         )
         for r in connection.execute(_MODELS, {"cluster": cluster})
+    ]
+
+
+def _limits(stored: Iterable[tuple[str, list[str]]]) -> list[PlanLimits]:
+    """Return the limits of plans of runtimes that this release knows."""
+    return [
+        PlanLimits(runtime=runtime, techniques=tuple(map(Technique, techniques)))
+        for runtime, techniques in stored
+        if runtime in RUNTIMES
     ]
 
 

@@ -32,6 +32,7 @@ from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import CellTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
+from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
@@ -43,6 +44,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
 )
 from tessera.formulation.release import installed_version
+from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import Cell, EstimateSource, Workload
 
 GPU_MULTIPLES: Final = (0.5, 1.0, 2.0)
@@ -517,18 +519,20 @@ def estimates_fingerprint(
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
     stated: Sequence[ExecutionPlan] = (),
-    runtimes: Sequence[str] = (),
+    limits: Sequence[PlanLimits] = (),
     exhausted: Sequence[Cell] = (),
     tunings: Sequence[tuple[str, str]] = (),
     checks: Sequence[str] = (),
+    nodes: Mapping[str, Capacity | None] = MappingProxyType({}),
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
-    state for its jobs, ``runtimes`` those for which plans are searched separately, and
+    state for its jobs, ``limits`` those within which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
-    for which plans to try are listed, and ``checks`` the notes on its collectives.
+    for which plans to try are listed, and ``checks`` the notes on its collectives. ``nodes`` are
+    what nodes have, by GPU type, which only matters within limits.
     """
     plain = [
         installed_version(),
@@ -540,7 +544,8 @@ def estimates_fingerprint(
         _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
-        *({"runtimes": list(runtimes)},) * bool(runtimes),
+        *({"limits": list(map(str, limits))},) * bool(limits),
+        *({"nodes": {t: asdict(n) for t, n in nodes.items() if n and t in asked}},) * bool(limits),
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
         *({"checks": list(checks)},) * bool(checks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +14,7 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
+from tessera.formulation.runtimes import RUNTIMES
 
 
 class Technique(StrEnum):
@@ -56,6 +58,33 @@ def techniques_of(plan: ExecutionPlan) -> frozenset[Technique]:
     }
     zero = {_OF_ZERO[plan.zero]} if plan.zero in _OF_ZERO else set()
     return frozenset({technique for technique, is_used in used.items() if is_used} | zero)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """The limits of the execution plans of some jobs: their runtime, and techniques that they name.
+
+    If ``techniques`` is empty, the runtime alone decides.
+    """
+
+    runtime: str
+    techniques: tuple[Technique, ...] = ()
+
+    def allow(self, plan: ExecutionPlan) -> bool:
+        """Return whether the jobs can run a plan."""
+        if self.techniques and not techniques_of(plan) <= set(self.techniques):
+            return False
+        return not RUNTIMES[self.runtime].refuse_plan(plan)
+
+    @property
+    def allow_every_plan(self) -> bool:
+        """Return whether no plan is excluded."""
+        return not self.techniques and RUNTIMES[self.runtime].runs_any_plan
+
+    def __str__(self) -> str:
+        """Return the limits in short, e.g. ``deepspeed with dp, zero2``."""
+        named = f" with {', '.join(self.techniques)}" if self.techniques else ""
+        return f"{self.runtime}{named}"
 
 
 def read_techniques(field: str, words: Iterable[str]) -> tuple[Technique, ...]:

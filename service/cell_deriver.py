@@ -243,10 +243,11 @@ class CellDeriver:
                 measurements,
                 profiles,
                 wanted.plans,
-                runtimes=wanted.runtimes if counts else (),
+                limits=wanted.limits if counts else (),
                 exhausted=wanted.exhausted,
                 tunings=wanted.tunings if counts else (),
                 checks=list(collective_notes(known.checks, workload).values()),
+                nodes={kind.gpu_type.name: kind.node_capacity for kind in known.kinds},
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -339,7 +340,7 @@ class CellDeriver:
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
         estimator.know(workload, model_of("model", workload, known.models, known.profiles))
-        nodes = {kind.gpu_type.name: kind.nodes for kind in known.kinds}
+        kinds = {kind.gpu_type.name: kind for kind in known.kinds}
         records = []
         for gpu_type, counts in task.counts.items():
             for gpus in counts:
@@ -351,19 +352,22 @@ class CellDeriver:
                     gpus,
                     None,
                     cancelled,
-                    nodes=nodes[gpu_type],
+                    nodes=kinds[gpu_type].nodes,
                     exhausted=task.wanted.exhausted,
                 )
-                records += [cell.record for cell in estimates]
+                records += [
+                    cell.record for cell in estimates if _is_wanted(task.wanted, cell.record)
+                ]
                 records += estimate_runnable_plans(
                     estimator,
                     workload,
                     gpu_type,
                     gpus,
-                    task.wanted.runtimes,
+                    task.wanted.limits,
                     estimates,
-                    nodes[gpu_type],
+                    kinds[gpu_type].nodes,
                     exhausted=task.wanted.exhausted,
+                    node=kinds[gpu_type].node_capacity,
                 )
         for plan, kind in product(task.wanted.plans, known.kinds):
             if cancelled():
@@ -455,6 +459,13 @@ def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profi
     rows = [row for row in known.profiles if row.workload.model == workload.model]
     model = known_models([workload], known.models, rows).get(workload) if rows else None
     return model.profiles if model else {}
+
+
+def _is_wanted(wanted: UnestimatedWorkload, record: EstimateRecord) -> bool:
+    """Return whether some job of a workload may run by the plan of an estimate."""
+    if wanted.is_open or record.plan is None:
+        return wanted.is_open
+    return any(limits.allow(record.plan) for limits in wanted.limits)
 
 
 def _with_notes(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> EstimateRecord:

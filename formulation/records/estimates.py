@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
 
 
@@ -236,6 +238,15 @@ class ClusterGpuType:
     gpu_type: GpuType
     node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
+    node_cpus: int | None = None  # CPU cores of the node with most; None if none states them
+    node_host_bytes: int | None = None  # the same for host memory
+
+    @property
+    def node_capacity(self) -> Capacity | None:
+        """Return what a node has, or None if no node states anything but its GPUs."""
+        if self.node_cpus is None and self.node_host_bytes is None:
+            return None
+        return Capacity(gpus=self.node_gpus, cpus=self.node_cpus, host_bytes=self.node_host_bytes)
 
     @property
     def nodes(self) -> int:
@@ -255,9 +266,11 @@ class UnestimatedWorkload:
     plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
-    runtimes: tuple[str, ...] = ()
-    """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
-    name."""
+    limits: tuple[PlanLimits, ...] = ()
+    """Distinct limits of those of its jobs whose plans rounds choose. Jobs without limits are left
+    out."""
+    is_open: bool = True
+    """Whether the best of all plans is wanted: not all of those jobs name techniques."""
     exhausted: tuple[Cell, ...] = ()
     """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
     tunings: tuple[tuple[str, TuningSpace], ...] = ()
