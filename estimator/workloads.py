@@ -362,6 +362,10 @@ class Estimator:
             found = others[degree]
         return subject, found
 
+    def knows(self, workload: Workload) -> bool:
+        """Return whether a workload's Cells can be estimated."""
+        return workload in self._models
+
     def know(self, workload: Workload, model: Model) -> None:
         """Add a model whose Cells are also to be estimated.
 

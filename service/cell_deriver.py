@@ -14,6 +14,7 @@ from typing import Final
 
 from tessera.estimator.compiling.comparison import StepDegrees
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.plan_corrections import PlanCorrections, priced_runs
 from tessera.estimator.profiling.limits import overdue_tasks
 from tessera.estimator.profiling.tasks import (
     Profile,
@@ -96,6 +97,7 @@ class CellDeriver:
         self._recorded: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
+        self._corrections: dict[str, tuple[tuple[MeasurementRecord, ...], PlanCorrections]] = {}
 
     def derive(
         self,
@@ -150,6 +152,7 @@ class CellDeriver:
         """Drop everything that is remembered about the cluster."""
         self._kept.pop(cluster, None)
         self._estimators.pop(cluster, None)
+        self._corrections.pop(cluster, None)
         for key in [key for key in self._recorded if key[0] == cluster]:
             del self._recorded[key]
 
@@ -375,8 +378,26 @@ class CellDeriver:
             gpu_type = kind.gpu_type.name
             if gpu_type in self._hardware and plan.gpus <= kind.gpus:
                 records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
+        corrections = self._plan_corrections(cluster, estimator, measurements)
+        explain = task.wanted.profile and self._learns
+        records = [corrections.correct(estimator, r, explain=explain) for r in records]
         notes = collective_notes(known.checks, workload)
         return [_with_notes(record, notes) for record in records] if notes else records
+
+    def _plan_corrections(
+        self, cluster: str, estimator: Estimator, measurements: Sequence[MeasurementRecord]
+    ) -> PlanCorrections:
+        """Return the models of runs that correct estimates of plans, as of the latest measurements."""
+        before, corrections = self._corrections.get(cluster, ((), PlanCorrections()))
+        cells = tuple(measured_cells(measurements))
+        if cells == before:
+            return corrections
+        for model, gpu_type in corrections.learn(priced_runs(estimator, cells)):
+            choice = corrections.choices[model, gpu_type]
+            facts = {"action": "plan_model_chosen", "cluster": cluster}
+            log.info("times of plans of %s on %s: %s", model, gpu_type, choice, extra=facts)
+        self._corrections[cluster] = (cells, corrections)
+        return corrections
 
     def _tunings(
         self,
@@ -415,7 +436,9 @@ class CellDeriver:
         self._estimators.pop(cluster, None)
         self._estimators[cluster] = (key, estimator)
         while len(self._estimators) > MAX_ESTIMATORS:
-            del self._estimators[next(iter(self._estimators))]
+            oldest = next(iter(self._estimators))
+            del self._estimators[oldest]
+            self._corrections.pop(oldest, None)
         return estimator
 
     def _record_reasons(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
