@@ -144,7 +144,7 @@ class PlanCorrections:
     problems: dict[ModelKey, str] = field(default_factory=dict)
 
     def learn(self, runs: Mapping[ModelKey, Sequence[PricedRun]]) -> list[ModelKey]:
-        """Choose models where there is none, or a wrong one; return where that was."""
+        """Choose models that are missing or wrong; return where that was necessary."""
         changed: list[ModelKey] = []
         for key, own in runs.items():
             choice = self.choices.get(key)
