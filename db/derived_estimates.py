@@ -90,7 +90,9 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
     coalesce(jsonb_agg(DISTINCT jsonb_build_array(j.runtime, j.techniques))
         FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first), '[]') AS limits,
-    bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
+    bool_or(j.profile) AS profile,
+    coalesce((array_agg(j.name ORDER BY j.id) FILTER (WHERE j.profile))[1], '') AS asking_job,
+    w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
@@ -229,6 +231,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 counts=tuple(sorted({*r.counts, *r.bounds})),
                 derived_from=r.derived_from,
                 profile=r.profile,
+                asking_job=r.asking_job,
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
@@ -244,6 +247,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
+        runs=profiling.list_runs(connection, of["cluster"]),
         gaps=profiling.load_gaps(connection, of["cluster"]),
         hosts=profiling.load_hosts(connection, of["cluster"]),
         checks=collective_checks.load_checks(connection, of["cluster"]),

@@ -143,6 +143,10 @@ class PlanCorrections:
     choices: dict[ModelKey, ModelChoice] = field(default_factory=dict)
     problems: dict[ModelKey, str] = field(default_factory=dict)
 
+    def has_choice(self, workload: Workload) -> bool:
+        """Return whether a model was chosen for a workload's model on some GPU type."""
+        return any(model == model_name(workload) for model, _ in self.choices)
+
     def learn(self, runs: Mapping[ModelKey, Sequence[PricedRun]]) -> list[ModelKey]:
         """Choose models that are missing or wrong; return where that was necessary."""
         changed: list[ModelKey] = []

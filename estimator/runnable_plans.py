@@ -123,6 +123,26 @@ def find_runnable_plans(
     return find_runnable_plans(setting, limits, model, exhausted)
 
 
+def list_fitting_plans(
+    setting: Setting, limits: PlanLimits, model: str = "", node: Capacity | None = None
+) -> list[PlanPrice]:
+    """Return a plan for each division and switch within limits, with the fewest micro-batches that fit.
+
+    Offloaded states are among them if a node has cores for them and the limits do not leave open
+    whether the program can offload.
+    """
+    prices = list(_prices(setting, limits, _ON_GPUS, 0, model))
+    if node is not None and not limits.allow_every_plan:
+        for cores in _core_choices(setting, node):
+            prices += _prices(setting, limits, _OFFLOADED, cores, model)
+    first: dict[ExecutionPlan, PlanPrice] = {}
+    for price in prices:
+        if price.overflow is None and not (node and _host_shortage(setting, price, node)):
+            alike = replace(price.plan, micro_batch=price.plan.global_batch, accumulation=1)
+            first.setdefault(alike, price)
+    return list(first.values())
+
+
 def find_runnable_plan(
     setting: Setting, limits: PlanLimits, model: str = "", exhausted: Container[str] = ()
 ) -> PlanPrice | None:

@@ -528,6 +528,7 @@ def estimates_fingerprint(
     tunings: Sequence[tuple[str, str]] = (),
     checks: Sequence[str] = (),
     nodes: Mapping[str, Capacity | None] = MappingProxyType({}),
+    explained: bool = False,
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
@@ -536,7 +537,8 @@ def estimates_fingerprint(
     state for its jobs, ``limits`` those within which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
     for which plans to try are listed, and ``checks`` the notes on its collectives. ``nodes`` are
-    what nodes have, by GPU type, which only matters within limits.
+    what nodes have, by GPU type, which only matters within limits. ``explained`` says that
+    provenances tell which runs a model of plans lacks.
     """
     plain = [
         installed_version(),
@@ -553,5 +555,6 @@ def estimates_fingerprint(
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
         *({"checks": list(checks)},) * bool(checks),
+        *({"explained": True},) * explained,
     ]
     return _digest(plain)

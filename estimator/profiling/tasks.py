@@ -53,12 +53,16 @@ class ProfilingOptions:
     """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it.
 
     ``host_parameters`` is the number of parameters whose states the host updates to measure it.
+    ``runs`` is the number of plans that are measured by runs of a job's own program, each for about
+    ``run_s`` seconds. If it is 0, there are no such runs.
     """
 
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
     tp: tuple[int, ...] = (1,)
     host_parameters: int = HostEffort().parameters
+    runs: int = 0
+    run_s: float = 120.0
     limits: ProfilingLimits = field(default_factory=ProfilingLimits)
 
 

@@ -219,6 +219,7 @@ class ProfilingJob:
     age_s: float = 0.0  # since it was submitted
     started_ago_s: float | None = None  # since it first ran; None if it never did
     task: str = ""  # what it measures, as JSON; "" if that is not known
+    is_orphan: bool = False  # the job that it measures for has ended; never so for profiling tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +264,7 @@ class UnestimatedWorkload:
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
     derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
+    asking_job: str = ""  # the first live job that requests profiling; "" if no job does
     plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
@@ -290,6 +292,7 @@ class EstimationInputs:
     gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
     checks: tuple[CollectiveRecord, ...] = ()  # by model, params and degrees
     hosts: tuple[HostProfile, ...] = ()  # the latest of each GPU type
+    runs: tuple[ProfilingJob, ...] = ()  # of jobs' programs that measure plans, by submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
