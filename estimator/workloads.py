@@ -490,6 +490,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
             source=EstimateSource.MEASURED,
             sd=Residual().noise_sd / math.sqrt(len(times)),
             provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
+            cpus=0 if r.plan is None else r.plan.cpus,
         )
         for r, times in _runs(measurements).items()
     ]

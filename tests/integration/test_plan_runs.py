@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,10 @@ from tessera.formulation.runtimes import DEEPSPEED, RUNTIMES, TORCHRUN
 from tessera.formulation.values import RUN_LABEL, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.config import Config
-from tests.support.stored_cluster import C, a_spec, apply_event, do, execute, job
+from tessera.solvers.base import Budget
+from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.rounds.plan import RoundOptions, plan_round
+from tests.support.stored_cluster import C, a_spec, apply_event, commit, do, execute, job
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 GPU = "a100-80"
@@ -52,8 +56,8 @@ def cluster(store: PostgresStore, database: Database) -> PostgresStore:
     return store
 
 
-def a_job(name: str = "j", **more: object) -> JobSpec:
-    given: dict[str, object] = {
+def a_job(name: str = "j", **more: Any) -> JobSpec:
+    given: dict[str, Any] = {
         "workload": BERT,
         "requested_gpus": 2,
         "profile": True,
@@ -102,11 +106,30 @@ def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: Postgr
     assert [run.name for run in runs_of(cluster)] == [run.name for run in runs]
 
 
+def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
+    cluster: PostgresStore,
+) -> None:
+    submit(cluster, a_job(max_gpus=2))
+    deriver = a_deriver(cluster)
+    for _ in range(2):
+        deriver.derive(C)
+    snapshot = cluster.snapshot(C)
+    budget = Budget(remaining_s=lambda: math.inf)
+    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), budget)
+    assert not outcome.violations
+    commit(cluster, snapshot, *outcome.decisions)
+    assert job(cluster, "j").allocation is not None
+    for run in runs_of(cluster):
+        held = job(cluster, run.name).allocation
+        assert held is not None
+        assert held.plan == run.stated_plan
+
+
 @pytest.mark.parametrize(
     ("runs", "changed"), [(0, {}), (7, {"profile": False})], ids=["no setting", "no request"]
 )
 def test_without_setting_or_request_nothing_runs(
-    cluster: PostgresStore, runs: int, changed: dict[str, object]
+    cluster: PostgresStore, runs: int, changed: dict[str, Any]
 ) -> None:
     submit(cluster, a_job(**changed))
     a_deriver(cluster, runs).derive(C)
@@ -182,9 +205,9 @@ def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:
 
 
 MEASURE = """
-INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s,
-    source)
-SELECT j.workload_id, t.id, {gpus}, {nodes}, 1, j.stated_plan_id, {time_s}, {source}
+INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
+    iter_time_s, source)
+SELECT j.workload_id, t.id, {gpus}, {nodes}, 1, j.stated_plan_id, 1, {time_s}, {source}
 FROM jobs j JOIN gpu_types t ON t.name = '{gpu_type}' WHERE j.name = '{name}'
 """
 
