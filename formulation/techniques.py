@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -60,6 +60,18 @@ def techniques_of(plan: ExecutionPlan) -> frozenset[Technique]:
     return frozenset({technique for technique, is_used in used.items() if is_used} | zero)
 
 
+def refuse_techniques(plan: ExecutionPlan, techniques: Collection[Technique]) -> str:
+    """Return why a job that can use only ``techniques`` cannot run ``plan``, or "" if it can.
+
+    The text is the end of a sentence that begins with the plan. No techniques stand for all.
+    """
+    others = techniques_of(plan) - set(techniques) if techniques else set()
+    if not others:
+        return ""
+    used = ", ".join(technique for technique in Technique if technique in others)
+    return f"uses {used}, and the job's techniques are {', '.join(techniques)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits:
     """The limits of the execution plans of some jobs: their runtime, and techniques that they name.
@@ -72,9 +84,8 @@ class PlanLimits:
 
     def allow(self, plan: ExecutionPlan) -> bool:
         """Return whether the jobs can run a plan."""
-        if self.techniques and not techniques_of(plan) <= set(self.techniques):
-            return False
-        return not RUNTIMES[self.runtime].refuse_plan(plan)
+        refuse_plan = RUNTIMES[self.runtime].refuse_plan
+        return not (refuse_plan(plan) or refuse_techniques(plan, self.techniques))
 
     @property
     def allow_every_plan(self) -> bool:

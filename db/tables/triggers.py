@@ -1,7 +1,7 @@
-"""Triggers: what no single row can violate.
+"""Triggers that refuse what no constraint of one row can.
 
-These are transitions of jobs that the lifecycle does not have, nodes whose jobs need more than there
-is, and changes of the audit log.
+These are transitions of jobs that the lifecycle does not have, nodes whose jobs need more than they
+have, and changes of the audit log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from tessera.db.tables.columns import metadata, one_of
 from tessera.formulation.lifecycle import ACTIVE, next_states
-
 
 NODE_CAPACITY: Final = "node_capacity"
 """The name by which errors say that a node's jobs would need more than it has."""
@@ -88,7 +87,7 @@ BEGIN
             USING ERRCODE = 'check_violation', CONSTRAINT = '{NODE_CAPACITY}';
     END IF;
 END $$
-""",
+""",  # noqa: S608 - a constant of this module
     """
 CREATE FUNCTION check_allocation_capacity() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

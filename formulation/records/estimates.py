@@ -265,7 +265,7 @@ class UnestimatedWorkload:
     derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
     asking_job: str = ""  # the first live job that requests profiling; "" if no job does
-    plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
+    plans: tuple[ExecutionPlan, ...] = ()  # that its jobs state or were submitted with, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
     limits: tuple[PlanLimits, ...] = ()

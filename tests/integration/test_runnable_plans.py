@@ -18,7 +18,13 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.decisions import Decision
 from tessera.formulation.demand import Capacity
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    ZeroStage,
+)
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
@@ -295,4 +301,9 @@ def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
     assert kind.node_capacity == Capacity(gpus=8, cpus=32, host_bytes=2**41)
     assert derive(cluster) == 1
     assert {plan.cpus_per_gpu for plan in plans_of(cluster, large)} >= {1, 2, 4}
+    records, _ = cluster.list_estimates(C, large.model, large.params, 64, 0, 1000)
+    for record in records:
+        if record.plan is not None and math.isfinite(record.iter_time_s):
+            assert record.cpus == record.plan.cpus
+            assert (record.host_bytes > 0) == (record.plan.offload is not Offload.NONE)
     assert derive(cluster) == 0

@@ -212,8 +212,8 @@ class Job(_message.Message):
     speed of this plan on its request. The plan is priced on each GPU type. Empty: none.
     """
     requested_cpus: _builtins.int
-    """The CPU cores that the job requests in all. They are a guaranteed job's share where schedulers
-    divide cores (see requested_gpus), and bind nothing else. 0: not stated.
+    """The CPU cores that the job requests in all. Published schedulers that divide cores, such as
+    Morphling, find what they owe a guaranteed job within them. 0: not stated.
     """
     etag: _builtins.str
     """All fields from here on are output only. The etag is that of the stored version."""
