@@ -2,9 +2,9 @@
 
 A search over all plans may find one for a Cell that such a runtime, or a job with few techniques,
 cannot run. Here, every stage has the same parallelism and as many blocks as the others, and the
-batch, ZeRO, recomputation and offload are tried. Of the plans that the runtime does not refuse, and that use only the techniques that
-the jobs name, the fastest one that fits is kept. Where nodes state their CPU cores or host memory,
-slower plans that need less of these are kept, too.
+batch, ZeRO, recomputation and offload are tried. Of the plans that the runtime does not refuse, and
+that use only the techniques that the jobs name, the fastest one that fits is kept. Where nodes
+state their CPU cores or host memory, slower plans that need less of these are kept, too.
 """
 
 from __future__ import annotations
