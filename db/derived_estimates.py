@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,8 +29,8 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
-from tessera.formulation.techniques import Technique
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import PlanLimits, Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
@@ -66,7 +66,8 @@ ORDER BY model, params
 
 _KINDS = sa.text("""
 SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
-    coalesce(sum(n.gpus), 0)::bigint AS gpus
+    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.found_cpus)) AS node_cpus,
+    max(coalesce(n.host_bytes, n.found_host_bytes)) AS node_host_bytes
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 """)
@@ -87,13 +88,11 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
-    array_agg(DISTINCT j.runtime ORDER BY j.runtime)
-        FILTER (WHERE j.techniques = '[]' AND (j.stated_plan_id IS NULL OR j.stated_plan_first))
-        AS runtimes,
-    (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(k.runtime, k.techniques)), '[]')
-        FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE} AND k.techniques <> '[]'
-            AND (k.stated_plan_id IS NULL OR k.stated_plan_first)) AS limited,
-    bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
+    coalesce(jsonb_agg(DISTINCT jsonb_build_array(j.runtime, j.techniques))
+        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first), '[]') AS limits,
+    bool_or(j.profile) AS profile,
+    coalesce((array_agg(j.name ORDER BY j.id) FILTER (WHERE j.profile))[1], '') AS asking_job,
+    w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
@@ -215,6 +214,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 ),
                 node_gpus=r.node_gpus,
                 gpus=r.gpus,
+                node_cpus=r.node_cpus,
+                node_host_bytes=r.node_host_bytes,
             )
             for r in connection.execute(_KINDS, of)
         ),
@@ -237,11 +238,12 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 counts=tuple(sorted({*r.counts, *r.bounds})),
                 derived_from=r.derived_from,
                 profile=r.profile,
+                asking_job=r.asking_job,
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
-                runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
-                limited=tuple((name, tuple(map(Technique, words))) for name, words in r.limited),
+                limits=tuple(own for own in _limits(r.limits) if not own.allow_every_plan),
+                is_open=not r.limits or not all(own.techniques for own in _limits(r.limits)),
                 exhausted=tuple(
                     Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
                     for t, g, d, p, n in r.exhausted
@@ -252,7 +254,9 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
+        runs=profiling.list_runs(connection, of["cluster"]),
         gaps=profiling.load_gaps(connection, of["cluster"]),
+        hosts=profiling.load_hosts(connection, of["cluster"]),
         checks=collective_checks.load_checks(connection, of["cluster"]),
     )
 
@@ -336,6 +340,15 @@ def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
             model=r.model, params=r.params, architecture=r.architecture, **_reading(r.reading)
         )
         for r in connection.execute(_MODELS, {"cluster": cluster})
+    ]
+
+
+def _limits(stored: Iterable[tuple[str, list[str]]]) -> list[PlanLimits]:
+    """Return the limits of plans of runtimes that this release knows."""
+    return [
+        PlanLimits(runtime=runtime, techniques=tuple(map(Technique, techniques)))
+        for runtime, techniques in stored
+        if runtime in RUNTIMES
     ]
 
 

@@ -46,6 +46,7 @@ from tessera.formulation.records.estimates import (
     CellFilter,
     CollectiveRecord,
     EstimateRecord,
+    HostProfile,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -299,14 +300,20 @@ class PostgresWriter:
         )
 
     def add_profiles(
-        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+        self,
+        cluster: str,
+        rows: Sequence[ProfileRow],
+        gap: ProfileGap | None = None,
+        host: HostProfile | None = None,
     ) -> int:
-        """Store measured layers, and what a task left out; return how many were new."""
+        """Store measured layers and hosts, and what a task left out; return how many layers were new."""
         added = profiling.add_profiles(self._connection, cluster, rows)
         if gap is None:
             profiling.drop_gaps(self._connection, cluster, rows)
         else:
             profiling.put_gap(self._connection, cluster, gap)
+        if host is not None:
+            profiling.put_host(self._connection, cluster, host)
         derived_estimates.notify_estimators(self._connection, cluster)
         return added
 

@@ -29,6 +29,7 @@ from tessera.formulation.records.estimates import (
     CollectiveRecord,
     EstimateRecord,
     EstimationInputs,
+    HostProfile,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -230,12 +231,17 @@ class Writer(Protocol):
         ...
 
     def add_profiles(
-        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+        self,
+        cluster: str,
+        rows: Sequence[ProfileRow],
+        gap: ProfileGap | None = None,
+        host: HostProfile | None = None,
     ) -> int:
         """Store measured layers; return how many were new. Stored ones are never changed.
 
         ``gap`` has the sizes that the task left out. It replaces an earlier one of the task.
-        Complete rows delete it.
+        Complete rows delete it. ``host`` are the rates of the node's host, of which each task has
+        the latest.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.

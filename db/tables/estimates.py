@@ -205,6 +205,18 @@ profile_gaps = sa.Table(  # sizes that profiling tasks left out
     sa.Index(None, "gpu_type_id"),
 )
 
+host_profiles = sa.Table(  # rates of nodes' hosts that profiling tasks measured
+    "host_profiles",
+    metadata,
+    id_column(),
+    reference_column("gpu_type_id", "gpu_types.id", ondelete="CASCADE"),
+    text_column("task"),  # the name of the job that measured, which may be deleted
+    sa.Column("rates", JSONB, nullable=False),  # formulation.records.estimates.HostRates
+    moment_column("added_at"),
+    sa.UniqueConstraint("gpu_type_id", "task", name="uq_host_profiles_task"),
+    sa.CheckConstraint("jsonb_typeof(rates) = 'object'", name="rates"),
+)
+
 collective_checks = sa.Table(  # estimated collectives of published models, compared with XLA's
     "collective_checks",
     metadata,

@@ -354,7 +354,24 @@ def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
             for size in task.left_out
         )
         text += f", without {', '.join(sizes)} samples"
+    if task.HasField("host"):
+        text += f", {_host_text(task.host)}"
     return f"{text}: {task.problem}" if task.problem else text
+
+
+def _host_text(rates: estimates_pb2.HostRates) -> str:
+    """Return the rates of a host in short, e.g. ``host copies 24.1 GB/s, updates 98.2 GB/s``."""
+    copied = [
+        rate
+        for name in ("to_device_bytes_per_s", "to_host_bytes_per_s")
+        if rates.HasField(name) and (rate := getattr(rates, name))
+    ]
+    copies = f"host copies {min(copied) / 1e9:.3g} GB/s" if copied else rates.copy_gap
+    if not rates.updates:
+        return copies if rates.update_gap == rates.copy_gap else f"{copies}, {rates.update_gap}"
+    fastest = max(rates.updates, key=lambda rate: rate.bytes_per_s)
+    updates = f"updates {fastest.bytes_per_s / 1e9:.3g} GB/s on {fastest.cores} CPU cores"
+    return f"{copies}, {updates}"
 
 
 MAX_EVENTS_SHOWN = 10

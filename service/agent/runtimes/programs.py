@@ -281,6 +281,7 @@ class ProgramRuntime:
         paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
         variables = {
             **inherited,
+            **self._thread_variables(member),
             "HOME": user.home,
             "USER": user.name,
             "LOGNAME": user.name,
@@ -312,6 +313,14 @@ class ProgramRuntime:
                 if name not in stated or name.lower() == "no_proxy"
             }
         return variables
+
+    def _thread_variables(self, member: Member) -> dict[str, str]:
+        """Return the number of threads of each process, if the plan states the cores of its GPUs."""
+        plan = self._plan(member)
+        if plan is None or not plan.cpus_per_gpu:
+            return {}
+        cores = plan.cpus_per_gpu * len(member.gpus)
+        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(member)))}
 
     def _cgroup(self, member: Member, node_gpus: int, mark: str) -> str:
         """Return the cgroup that limits the member's host memory, or "" where none can."""

@@ -22,7 +22,7 @@ from tessera.formulation.records.jobs import (
 )
 from tessera.formulation.runtimes import PROFILER
 from tessera.formulation.techniques import Technique, read_techniques
-from tessera.formulation.values import PROFILING, Workload
+from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
 from tessera.service.rpc.convert.estimates import (
@@ -344,6 +344,8 @@ def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+    if RUN_LABEL in labels:
+        raise InvalidInput(field, f"may not have {RUN_LABEL}, which only the service sets")
     if len(labels) > MAX_LABELS:
         raise InvalidInput(field, f"must have at most {MAX_LABELS} entries; it has {len(labels)}")
     for key, value in labels.items():
