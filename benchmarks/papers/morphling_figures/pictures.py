@@ -29,7 +29,8 @@ def plot_demands(demands: Sequence[PlanDemand]) -> Plot:
     names = [f"{d.family}, {d.gpus} GPUs" for d in demands]
     shares = {
         resource: {
-            name: _point(amount / max(needed)) for name, amount in zip(names, needed, strict=True)
+            name: _point(amount / (max(needed) or 1.0))
+            for name, amount in zip(names, needed, strict=True)
         }
         for resource, needed in amounts.items()
     }
