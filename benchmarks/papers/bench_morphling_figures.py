@@ -65,7 +65,8 @@ Part = tuple[dict[str, Figure], list[Row], list[Plot]]
     figure3_regret=("<=", 1e-9),
     figure3_only_offload_runs=("==", 1),
     figure3_offload_fails=("==", 1),
-    figure7_regret=("<=", 0.15),
+    figure7_regret=("<=", 0.02),
+    figure7_unseen_regret=("<=", 0.02),
     figure7_measured_regret=("<=", 0.02),
     figure7_memory_mistakes=("==", 0),
     figure8_gain=(">=", 0.8),
@@ -116,14 +117,16 @@ def repeat_morphling_figures(
 
     **Figure 7.** LLaMA-2-7B from 32 GPUs to 1, and then with twice the CPUs. ``regret`` is the speed
     lost against the best measured plan. ``figure7_regret`` is the largest one if rounds see
-    estimates: those of our performance model, fitted to seven runs of each model, without those on
-    the step's own number of GPUs. Our memory model says which plans run, without a measurement, and
+    estimates of our performance model, fitted to seven runs of each model, without those on the
+    step's own number of GPUs. ``figure7_unseen_regret`` is the same without any run of this set: the
+    other sets have LLaMA-7B with another batch. Our memory model says which plans run, and
     ``figure7_memory_mistakes`` counts its errors. ``figure7_measured_regret`` is that of rounds that
-    see the measured table itself, which is also what is scored. The aim for both is 0.02. Estimates
-    miss it on 32 GPUs, where seven plans are within a third of each other, and the second is 5 %
-    slower than the best. So that bound only guards against larger losses. ``figure7_over_paper`` is
-    the largest excess of a measured-table choice over Morphling's. ``figure7_cpu_speedup`` is the
-    gain by the CPUs: 1.43 in the artifact's measurements, and 1.7 in the paper's text.
+    see the measured table, which is also what scores. The aim is 0.02. Nothing is fitted to scored
+    points, but we saw this figure with earlier forms of the model, which lost 0.125 and 0.105. Two
+    mistakes were found by it: stages on one node used the network, and plans without a pipeline had
+    no micro-batches. ``figure7_over_paper`` is the largest excess of a choice by measurements over
+    Morphling's. ``figure7_cpu_speedup`` is the gain by the CPUs: 1.43 in the artifact's measurements,
+    and 1.7 in the paper's text.
 
     **Figure 8.** RoBERTa and T5-3B on 4 GPUs, as speed-ups over a rigid plan on all four, added up.
     ``figure8_gain`` compares our program with 2 GPUs for each job. The paper has 1.44 against 0.78, a
@@ -209,14 +212,18 @@ def _shrinking(records: Sequence[EstimateRecord], folder: Path) -> Part:
     }
     llama = _of_model(records, FIGURE_SET)
     measured = shrinking.shrink_by_measurements(shrinking.FIGURE_7_STEPS, llama)
-    honest = shrinking.shrink_by_estimates(shrinking.FIGURE_7_STEPS, llama, folder)
+    honest, unseen = shrinking.shrink_by_estimates(shrinking.FIGURE_7_STEPS, llama, folder)
     rows = [step.row("3", model) for model, steps in by_model.items() for step in steps]
     rows += [step.row("7", "by estimates") for step in honest]
+    rows += [step.row("7", "by estimates without its own runs") for step in unseen]
     rows += [step.row("7", "by measurements") for step in measured]
     plots = [pictures.plot_steps("3", model, steps) for model, steps in by_model.items()]
     plots.append(pictures.plot_choices(honest, measured, llama[0].workload.global_batch))
-    figures = shrinking.figure_3_figures(by_model) | shrinking.figure_7_figures(honest, measured)
-    figures["figure7_memory_mistakes"] = shrinking.memory_mistakes(llama)
+    figures = {
+        **shrinking.figure_3_figures(by_model),
+        **shrinking.figure_7_figures(honest, unseen, measured),
+        "figure7_memory_mistakes": shrinking.memory_mistakes(llama),
+    }
     return figures, rows, plots
 
 

@@ -45,10 +45,10 @@ MeasurementsOption = Annotated[
 @register_case(
     "morphling-model",
     smoke={},
-    mape=("<=", 0.08),
+    mape=("<=", 0.065),
     worst=("<=", 0.7),
-    authors_mape=("<=", 0.11),
-    authors_worst=("<=", 1.0),
+    authors_mape=("<=", 0.095),
+    authors_worst=("<=", 0.9),
 )
 def judge_performance_models(
     data: MeasurementsOption = None,
@@ -71,9 +71,12 @@ def judge_performance_models(
     appendix A.1; so 3D plans, which have no forward time in the data, are scaled, too.
 
     **Choices.** We chose the form of our model with these data in view, and saw mean errors of earlier
-    forms on the points that score. No constant is fitted to these points. Two values were chosen by
-    cross-validation on the fitted runs alone: the spread of ``runtime_ratio``, and the noise of
-    uneven placements. The micro-batch of the Figure 7 set, which the data lack, is the one with
+    forms on the points that score. No constant is fitted to these points. These were chosen by
+    cross-validation on the fitted runs alone: the spreads of ``runtime_ratio`` and
+    ``passes_ratio``, the noise of uneven placements, and whether 3D plans have
+    ``runtime_launch_ratio`` and ``handover_s``. With these last changes, other runs are chosen to be
+    fitted. That explains most of the step from a mean error of 0.071 to 0.058: with the former
+    runs, it is 0.070. The micro-batch of the Figure 7 set, which the data lack, is the one with
     which its fitted runs fit best (``figure7_micro_batch``, samples).
 
     **Authors' points.** Their 99 validation points as they count them, with the forward times that

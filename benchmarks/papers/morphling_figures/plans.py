@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from tessera.benchmarks.papers.morphling_model.records import RATES
+from tessera.benchmarks.papers.morphling_model.records import RATES, divide_batch
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cells import Setting, data_sheet_setting
 from tessera.estimator.hardware import A800
@@ -71,23 +71,24 @@ class MeasuredPlan:
         return (each + 1,) * rest + (each,) * (nodes - rest)
 
     def configuration(self, facts: TransformerFacts, micro_batch: int) -> Configuration:
-        """Return what the performance model reads. A pipeline has micro-batches of ``micro_batch``
-        samples in each replica."""
-        batch, gpus = self.record.workload.global_batch, self.record.cell.gpus
-        return Configuration(
+        """Return what the performance model reads.
+
+        A 3D plan has micro-batches of ``micro_batch`` samples in each replica.
+        """
+        whole = Configuration(
             facts=facts,
             rates=RATES,
-            global_batch=batch,
+            global_batch=self.record.workload.global_batch,
             pp=self.pp,
             tp=self.tp,
             dp=self.dp,
             zero=self.zero,
             offload=self.offload,
             checkpointing=self.checkpointing,
-            micro_batches=max(1, batch // (self.dp * micro_batch)) if self.pp > 1 else 1,
             node_gpus=self.node_gpus,
-            cpus_per_gpu=max(1.0, self.record.cpus / gpus),
+            cpus_per_gpu=max(1.0, self.record.cpus / self.record.cell.gpus),
         )
+        return divide_batch(whole, micro_batch)
 
     def price(self) -> PlanPrice | None:
         """Return the price of our memory model with the largest micro-batch that fits.

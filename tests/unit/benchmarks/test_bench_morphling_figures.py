@@ -35,9 +35,12 @@ from tessera.benchmarks.papers.morphling_figures.shrinking import (
     figure_7_figures,
     largest_gap,
     memory_mistakes,
+    runs_without,
     shrink_by_measurements,
 )
+from tessera.benchmarks.papers.morphling_model.records import Record
 from tessera.benchmarks.schedulers.bench_load import RunsByPoint
+from tessera.estimator.reconfiguration.fitting import MeasuredRun
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.records.estimates import EstimateRecord
@@ -45,6 +48,7 @@ from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.data import MissingData
 from tessera.simulator.report.write import write_pictures
+from tests.support.configurations import a_configuration
 
 SIZES = {
     "gpt2": ("1.5B", 16),
@@ -208,13 +212,36 @@ def test_the_largest_regret_of_the_steps_counts() -> None:
     measured = [a_step(time_s, time_s) for time_s in (1.165, 1.803, 5.107, 66.0, 46.0)]
     honest = [a_step(1.2, 1.0), *measured[1:]]
 
-    figures = figure_7_figures(honest, measured)
+    unseen = [a_step(1.0, 1.0), a_step(2.0, 1.0)]
+
+    figures = figure_7_figures(honest, unseen, measured)
 
     assert figures["figure7_regret"] == pytest.approx(1 / 6)
     assert figures["figure7_mean_regret"] == pytest.approx(1 / 30)
+    assert figures["figure7_unseen_regret"] == 0.5
     assert figures["figure7_measured_regret"] == 0.0
     assert figures["figure7_over_paper"] == 0.0
     assert figures["figure7_cpu_speedup"] == pytest.approx(66 / 46)
+
+
+def test_the_runs_that_score_are_not_fitted() -> None:
+    fitted = [
+        Record(
+            model=model,
+            plan="3d",
+            label=f"{model} on {gpus}",
+            run=MeasuredRun(configuration=a_configuration(gpus), iter_time_s=1.0),
+        )
+        for model in ("llama7", "llama7b_bsz16")
+        for gpus in (1, 4)
+    ]
+
+    assert [r.label for r in runs_without(fitted, 4)] == [
+        "llama7 on 1",
+        "llama7 on 4",
+        "llama7b_bsz16 on 1",
+    ]
+    assert [r.label for r in runs_without(fitted)] == ["llama7 on 1", "llama7 on 4"]
 
 
 @pytest.mark.parametrize(("other", "expected"), [((), 1), (("tp-ga",), 0)])
