@@ -53,6 +53,7 @@ class ReasonCode(StrEnum):
     GAVE_WAY = "GAVE_WAY"  # it gave up GPUs, or a faster Cell, for other jobs
     NODE_LEFT = "NODE_LEFT"  # a node that it ran on is drained, silent or avoided
     MADE_ROOM = "MADE_ROOM"  # it was moved to other GPUs of the same Cell
+    CELL_EXCLUDED = "CELL_EXCLUDED"  # a promise, a pin or a bound excludes the Cell that it ran on
 
 
 class Cause(StrEnum):
@@ -112,6 +113,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.GAVE_WAY: Cause.CAPACITY,
     ReasonCode.NODE_LEFT: Cause.NODES,
     ReasonCode.MADE_ROOM: Cause.FRAGMENTATION,
+    ReasonCode.CELL_EXCLUDED: Cause.PIN,
 }
 """The cause of each code."""
 

@@ -26,8 +26,8 @@ from tessera.solvers.rounds.options import RoundOptions
 ROUNDS_PER_TASK: Final = 20
 """The number of rounds that one process explains before it reports."""
 
-LESS_OF_A_RAISE: Final = 0.9
-"""The share of the raise of a weight that is tried, too: it should not be enough."""
+LESS_WEIGHT: Final = 0.95
+"""The share of the weight of a step that is tried, too: it should not be enough."""
 
 DETERMINISTIC_GAP: Final = 1e-9
 """The gap of the rounds, so that each has one best answer, up to equal values."""
@@ -56,8 +56,8 @@ def check_explanations(
 
     ``verified_share`` is the share of the steps after which the job does what the step says, and
     other jobs lose what it says. ``stepped_share`` is the share of the explanations with such a
-    step, among those that need one. ``tight_share`` is the share of the weights of which 90 % of
-    the raise is not enough. The table counts by reason, and lists each step that is not true.
+    step, among those that need one. ``tight_share`` is the share of the weights of which 95 %
+    are not enough. The table counts by reason, and lists each step that is not true.
     """
     tasks = [
         Task(
@@ -112,7 +112,8 @@ def _judge_round(
         tally.update({"explanations": 1, f"of {code}": 1})
         tally["rounds tried"] += explanation.rounds_tried
         tally[f"stepped {code}"] += bool(explanation.steps)
-        if decision.gang is None or is_slower(snapshot, outcome, decision):
+        loses = is_slower(snapshot, outcome, decision) and code is not ReasonCode.GAINED
+        if decision.gang is None or loses:
             tally.update({"needs step": 1, "stepped": bool(explanation.steps)})
         name, rate = snapshot.jobs.name[decision.job], rate_before(snapshot, outcome, decision.job)
         for step in explanation.steps:
@@ -142,7 +143,7 @@ def _judge_weight(
     for step in explanation.steps:
         change = step.changes[0]
         if change.kind is ChangeKind.WEIGHT and step.claim is Claim.RUNS:
-            less = change.before + LESS_OF_A_RAISE * (change.amount - change.before)
+            less = max(change.before, LESS_WEIGHT * change.amount)
             lighter = replace(step, changes=(replace(change, amount=less),), effects=())
             before = decide(snapshot, options).decisions[snapshot.jobs.name.index(job)]
             fault = find_fault(snapshot, options, job, before, 0.0, lighter)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import Decision
 from tessera.formulation.explanations.changes import Change
 from tessera.formulation.explanations.records import Step
@@ -89,11 +88,9 @@ def _apply(
     snapshot: Snapshot, options: RoundOptions, name: str, changes: Sequence[Change]
 ) -> tuple[Snapshot, RoundOptions]:
     """Return the changed snapshot, built anew from rows, and the changed options."""
-    copy = decode(encode(snapshot))
-    assert isinstance(copy, Snapshot)
     for change in changes:
-        copy, options = _apply_one(copy, options, name, change)
-    return copy, options
+        snapshot, options = _apply_one(snapshot, options, name, change)
+    return snapshot, options
 
 
 def _apply_one(
@@ -102,6 +99,8 @@ def _apply_one(
     kind, amount, subject = change.kind.value, change.amount, change.subject
     types = [t.name for t in snapshot.gpu_types]
     if kind == "POLICY":
+        if subject == "scheduler":
+            return snapshot, replace(options, scheduler="", scheduler_parameters="")
         before = getattr(options, subject)
         return snapshot, replace(options, **{subject: type(before)(amount)})
     if kind == "WAIT":
@@ -187,7 +186,7 @@ def _without_job(snapshot: Snapshot, name: str) -> Snapshot:
 
 def _with_cell(snapshot: Snapshot, workload: int, gpu_type: int, change: Change) -> Snapshot:
     nodes = _rows(snapshot.nodes)
-    size = max(n["gpus"] for n in nodes if n["gpu_type"] == gpu_type and n["schedulable"])
+    size = max(n["gpus"] for n in nodes if n["gpu_type"] == gpu_type)
     rows = _rows(snapshot.estimates)
     rows.append(
         {

@@ -42,6 +42,9 @@ def apply_changes(
 
 def _with_option(policy: PolicyT, change: Change) -> PolicyT:
     value: Any = change.amount
+    if change.subject == "scheduler":  # no published scheduler decides
+        none: dict[str, Any] = {change.subject: "", "scheduler_parameters": ""}
+        return replace(policy, **none)
     if change.subject in _FLAGS:
         value = bool(value)
     elif change.subject == "max_changes":
@@ -130,7 +133,7 @@ def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
 def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
     """Add a measured Cell of the job's workload, which gives ``change.size`` samples/s."""
     kind, gpus, e = _type_index(snapshot, change), int(change.amount), snapshot.estimates
-    size = max(1, int(snapshot.node_size()[kind]))
+    size = max(1, int(snapshot.nodes.gpus[snapshot.nodes.gpu_type == kind].max(initial=0)))
     workload = int(snapshot.jobs.workload[job])
     plans = snapshot.plans if "" in snapshot.plans else (*snapshot.plans, "")
     added = {

@@ -92,14 +92,3 @@ class Explanation:
     unit: str = ""
     is_complete: bool = True
     rounds_tried: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRound:
-    """The decision of one round on a job, as stored."""
-
-    number: int
-    created_s: float  # seconds since 1970
-    kind: str
-    code: str  # of the reason; "" if the job runs
-    cell: str  # e.g. "4 x a100"; "" if the job does not run

@@ -79,6 +79,7 @@ _OPTIONS: Final[dict[str, Callable[[Change], str]]] = {
     ),
     "reserve_after_s": lambda _: "reserve no GPUs for jobs that wait long: `reserve_after: never`",
     "max_restart_share": lambda _: "charge nothing for restarts: `max_restart_share: 0`",
+    "scheduler": lambda _: "let no published scheduler decide: `scheduler: ''`",
     "solve_limit_s": lambda _: "give the round more time: no `solve_limit`",
     "gap": lambda c: f"let the round look for a better answer: `gap: {c.amount:g}`",
 }

@@ -19,6 +19,7 @@ from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
+from tessera.service.rpc.explanations import ExplanationCalls
 from tessera.service.rpc.lanes import CALLER, SizedCalls
 from tessera.service.rpc.logs import OutputReader
 from tessera.service.rpc.paging import page_of
@@ -44,7 +45,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ``new_id`` chooses ids for jobs that have none. ``wall_s`` returns seconds since 1970, for
     refusing deadlines that have passed. ``poll_s`` is the time after which a watched job is read
     even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
-    limits the number of watchers. ``output`` reads what jobs write. ``standing`` is the policy of
+    limits the number of watchers. ``output`` reads what jobs write, and ``explanations`` explains
+    rounds' decisions. ``standing`` is the policy of
     periodic rounds: answers warn of wishes that it ignores.
     """
 
@@ -56,6 +58,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         *,
         watches: StreamPlaces,
         output: OutputReader,
+        explanations: ExplanationCalls,
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
         poll_s: float,
@@ -65,6 +68,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._store, self._calls, self._wakeups = store, calls, wakeups
         self._watches, self._output = watches, output
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
+        self._explanations = explanations
         self._watched = SharedReads(self._read_watched)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
@@ -147,6 +151,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         async with contextlib.aclosing(self._output.read(request)) as parts:
             async for part in parts:
                 yield part
+
+    async def ExplainJob(
+        self, request: pb.ExplainJobRequest, context: _Context
+    ) -> pb.ExplainJobResponse:
+        """Explain a round's decision on a job, and try steps that would help it."""
+        return await self._explanations.explain(request, context)
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
         return await self._calls.run(self._store.get_job, *key)

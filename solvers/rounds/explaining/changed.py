@@ -49,8 +49,13 @@ def explain_running(
     outcome: RoundOutcome,
     decision: Decision,
     displaced_by: tuple[Displacement, ...],
+    *,
+    by_scheduler: bool,
 ) -> Reason:
-    """Return the reason of a decision that lets a job run. ``displaced_by`` took its GPUs."""
+    """Return the reason of a decision that lets a job run. ``displaced_by`` took its GPUs.
+
+    If a published scheduler decides, what a Cell is worth does not explain its choice.
+    """
     cell, kind = cell_in_words(snapshot, decision.cell), decision.kind
     if kind is DecisionKind.START:
         return _reason(ReasonCode.STARTED, f"the job starts on {cell}")
@@ -85,7 +90,15 @@ def explain_running(
         )
     now, chosen = int(problem.current[job]), int(outcome.solution.choice[job])
     gross = problem.value + problem.restart_price
-    if now >= 0 and gross[chosen] < gross[now]:
+    if now < 0:
+        return Reason(
+            code=ReasonCode.CELL_EXCLUDED,
+            message=f"{change}, because a promise, a pin or a bound excludes the Cell that it ran on",
+            next_step="change the job's pin or bounds on GPUs if it shall run on that Cell",
+            evidence=evidence,
+        )
+    loses = is_slower(snapshot, outcome, decision) if by_scheduler else gross[chosen] < gross[now]
+    if loses:
         return Reason(
             code=ReasonCode.GAVE_WAY,
             message=f"{change}{given or ', which leaves more to other jobs'}",

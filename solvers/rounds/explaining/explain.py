@@ -66,7 +66,10 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.NODES_AWAY: (_K.UNDRAIN, _K.ANY_TYPE),
     _R.BACK_OFF: (_K.RETRY, _K.WAIT),
     _R.PLAN_UNUSABLE: (_K.ANY_PLAN,),
-    _R.PINS_CONTRADICT: (_K.ANY_TYPE, _K.ANY_NODE, _K.MIN_GPUS, _K.MAX_GPUS, _K.UNDRAIN),
+    _R.PINS_CONTRADICT: (
+        *(_K.ANY_TYPE, _K.ANY_NODE, _K.MIN_GPUS, _K.MAX_GPUS),
+        *(_K.UNDRAIN, _K.ADD_GPUS),
+    ),
     _R.GUARANTEE_UNMET: (_K.REQUEST, _K.BEST_EFFORT),
     _R.DEADLINE_PAST: (_K.DEADLINE,),
     _R.DEADLINE_UNREACHABLE: (_K.DEADLINE,),
@@ -81,6 +84,8 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.GAVE_WAY: (_K.WEIGHT, _K.STAY),
     _R.MADE_ROOM: (_K.STAY,),
     _R.NODE_LEFT: (_K.UNDRAIN,),
+    _R.CELL_EXCLUDED: (_K.ANY_TYPE, _K.MIN_GPUS, _K.MAX_GPUS, _K.ANY_PLAN),
+    _R.NOT_CHOSEN: (_K.POLICY,),
 }
 """Kinds of changes to try first for a reason. They may also lead to another reason."""
 
@@ -106,7 +111,9 @@ def explain_job(
     """
     decision, takers = outcome.decisions[job], find_takers(snapshot, outcome, job)
     displaced_by = describe_displacers(snapshot, options, outcome, job, takers)
-    reason = decision.reason or explain_running(snapshot, outcome, decision, displaced_by)
+    reason = decision.reason or explain_running(
+        snapshot, outcome, decision, displaced_by, by_scheduler=bool(options.scheduler)
+    )
     unit = value_per_gpu(options, outcome, job)
     first = Explanation(
         kind=decision.kind,

@@ -161,7 +161,7 @@ def _retry(s: Situation) -> Ladders:
 
 def _request_types(s: Situation) -> Ladders:
     if s.value_of("unestimated") and s.value_of("requested_type") < 0:
-        for kind in np.flatnonzero(s.snapshot.schedulable_gpus()).tolist():
+        for kind in np.flatnonzero(_whole_gpus(s.snapshot)).tolist():
             yield [_one(ChangeKind.REQUEST_TYPE, subject=s.snapshot.gpu_types[kind].name)]
 
 
@@ -236,16 +236,22 @@ def _new_gpus(s: Situation) -> Ladders:
         ]
 
 
+def _whole_gpus(snapshot: Snapshot) -> Ints:
+    """Return the GPUs of each type, away or not, int64[types]."""
+    nodes, types = snapshot.nodes, len(snapshot.gpu_types)
+    return np.bincount(nodes.gpu_type, weights=nodes.gpus, minlength=types).astype(np.int64)
+
+
 def _new_cells(s: Situation) -> Ladders:
     """Yield a Cell of the request on each type, or of all its GPUs, as fast as a typical estimate."""
     snapshot, e = s.snapshot, s.snapshot.estimates
-    asks, free = int(s.value_of("requested_gpus")), snapshot.schedulable_gpus()
+    asks, whole = int(s.value_of("requested_gpus")), _whole_gpus(snapshot)
     batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
     runs = np.isfinite(e.iter_time_s) & (e.iter_time_s > 0)
     rates = batch[e.workload[runs]] / e.iter_time_s[runs] / e.gpus[runs]
     per_gpu = float(np.median(rates)) if len(rates) else 1.0
-    for kind in np.flatnonzero(free).tolist():
-        gpus, name = min(asks, int(free[kind])), snapshot.gpu_types[kind].name
+    for kind in np.flatnonzero(whole).tolist():
+        gpus, name = min(asks, int(whole[kind])), snapshot.gpu_types[kind].name
         rate = round_up(per_gpu * gpus)
         yield [(Change(kind=ChangeKind.ADD_CELL, subject=name, amount=gpus, size=rate),)]
 
@@ -256,6 +262,9 @@ def _policies(s: Situation) -> Ladders:
     def option(name: str, value: float, before: float) -> Changes:
         return _one(ChangeKind.POLICY, value, before, subject=name)
 
+    if options.scheduler:
+        yield [option("scheduler", 0, math.nan)]
+        return
     if now >= 0:
         yield [option("max_changes", n, now) for n in (*range(now + 1, now + 9), -1)]
     if options.min_run_s > 0:

@@ -61,6 +61,11 @@ class JobsStub:
     """
     ReadLogs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    ExplainJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]
+    """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+    that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+    Nothing is committed. The call's deadline limits the rounds that are tried.
+    """
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -95,6 +100,11 @@ class JobsAsyncStub(JobsStub):
     """
     ReadLogs: _aio.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]  # type: ignore[assignment]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    ExplainJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]  # type: ignore[assignment]
+    """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+    that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+    Nothing is committed. The call's deadline limits the rounds that are tried.
+    """
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     """Submits training jobs, changes them and reports their state."""
@@ -192,5 +202,16 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.ReadLogsResponse], _abc.AsyncIterator[_jobs_pb2.ReadLogsResponse]]:
         """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+
+    @_abc_1.abstractmethod
+    def ExplainJob(
+        self,
+        request: _jobs_pb2.ExplainJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ExplainJobResponse, _abc.Awaitable[_jobs_pb2.ExplainJobResponse]]:
+        """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+        that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+        Nothing is committed. The call's deadline limits the rounds that are tried.
+        """
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
