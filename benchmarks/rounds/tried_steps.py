@@ -87,7 +87,7 @@ def _rows(table: Table) -> Rows:
 def _apply(
     snapshot: Snapshot, options: RoundOptions, name: str, changes: Sequence[Change]
 ) -> tuple[Snapshot, RoundOptions]:
-    """Return the changed snapshot, built anew from rows, and the changed options."""
+    """Return the changed snapshot, built from rows, and the changed options."""
     for change in changes:
         snapshot, options = _apply_one(snapshot, options, name, change)
     return snapshot, options

@@ -1,1 +1,1 @@
-"""Why a job runs, waits or was changed, and what would help: values, changes and words."""
+"""Explanations of what rounds decide on jobs: reasons, changes that would help, and their words."""

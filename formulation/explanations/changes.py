@@ -67,7 +67,7 @@ _OF_TIME: Final = frozenset({ChangeKind.END, ChangeKind.WAIT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change. ``before`` is the present amount, and NaN if there is none."""
+    """One change. ``before`` is the present amount, or NaN if the kind has no amount."""
 
     kind: ChangeKind
     subject: str = ""

@@ -79,8 +79,8 @@ class Step:
 class Explanation:
     """The explanation of a round's decision on a job.
 
-    ``steps`` have been tried, the best first. There are none if nothing would help, if nothing
-    needs help, or if time was short: ``is_complete`` is then false. ``unit`` is that of
+    ``steps`` have been tried, the best first. The list is empty if nothing would help, or if the job
+    needs no help. ``is_complete`` is false if time was too short to try everything. ``unit`` is that of
     ``value_per_gpu``, which is the job's best offer, as in ``Displacement``.
     """
 

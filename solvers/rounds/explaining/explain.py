@@ -124,11 +124,13 @@ def explain_job(
     )
     if reason.code in _NO_STEPS:
         return first
-    search = _Search(Trials(snapshot=snapshot, options=options, job=job, plan=plan), outcome, first)
+    search = _StepSearch(
+        Trials(snapshot=snapshot, options=options, job=job, plan=plan), outcome, first
+    )
     return search.run(takers)
 
 
-class _Search:
+class _StepSearch:
     """The search for steps that help a job."""
 
     def __init__(self, trials: Trials, outcome: RoundOutcome, first: Explanation) -> None:

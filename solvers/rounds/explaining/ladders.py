@@ -1,6 +1,6 @@
 """The steps that could help a job, as ladders from the least to the most effect.
 
-Each function returns ladders for one kind of change; there are none if the kind cannot help.
+Each function yields the ladders of one kind of change, or nothing if the kind cannot help.
 """
 
 from __future__ import annotations
