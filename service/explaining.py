@@ -10,7 +10,7 @@ from typing import Final
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowed
 from tessera.formulation.explanations.records import Explanation
-from tessera.formulation.lifecycle import TERMINAL, JobState
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import JobRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
@@ -84,8 +84,7 @@ class JobExplainer:
         if number:
             _require_decided(number, name, history)
             return self._of_round(cluster, name, number, history, time, with_steps=with_steps)
-        last = _round_of(record, history)
-        if last:
+        if last := _deciding_round(record, history):
             return self._of_round(cluster, name, last, history, time, with_steps=with_steps)
         if record.state in TERMINAL:
             return _ended(history)
@@ -134,7 +133,7 @@ class JobExplainer:
     ) -> tuple[RoundOptions, RoundOutcome]:
         """Decide a stored round as recorded. The options are those without the recorded work."""
         summary = record.summary
-        options = RoundOptions(**summary.options)  # type: ignore[arg-type] # recorded by field
+        options = _options_of(record)
         recorded = self._store.round_proof(summary.cluster, summary.number).recorded
         outcome = self._rounds.decide(
             snapshot,
@@ -147,16 +146,23 @@ class JobExplainer:
     def _as_of_now(
         self, record: JobRecord, history: Sequence[JobRound], time: CallTime, *, with_steps: bool
     ) -> JobExplanation:
-        """Explain what a round would decide now, by the standing policy. Nothing is committed."""
+        """Explain what a round would decide now, with the options of the job's last round.
+
+        So a step that helps does so in the next round. Nothing is committed.
+        """
         snapshot, name = self._rounds.load(record.cluster), record.spec.name
+        options = self._standing
+        if history:
+            last = self._store.get_round(record.cluster, history[0].number)
+            options = _options_of(last)
         outcome = self._rounds.decide(
-            snapshot, self._standing, remaining_s=time.remaining_s, cancelled=time.cancelled
+            snapshot, options, remaining_s=time.remaining_s, cancelled=time.cancelled
         )
         if name not in snapshot.jobs.name or outcome.violations:  # it has ended meanwhile
             return _ended(history)
         explanation = self._try_steps(
             snapshot,
-            self._standing,
+            options,
             snapshot.jobs.name.index(name),
             outcome,
             time,
@@ -166,7 +172,7 @@ class JobExplainer:
             number=0,
             created_s=snapshot.now_s,
             kind=explanation.kind,
-            explanation=_worded(explanation, record.reason),
+            explanation=_worded(explanation, None if record.reason_round else record.reason),
             history=history,
             note="" if explanation.is_complete else _OUT_OF_TIME,
         )
@@ -215,15 +221,15 @@ def _worded(explanation: Explanation, given: Reason | None) -> Explanation:
     return replace(explanation, reason=replace(given, next_step=explanation.reason.next_step))
 
 
-def _round_of(record: JobRecord, history: Sequence[JobRound]) -> int:
-    """Return the round whose decision still explains the job; 0 if its present state does, or none.
+def _options_of(record: RoundRecord) -> RoundOptions:
+    return RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
 
-    It is the one that gave its reason, or the last one that let it run.
-    """
-    if record.reason is not None:
+
+def _deciding_round(record: JobRecord, history: Sequence[JobRound]) -> int:
+    """Return the round that rejected the job, or the last one if the job runs; else 0."""
+    if record.state is JobState.REJECTED:
         return record.reason_round
-    runs = record.allocation is not None and record.state in (JobState.STARTING, JobState.RUNNING)
-    return history[0].number if runs and history else 0
+    return history[0].number if record.state in ACTIVE and history else 0
 
 
 def _require_decided(number: int, name: str, history: Sequence[JobRound]) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from tessera.benchmarks.rounds.fuzzed_rounds import with_equal_shares
 from tessera.benchmarks.rounds.small_rounds import GPU_COUNTS, draw_snapshot
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.snapshot import (
@@ -54,9 +55,8 @@ def draw_explained_round(rng: np.random.Generator, number: int) -> tuple[Snapsho
     guaranteed jobs, pinned types, avoided and drained nodes, held and failed jobs, jobs without
     estimates, bounds on GPUs, weights of 0.
     """
-    snapshot = draw_snapshot(
-        rng, int(rng.integers(MIN_JOBS, MAX_JOBS + 1)), int(rng.choice([4, 8, 12]))
-    )
+    jobs, gpus = int(rng.integers(MIN_JOBS, MAX_JOBS + 1)), int(rng.choice([4, 8, 12]))
+    snapshot = with_equal_shares(draw_snapshot(rng, jobs, gpus))
     for add in (_with_wishes, _with_quotas, _with_drained_nodes, _with_avoids, _without_estimates):
         snapshot = add(rng, snapshot)
     return snapshot, POLICIES[number % len(POLICIES)]

@@ -80,7 +80,7 @@ def explain_job(
         typer.Option(
             "--round",
             min=0,
-            help="Round to explain. Default: the last one that decided on the job.",
+            help="Round to explain. Default: the next one, if the job waits; else the last one.",
         ),
     ] = 0,
     time_limit: Annotated[

@@ -1044,9 +1044,10 @@ class ExplainJobRequest(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     round: _builtins.int
-    """The number of the round to explain. Default (0): the last round that decided on the job. If the
-    job's present state is the reason (e.g. it is held), or no round has considered it yet, a round
-    on the present state is decided without committing it.
+    """The number of the round to explain, on its own snapshot. Default (0): as of now. If the job
+    runs or was rejected, that is the last round that decided on it. If it waits, a round on the
+    present state is decided without committing it, with the options of the job's last round, so
+    that the steps help in the next one.
     """
     without_steps: _builtins.bool
     """Whether to leave out the steps, so that no further round is decided."""
