@@ -37,7 +37,7 @@ def _queue(change: Change, job: str) -> str:
 
 def _deadline(change: Change, job: str) -> str:
     if math.isinf(change.amount):
-        return "give up the job's deadline"
+        return f"remove the job's deadline: `tessera update {job} --deadline none`"
     due = format_rfc3339(change.amount)
     return f"set the job's deadline to {due}: `tessera update {job} --deadline {due}`"
 
@@ -91,7 +91,9 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ChangeKind.ANY_TYPE: lambda _, job: (
         f"let the job run on any GPU type: `tessera update {job} --any-type`"
     ),
-    ChangeKind.ANY_NODE: lambda _, job: "let the job run on the nodes that it avoids",
+    ChangeKind.ANY_NODE: lambda _, job: (
+        f"let the job run on the nodes that it avoids: `tessera update {job} --avoid-node none`"
+    ),
     ChangeKind.MIN_GPUS: _bound("least", "--min-gpus"),
     ChangeKind.MAX_GPUS: _bound("most", "--max-gpus"),
     ChangeKind.STAY: lambda _, job: (

@@ -97,6 +97,15 @@ _ONLY_FIRST: Final = frozenset(
 )
 """Reasons for which no other changes are tried: they would not lead the job into the competition."""
 
+_COMPETES: Final = frozenset(
+    {
+        *(_R.OUTPRICED, _R.NO_CAPACITY, _R.FRAGMENTED, _R.QUOTA_SPENT, _R.NOT_CHOSEN),
+        *(_R.BEHIND_QUEUE, _R.RESERVED, _R.PROMISE_GIVEN_UP, _R.DEADLINE_REFUSED),
+        *(_R.DEADLINE_PLANNED, _R.BUDGET_SPENT, _R.GAVE_WAY),
+    }
+)
+"""Reasons of jobs that others have displaced."""
+
 _NO_STEPS: Final = frozenset({_R.STARTED, _R.UNCHANGED, _R.GAINED, _R.LEAVING})
 """Reasons of jobs that nobody needs to help."""
 
@@ -150,7 +159,7 @@ class _StepSearch:
         except OutOfTime:
             is_complete = False
         displaced_by = self._first.displaced_by
-        if not displaced_by:
+        if not displaced_by and self._first.reason.code in _COMPETES:
             options, outcome = self._trials.options, self._outcome
             displaced_by = describe_displacers(
                 self._snapshot, options, outcome, self._job, dict.fromkeys(self._losers(), 0)
