@@ -76,7 +76,7 @@ def find_fault(
     for effect in step.effects:
         theirs = decisions[effect.job]
         if theirs.kind != effect.kind:
-            return f"says {effect.text!r}, but the round decides {theirs.kind}"
+            return f"says {effect}, but the round decides {theirs.kind}"
     return ""
 
 

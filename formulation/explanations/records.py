@@ -49,11 +49,14 @@ class Displacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """The effect of a step on another job: what it would lose."""
+    """The effect of a step on a job that would stop or run more slowly.
+
+    ``cell`` is what it would run on, e.g. ``2 x a100``. It is "" if the job would wait.
+    """
 
     job: str
     kind: DecisionKind
-    text: str
+    cell: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,12 +162,19 @@ def describe_step(
         shown = "the job would then stay as it was"
     else:
         shown = f"the job would then run on {cell}"
-    losses = [effect.text for effect in effects[:MAX_NAMES]]
-    if len(effects) > MAX_NAMES:
-        losses.append(f"{len(effects) - MAX_NAMES} more jobs would get less")
-    return f"{describe_changes(changes, job)}; {shown}" + (
-        f", and {join_names(losses, len(losses))}" if losses else ""
-    )
+    return f"{describe_changes(changes, job)}; {shown}{_losses(effects)}"
+
+
+def _losses(effects: Sequence[Effect]) -> str:
+    """Return what other jobs would lose, or "" if they would lose nothing."""
+    stops = [effect.job for effect in effects if not effect.cell]
+    slower = [effect for effect in effects if effect.cell]
+    losses = [f"{join_names(stops)} would wait"] if stops else []
+    if len(slower) == 1:
+        losses.append(f"{slower[0].job} would run more slowly, on {slower[0].cell}")
+    elif slower:
+        losses.append(f"{join_names([effect.job for effect in slower])} would run more slowly")
+    return "".join(f", and {loss}" for loss in losses)
 
 
 def join_names(names: Sequence[str], most: int = MAX_NAMES) -> str:

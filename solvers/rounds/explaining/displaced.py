@@ -41,15 +41,11 @@ def find_effects(snapshot: Snapshot, outcome: RoundOutcome, trial: Trial) -> tup
         name = snapshot.jobs.name[was.job]
         if was.gang is None or was.job == trial.decision.job or name in ended:
             continue
-        if then.gang is None:
-            text = f"{name} would wait"
-        elif then.rate < was.rate * (1 - RATE_TOLERANCE):
-            cells = (cell_in_words(snapshot, d.cell) for d in (then, was))
-            text = f"{name} would run more slowly, on {' instead of '.join(cells)}"
-        else:
+        if then.gang is not None and then.rate >= was.rate * (1 - RATE_TOLERANCE):
             continue
+        cell = "" if then.gang is None else cell_in_words(snapshot, then.cell)
         effects.append(
-            (then.gang is not None, was.job, Effect(job=name, kind=then.kind, text=text))
+            (then.gang is not None, was.job, Effect(job=name, kind=then.kind, cell=cell))
         )
     return tuple(effect for _, _, effect in sorted(effects, key=lambda e: e[:2]))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tessera.formulation.errors import DeadlineTooShort
 from tessera.formulation.explanations.changes import Actor, Change, ChangeKind
 from tessera.formulation.explanations.records import Claim, Explanation, Step
 from tessera.formulation.explanations.words import describe_step
@@ -25,7 +26,7 @@ from tessera.solvers.rounds.explaining.displaced import (
     value_per_gpu,
 )
 from tessera.solvers.rounds.explaining.ladders import LADDERS, Situation
-from tessera.solvers.rounds.explaining.trials import OutOfTime, PlanRound, Trial, Trials, Wish
+from tessera.solvers.rounds.explaining.trials import PlanRound, Trial, Trials, Wish
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 
@@ -156,7 +157,7 @@ class _StepSearch:
         try:
             for kind in _kinds_for(self._first.reason.code, competes=self._competes()):
                 self._try_kind(kind)
-        except OutOfTime:
+        except DeadlineTooShort:
             is_complete = False
         displaced_by = self._first.displaced_by
         if not displaced_by and self._first.reason.code in _COMPETES:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change
 from tessera.formulation.explanations.records import Claim
@@ -55,10 +55,6 @@ class Trial:
         return None if self.decision.reason is None else self.decision.reason.code
 
 
-class OutOfTime(Exception):
-    """No time is left for another trial."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Trials:
     """The trials of changes for ``job`` on the snapshot of a round.
@@ -81,7 +77,7 @@ class Trials:
         """Return the trial of ``changes``. It is None if they are not possible, or refused.
 
         Raises:
-            OutOfTime: no time is left.
+            DeadlineTooShort: no time is left.
         """
         if changes not in self.made:
             self.made[changes] = self._make(changes)
@@ -93,8 +89,6 @@ class Trials:
             outcome = self.plan(snapshot, options)
         except InvalidInput:  # e.g. a policy that does not allow this value
             return None
-        except DeadlineTooShort:
-            raise OutOfTime from None
         if outcome.violations:
             return None
         return Trial(changes=changes, outcome=outcome, decision=outcome.decisions[self.job])
