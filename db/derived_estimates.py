@@ -30,6 +30,7 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
+from tessera.formulation.techniques import Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
@@ -87,12 +88,17 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
     array_agg(DISTINCT j.runtime ORDER BY j.runtime)
-        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first) AS runtimes,
+        FILTER (WHERE j.techniques = '[]' AND (j.stated_plan_id IS NULL OR j.stated_plan_first))
+        AS runtimes,
+    (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(k.runtime, k.techniques)), '[]')
+        FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE} AND k.techniques <> '[]'
+            AND (k.stated_plan_id IS NULL OR k.stated_plan_first)) AS limited,
     bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
-        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
+        SELECT unnest(ARRAY[k.stated_plan_id, k.submitted_plan_id])
+        FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
     (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
             ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
         FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
@@ -105,35 +111,40 @@ FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
-        OR (j.stated_plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
-            WHERE e.workload_id = w.id AND e.plan_id = j.stated_plan_id)))
+        OR EXISTS (SELECT FROM unnest(ARRAY[j.stated_plan_id, j.submitted_plan_id]) AS own(plan_id)
+            WHERE own.plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
+                WHERE e.workload_id = w.id AND e.plan_id = own.plan_id)))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
 # Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
-# the plans that users state for jobs. A plan that ran out of memory here stays infeasible, even if
-# it was measured before.
+# the plans that jobs state or were submitted with. A plan that ran out of memory here stays
+# infeasible, even if it was measured before. A measured time says nothing of cores and host memory.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, complete, traffic, derived)
+     sd, complete, cpus, host_bytes, traffic, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    c boolean, x text)
+    c boolean, q bigint, h bigint, x text)
 WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
-    OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w AND j.stated_plan_id = r.p)
+    OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w
+        AND r.p IN (j.stated_plan_id, j.submitted_plan_id))
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
+    cpus = CASE WHEN excluded.source > 0 OR excluded.cpus > 0 THEN excluded.cpus ELSE e.cpus END,
+    host_bytes = CASE WHEN excluded.source > 0 OR excluded.host_bytes > 0 THEN excluded.host_bytes
+        ELSE e.host_bytes END,
     traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
 WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
 """)
 
 # Other plans are now the best ones of the shape and degree: one of all, and one of each runtime that
 # cannot run every plan. One that is known to run out of memory replaces nothing. Plans that jobs run
-# by or state are kept.
+# by, state or were submitted with are kept.
 _REPLACE = sa.text("""
 WITH news AS (
     SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r(
@@ -148,7 +159,8 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
         WHERE x.workload_id = r.w AND x.gpu_type_id = r.t AND x.gpus = r.g AND x.nodes = r.n
         AND x.pipeline_degree = r.d AND x.plan_id = r.p AND x.source = 0 AND x.iter_time_s = 'Infinity')
     AND NOT EXISTS (SELECT FROM jobs j
-        WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
+        WHERE j.workload_id = e.workload_id
+            AND e.plan_id IN (j.stated_plan_id, j.submitted_plan_id))
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
         AND j.cell_type_id = e.gpu_type_id AND j.cell_gpus = e.gpus
         AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
@@ -229,6 +241,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
                 runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
+                limited=tuple((name, tuple(map(Technique, words))) for name, words in r.limited),
                 exhausted=tuple(
                     Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
                     for t, g, d, p, n in r.exhausted

@@ -1,6 +1,7 @@
-"""The best execution plans for runtimes that cannot run every plan.
+"""The best execution plans for runtimes and techniques that cannot run every plan.
 
-A search over all plans may find one for a Cell that such a runtime cannot run. Here, every stage has
+A search over all plans may find one for a Cell that such a runtime, or a job with few techniques,
+cannot run. Here, every stage has
 the same parallelism and as many blocks as the others, and the batch, ZeRO, recomputation and
 offload are tried. Of the plans that the runtime does not refuse, the fastest one that fits is kept.
 """
@@ -33,6 +34,7 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import Technique, refuse_techniques
 from tessera.formulation.values import Cell, EstimateSource, Workload
 
 MAX_ACCUMULATION: Final = 2**12
@@ -51,8 +53,11 @@ def estimate_runnable_plans(
     searched: Sequence[CellEstimate],
     nodes: int | None = None,
     exhausted: Collection[Cell] = (),
+    limited: Iterable[tuple[str, tuple[Technique, ...]]] = (),
 ) -> list[EstimateRecord]:
     """Return the estimate of the best plan of each runtime on each shape of some GPUs.
+
+    ``limited`` are further runtimes, for jobs that can use only the given techniques.
 
     ``searched`` are the estimates of the best plans of the same Cells. What measurements teach about
     them corrects these estimates, too. Plans that are among them are left out. If no plan of a
@@ -61,6 +66,8 @@ def estimate_runnable_plans(
     shapes by plans that ran out of memory, although they should have fitted.
     """
     records: dict[Cell, EstimateRecord] = {}
+    every: tuple[Technique, ...] = ()
+    abilities = [*((runtime, every) for runtime in runtimes), *limited]
     for shape in shapes_of(gpus, estimator.hardware[gpu_type].gpus_per_node, nodes):
         cell = Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, nodes=shape.nodes)
         setting = estimator.setting(workload, cell, shape)
@@ -71,37 +78,45 @@ def estimate_runnable_plans(
             source=EstimateSource.PROFILED if setting.timed else EstimateSource.ANALYTIC,
         )
         names = {c.plan for c in exhausted if (c.gpu_type, c.gpus) == (gpu_type, gpus)}
-        for runtime in runtimes:
-            price = find_runnable_plan(setting, runtime, model_name(workload), names)
+        for runtime, techniques in abilities:
+            price = find_runnable_plan(setting, runtime, model_name(workload), names, techniques)
             if price is not None:
-                record = _record_of(empty, setting, price, runtime, searched)
+                program = " ".join((runtime, *techniques))
+                record = _record_of(empty, setting, price, program, searched)
                 records.setdefault(record.cell, record)
     known = {estimate.record.cell for estimate in searched}
     return [record for cell, record in records.items() if cell not in known]
 
 
 def find_runnable_plan(
-    setting: Setting, runtime: str, model: str = "", exhausted: Container[str] = ()
+    setting: Setting,
+    runtime: str,
+    model: str = "",
+    exhausted: Container[str] = (),
+    techniques: Collection[Technique] = (),
 ) -> PlanPrice | None:
     """Return the fastest plan that a runtime can run in a setting, or None if there is no plan.
 
+    If there are ``techniques``, the plan uses no others.
     If none fits in memory, it is the one that exceeds the GPU's memory least. A plan that is
     ``exhausted`` (digests) needs more than the model predicts, so all plans are left out for which
     it predicts as much.
     """
-    price = _find_plan(setting, runtime, model)
+    price = _find_plan(setting, runtime, model, techniques)
     while price is not None and price.overflow is None and price.plan.digest in exhausted:
         usable = setting.runtime.room.usable
         less = max(0, math.floor((max(price.memory_bytes) - 1.0) / usable))
         setting = replace(setting, hardware=replace(setting.hardware, memory_bytes=less))
-        price = _find_plan(setting, runtime, model)
+        price = _find_plan(setting, runtime, model, techniques)
     return price
 
 
-def _find_plan(setting: Setting, runtime: str, model: str) -> PlanPrice | None:
+def _find_plan(
+    setting: Setting, runtime: str, model: str, techniques: Collection[Technique]
+) -> PlanPrice | None:
     over: list[PlanPrice] = []
     for offloads in _OFFLOADS:
-        prices = list(_prices(setting, runtime, offloads, model))
+        prices = list(_prices(setting, runtime, offloads, model, techniques))
         fitting = [price for price in prices if price.overflow is None]
         if fitting:
             return min(fitting, key=lambda price: price.iter_time_s)
@@ -157,7 +172,11 @@ class _Switches:
 
 
 def _prices(
-    setting: Setting, runtime: str, offloads: Sequence[Offload], model: str
+    setting: Setting,
+    runtime: str,
+    offloads: Sequence[Offload],
+    model: str,
+    techniques: Collection[Technique],
 ) -> Iterator[PlanPrice]:
     """Yield the prices of plans that a runtime can run, among which the best one is."""
     refuse_plan = RUNTIMES[runtime].refuse_plan
@@ -165,8 +184,8 @@ def _prices(
         for switches in _switches(stages[0].dp, offloads):
             best_s = math.inf
             for plan in _plans(setting, stages, switches, model):
-                if refuse_plan(plan):
-                    break  # how many micro-batches there are does not matter to it
+                if refuse_plan(plan) or refuse_techniques(plan, techniques):
+                    break  # more micro-batches would not help
                 try:
                     price = price_plan(setting, plan)
                 except InvalidInput:  # the model does not allow the division

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -56,6 +56,18 @@ def techniques_of(plan: ExecutionPlan) -> frozenset[Technique]:
     }
     zero = {_OF_ZERO[plan.zero]} if plan.zero in _OF_ZERO else set()
     return frozenset({technique for technique, is_used in used.items() if is_used} | zero)
+
+
+def refuse_techniques(plan: ExecutionPlan, techniques: Collection[Technique]) -> str:
+    """Return why a job that can use only ``techniques`` cannot run ``plan``, or "" if it can.
+
+    The text is the end of a sentence that begins with the plan. No techniques stand for all.
+    """
+    others = techniques_of(plan) - set(techniques) if techniques else set()
+    if not others:
+        return ""
+    used = ", ".join(technique for technique in Technique if technique in others)
+    return f"uses {used}, and the job's techniques are {', '.join(techniques)}"
 
 
 def read_techniques(field: str, words: Iterable[str]) -> tuple[Technique, ...]:

@@ -243,7 +243,9 @@ class CellDeriver:
                 measurements,
                 profiles,
                 wanted.plans,
-                runtimes=wanted.runtimes if counts else (),
+                runtimes=[*wanted.runtimes, *(" ".join((n, *of)) for n, of in wanted.limited)]
+                if counts
+                else (),
                 exhausted=wanted.exhausted,
                 tunings=wanted.tunings if counts else (),
                 checks=list(collective_notes(known.checks, workload).values()),
@@ -364,6 +366,7 @@ class CellDeriver:
                     estimates,
                     nodes[gpu_type],
                     exhausted=task.wanted.exhausted,
+                    limited=task.wanted.limited,
                 )
         for plan, kind in product(task.wanted.plans, known.kinds):
             if cancelled():

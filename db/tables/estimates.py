@@ -64,6 +64,8 @@ estimates = sa.Table(
     text_column("traffic", default=""),  # of its plan (formulation.network); "" if unknown
     text_column("tuned", default=""),  # space in which a job tuned it at launch; "" for none
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
+    count_column("cpus"),  # cores that a job on the Cell needs in all
+    count_column("host_bytes"),  # host memory that a job on the Cell needs in all
     sa.UniqueConstraint(
         "workload_id",
         "gpu_type_id",
@@ -78,6 +80,7 @@ estimates = sa.Table(
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
     sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
+    sa.CheckConstraint("cpus >= 0 AND host_bytes >= 0", name="demand"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
 )

@@ -9,6 +9,7 @@ from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.techniques import Technique
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
 
 
@@ -195,12 +196,15 @@ class UnestimatedWorkload:
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
     derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
-    plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
+    plans: tuple[ExecutionPlan, ...] = ()  # that its jobs state or were submitted with, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
     runtimes: tuple[str, ...] = ()
     """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
     name."""
+    limited: tuple[tuple[str, tuple[Technique, ...]], ...] = ()
+    """The runtimes and the techniques of those of its jobs that name some and whose plans rounds
+    choose."""
     exhausted: tuple[Cell, ...] = ()
     """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
     tunings: tuple[tuple[str, TuningSpace], ...] = ()

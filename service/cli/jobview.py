@@ -141,7 +141,10 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("restart cost", format_span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
+        ("CPU cores", format_number(job.requested_cpus) if job.requested_cpus else ""),
         ("stated plan", _stated_plan_text(job)),
+        ("submitted plan", _submitted_plan_text(job)),
+        ("techniques", ", ".join(job.techniques)),
         *launch_facts(job),
     ]
 
@@ -209,6 +212,14 @@ def _stated_plan_text(job: jobs_pb2.Job) -> str:
     plan = read_execution_plan("stated_plan", job.stated_plan)
     use = "first start only" if job.stated_plan_first else "always"
     return f"{plan} ({plan.digest[:DIGEST_DIGITS]}), {use}"
+
+
+def _submitted_plan_text(job: jobs_pb2.Job) -> str:
+    if not job.submitted_plan:
+        return ""
+    plan = read_execution_plan("submitted_plan", job.submitted_plan)
+    owed = ", the speed that it is owed" if job.guaranteed else ""
+    return f"{plan} ({plan.digest[:DIGEST_DIGITS]}){owed}"
 
 
 def _rate_text(held: jobs_pb2.Allocation) -> str:

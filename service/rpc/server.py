@@ -37,6 +37,7 @@ from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
 from tessera.service.rpc.clusters import ClustersServicer
+from tessera.service.rpc.curves import CurveReader
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.enrolment import Enrolment, EnrolmentSettings
 from tessera.service.rpc.errors import code_of
@@ -212,6 +213,8 @@ class Server:
             wakeups,
             watches=self.watches,
             output=output,
+            curves=CurveReader(store, config.catalogue(), config.round_options()),
+            estimates=self._estimates,
             explanations=ExplanationCalls(store, explainer, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,

@@ -213,6 +213,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "ReleaseJob": [j.ReleaseJobRequest(name=JOB)],
         "WatchJob": [j.WatchJobRequest(name=JOB)],
         "ReadLogs": [j.ReadLogsRequest(name=JOB, rank=1, generation=1, offset=-9)],
+        "GetJobCurves": [j.GetJobCurvesRequest(name=JOB, gpus=2)],
         "GetTopology": [n.GetTopologyRequest(name=f"{C}/topology")],
         "UpdateTopology": [
             n.UpdateTopologyRequest(topology=n.Topology(name=f"{C}/topology", document=CLOS))

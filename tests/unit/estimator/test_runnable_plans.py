@@ -24,6 +24,7 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
 from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.techniques import Technique, techniques_of
 from tessera.formulation.values import Cell, EstimateSource, Workload
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
@@ -220,3 +221,23 @@ def test_a_plan_that_ran_out_of_memory_makes_way_for_one_that_needs_less() -> No
     needs = [max(price_plan(setting, r.plan).memory_bytes) for r in tried if r.plan is not None]
     assert needs == sorted(needs, reverse=True)
     assert all(math.isfinite(record.iter_time_s) for record in tried)
+
+
+def test_the_best_plan_within_techniques_uses_no_others() -> None:
+    made = an_estimator()
+    searched = made.cells(BERT, "a40", 8)
+    dp = (Technique.DATA_PARALLELISM, Technique.ZERO_3, Technique.CHECKPOINTING)
+    with_accumulation = (*dp, Technique.ACCUMULATION)
+
+    def found(techniques: tuple[Technique, ...]) -> list[EstimateRecord]:
+        limited = [("command", techniques)]
+        return estimate_runnable_plans(made, BERT, "a40", 8, [], searched, limited=limited)
+
+    records = found(with_accumulation)
+    assert records
+    for record in records:
+        assert record.plan is not None
+        assert techniques_of(record.plan) <= set(with_accumulation)
+        assert "for command dp zero3 checkpointing accumulation: " in record.provenance
+    plans = [record.plan for record in found(dp) if record.plan is not None]
+    assert all(plan.accumulation == 1 for plan in plans)

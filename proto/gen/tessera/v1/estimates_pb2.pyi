@@ -137,6 +137,8 @@ class CellEstimate(_message.Message):
     TRAFFIC_FIELD_NUMBER: _builtins.int
     EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job whose workload is meant, "clusters/{cluster}/jobs/{job}". It replaces the workload."""
     nodes: _builtins.int
@@ -163,6 +165,11 @@ class CellEstimate(_message.Message):
     """Whether the profile that the estimate is from has every shape on which the workload runs on the
     GPU type. Then nothing is inferred for other shapes: what has no estimate does not run.
     """
+    cpus: _builtins.int
+    """The CPU cores and the bytes of host memory that a job on the Cell needs in all, equally for each
+    GPU. 0: none, or not known. All estimates of a Cell should state the same; the most counts.
+    """
+    host_bytes: _builtins.int
     @_builtins.property
     def workload(self) -> Global___Workload: ...
     @_builtins.property
@@ -188,10 +195,12 @@ class CellEstimate(_message.Message):
         traffic: Global___CellTraffic | None = ...,
         execution_plan: _builtins.str = ...,
         complete: _builtins.bool = ...,
+        cpus: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "complete", b"complete", "execution_plan", b"execution_plan", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "complete", b"complete", "cpus", b"cpus", "execution_plan", b"execution_plan", "host_bytes", b"host_bytes", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sd: _TypeAlias = _typing.Literal["sd"]  # noqa: Y015
     _WhichOneofArgType__sd: _TypeAlias = _typing.Literal["_sd", b"_sd"]  # noqa: Y015

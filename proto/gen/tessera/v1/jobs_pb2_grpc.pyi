@@ -61,6 +61,8 @@ class JobsStub:
     """
     ReadLogs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    GetJobCurves: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobCurvesRequest, _jobs_pb2.JobCurves]
+    """Returns how fast the job would be with other resources, each time by its best execution plan."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]
     """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
     that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
@@ -100,6 +102,8 @@ class JobsAsyncStub(JobsStub):
     """
     ReadLogs: _aio.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]  # type: ignore[assignment]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    GetJobCurves: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobCurvesRequest, _jobs_pb2.JobCurves]  # type: ignore[assignment]
+    """Returns how fast the job would be with other resources, each time by its best execution plan."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
     that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
@@ -202,6 +206,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.ReadLogsResponse], _abc.AsyncIterator[_jobs_pb2.ReadLogsResponse]]:
         """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+
+    @_abc_1.abstractmethod
+    def GetJobCurves(
+        self,
+        request: _jobs_pb2.GetJobCurvesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobCurves, _abc.Awaitable[_jobs_pb2.JobCurves]]:
+        """Returns how fast the job would be with other resources, each time by its best execution plan."""
 
     @_abc_1.abstractmethod
     def ExplainJob(
