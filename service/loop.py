@@ -292,6 +292,42 @@ class RoundLoop:
         ]
         return again, same
 
+    def load(self, cluster: str) -> Snapshot:
+        """Return the present state of a cluster as a round would see it. Raises NotFound."""
+        return replace(self._store.snapshot(cluster), clock_factor=self._clock_factor)
+
+    def decide(
+        self,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        *,
+        remaining_s: Callable[[], float],
+        cancelled: Callable[[], bool],
+    ) -> RoundOutcome:
+        """Return the outcome of a round on ``snapshot``, of which nothing is stored.
+
+        With recorded work in ``options``, the round is decided as recorded.
+
+        Raises:
+            DeadlineTooShort: the call was cancelled, or no time is left.
+        """
+        started_s = self._clock.monotonic_s()
+
+        def limit_s() -> float:
+            spent_s = self._clock.monotonic_s() - started_s
+            return float("inf") if options.work else options.solve_limit_s - spent_s
+
+        budget = Budget(
+            remaining_s=limit_s,
+            seed=options.seed,
+            gap=options.gap,
+            work=dict(options.work),
+            recorded=options.recorded,
+            cancelled=_over(remaining_s, cancelled),
+            left_s=remaining_s,
+        )
+        return self._plan(snapshot, options, budget, _Phases(self._clock), remaining_s)
+
     def _plan(
         self,
         snapshot: Snapshot,

@@ -37,7 +37,13 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
-from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import (
+    JobRound,
+    NetworkCommit,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import DescribedTopology
@@ -414,6 +420,14 @@ class Store(Rounds, Protocol):
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return the events of a job, oldest first. Raises NotFound."""
+        ...
+
+    def rounds_of_job(self, cluster: str, name: str, last: int, most: int) -> list[JobRound]:
+        """Return the decisions on a job of up to ``most`` rounds that are kept, newest first.
+
+        They are of round ``last`` and the ones before it, or of all rounds if it is 0. Raises
+        NotFound.
+        """
         ...
 
     def list_estimates(

@@ -80,6 +80,17 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRound:
+    """The decision of one round on a job, as stored."""
+
+    number: int
+    created_s: float  # seconds since 1970
+    kind: str
+    code: str  # of the reason; "" if the job runs
+    cell: str  # e.g. "4 x a100"; "" if the job does not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCommit:
     """The data of a round that the store commits, all or nothing."""
 

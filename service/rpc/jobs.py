@@ -20,6 +20,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.curves import CurveReader
+from tessera.service.rpc.explanations import ExplanationCalls
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.logs import OutputReader
 from tessera.service.rpc.paging import page_of
@@ -46,8 +47,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     refusing deadlines that have passed. ``poll_s`` is the time after which a watched job is read
     even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
     limits the number of watchers. ``output`` reads what jobs write, and ``curves`` reads their
-    sensitivity curves in the lane ``estimates``. ``standing`` is the policy of periodic rounds:
-    answers warn of wishes that it ignores.
+    sensitivity curves in the lane ``estimates``. ``explanations`` explains rounds' decisions.
+    ``standing`` is the policy of periodic rounds: answers warn of wishes that it ignores.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         *,
         watches: StreamPlaces,
         output: OutputReader,
+        explanations: ExplanationCalls,
         curves: CurveReader,
         estimates: Lane,
         new_id: Callable[[], str],
@@ -70,6 +72,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._watches, self._output = watches, output
         self._curves, self._estimates = curves, estimates
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
+        self._explanations = explanations
         self._watched = SharedReads(self._read_watched)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
@@ -163,6 +166,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         async with contextlib.aclosing(self._output.read(request)) as parts:
             async for part in parts:
                 yield part
+
+    async def ExplainJob(
+        self, request: pb.ExplainJobRequest, context: _Context
+    ) -> pb.ExplainJobResponse:
+        """Explain a round's decision on a job, and try steps that would help it."""
+        return await self._explanations.explain(request, context)
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
         return await self._calls.run(self._store.get_job, *key)

@@ -131,6 +131,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "WatchJob": _read(jobs=_name),
         "ReadLogs": _read(jobs=_name),
         "GetJobCurves": _read(jobs=_name),
+        "ExplainJob": _read(jobs=_name),
     },
     "Networks": {
         "GetTopology": _read(),

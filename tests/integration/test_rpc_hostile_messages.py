@@ -207,6 +207,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "ListJobs": [j.ListJobsRequest(parent=C, states=[j.QUEUED], page_size=5)],
         "UpdateJob": [j.UpdateJobRequest(job=j.Job(name=JOB, weight=2.0, priority=3))],
         "ListJobEvents": [j.ListJobEventsRequest(parent=f"{C}/jobs/j")],
+        "ExplainJob": [j.ExplainJobRequest(name=JOB), j.ExplainJobRequest(name=JOB, round=1)],
         "CancelJob": [j.CancelJobRequest(name=JOB, validate_only=True)],
         "HoldJob": [j.HoldJobRequest(name=JOB)],
         "ReleaseJob": [j.ReleaseJobRequest(name=JOB)],

@@ -1345,3 +1345,287 @@ class BandwidthPoint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BandwidthPoint: _TypeAlias = BandwidthPoint  # noqa: Y015
+
+@_typing.final
+class ExplainJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WITHOUT_STEPS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    round: _builtins.int
+    """The number of the round to explain, on its own snapshot. Default (0): as of now. If the job
+    runs or was rejected, that is the last round that decided on it. If it waits, a round on the
+    present state is decided without committing it, with the options of the job's last round, so
+    that the steps help in the next one.
+    """
+    without_steps: _builtins.bool
+    """Whether to leave out the steps, so that no further round is decided."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        round: _builtins.int = ...,
+        without_steps: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "round", b"round", "without_steps", b"without_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobRequest: _TypeAlias = ExplainJobRequest  # noqa: Y015
+
+@_typing.final
+class Displacement(_message.Message):
+    """A job that has GPUs which the explained job had, or would have with the first step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    TAKEN_GPUS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    VALUE_PER_GPU_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """"clusters/{cluster}/jobs/{job}". Empty for a job that the caller may not see."""
+    gpu_type: _builtins.str
+    """What that job holds after the round."""
+    gpus: _builtins.int
+    taken_gpus: _builtins.int
+    """The number of these that the explained job held before the round."""
+    by: _builtins.str
+    """The rule by which that job has them: VALUE, GUARANTEE, DEADLINE, LIMIT, QUEUE or SCHEDULER."""
+    value_per_gpu: _builtins.float
+    """What that job's GPUs are worth, each, in `unit` of ExplainJobResponse. Unset if the objective
+    has no common unit, or if the caller may not see the job.
+    """
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        gpu_type: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        taken_gpus: _builtins.int = ...,
+        by: _builtins.str = ...,
+        value_per_gpu: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "by", b"by", "gpu_type", b"gpu_type", "gpus", b"gpus", "job", b"job", "taken_gpus", b"taken_gpus", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
+    _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value_per_gpu) -> _WhichOneofReturnType__value_per_gpu | None: ...
+
+Global___Displacement: _TypeAlias = Displacement  # noqa: Y015
+
+@_typing.final
+class StepChange(_message.Message):
+    """A change that a step makes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """A stable code, e.g. WEIGHT. docs/concepts.md lists them."""
+    subject: _builtins.str
+    """The tenant, node, GPU type, option or job that is changed. Empty for the explained job."""
+    amount: _builtins.float
+    """The new amount: a weight, a number of GPUs, or a time in seconds since 1970. Infinite for no
+    deadline and no limit.
+    """
+    size: _builtins.float
+    """The GPUs of a node that is added, or the samples/s of a Cell that is added."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        amount: _builtins.float = ...,
+        size: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "kind", b"kind", "size", b"size", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepChange: _TypeAlias = StepChange  # noqa: Y015
+
+@_typing.final
+class NextStep(_message.Message):
+    """A step that would help the job. A round on the changed snapshot has shown it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTOR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    LOSES_FIELD_NUMBER: _builtins.int
+    actor: _builtins.str
+    """Who can make it: user, operator or time."""
+    message: _builtins.str
+    """The step in words, with what would follow."""
+    claim: _builtins.str
+    """What follows: RUNS, KEEPS_RATE (it runs as fast as before the round), STAYS (it keeps its GPUs)
+    or OTHER_REASON (it waits for the reason `then`).
+    """
+    then: _builtins.str
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepChange]: ...
+    @_builtins.property
+    def loses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the jobs that would stop or run more slowly."""
+
+    def __init__(
+        self,
+        *,
+        actor: _builtins.str = ...,
+        message: _builtins.str = ...,
+        changes: _abc.Iterable[Global___StepChange] | None = ...,
+        claim: _builtins.str = ...,
+        then: _builtins.str = ...,
+        loses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "changes", b"changes", "claim", b"claim", "loses", b"loses", "message", b"message", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextStep: _TypeAlias = NextStep  # noqa: Y015
+
+@_typing.final
+class RoundSpan(_message.Message):
+    """Consecutive rounds with the same decision on a job, for the same reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
+    FIRST_TIME_FIELD_NUMBER: _builtins.int
+    LAST_TIME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    first_round: _builtins.int
+    last_round: _builtins.int
+    kind: _builtins.str
+    """The kind of the decision, as in Decision."""
+    cause: _builtins.str
+    """The cause and the code of the reason. Empty if the job ran."""
+    code: _builtins.str
+    cell: _builtins.str
+    """What the job ran on, e.g. "4 x a100". Empty if it did not run."""
+    @_builtins.property
+    def first_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def last_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        first_round: _builtins.int = ...,
+        last_round: _builtins.int = ...,
+        first_time: _timestamp_pb2.Timestamp | None = ...,
+        last_time: _timestamp_pb2.Timestamp | None = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        code: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cell", b"cell", "code", b"code", "first_round", b"first_round", "first_time", b"first_time", "kind", b"kind", "last_round", b"last_round", "last_time", b"last_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundSpan: _TypeAlias = RoundSpan  # noqa: Y015
+
+@_typing.final
+class ExplainJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ROUND_TIME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DISPLACED_BY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    VALUE_PER_GPU_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    ROUNDS_TRIED_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    round: _builtins.str
+    """The explained round. Empty if a round on the present state was decided for this answer."""
+    kind: _builtins.str
+    """The kind of the decision, as in Decision. Empty if the job has ended."""
+    cause: _builtins.str
+    """The coarse cause that the reason's code belongs to, e.g. "capacity". Empty if the job runs well."""
+    value_per_gpu: _builtins.float
+    """What a GPU is worth to this job: those that it has, or those of its best offer. Unset if the
+    objective has no common unit.
+    """
+    unit: _builtins.str
+    """The unit of values. Empty without one."""
+    complete: _builtins.bool
+    """Whether all steps were tried that could help. `note` says why if not."""
+    note: _builtins.str
+    rounds_tried: _builtins.int
+    """The number of further rounds that were decided."""
+    @_builtins.property
+    def round_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def reason(self) -> Global___Reason:
+        """The main reason. Its next step is the first of `steps`, if there is one."""
+
+    @_builtins.property
+    def displaced_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Displacement]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___NextStep]: ...
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundSpan]:
+        """The job's rounds until the explained one that are still kept, newest first."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        round: _builtins.str = ...,
+        round_time: _timestamp_pb2.Timestamp | None = ...,
+        kind: _builtins.str = ...,
+        reason: Global___Reason | None = ...,
+        cause: _builtins.str = ...,
+        displaced_by: _abc.Iterable[Global___Displacement] | None = ...,
+        steps: _abc.Iterable[Global___NextStep] | None = ...,
+        value_per_gpu: _builtins.float | None = ...,
+        unit: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+        note: _builtins.str = ...,
+        rounds_tried: _builtins.int = ...,
+        history: _abc.Iterable[Global___RoundSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "reason", b"reason", "round_time", b"round_time", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "cause", b"cause", "complete", b"complete", "displaced_by", b"displaced_by", "history", b"history", "job", b"job", "kind", b"kind", "note", b"note", "reason", b"reason", "round", b"round", "round_time", b"round_time", "rounds_tried", b"rounds_tried", "steps", b"steps", "unit", b"unit", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
+    _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value_per_gpu) -> _WhichOneofReturnType__value_per_gpu | None: ...
+
+Global___ExplainJobResponse: _TypeAlias = ExplainJobResponse  # noqa: Y015

@@ -95,6 +95,11 @@ class JobsStub:
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_jobs__pb2.JobCurves.FromString,
                 _registered_method=True)
+        self.ExplainJob = channel.unary_unary(
+                '/tessera.v1.Jobs/ExplainJob',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -188,6 +193,15 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainJob(self, request, context):
+        """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+        that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+        Nothing is committed. The call's deadline limits the rounds that are tried.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -250,6 +264,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.GetJobCurves,
                     request_deserializer=tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_jobs__pb2.JobCurves.SerializeToString,
+            ),
+            'ExplainJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainJob,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -577,6 +596,33 @@ class Jobs:
             '/tessera.v1.Jobs/GetJobCurves',
             tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.SerializeToString,
             tessera_dot_v1_dot_jobs__pb2.JobCurves.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/ExplainJob',
+            tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.FromString,
             options,
             channel_credentials,
             insecure,
