@@ -1,4 +1,4 @@
-"""The reason why a job does not run: a stable code, a sentence, a next step, and evidence.
+"""The reason why a job does not run, or is replanned: a code, a sentence, a next step, evidence.
 
 Programs may act on the codes. Evidence is flat, so that it can travel as strings.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
+
+RESTART_GPU_S_KEY: Final = "restart GPU-s"
+LOST_SAMPLES_KEY: Final = "lost samples"
+"""Keys of a replan's evidence: GPU-seconds that its restart takes, and samples trained again."""
 
 
 class ReasonCode(StrEnum):
@@ -45,11 +50,13 @@ class ReasonCode(StrEnum):
     NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
     NOT_CHOSEN = "NOT_CHOSEN"  # by the published scheduler that decided
     BUDGET_SPENT = "BUDGET_SPENT"
+    # The job runs.
+    REPLANNED = "REPLANNED"  # it goes on by another execution plan on the GPUs that it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """The reason why a job does not run."""
+    """The reason why a job does not run, or why it is replanned."""
 
     code: ReasonCode
     message: str
