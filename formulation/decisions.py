@@ -202,6 +202,7 @@ def _whys(
         own = int(problem.cell[problem.current[j]]) if problem.current[j] >= 0 else -1
         replan = Replan(
             plan=plans[int(cells.plan[row])],
+            pipeline_degree=int(cells.pipeline_degree[row]),
             former_plan=plans[int(jobs.current_plan[j])],
             gpus=gang.gpus,
             restart_s=float(jobs.restart_s[j] - repeated_s[j]),

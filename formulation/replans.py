@@ -25,6 +25,7 @@ class Replan:
     """
 
     plan: str  # a name or a digest; "" is the best that the Cell's author found
+    pipeline_degree: int  # 0 if it was not recorded
     former_plan: str
     gpus: int
     restart_s: float  # from the request to stop to the end of the first iteration
@@ -72,7 +73,7 @@ class Replan:
         )
 
     def _sentence(self) -> str:
-        name, of_gpus = _plan_in_words(self.plan), f"on the same {_count(self.gpus, 'GPU')}"
+        name, of_gpus = self._plan_in_words(), f"on the same {_count(self.gpus, 'GPU')}"
         price = f"the restart of {_span_in_words(self.restart_s)}"
         if self.lost_samples >= 1:
             price += f" and the {self.lost_samples:,.0f} samples since its last checkpoint"
@@ -91,6 +92,14 @@ class Replan:
         ]
         earns = f"it gives back {' and '.join(freed)}" if freed else "it makes room for other jobs"
         return f"{speed}, but {earns}; its price is {price}"
+
+    def _plan_in_words(self) -> str:
+        """Return e.g. ``the plan zero2`` for a name, or the first digits of a digest."""
+        if not self.plan:
+            degree = f" of pipeline degree {self.pipeline_degree}" if self.pipeline_degree else ""
+            return f"the best plan{degree}"
+        is_digest = len(self.plan) == 64 and set(self.plan) <= set("0123456789abcdef")
+        return f"the plan {self.plan[:_DIGEST_DIGITS] if is_digest else self.plan}"
 
 
 def pay_back_s(lost_s: Floats, former_rate: Floats, rate: Floats) -> Floats:
@@ -117,12 +126,6 @@ def charge_unsaved_training(snapshot: Snapshot) -> Snapshot:
     if not (jobs.unsaved_since_s > 0).any():
         return snapshot
     return replace(snapshot, jobs=replace(jobs, restart_s=jobs.restart_s + unsaved_s(snapshot)))
-
-
-def _plan_in_words(plan: str) -> str:
-    """Return e.g. ``the plan zero2`` for a name, or a digest's first digits."""
-    is_digest = len(plan) == 64 and set(plan) <= set("0123456789abcdef")
-    return f"the plan {plan[:_DIGEST_DIGITS] if is_digest else plan}" if plan else "the best plan"
 
 
 def _count(number: int, noun: str) -> str:
