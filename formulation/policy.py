@@ -96,9 +96,9 @@ class Policy:
     replan_spacing: float = DEFAULT_REPLAN_SPACING
     """Restart times that a job runs before its plan may change on as many GPUs of its type.
 
-    The change must also make up for its restart in that time. With 20, a job therefore spends at
-    most 5 % of its time in replans, and differences of less than 5 % cause none. With 0, only the
-    objective decides.
+    The change must also make up for its restart in that time, even if the new plan is slower than
+    estimated by one standard deviation. With 20, a job therefore spends at most 5 % of its time in
+    replans, and differences of less than 5 % cause none. With 0, only the objective decides.
     """
     max_changes: int = -1
     """Running jobs that a round may move, resize or suspend. -1 means any number.

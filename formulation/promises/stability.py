@@ -41,11 +41,14 @@ def replans_are_rare_and_pay_back(draft: Draft) -> Draft:
         x_c = 0  for the columns c of other plans than that of the current column k of j, with its
                  GPU type, GPU count and shape, where
                      now - since_j < N R_j                                       or
-                     R_j r_c / (r_c - r_k) > min(N R_j, H, W_j / r_k)  and  c frees nothing
+                     R_j q_c / (q_c - r_k) > min(N R_j, H, W_j / r_k)  and  c frees nothing
+                     with q_c = r_c exp(-sqrt(sd_c^2 + sd_k^2))
 
     ``N`` is ``replan_spacing``, ``R`` the seconds that a restart loses, ``r`` samples/s, ``W`` the
-    samples left and ``H`` the restart horizon. A column frees something if it needs fewer CPU cores
-    or less host memory than the current one. The objective then decides whether others need them.
+    samples left and ``H`` the restart horizon. ``sd`` is the standard deviation of ln ``r``, as far
+    as estimates state it, because estimates that flicker must not cause replans. A column frees
+    something if it needs fewer CPU cores or less host memory than the current one. The objective
+    then decides whether others need them.
 
     A job that cannot stay as it is may change at once. So may one with a deadline that is promised,
     or may be.
@@ -61,7 +64,8 @@ def replans_are_rare_and_pay_back(draft: Draft) -> Draft:
     young = (since_s > 0) & (snapshot.now_s - since_s < spaced_s)
     ends_s = work_left(snapshot)[job] / draft.rate[now]
     within_s = np.minimum(np.minimum(spaced_s, policy.restart_horizon_s), ends_s)
-    pays = pay_back_s(lost_s, draft.rate[now], draft.rate[column]) <= within_s
+    doubt = np.hypot(draft.cells.sd[draft.cell[column]], draft.cells.sd[draft.cell[now]])
+    pays = pay_back_s(lost_s, draft.rate[now], draft.rate[column] * np.exp(-doubt)) <= within_s
     demand = draft.demand
     frees = demand.cpus[column] < demand.cpus[now]
     frees |= demand.host_bytes[column] < demand.host_bytes[now]

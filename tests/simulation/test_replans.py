@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,17 +51,24 @@ def a_busy_day(seed: int, speed_of: Callable[[str], float], nodes: int = 2) -> S
 
 
 class Flickering:
-    """A decision maker whose estimates change by up to ``noise`` in each round."""
+    """A decision maker whose estimates change by up to ``noise`` in each round.
 
-    def __init__(self, options: RoundOptions, noise: float, seed: int = 0) -> None:
+    If ``is_stated``, they state that uncertainty.
+    """
+
+    def __init__(
+        self, options: RoundOptions, noise: float, seed: int = 0, *, is_stated: bool = True
+    ) -> None:
         self._decider, self._noise = Decider(options, work=0.01), noise
+        self._sd = noise / math.sqrt(3) if is_stated else math.nan  # of a uniform distribution
         self._rng = np.random.default_rng(seed)
 
     def sees(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot as the rounds see it."""
         e = snapshot.estimates
         errors = np.exp(self._rng.uniform(-self._noise, self._noise, len(e)))
-        return replace(snapshot, estimates=replace(e, iter_time_s=e.iter_time_s * errors))
+        sd = np.full(len(e), self._sd)
+        return replace(snapshot, estimates=replace(e, iter_time_s=e.iter_time_s * errors, sd=sd))
 
     def __call__(self, snapshot: Snapshot) -> RoundOutcome:
         return self._decider(self.sees(snapshot))
@@ -96,23 +104,25 @@ def equal(plan: str) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_of_some_percent_in_each_minute_causes_no_replan(seed: int) -> None:
-    scenario = a_busy_day(seed, equal)
-    calm = run(scenario, Flickering(LIMITED, 0.02, seed))
+@pytest.mark.parametrize("noise", [0.02, 0.05])
+def test_noise_of_some_percent_in_each_minute_causes_no_replan(noise: float) -> None:
+    scenario = a_busy_day(1, equal)
+    calm = run(scenario, Flickering(LIMITED, noise))
     assert count_replans(calm) == 0
-    still = run(scenario, Flickering(NO_REPLANS, 0.02, seed))
-    assert mean_jct_s(calm) == mean_jct_s(still)
-    restless = run(scenario, Flickering(UNLIMITED, 0.02, seed))
+    assert mean_jct_s(calm) == mean_jct_s(run(scenario, Flickering(NO_REPLANS, noise)))
+    restless = run(scenario, Flickering(UNLIMITED, noise))
     assert count_replans(restless) > 50
     assert mean_jct_s(restless) > mean_jct_s(calm)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_replans_stay_within_their_limit_under_any_noise(seed: int) -> None:
-    """A job restarts for a replan at most once in 20 restart times: 5 % of its time."""
-    scenario = a_busy_day(seed, equal)
-    noisy = run(scenario, Flickering(LIMITED, 0.3, seed))
+    """A job restarts for a replan at most once in 20 restart times, so for 5 % of its time.
+
+    The estimates state no uncertainty, and each job has GPUs of its own.
+    """
+    scenario = a_busy_day(seed, equal, nodes=6)
+    noisy = run(scenario, Flickering(LIMITED, 0.2, seed, is_stated=False))
     assert count_replans(noisy) > 20
     starts_s, paid_s = defaultdict[int, list[float]](list), Counter[int]()
     for segment in sorted(noisy.segments, key=lambda s: (s.job, s.start_s)):
@@ -123,12 +133,12 @@ def test_replans_stay_within_their_limit_under_any_noise(seed: int) -> None:
     for job, replans in paid_s.items():
         held_s = noisy.end_s[job] - min(starts_s[job])
         assert replans * RESTART_S <= 0.05 * held_s
-    still = run(scenario, Flickering(NO_REPLANS, 0.3, seed))
+    still = run(scenario, Flickering(NO_REPLANS, 0.2, seed))
     assert count_replans(still) == 0
-    assert mean_jct_s(noisy) <= 1.05 * mean_jct_s(still)
+    assert mean_jct_s(noisy) <= mean_jct_s(still) / 0.95
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_jobs_end_sooner_with_replans_once_estimates_are_corrected(seed: int) -> None:
     scenario = a_busy_day(seed, {"dp": 1.0, "tp": 1.02, "zero": 1.4}.__getitem__)
     replanned, still = (

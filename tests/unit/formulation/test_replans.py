@@ -147,6 +147,14 @@ def test_a_plan_is_taken_only_if_it_pays_back_within_the_horizon_and_the_spacing
     assert decision.kind is (DecisionKind.REPLAN if pays else DecisionKind.KEEP)
 
 
+@pytest.mark.parametrize(("sd", "kind"), [(0.1, DecisionKind.REPLAN), (0.3, DecisionKind.KEEP)])
+def test_a_plan_must_pay_back_even_if_it_is_slower_by_a_standard_deviation(
+    sd: float, kind: DecisionKind
+) -> None:
+    """It is 1.3 times as fast, and exp(0.1 x sqrt(2)) is 1.15."""
+    assert decide(a_round(two_plans(1.3, sd=sd, of_slow={"sd": sd}))).kind is kind
+
+
 @pytest.mark.parametrize(
     ("left_s", "speed_up", "kind"),
     [
