@@ -320,6 +320,7 @@ def _summary(
         started=kinds.count(DecisionKind.START),
         suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+        replanned=kinds.count(DecisionKind.REPLAN),
     )
 
 

@@ -126,6 +126,9 @@ _JOB_EXPRESSIONS = {
     + ", -1)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
     "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
+    "unsaved_since_s": "CASE WHEN (tr.start_times->>'stop_s')::float8 > 0"
+    " AND (tr.start_times->>'checkpoint_s')::float8 = 0 AND tr.checkpoint_at IS NOT NULL"
+    " THEN date_part('epoch', greatest(tr.checkpoint_at, j.since_at)) ELSE 0 END",
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
 to other tables are their keys.

@@ -57,6 +57,8 @@ class Cells(CellTable):
     complete: Bools = usual(False, is_new=True)  # if true, it runs on no shapes other than these
     cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
     host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that a job on it needs in all
+    sd: Floats = usual(0.0, is_new=True)
+    """Standard deviation of the logarithm of its rates, the largest of any shape. 0 if unknown."""
 
     def __post_init__(self) -> None:
         """Check that no demand is negative."""
@@ -200,6 +202,7 @@ def build_cells(snapshot: Snapshot) -> Cells:
         complete=known.complete[of],
         cpus=_most(e.cpus, first)[of],
         host_bytes=_most(e.host_bytes, first)[of],
+        sd=np.maximum.reduceat(np.nan_to_num(e.sd), first)[of] if len(first) else np.zeros(0),
     )
 
 

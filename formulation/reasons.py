@@ -1,4 +1,4 @@
-"""The reason why a job does not run: a stable code, a sentence, a next step, and evidence.
+"""The reason why a job does not run, or is replanned: a code, a sentence, a next step, evidence.
 
 Programs may act on the codes. Evidence is flat, so that it can travel as strings.
 """
@@ -11,6 +11,10 @@ from typing import Final
 
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
+
+RESTART_GPU_S_KEY: Final = "restart GPU-s"
+LOST_SAMPLES_KEY: Final = "lost samples"
+"""Keys of a replan's evidence: GPU-seconds that its restart takes, and samples trained again."""
 
 
 class ReasonCode(StrEnum):
@@ -46,7 +50,9 @@ class ReasonCode(StrEnum):
     NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
     NOT_CHOSEN = "NOT_CHOSEN"  # by the published scheduler that decided
     BUDGET_SPENT = "BUDGET_SPENT"
-    # The job runs. Only an explanation has these codes; a round gives none to a job that runs.
+    # The job runs, and its round says why it changed.
+    REPLANNED = "REPLANNED"  # it goes on by another execution plan on the GPUs that it has
+    # The job runs. Only an explanation has these codes; a round gives none of them.
     STARTED = "STARTED"
     UNCHANGED = "UNCHANGED"
     GAINED = "GAINED"  # its new Cell is worth more
@@ -107,6 +113,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.NOT_WORTH_RESTART: Cause.RESTART,
     ReasonCode.NOT_CHOSEN: Cause.SCHEDULER,
     ReasonCode.BUDGET_SPENT: Cause.TIME,
+    ReasonCode.REPLANNED: Cause.NONE,
     ReasonCode.STARTED: Cause.NONE,
     ReasonCode.UNCHANGED: Cause.NONE,
     ReasonCode.GAINED: Cause.NONE,
@@ -120,7 +127,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """The reason why a job does not run."""
+    """The reason why a job does not run, or why it is replanned."""
 
     code: ReasonCode
     message: str

@@ -124,7 +124,10 @@ class Jobs(CellTable):
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
     since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0 if it has none
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
-    restart_s: Floats = usual(60.0)  # duration of a start, move or resize
+    restart_s: Floats = usual(60.0)  # duration of a start, move, resize or replan
+    unsaved_since_s: Floats = usual(0.0, is_new=True)
+    """Time since which its training is in no checkpoint that a restart would find, in seconds since
+    1970. 0 for a job that writes a checkpoint when it is stopped, or of which that is not known."""
     generation: Ints = usual(0)  # of the latest allocation; 0 if there was none yet
     # The Cell that an ACTIVE job runs on. It is NO_CELL without one.
     current_type: Ints = usual(-1)  # -1 without a Cell
@@ -365,6 +368,7 @@ class Snapshot:
             ("jobs", "weight", 0, True),
             ("jobs", "restart_s", 0, True),
             ("jobs", "service_gpu_s", 0, True),
+            ("jobs", "unsaved_since_s", 0, True),
             ("jobs", "failures", 0, True),
             ("jobs", "retry_s", 0, True),
             ("tenants", "weight", 0, True),

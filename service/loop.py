@@ -34,6 +34,7 @@ from tessera.solvers.base import Budget, require_wanted, unlimited_time
 from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.options import recorded_options
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers import registry as policies
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -253,7 +254,7 @@ class RoundLoop:
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
-            recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
+            recorded = recorded_options(record.summary.options)
             options = replace(
                 recorded,
                 work=record.summary.work,
@@ -489,6 +490,7 @@ def summarise_round(
         started=kinds.count(DecisionKind.START),
         suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+        replanned=kinds.count(DecisionKind.REPLAN),
         samples_per_s=sum(d.rate for d in outcome.decisions),
         unit=problem.unit,
         versions=_VERSIONS,

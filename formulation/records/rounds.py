@@ -54,6 +54,7 @@ class RoundSummary:
     promises_due_s: float = math.inf  # when promised deadline schedules need the next round, or inf
     proved_by: str = ""  # of the last goal's bound, see GoalResult
     has_certificate: bool = False  # of the bound of any goal
+    replanned: int = 0  # of the jobs that it changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,6 +233,16 @@ class Board:
             and self.gpu_type[present] == self.gpu_type[column]
         )
 
+    def is_replan(self, job: int, column: int) -> bool:
+        """Return whether ``job`` may run ``column``, another plan, on the GPUs that it has."""
+        spots = self.now.get(job, ())
+        return (
+            column != self.current[job]
+            and len(spots) == self.nodes[column]
+            and sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
+            and not any(node in self.avoided(job) for node, _ in spots)
+        )
+
     def fewest_nodes(self, job: int, column: int) -> int:
         """Return the fewest nodes of ``column`` and the job's alternatives to it."""
         others = self.alternatives(job, column)

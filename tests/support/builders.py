@@ -126,6 +126,7 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "current_plan": 0,
         "failures": 0,
         "retry_s": 0.0,
+        "unsaved_since_s": 0.0,
         "unestimated": False,
         "assumed_efficiency": math.nan,
     }
