@@ -244,7 +244,7 @@ def _queue_s(result: Result, log: _Log) -> Floats:
 def _replanning_gpu_s(log: _Log) -> float:
     """Return the GPU-seconds without training of the segments that follow a replan."""
     order = np.lexsort((log.start_s, log.job))
-    begins = order[np.append(False, log.replanned[order][:-1])]  # a replan's job always has a next
+    begins = order[1:][log.replanned[order][:-1]]  # a replan's job always has a next
     return float((log.gpus * (log.ready_s - log.start_s))[begins].sum())
 
 
