@@ -1,0 +1,162 @@
+"""The calibration of bands: past forecasts against what then happened.
+
+A band is made of the median and two quantiles of the times in sampled futures. How far it reaches is
+learned: the score of a past forecast is the distance of the event from the median, in units of the
+sampled spread on its side. Quantiles of the scores turn spreads into bands with the stated coverage
+(split conformal prediction: Lei et al., JASA 2018, section 2.2, with the two-sided scores of Romano
+et al., NeurIPS 2019).
+
+An event that has not happened yet only says that its score is larger than that of the present. Such
+scores are censored, not left out, for otherwise slow jobs would be missing. Their quantiles are those
+of Kaplan and Meier's estimate (JASA 1958).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Bools, Floats
+
+START: Final = "start"
+FINISH: Final = "finish"
+EVENTS: Final = (START, FINISH)
+"""The events of a job that are forecast."""
+SPREAD_QUANTILES: Final = (0.1, 0.9)
+"""The quantiles of sampled times that measure the spread below and above the median."""
+LEAST_SPREAD_S: Final = 60.0
+LEAST_SPREAD_SHARE: Final = 0.05
+"""The least spread: seconds, and a share of the time until the median. Futures that all agree are not
+certain, since a round may take place a little earlier or later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The times of an event in sampled futures, in seconds from the forecast."""
+
+    low_s: float
+    median_s: float
+    high_s: float
+
+    @classmethod
+    def of(cls, sampled_s: Floats) -> Spread:
+        """Return the spread of ``sampled_s`` (float64[futures]), which must be finite."""
+        low_s, high_s = np.quantile(sampled_s, SPREAD_QUANTILES)
+        return cls(low_s=float(low_s), median_s=float(np.median(sampled_s)), high_s=float(high_s))
+
+    @property
+    def below_s(self) -> float:
+        """Return the unit of scores below the median."""
+        return max(self.median_s - self.low_s, self._least_s)
+
+    @property
+    def above_s(self) -> float:
+        """Return the unit of scores above the median."""
+        return max(self.high_s - self.median_s, self._least_s)
+
+    @property
+    def _least_s(self) -> float:
+        return LEAST_SPREAD_S + LEAST_SPREAD_SHARE * max(self.median_s, 0.0)
+
+    def score(self, at_s: float) -> float:
+        """Return the signed score of an event, or of the present, ``at_s`` after the forecast."""
+        away_s = at_s - self.median_s
+        return away_s / (self.above_s if away_s > 0 else self.below_s)
+
+    def time_of(self, score: float) -> float:
+        """Return the time of a score, in seconds from the forecast, at least 0."""
+        return max(0.0, self.median_s + score * (self.above_s if score > 0 else self.below_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastSpread:
+    """A past forecast of an event. ``after_s`` is when it happened, in seconds from the forecast.
+
+    If it has not happened yet, ``happened`` is false, and ``after_s`` is the present.
+    """
+
+    spread: Spread
+    after_s: float
+    happened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """The scores between which events lie with the stated coverage, and their median."""
+
+    low: float
+    median: float
+    high: float
+
+    def times(self, spread: Spread) -> tuple[float, float, float]:
+        """Return the band of a forecast: low, median and high, in seconds from it."""
+        return (
+            spread.time_of(self.low),
+            spread.time_of(self.median),
+            spread.time_of(self.high),
+        )
+
+
+PRIOR_SCORES: Final[Mapping[str, tuple[float, ...]]] = {START: (), FINISH: ()}
+"""Scores of forecasts of training traces at equal steps of their distribution, by event."""
+PRIOR_WEIGHT: Final = 20.0
+"""The number of past forecasts that the scores of training traces count as."""
+
+
+def learn_corrections(
+    past: Mapping[str, Sequence[PastSpread]], coverage: float
+) -> dict[str, Correction]:
+    """Return the correction of each event for bands of the given ``coverage``."""
+    return {
+        event: learn_correction(past.get(event, ()), coverage, PRIOR_SCORES[event], PRIOR_WEIGHT)
+        for event in EVENTS
+    }
+
+
+def learn_correction(
+    past: Sequence[PastSpread],
+    coverage: float,
+    prior: Sequence[float],
+    prior_weight: float,
+) -> Correction:
+    """Return the correction for bands of the given ``coverage``, from forecasts of the past.
+
+    ``prior`` are scores that are equally likely before there is a history. Together they count as
+    much as ``prior_weight`` past forecasts.
+
+    Raises:
+        InvalidInput: the coverage does not lie between 0 and 1.
+    """
+    if not 0 < coverage < 1:
+        raise InvalidInput("coverage", "must lie between 0 and 1")
+    score = np.array([*(one.spread.score(one.after_s) for one in past), *prior])
+    happened = np.array([*(one.happened for one in past), *(True for _ in prior)], dtype=np.bool_)
+    weight = np.array([1.0] * len(past) + [prior_weight / max(1, len(prior))] * len(prior))
+    tail = (1.0 - coverage) / 2.0
+    low, median, high = censored_quantiles(score, happened, weight, (tail, 0.5, 1.0 - tail))
+    return Correction(low=low, median=median, high=high)
+
+
+def censored_quantiles(
+    values: Floats, happened: Bools, weight: Floats, shares: Sequence[float]
+) -> list[float]:
+    """Return quantiles of ``values`` (float64[n]), some of which are only known to be larger.
+
+    Those are the ones where ``happened`` (bool[n]) is false. The estimate is that of Kaplan and
+    Meier, with weights (float64[n]). A quantile beyond what is known is the largest value.
+    """
+    if not len(values):
+        return [0.0 for _ in shares]
+    order = np.lexsort(
+        (~happened, values)
+    )  # what happened at a value comes before what was cut there
+    values, happened, weight = values[order], happened[order], weight[order]
+    left = np.cumsum(weight[::-1])[::-1]
+    survival = np.cumprod(np.where(happened, 1.0 - weight / left, 1.0))
+    reached = 1.0 - survival
+    places = [int(np.searchsorted(reached, share - 1e-12)) for share in shares]
+    return [float(values[min(place, len(values) - 1)]) for place in places]
