@@ -12,10 +12,11 @@ import typer
 from tessera.benchmarks.harness.options import SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.schedulers.foretold import ForetoldEvent, ForetoldRun, read_events
+from tessera.formulation.records.forecasts import EVENTS, PastSpread
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.comparison.workload import PHILLY, SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.forecasts.calibration import EVENTS, PastSpread, learn_corrections
+from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.sweeps.runner import Sweep
 
 HOUR_S: Final = 3600.0
@@ -90,9 +91,8 @@ def judge_run(events: Sequence[ForetoldEvent], horizon_s: float) -> dict[str, Ju
             if one.made_s != made_s:
                 continue
             band = corrections[one.event].times(one.spread)
-            if band[0] < horizon_s:
-                low, median, high, after = (min(s, horizon_s) for s in (*band, one.after_s))
-                rows[one.event].append((low, median, high, after))
+            if band[2] < horizon_s:
+                rows[one.event].append((*band, min(one.after_s, horizon_s)))
     return {event: JudgedBands.of(found) for event, found in rows.items()}
 
 

@@ -20,68 +20,8 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.forecasts import EVENTS, FINISH, START, PastSpread, Spread
 from tessera.formulation.tables import Bools, Floats
-
-START: Final = "start"
-FINISH: Final = "finish"
-EVENTS: Final = (START, FINISH)
-"""The events of a job that are forecast."""
-SPREAD_QUANTILES: Final = (0.1, 0.9)
-"""The quantiles of sampled times that measure the spread below and above the median."""
-LEAST_SPREAD_S: Final = 60.0
-LEAST_SPREAD_SHARE: Final = 0.05
-"""The least spread: seconds, and a share of the time until the median. Futures that all agree are not
-certain, since a round may take place a little earlier or later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The times of an event in sampled futures, in seconds from the forecast."""
-
-    low_s: float
-    median_s: float
-    high_s: float
-
-    @classmethod
-    def of(cls, sampled_s: Floats) -> Spread:
-        """Return the spread of ``sampled_s`` (float64[futures]), which must be finite."""
-        low_s, high_s = np.quantile(sampled_s, SPREAD_QUANTILES)
-        return cls(low_s=float(low_s), median_s=float(np.median(sampled_s)), high_s=float(high_s))
-
-    @property
-    def below_s(self) -> float:
-        """Return the unit of scores below the median."""
-        return max(self.median_s - self.low_s, self._least_s)
-
-    @property
-    def above_s(self) -> float:
-        """Return the unit of scores above the median."""
-        return max(self.high_s - self.median_s, self._least_s)
-
-    @property
-    def _least_s(self) -> float:
-        return LEAST_SPREAD_S + LEAST_SPREAD_SHARE * max(self.median_s, 0.0)
-
-    def score(self, at_s: float) -> float:
-        """Return the signed score of an event, or of the present, ``at_s`` after the forecast."""
-        away_s = at_s - self.median_s
-        return away_s / (self.above_s if away_s > 0 else self.below_s)
-
-    def time_of(self, score: float) -> float:
-        """Return the time of a score, in seconds from the forecast, at least 0."""
-        return max(0.0, self.median_s + score * (self.above_s if score > 0 else self.below_s))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastSpread:
-    """A past forecast of an event. ``after_s`` is when it happened, in seconds from the forecast.
-
-    If it has not happened yet, ``happened`` is false, and ``after_s`` is the present.
-    """
-
-    spread: Spread
-    after_s: float
-    happened: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

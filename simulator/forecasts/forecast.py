@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.forecasts import Band, JobForecast
+from tessera.formulation.records.forecasts import (
+    EVENTS,
+    FINISH,
+    START,
+    Band,
+    ClusterForecast,
+    JobForecast,
+    Spread,
+)
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.formulation.unknown_rates import assume_rates, has_unknown_rate
-from tessera.simulator.forecasts.calibration import EVENTS, FINISH, START, Correction, Spread
+from tessera.simulator.forecasts.calibration import Correction
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.future import FutureTimes, RoundRhythm, follow_future
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -85,23 +93,9 @@ def sample_times(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The forecast of a cluster, with what each job is told.
-
-    ``spreads`` has the uncorrected spread of each event and job, from which later forecasts learn.
-    """
-
-    made_s: float  # seconds since 1970
-    coverage: float
-    futures: int
-    jobs: tuple[JobForecast, ...]
-    spreads: Mapping[tuple[str, str], Spread] = field(default_factory=dict)
-
-
 def make_forecast(
     sampled: SampledTimes, corrections: Mapping[str, Correction], coverage: float
-) -> Forecast:
+) -> ClusterForecast:
     """Return the forecast of each job, with bands of the given ``coverage``.
 
     ``corrections`` has that of each event.
@@ -123,15 +117,16 @@ def make_forecast(
         made.append(
             JobForecast(
                 job=name,
+                made_s=snapshot.now_s,
+                coverage=coverage,
                 position=position.get(job, 0),
                 start=bands[START],
                 finish=bands[FINISH],
                 why_not=reasons.get(job, ""),
             )
         )
-    return Forecast(
+    return ClusterForecast(
         made_s=snapshot.now_s,
-        coverage=coverage,
         futures=len(sampled.start_s),
         jobs=tuple(made),
         spreads=spreads,

@@ -68,11 +68,17 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRhythm:
-    """The settings that say when rounds take place, in seconds, and when a future ends."""
+    """The settings that say when rounds take place, and when a future ends.
+
+    Rounds after events are at least ``spacing_s`` apart, and ``coarsening`` times the time since the
+    snapshot. What is far away needs no rounds to the second, and this keeps their number small: with
+    0.02, a week has about 300.
+    """
 
     spacing_s: float = 60.0
     period_s: float = 300.0
     horizon_s: float = 30 * 86_400.0
+    coarsening: float = 0.0
 
     def times(self) -> RoundTimes:
         """Return the rule for when rounds are due."""
@@ -108,6 +114,8 @@ def follow_future(
     while future.tracks() and future.now_s < until_s and wanted():
         if times.due_s() <= future.now_s + MOMENT_S:
             times.begin(future.now_s)
+            apart_s = rhythm.coarsening * (future.now_s - snapshot.now_s)
+            times.spacing_s = max(rhythm.spacing_s, apart_s)
             times.need(future.decide_round(decide, rhythm))
         event_s = future.next_event_s()
         next_s = min(times.due_s(event_s), until_s)

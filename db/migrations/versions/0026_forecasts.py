@@ -1,0 +1,49 @@
+"""Forecasts of when jobs start and finish."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0026"
+down_revision = "0022"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Apply the migration. There are no forecasts until the first one is made."""
+    op.create_table(
+        "forecasts",
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("made_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("document", postgresql.JSONB(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name="fk_forecasts_job_id", ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("job_id", name="pk_forecasts"),
+    )
+    op.create_table(
+        "forecast_spreads",
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("event", sa.Text(collation="C"), nullable=False),
+        sa.Column("made_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
+        sa.Column("low_s", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("median_s", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("high_s", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.CheckConstraint("event IN ('start', 'finish')", name="ck_forecast_spreads_event"),
+        sa.CheckConstraint(
+            "low_s <= median_s AND median_s <= high_s", name="ck_forecast_spreads_order"
+        ),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name="fk_forecast_spreads_job_id", ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("job_id", "event", name="pk_forecast_spreads"),
+    )
+
+
+def downgrade() -> None:
+    """Undo the migration. Forecasts are lost; they are made again after an upgrade."""
+    op.drop_table("forecast_spreads")
+    op.drop_table("forecasts")
