@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -39,10 +39,11 @@ COVERAGE: Final = 0.8
 """The share of events that lie in their bands."""
 HORIZON_S: Final = 7 * 86_400.0
 """The time for which futures are followed."""
-LONGEST_ROUNDS: Final = 500
-"""The rounds into which a horizon is divided at most. Futures of long horizons have fewer rounds."""
-SOLVER: Final = "greedy"
-"""The solver of the rounds of futures, which is the fastest."""
+COARSENING: Final = 0.02
+"""The share of the time from now by which rounds of futures are apart (``RoundRhythm``)."""
+SOLVER: Final = "pricing"
+"""The solver of the rounds of futures, unless the standing policy has a published scheduler. It is
+about as good as the default and takes half as long."""
 POLL_S: Final = 0.2
 """Seconds between checks whether a forecast is still wanted."""
 LOWEST_PRIORITY: Final = 19
@@ -173,17 +174,15 @@ def _serve(pipe: Connection) -> None:
 
 
 def forecast_options(standing: RoundOptions) -> RoundOptions:
-    """Return the standing policy with the fastest solver and without comparisons of answers."""
-    from dataclasses import replace
-
-    return replace(standing, solver=SOLVER, foresight=0, defragment_every_rounds=0)
+    """Return the standing policy with a fast solver and without comparisons of answers."""
+    return replace(standing, solver=SOLVER, foresight=0)
 
 
 def forecast_rhythm(spacing_s: float, period_s: float) -> RoundRhythm:
-    """Return when rounds of futures take place, not more often than a long future can afford."""
-    least_s = HORIZON_S / LONGEST_ROUNDS
+    """Return when rounds of futures take place, by the settings of a server."""
     return RoundRhythm(
         spacing_s=spacing_s,
-        period_s=max(period_s or math.inf, least_s),
+        period_s=period_s or math.inf,
         horizon_s=HORIZON_S,
+        coarsening=COARSENING,
     )
