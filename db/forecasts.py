@@ -52,7 +52,7 @@ never starts, so its start is only known to be later than its end."""
 
 _PAST = {
     event: sa.text(f"""
-SELECT f.low_s, f.median_s, f.high_s,
+SELECT f.times_s,
     extract(epoch FROM coalesce({outcome}, j.ended_at, now()) - f.made_at)::float8 AS after_s,
     {outcome} IS NOT NULL AS happened
 FROM forecast_spreads f JOIN jobs j ON j.id = f.job_id JOIN clusters c ON c.id = j.cluster_id
@@ -75,10 +75,9 @@ ON CONFLICT (job_id) DO UPDATE SET made_at = excluded.made_at, document = exclud
 """)  # noqa: S608 - constants only
 
 _PUT_SPREADS = sa.text(f"""
-INSERT INTO forecast_spreads (job_id, event, made_at, low_s, median_s, high_s)
-SELECT j.id, r.event, to_timestamp(:made_s), r.low_s, r.median_s, r.high_s
-FROM json_to_recordset(CAST(:rows AS json)) AS r(job text, event text, low_s float8,
-    median_s float8, high_s float8)
+INSERT INTO forecast_spreads (job_id, event, made_at, times_s)
+SELECT j.id, r.event, to_timestamp(:made_s), r.times_s
+FROM json_to_recordset(CAST(:rows AS json)) AS r(job text, event text, times_s float8[])
 JOIN clusters c ON c.name = :cluster
 JOIN jobs j ON j.cluster_id = c.id AND j.name = r.job AND j.{LIVE}
 ORDER BY j.id
@@ -112,7 +111,7 @@ def load_history(connection: sa.Connection, cluster: str) -> ForecastHistory:
     past = {
         event: [
             PastSpread(
-                spread=Spread(low_s=row.low_s, median_s=row.median_s, high_s=row.high_s),
+                spread=Spread(tuple(row.times_s)),
                 after_s=row.after_s,
                 happened=row.happened,
             )
@@ -129,13 +128,7 @@ def put_forecast(connection: sa.Connection, cluster: str, forecast: ClusterForec
     rows = [{"job": one.job, "document": _document(one)} for one in forecast.jobs]
     connection.execute(_PUT, values | {"rows": dump_json(rows)})
     spreads = [
-        {
-            "job": job,
-            "event": event,
-            "low_s": spread.low_s,
-            "median_s": spread.median_s,
-            "high_s": spread.high_s,
-        }
+        {"job": job, "event": event, "times_s": spread.times_s}
         for (event, job), spread in forecast.spreads.items()
     ]
     connection.execute(_PUT_SPREADS, values | {"rows": dump_json(spreads)})

@@ -100,9 +100,8 @@ def foretell(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
                 if event == START and not sampled.waits[job]:
                     continue
                 spread = sampled.spread(event, job)
-                times = [spread.low_s, spread.median_s, spread.high_s, float(after[event][job])]
-                made_s = snapshot.now_s - EPOCH_S
-                rows.append([event, made_s, snapshot.jobs.name[job], *times])
+                made_s, after_s = snapshot.now_s - EPOCH_S, float(after[event][job])
+                rows.append([event, made_s, snapshot.jobs.name[job], after_s, spread.times_s])
     return {"horizon_s": run.horizon_s, "events": rows}
 
 
@@ -113,10 +112,10 @@ def read_events(result: Mapping[str, Any]) -> list[ForetoldEvent]:
             event=event,
             made_s=made_s,
             job=job,
-            spread=Spread(low_s=low_s, median_s=median_s, high_s=high_s),
+            spread=Spread(tuple(times_s)),
             after_s=after_s,
         )
-        for event, made_s, job, low_s, median_s, high_s, after_s in result["events"]
+        for event, made_s, job, after_s, times_s in result["events"]
     ]
     return sorted(events, key=lambda one: one.made_s)
 

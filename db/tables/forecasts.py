@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 
 from tessera.db.tables.columns import (
     metadata,
     moment_column,
     one_of,
-    real_column,
     reference_column,
 )
 from tessera.formulation.records.forecasts import EVENTS
@@ -28,13 +27,12 @@ forecast_spreads = sa.Table(  # of earlier forecasts, before their correction
     reference_column("job_id", "jobs.id", primary_key=True, ondelete="CASCADE"),
     sa.Column("event", sa.Text(collation="C"), primary_key=True),
     moment_column("made_at", required=True),
-    real_column("low_s"),
-    real_column("median_s"),
-    real_column("high_s"),
+    sa.Column("times_s", ARRAY(DOUBLE_PRECISION), nullable=False),
     sa.CheckConstraint("event IN " + one_of(list(EVENTS)), name="event"),
-    sa.CheckConstraint("low_s <= median_s AND median_s <= high_s", name="order"),
+    sa.CheckConstraint("cardinality(times_s) > 0", name="times"),
 )
-"""The first forecast of each event of a job while it waited or ran, in seconds from ``made_at``.
+"""The first forecast of each event of a job while it waited or ran, with the times in its futures,
+in seconds from ``made_at``.
 
 One for each event is enough to learn from, and later ones of the same job would say the same again.
 """

@@ -17,12 +17,14 @@ START: Final = "start"
 FINISH: Final = "finish"
 EVENTS: Final = (START, FINISH)
 """The events of a job that are forecast."""
-SPREAD_QUANTILES: Final = (0.1, 0.9)
-"""The quantiles of sampled times that measure the spread below and above the median."""
-LEAST_SPREAD_S: Final = 60.0
-LEAST_SPREAD_SHARE: Final = 0.05
-"""The least spread: seconds, and a share of the time until the median. Futures that all agree are not
-certain, since a round may take place a little earlier or later."""
+SMOOTHING_S: Final = 60.0
+SMOOTHING_SHARE: Final = 0.05
+"""The width of the kernel around each sampled time: seconds, and a share of the time. Futures that all
+agree are not certain, since a round may take place a little earlier or later."""
+GRID_POINTS: Final = 200
+"""The times within the sampled ones, and before them, between which scores are interpolated."""
+TAIL_DOUBLINGS: Final = 24
+"""The doublings by which that grid goes on after the last sampled time. Later scores count as its end's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,42 +91,50 @@ class JobForecast:
     why_not: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
-    """The times of an event in sampled futures, in seconds from the forecast."""
+    """The times of an event in sampled futures, in seconds from the forecast.
 
-    low_s: float
-    median_s: float
-    high_s: float
+    Their distribution is smoothed by a Cauchy kernel around each. Its heavy tails leave room for
+    what no future foretells.
+    """
 
-    @classmethod
-    def of(cls, sampled_s: Floats) -> Spread:
-        """Return the spread of ``sampled_s`` (float64[futures]), which must be finite."""
-        low_s, high_s = np.quantile(sampled_s, SPREAD_QUANTILES)
-        return cls(low_s=float(low_s), median_s=float(np.median(sampled_s)), high_s=float(high_s))
+    times_s: tuple[float, ...]
 
-    @property
-    def below_s(self) -> float:
-        """Return the unit of scores below the median."""
-        return max(self.median_s - self.low_s, self._least_s)
+    def __post_init__(self) -> None:
+        """Refuse spreads without times, and times that are not finite."""
+        if not self.times_s or not all(map(math.isfinite, self.times_s)):
+            raise InvalidInput("times_s", "must be finite, and at least one")
 
     @property
-    def above_s(self) -> float:
-        """Return the unit of scores above the median."""
-        return max(self.high_s - self.median_s, self._least_s)
-
-    @property
-    def _least_s(self) -> float:
-        return LEAST_SPREAD_S + LEAST_SPREAD_SHARE * max(self.median_s, 0.0)
+    def latest_s(self) -> float:
+        """Return the last of the times."""
+        return max(self.times_s)
 
     def score(self, at_s: float) -> float:
-        """Return the signed score of an event, or of the present, ``at_s`` after the forecast."""
-        away_s = at_s - self.median_s
-        return away_s / (self.above_s if away_s > 0 else self.below_s)
+        """Return the score of an event: the logit of its place in the distribution."""
+        return float(self._scores(np.array([at_s]))[0])
 
-    def time_of(self, score: float) -> float:
-        """Return the time of a score, in seconds from the forecast, at least 0."""
-        return max(0.0, self.median_s + score * (self.above_s if score > 0 else self.below_s))
+    def times_of(self, scores: Sequence[float]) -> list[float]:
+        """Return the times of scores, in seconds from the forecast, at least 0."""
+        times = np.array(self.times_s)
+        reach_s = 4.0 * (SMOOTHING_S + SMOOTHING_SHARE * max(self.latest_s, 0.0))
+        first_s, last_s = max(0.0, times.min() - reach_s), times.max() + reach_s
+        before = np.linspace(0.0, first_s, GRID_POINTS // 4, endpoint=False)
+        within = np.linspace(first_s, last_s, GRID_POINTS)
+        after = last_s + reach_s * 2.0 ** np.arange(TAIL_DOUBLINGS)
+        grid = np.concatenate([before[before < first_s], within, after])
+        return [float(at_s) for at_s in np.interp(np.array(scores), self._scores(grid), grid)]
+
+    def _scores(self, at_s: Floats) -> Floats:
+        """Return the scores of times (float64[n])."""
+        times = np.array(self.times_s)
+        width = SMOOTHING_S + SMOOTHING_SHARE * np.maximum(times, 0.0)
+        angle = np.arctan2(width, at_s[:, None] - times)  # pi x the mass beyond, stably
+        beyond = np.mean(angle, axis=1) / math.pi
+        before = np.mean(math.pi - angle, axis=1) / math.pi
+        scores: Floats = np.log(before) - np.log(beyond)
+        return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -32,7 +32,7 @@ def band_span(band: jobs_pb2.TimeBand, now: Timestamp) -> str:
     return last if last == first else f"{first}-{last}"
 
 
-def listed_band(job: jobs_pb2.Job, event: str, now: Timestamp) -> str:
+def listed_band(job: jobs_pb2.Job, event: Literal["start", "finish"], now: Timestamp) -> str:
     """Return the band of ``start`` or ``finish`` for a list, with its age if it is out of date."""
     forecast = job.forecast
     if not forecast.HasField(event):
@@ -65,7 +65,9 @@ def forecast_facts(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
     ]
 
 
-def _band_text(forecast: jobs_pb2.Forecast, event: str, now: Timestamp) -> str:
+def _band_text(
+    forecast: jobs_pb2.Forecast, event: Literal["start", "finish"], now: Timestamp
+) -> str:
     """Return a band with its times and its coverage, or "" without one."""
     if not forecast.HasField(event):
         return ""

@@ -40,16 +40,17 @@ REFUSED_DEADLINE_CODES: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADL
 """Reason codes of jobs whose deadline will not be met."""
 
 
-def job_columns(now: Timestamp, *, is_forecast: bool = False) -> Sequence[Column[jobs_pb2.Job]]:
-    """Return the columns of a list of jobs. Ages are relative to ``now``.
+def job_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
+    """Return the columns of a list of ``jobs``. Ages are relative to ``now``.
 
-    If no job ``is_forecast``, the list has no columns of forecasts.
+    If no job has a forecast, there are no columns of forecasts.
     """
-    forecasts = (
+    is_forecast = any(job.HasField("forecast") for job in jobs)
+    forecasts: Sequence[Column[jobs_pb2.Job]] = (
         Column("POSITION", listed_position, wide=True, right=True),
         Column("STARTS IN", lambda j: listed_band(j, "start", now)),
         Column("FINISHES IN", lambda j: listed_band(j, "finish", now)),
-    )[: 3 * is_forecast]
+    )
     return (
         Column("JOB", lambda j: short_name(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
@@ -60,7 +61,7 @@ def job_columns(now: Timestamp, *, is_forecast: bool = False) -> Sequence[Column
         ),
         Column("DONE %", lambda j: format_percent(j.iterations_done, j.iterations), right=True),
         Column("AGE", lambda j: format_age(j.create_time, now), right=True),
-        *forecasts,
+        *(forecasts if is_forecast else ()),
         Column("TENANT", lambda j: j.tenant, wide=True),
         Column("PRIORITY", lambda j: str(j.priority), wide=True, right=True),
         Column("WEIGHT", lambda j: format_number(j.weight), wide=True, right=True),
@@ -74,8 +75,8 @@ def job_columns(now: Timestamp, *, is_forecast: bool = False) -> Sequence[Column
 
 def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> None:
     """Print a list of jobs."""
-    columns = job_columns(now, is_forecast=any(job.HasField("forecast") for job in jobs))
-    show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, columns, output)
+    response = jobs_pb2.ListJobsResponse(jobs=jobs)
+    show_list(response, jobs, job_columns(jobs, now), output)
 
 
 def workload_key(value: estimates_pb2.Workload) -> str:

@@ -1,10 +1,8 @@
 """The calibration of bands: past forecasts against what then happened.
 
-A band is made of the median and two quantiles of the times in sampled futures. How far it reaches is
-learned: the score of a past forecast is the distance of the event from the median, in units of the
-sampled spread on its side. Quantiles of the scores turn spreads into bands with the stated coverage
-(split conformal prediction: Lei et al., JASA 2018, section 2.2, with the two-sided scores of Romano
-et al., NeurIPS 2019).
+The score of a past forecast says where in the distribution of its sampled futures the event lay.
+Quantiles of the scores tell which quantiles of a new distribution make a band with the stated
+coverage (distributional conformal prediction: Chernozhukov, Wuethrich and Zhu, PNAS 2021).
 
 An event that has not happened yet only says that its score is larger than that of the present. Such
 scores are censored, not left out, for otherwise slow jobs would be missing. Their quantiles are those
@@ -34,11 +32,8 @@ class Correction:
 
     def times(self, spread: Spread) -> tuple[float, float, float]:
         """Return the band of a forecast: low, median and high, in seconds from it."""
-        return (
-            spread.time_of(self.low),
-            spread.time_of(self.median),
-            spread.time_of(self.high),
-        )
+        low_s, median_s, high_s = spread.times_of((self.low, self.median, self.high))
+        return low_s, median_s, high_s
 
 
 PRIOR_SCORES: Final[Mapping[str, tuple[float, ...]]] = {START: (), FINISH: ()}

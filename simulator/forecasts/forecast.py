@@ -50,7 +50,7 @@ class SampledTimes:
 
     def spread(self, event: str, job: int) -> Spread:
         """Return the spread of an event of a job."""
-        return Spread.of(self.of(event)[:, job])
+        return Spread(tuple(np.sort(self.of(event)[:, job]).tolist()))
 
     @property
     def waits(self) -> Bools:

@@ -29,13 +29,9 @@ def upgrade() -> None:
         sa.Column("job_id", sa.BigInteger(), nullable=False),
         sa.Column("event", sa.Text(collation="C"), nullable=False),
         sa.Column("made_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
-        sa.Column("low_s", postgresql.DOUBLE_PRECISION(), nullable=False),
-        sa.Column("median_s", postgresql.DOUBLE_PRECISION(), nullable=False),
-        sa.Column("high_s", postgresql.DOUBLE_PRECISION(), nullable=False),
+        sa.Column("times_s", postgresql.ARRAY(postgresql.DOUBLE_PRECISION()), nullable=False),
         sa.CheckConstraint("event IN ('start', 'finish')", name="ck_forecast_spreads_event"),
-        sa.CheckConstraint(
-            "low_s <= median_s AND median_s <= high_s", name="ck_forecast_spreads_order"
-        ),
+        sa.CheckConstraint("cardinality(times_s) > 0", name="ck_forecast_spreads_times"),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name="fk_forecast_spreads_job_id", ondelete="CASCADE"
         ),

@@ -245,11 +245,12 @@ def of_job(record: JobRecord) -> pb.Job:
     if record.training is not None:
         message.training.CopyFrom(_of_training(record.training))
     if record.forecast is not None and record.ended_s is None:
-        message.forecast.CopyFrom(_of_forecast(record.forecast))
+        message.forecast.CopyFrom(of_forecast(record.forecast))
     return message
 
 
-def _of_forecast(forecast: JobForecast) -> pb.Forecast:
+def of_forecast(forecast: JobForecast) -> pb.Forecast:
+    """Return the message of a forecast. Times that are too far away are unset."""
     message = pb.Forecast(
         position=forecast.position,
         coverage=forecast.coverage,
