@@ -280,7 +280,9 @@ class Config:
     grace_s: _Seconds = 10.0
     """Time for which a stopping server waits for calls to finish."""
     forecast_period_s: _Seconds = 120.0
-    """Time between forecasts of when jobs start and finish. 0: there are none."""
+    """Time between forecasts of when jobs start and finish. If it is 0, no forecasts are
+    made.
+    """
     forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of that time for which one forecast may use a core, at the lowest priority."""
     estimate_cells: bool = True

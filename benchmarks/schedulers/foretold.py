@@ -42,8 +42,9 @@ COARSENING: Final = 0.02
 class ForetoldRun:
     """A run to forecast: a workload, and how its truth differs from what rounds see.
 
-    Estimates are wrong by ``error`` on average, and know it. A share of ``quitters`` of the jobs
-    ends early, after a uniform share of the iterations. Forecasts are made at ``moments`` equally
+    Rounds are those of ``scheduler``, or of the default policy if it is empty. Estimates are wrong
+    by ``error`` on average, and know it. A share of ``quitters`` of the jobs ends early, after a
+    uniform share of the iterations. Forecasts are made at ``moments`` equally
     spaced times, each with ``futures`` futures of ``horizon_s`` seconds.
     """
 
@@ -53,6 +54,7 @@ class ForetoldRun:
     futures: int
     error: float = 0.1
     quitters: float = 0.25
+    scheduler: str = ""
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -84,7 +86,7 @@ def foretell(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         sampled = sample_times(
             snapshot,
             History.of(known_submissions(result, early, snapshot.now_s), snapshot),
-            Decider(RoundOptions(solver=FUTURE_SOLVER)),
+            Decider(RoundOptions(solver=FUTURE_SOLVER, scheduler=run.scheduler)),
             futures=run.futures,
             seed=run.work.seed,
             rhythm=RoundRhythm(
@@ -92,6 +94,7 @@ def foretell(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
                 period_s=math.inf,
                 horizon_s=run.horizon_s,
                 coarsening=COARSENING,
+                settled=True,
             ),
         )
         after = _true_times(result, snapshot)
@@ -156,7 +159,7 @@ def _simulate(
         round_s=ROUND_S,
         horizon_s=span_s,
     )
-    decide = Decider(RoundOptions(seed=run.work.seed))
+    decide = Decider(RoundOptions(seed=run.work.seed, scheduler=run.scheduler))
     return simulate(scenario, decide, conditions, SystemClock(), observe=observe), seen
 
 

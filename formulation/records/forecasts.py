@@ -18,7 +18,7 @@ FINISH: Final = "finish"
 EVENTS: Final = (START, FINISH)
 """The events of a job that are forecast."""
 SMOOTHING_S: Final = 60.0
-SMOOTHING_SHARE: Final = 0.05
+SMOOTHING_SHARE: Final = 0.1
 """The width of the kernel around each sampled time: seconds, and a share of the time. Futures that all
 agree are not certain, since a round may take place a little earlier or later."""
 GRID_POINTS: Final = 200
@@ -164,7 +164,7 @@ class ClusterForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastHistory:
-    """What a forecast learns from: the submissions of the last days, and past spreads by event."""
+    """The past of a cluster: the submissions of the last days, and earlier spreads by event."""
 
     submissions: Sequence[Submission] = ()
     past: Mapping[str, Sequence[PastSpread]] = field(default_factory=dict)

@@ -79,6 +79,8 @@ class RoundRhythm:
     period_s: float = 300.0
     horizon_s: float = 30 * 86_400.0
     coarsening: float = 0.0
+    settled: bool = False
+    """Whether the snapshot is from just after a round, so that the next one needs an event."""
 
     def times(self) -> RoundTimes:
         """Return the rule for when rounds are due."""
@@ -110,7 +112,9 @@ def follow_future(
     """
     future = _Future(snapshot, draw)
     times, until_s = rhythm.times(), snapshot.now_s + rhythm.horizon_s
-    times.ask(future.now_s)
+    times.begin(future.now_s)
+    if not rhythm.settled:
+        times.ask(future.now_s)
     while future.tracks() and future.now_s < until_s and wanted():
         if times.due_s() <= future.now_s + MOMENT_S:
             times.begin(future.now_s)

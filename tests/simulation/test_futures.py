@@ -25,7 +25,7 @@ from tests.support.snapshots import snapshots
 from tests.support.worlds import BERT, StoppedClock, a_scenario, an_arrival
 
 ROUND_S = 60.0
-RHYTHM = RoundRhythm(spacing_s=ROUND_S, period_s=math.inf)
+RHYTHM = RoundRhythm(spacing_s=ROUND_S, period_s=math.inf, settled=True)
 SAME_COSTS = Overheads(save_s=0.0, load_s=30.0, search_s={1: 0.0})
 """Overheads under which every start costs what the snapshot states."""
 
