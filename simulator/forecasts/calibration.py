@@ -36,57 +36,24 @@ class Correction:
         return low_s, median_s, high_s
 
 
-PRIOR_SCORES: Final[Mapping[str, tuple[float, ...]]] = {
-    START: (
-        -2.09,
-        -1.17,
-        -0.88,
-        -0.58,
-        -0.38,
-        -0.22,
-        -0.11,
-        0.06,
-        0.17,
-        0.32,
-        0.43,
-        0.53,
-        0.66,
-        0.79,
-        0.90,
-        1.01,
-        1.27,
-        1.47,
-        1.62,
-        1.86,
-    ),
-    FINISH: (
-        -2.58,
-        -1.32,
-        -0.87,
-        -0.53,
-        -0.29,
-        -0.11,
-        0.09,
-        0.22,
-        0.35,
-        0.46,
-        0.56,
-        0.66,
-        0.79,
-        0.90,
-        1.01,
-        1.17,
-        1.28,
-        1.43,
-        1.66,
-        1.93,
-    ),
-}
-"""Scores of forecasts at equal steps of their distribution, by event.
+PRIOR: Final[Mapping[str, tuple[float, float]]] = {START: (0.26, 0.58), FINISH: (0.22, 0.60)}
+"""The location and scale of a logistic distribution of scores, by event, before there is a history.
 
-They are from the traces of ``tessera bench eta`` with seeds 101 to 104, which nothing is reported on."""
+It has the 10 % and 90 % quantiles of the scores in the traces of ``tessera bench eta`` with seeds 101
+to 104, on which nothing is reported.
+"""
+PRIOR_STEPS: Final = 20
+"""The scores that stand for that distribution, at equal steps."""
 PRIOR_WEIGHT: Final = 60.0
-"""The number of past forecasts that the scores of training traces count as."""
+"""The number of past forecasts that the scores of that distribution count as."""
+
+
+def prior_scores(event: str) -> list[float]:
+    """Return scores of an event that are equally likely before there is a history."""
+    location, scale = PRIOR[event]
+    place = (np.arange(PRIOR_STEPS) + 0.5) / PRIOR_STEPS
+    scores: Floats = location + scale * np.log(place / (1.0 - place))
+    return [float(score) for score in scores]
 
 
 def learn_corrections(
@@ -94,7 +61,7 @@ def learn_corrections(
 ) -> dict[str, Correction]:
     """Return the correction of each event for bands of the given ``coverage``."""
     return {
-        event: learn_correction(past.get(event, ()), coverage, PRIOR_SCORES[event], PRIOR_WEIGHT)
+        event: learn_correction(past.get(event, ()), coverage, prior_scores(event), PRIOR_WEIGHT)
         for event in EVENTS
     }
 

@@ -20,9 +20,9 @@ def upgrade() -> None:
         sa.Column("made_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.Column("document", postgresql.JSONB(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.id"], name="fk_forecasts_job_id", ondelete="CASCADE"
+            ["job_id"], ["jobs.id"], name=op.f("fk_forecasts_job_id"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("job_id", name="pk_forecasts"),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_forecasts")),
     )
     op.create_table(
         "forecast_spreads",
@@ -30,12 +30,12 @@ def upgrade() -> None:
         sa.Column("event", sa.Text(collation="C"), nullable=False),
         sa.Column("made_at", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.Column("times_s", postgresql.ARRAY(postgresql.DOUBLE_PRECISION()), nullable=False),
-        sa.CheckConstraint("event IN ('start', 'finish')", name="ck_forecast_spreads_event"),
-        sa.CheckConstraint("cardinality(times_s) > 0", name="ck_forecast_spreads_times"),
+        sa.CheckConstraint("event IN ('start', 'finish')", name=op.f("ck_forecast_spreads_event")),
+        sa.CheckConstraint("cardinality(times_s) > 0", name=op.f("ck_forecast_spreads_times")),
         sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.id"], name="fk_forecast_spreads_job_id", ondelete="CASCADE"
+            ["job_id"], ["jobs.id"], name=op.f("fk_forecast_spreads_job_id"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("job_id", "event", name="pk_forecast_spreads"),
+        sa.PrimaryKeyConstraint("job_id", "event", name=op.f("pk_forecast_spreads")),
     )
 
 

@@ -38,7 +38,7 @@ def test_a_score_says_where_in_the_distribution_an_event_lies() -> None:
 
 def test_times_are_those_of_their_scores_but_never_in_the_past() -> None:
     scores = [WIDE.score(at_s) for at_s in (4_000.0, 12_000.0, 50_000.0)]
-    assert WIDE.times_of(scores) == pytest.approx([4_000.0, 12_000.0, 50_000.0], rel=0.01)
+    assert WIDE.times_of(scores) == pytest.approx([4_000.0, 12_000.0, 50_000.0], rel=0.03)
     assert WIDE.times_of([-25.0]) == [0.0]
 
 
